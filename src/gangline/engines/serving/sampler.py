@@ -1,0 +1,111 @@
+"""The seam between the HTTP routes of an engine server and what samples its tokens.
+
+The routes own text: templates, stop strings, detokenising, tool-call and reasoning parsing, response shapes.
+A `Sampler` owns tokens: it is given prompt ids and answers sampled ids, one at a time, each with the log-prob
+under the distribution that it was really drawn from and the weight version that drew it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+__all__ = ["ChatTokenizer", "FinishReason", "PauseMode", "SampleRequest", "SampledToken", "Sampler"]
+
+FinishReason = Literal["stop", "length", "abort"]
+PauseMode = Literal["keep", "wait", "abort"]
+
+
+class SampleRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to sample. `n > 1` is `n` of these."""
+
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    temperature: float = 1.0
+    """0 means greedy; the log-prob is then that of the untempered distribution."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 means no limit."""
+    seed: int | None = None
+    stop_ids: frozenset[int] = frozenset()
+    """Sampling one of these ends the sequence; the id is part of the reply."""
+    min_tokens: int = 0
+    num_top_logprobs: int = 0
+    messages: Sequence[dict[str, Any]] | None = None
+    """What the client sent, for samplers that answer text rather than weights (the scripted one)."""
+    tools: Sequence[dict[str, Any]] | None = None
+    choice_index: int = 0
+
+
+class SampledToken(msgspec.Struct, frozen=True):
+    token_id: int
+    logprob: float
+    """Under the distribution that was sampled (after temperature, top-k, top-p), as vLLM's `processed_logprobs`."""
+    version: int
+    """Weight version that drew this token."""
+    finish_reason: FinishReason | None = None
+    """Set on the last token of the sequence only."""
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+class ChatTokenizer(Protocol):
+    """A tokenizer with its chat template."""
+
+    eos_ids: frozenset[int]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`; literal special tokens in it become special ids, nothing is added around it."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, special tokens included."""
+        ...
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """Ids of the conversation in the model's own chat template."""
+        ...
+
+    def is_special(self, token_id: int) -> bool: ...
+
+
+class Sampler(Protocol):
+    """Samples tokens. Implementations: the embedded engine, the scripted engine."""
+
+    model_name: str
+    context_length: int
+    tokenizer: ChatTokenizer
+    weight_version: int
+
+    def sample(self, request: SampleRequest) -> AsyncIterator[SampledToken]:
+        """Yield sampled tokens until a stop id or `max_tokens`.
+
+        Closing the iterator early (`aclose`) takes the sequence out of the running batch at once.
+        """
+        ...
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop sampling. `keep` freezes running sequences, `wait` drains them, `abort` ends them with `abort`.
+
+        New sequences wait until `resume`.
+        """
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def load_weights(self, path: Path) -> None:
+        """Replace the weights by those of a safetensors checkpoint folder. Raises if shapes do not match."""
+        ...
+
+    async def set_version(self, version: int) -> None: ...
+
+    async def close(self) -> None: ...
