@@ -1,0 +1,4 @@
+"""The nouns of Gangline: ids, frozen records, lifecycle tables, errors, contracts. No I/O, no clock.
+
+Every other room imports this one; it imports none.
+"""

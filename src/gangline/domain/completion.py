@@ -1,0 +1,189 @@
+"""A completion: one captured model call, and the prefix tree that a session's completions form.
+
+A completion stores only what its parent does not have. With P the parent's context (its prompt ids, then its sampled
+ids), the full prompt is `P[:prompt_shared] + prompt_suffix_ids`; messages likewise. So a conversation of T turns
+costs O(T), and "the engine saw exactly what was sampled" is one comparison: `prompt_shared == len(P)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from gangline.domain.conversation import Message, SamplingParams, ToolDefinition
+from gangline.domain.tokens import Logprobs, TokenIds, token_ids
+
+__all__ = [
+    "Certificate",
+    "Completion",
+    "CompletionTree",
+    "Context",
+    "DivergenceCause",
+    "LogprobKind",
+    "PromptSource",
+    "VersionSpan",
+]
+
+PromptSource = Literal["engine", "stitched", "rendered"]
+"""Who made the prompt ids: the engine's rendering (T0), ours by stitching (T1), ours by rendering (T2)."""
+
+Context = Literal["first", "exact", "diverged"]
+"""`exact`: the prompt begins with every id of the parent's context. `first`: no parent."""
+
+LogprobKind = Literal["raw", "processed", "temperature_scaled", "missing"]
+
+DivergenceCause = Literal[
+    "bpe_merge",
+    "thinking_dropped",
+    "tool_call_reserialised",
+    "whitespace",
+    "system_changed",
+    "tools_changed",
+    "history_edited",
+    "special_token_in_text",
+    "truncated_turn",
+    "unknown",
+]
+
+
+class VersionSpan(msgspec.Struct, frozen=True):
+    """Sampled tokens `[start, end)` were drawn by policy version `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """What is exact about one completion. Source: design, token truth."""
+
+    prompt_source: PromptSource
+    context: Context
+    logprobs: LogprobKind
+    finish_reason: str
+    """stop, length, tool_calls, abort, ..., as the engine said."""
+    parse: Literal["ok", "partial", "failed"] = "ok"
+    first_divergence: int | None = None
+    """Index into the parent's context of the first id that differs; None unless diverged."""
+    cause: DivergenceCause | None = None
+    fallback: str | None = None
+    """Why the call was observed although the engine takes ids; None when it was stitched, or never could be."""
+    untrainable: str | None = None
+    """Why no token of this call may be trained on (NaN log-probs, missing ids ...); None when they may."""
+    stop_reason: str | None = None
+    """Stop string or stop id that ended the reply, where the engine reports one."""
+    sampling: SamplingParams = SamplingParams()
+    version_spans: tuple[VersionSpan, ...] = ()
+    engine: str = ""
+    engine_version: str = ""
+    tokenizer_digest: str = ""
+    template_digest: str = ""
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """One captured model call (one per choice when `n > 1`)."""
+
+    completion_id: str
+    """Unique in its session; sorts by commit order."""
+    session_id: str
+    attempt: int
+    status: Literal["complete", "aborted"]
+    """aborted: the client or the session went away first; what was sampled until then is kept, never trained on."""
+    parent_id: str | None
+    branch_key: str
+    """Digest of (model, tools, template arguments): calls of different keys share no prefix."""
+    dialect: str
+    model: str
+    choice_index: int = 0
+    prompt_shared: int
+    prompt_suffix_ids: TokenIds
+    sampled_ids: TokenIds
+    logprobs: Logprobs
+    """[len(sampled_ids)]"""
+    messages_shared: int
+    new_messages: tuple[Message, ...]
+    response: Message
+    tools: tuple[ToolDefinition, ...] = ()
+    certificate: Certificate
+    started_at: float
+    """Unix time, UTC, seconds."""
+    finished_at: float
+    dropped: tuple[str, ...] = ()
+    metadata: dict[str, Any] = {}
+
+    @property
+    def trainable(self) -> bool:
+        return self.status == "complete" and self.certificate.untrainable is None and len(self.sampled_ids) > 0
+
+
+class CompletionTree:
+    """All completions of one session attempt, by id, in commit order."""
+
+    def __init__(self, completions: Iterable[Completion] = ()) -> None:
+        self._by_id: dict[str, Completion] = {}
+        self._context_len: dict[str, int] = {}
+        for completion in completions:
+            self.add(completion)
+
+    def add(self, completion: Completion) -> None:
+        """Raises: ValueError when the parent is unknown, or shorter than what is shared with it."""
+        parent_len = 0 if completion.parent_id is None else self._context_len.get(completion.parent_id, -1)
+        if parent_len < completion.prompt_shared:
+            raise ValueError(f"{completion.completion_id}: shares more than its parent has")
+        self._by_id[completion.completion_id] = completion
+        self._context_len[completion.completion_id] = self.num_prompt_ids(completion) + len(completion.sampled_ids)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Completion]:
+        return iter(self._by_id.values())
+
+    def __getitem__(self, completion_id: str) -> Completion:
+        return self._by_id[completion_id]
+
+    def __contains__(self, completion_id: object) -> bool:
+        return completion_id in self._by_id
+
+    @staticmethod
+    def num_prompt_ids(completion: Completion) -> int:
+        return completion.prompt_shared + len(completion.prompt_suffix_ids)
+
+    def num_context_ids(self, completion_id: str) -> int:
+        """Length of prompt plus sampled ids."""
+        return self._context_len[completion_id]
+
+    def prompt_ids(self, completion: Completion) -> TokenIds:
+        """Full prompt ids [T]. `completion` need not be in the tree yet; its parent must."""
+        pieces = [completion.prompt_suffix_ids]
+        want, at = completion.prompt_shared, completion.parent_id
+        while want > 0:
+            if at is None:
+                raise ValueError(f"{completion.completion_id}: shares ids but has no parent")
+            parent = self._by_id[at]
+            # `want` ids are wanted from the front of the parent's context: [shared | suffix | sampled].
+            num_prompt = self.num_prompt_ids(parent)
+            if want > num_prompt:
+                pieces.append(parent.sampled_ids[: want - num_prompt])
+                want = num_prompt
+            if want > parent.prompt_shared:
+                pieces.append(parent.prompt_suffix_ids[: want - parent.prompt_shared])
+                want = parent.prompt_shared
+            at = parent.parent_id
+        pieces.reverse()
+        return np.concatenate(pieces) if pieces else token_ids()
+
+    def context_ids(self, completion: Completion) -> TokenIds:
+        """Prompt then sampled ids [T]."""
+        return np.concatenate([self.prompt_ids(completion), completion.sampled_ids])
+
+    def messages(self, completion: Completion) -> tuple[Message, ...]:
+        """All messages of the request."""
+        shared = completion.messages_shared
+        if shared == 0 or completion.parent_id is None:
+            return completion.new_messages
+        parent = self._by_id[completion.parent_id]
+        return ((*self.messages(parent), parent.response)[:shared]) + completion.new_messages

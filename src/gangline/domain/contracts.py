@@ -1,0 +1,242 @@
+"""The Protocols that plug-ins implement. Each plug-in has its own pydantic `Config` type beside it.
+
+A runtime, harness, builder or evaluator is found through an entry point (group `gangline.<kind>s`); the built-in ones
+come through the same door. See `gangline.plugins`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import msgspec
+from pydantic import BaseModel
+
+from gangline.domain.completion import CompletionTree
+from gangline.domain.lifecycle import Outcome
+from gangline.domain.session import HarnessExit
+from gangline.domain.task import RuntimeSpec
+from gangline.domain.trajectory import Trajectory
+
+__all__ = [
+    "Builder",
+    "EvaluationContext",
+    "Evaluator",
+    "ExecResult",
+    "Harness",
+    "HarnessContext",
+    "HarnessVerdict",
+    "Launch",
+    "OutputSink",
+    "Reward",
+    "Runtime",
+    "RuntimeHandle",
+    "RuntimeStart",
+]
+
+OutputSink = Callable[[Literal["stdout", "stderr"], bytes], None]
+"""Called with each piece of output as it comes, on the event loop."""
+
+
+class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How a command in a runtime ended. Exactly one of `exit_code`, `signal`, `timed_out` tells."""
+
+    exit_code: int | None
+    signal: int | None = None
+    timed_out: bool = False
+    stdout: bytes = b""
+    """Bounded; the front is kept, and `truncated` says when more came."""
+    stderr: bytes = b""
+    truncated: bool = False
+    duration_s: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+
+class RuntimeStart(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a runtime needs to start one sandbox."""
+
+    runtime_id: str
+    """Unique; also names the sandbox's folder."""
+    owner: str
+    """Label of the node; the reaper removes what carries it and has no lease."""
+    spec: RuntimeSpec
+    folder: Path
+    """On the host, empty, the runtime's own; removed by `stop`."""
+    proxy_port: int | None = None
+    """Loopback TCP port of the node's proxy on the host; the sandbox must reach it when `spec.network` is `proxy`."""
+
+
+class RuntimeHandle(Protocol):
+    """One started sandbox."""
+
+    runtime_id: str
+    workdir: str
+    """Inside the sandbox (for `process`: a real path on the host)."""
+    home: str
+    """A private HOME inside the sandbox."""
+    proxy_url: str | None
+    """How the node's proxy is reached from inside, e.g. `http://127.0.0.1:8642`; None under network `none`."""
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float | None = None,
+        on_output: OutputSink | None = None,
+        max_output_bytes: int = 1 << 20,
+    ) -> ExecResult:
+        """Run a command (a string goes to `sh -c`) and wait for it and its output.
+
+        The environment is clean but for PATH, HOME, LANG and the spec's `env`. On timeout, and when the caller is
+        cancelled, the command's whole process tree is killed.
+        Raises: RuntimeFailed when the sandbox is gone.
+        """
+        ...
+
+    async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Write a file (relative to `workdir`, or absolute inside); parents are made."""
+        ...
+
+    async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
+        """Read a regular file. Untrusted: no link is followed, no path leaves the sandbox.
+
+        Raises: NotFound, LimitExceeded, InvalidRequest (a link, a device, an escape).
+        """
+        ...
+
+    async def kill(self) -> None:
+        """Kill every process in the sandbox and keep its files; a later `exec` works."""
+        ...
+
+    async def stop(self) -> None:
+        """Kill and remove everything. Idempotent."""
+        ...
+
+    def limits(self) -> dict[str, str]:
+        """Limit name -> how it is enforced (`cgroup v2`, `rlimit`, ...), or `not enforced`."""
+        ...
+
+
+class Runtime(Protocol):
+    """A kind of sandbox."""
+
+    name: ClassVar[str]
+
+    async def check(self) -> None:
+        """Raises: RuntimeUnavailable, saying what is missing and the line to run."""
+        ...
+
+    async def start(self, start: RuntimeStart) -> RuntimeHandle: ...
+
+    async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
+        """Remove every sandbox, process, mount and folder under `root` that carries `owner`, but those in `keep`.
+
+        Returns how many sandboxes were removed.
+        """
+        ...
+
+
+class HarnessContext(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a harness adapter needs to configure and start its agent program."""
+
+    session_id: str
+    task_id: str
+    instruction: str
+    model: str
+    base_url: str
+    """`<proxy>/s/<session>` as reached from inside; adapters append their dialect's own path (`/v1` ...)."""
+    api_key: str
+    """The session's key."""
+    runtime: RuntimeHandle
+    env: Mapping[str, str]
+    max_turns: int | None = None
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """The command that is the agent's run."""
+
+    command: str | Sequence[str]
+    env: Mapping[str, str] = {}
+    stdin: bytes | None = None
+
+
+class HarnessVerdict(msgspec.Struct, frozen=True):
+    """Whether the agent program itself worked, by evidence: events and files rather than exit codes alone."""
+
+    ok: bool
+    reason: str = ""
+
+
+class Harness(Protocol):
+    """An adapter for one agent program. Constructed with its validated `Config`, one per session."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type[BaseModel]]
+
+    async def prepare(self, context: HarnessContext) -> Launch:
+        """Write the program's configuration into the runtime and return the command that runs it.
+
+        Raises: HarnessError when the program is missing or of a wrong version, with the line that installs it.
+        """
+        ...
+
+    def judge(self, result: ExecResult) -> HarnessVerdict: ...
+
+
+class Builder(Protocol):
+    """completions -> trajectory. Pure, deterministic, linear in tokens. Constructed with its validated `Config`."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type[BaseModel]]
+
+    def build(self, tree: CompletionTree, *, session_id: str, task_id: str) -> Trajectory:
+        """Raises: BuilderError."""
+        ...
+
+
+class Reward(msgspec.Struct, frozen=True, kw_only=True):
+    reward: float
+    trace_rewards: dict[str, float] = {}
+    """trace id -> reward, where an evaluator tells traces apart; others get `reward`."""
+    details: dict[str, Any] = {}
+    """For people: what was checked and what came out."""
+
+
+class EvaluationContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What an evaluator sees. The agent's processes are dead by then."""
+
+    session_id: str
+    instruction: str
+    trajectory: Trajectory
+    outcome: Outcome
+    harness_exit: HarnessExit
+    harness_stdout: bytes
+    """Bounded."""
+    runtime: RuntimeHandle
+    """The agent's own, with its files."""
+    fresh_runtime: Callable[[], Awaitable[RuntimeHandle]]
+    """A clean runtime of the same specification, prepared the same way, never touched by the agent.
+
+    Stopped by the node.
+    """
+    refresh_runtime: bool
+    """What the task asked for: grade in `fresh_runtime`."""
+    metadata: Mapping[str, Any]
+
+
+class Evaluator(Protocol):
+    """(trajectory, artifacts, runtime) -> reward. Constructed with its validated `Config`."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type[BaseModel]]
+
+    async def evaluate(self, context: EvaluationContext) -> Reward:
+        """Raises: EvaluatorError when no reward can be given; never answer 0 because *we* broke."""
+        ...

@@ -1,0 +1,118 @@
+"""The canonical form of what harness and model say: every dialect is read into it and written from it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+__all__ = [
+    "Message",
+    "ModelCall",
+    "Part",
+    "Role",
+    "SamplingParams",
+    "Text",
+    "Thinking",
+    "ToolCall",
+    "ToolChoice",
+    "ToolDefinition",
+    "ToolResult",
+    "Usage",
+    "message_text",
+]
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class Text(msgspec.Struct, frozen=True, tag="text"):
+    text: str
+
+
+class Thinking(msgspec.Struct, frozen=True, tag="thinking"):
+    text: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, tag="tool_call"):
+    call_id: str
+    name: str
+    arguments: str
+    """JSON text, as the model wrote it or as the client echoed it."""
+
+
+class ToolResult(msgspec.Struct, frozen=True, tag="tool_result"):
+    call_id: str
+    content: tuple[Text, ...]
+
+
+Part = Text | Thinking | ToolCall | ToolResult
+
+
+class Message(msgspec.Struct, frozen=True):
+    role: Role
+    parts: tuple[Part, ...] = ()
+    name: str | None = None
+
+
+class ToolDefinition(msgspec.Struct, frozen=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON schema of the arguments."""
+    strict: bool | None = None
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    mode: Literal["auto", "none", "required", "named"] = "auto"
+    name: str | None = None
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """As used, not as wished. None: the engine's default applied."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a harness, in no provider's words."""
+
+    dialect: str
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[ToolDefinition, ...] = ()
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    sampling: SamplingParams = SamplingParams()
+    num_choices: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    num_top_logprobs: int | None = None
+    """Log-probs that the *client* asked for; None when it did not."""
+    response_format: dict[str, Any] | None = None
+    template_kwargs: dict[str, Any] = {}
+    dropped: tuple[str, ...] = ()
+    """Request fields that have no meaning here and were left out; kept for the record."""
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    num_prompt_tokens: int
+    num_sampled_tokens: int
+    num_cached_tokens: int = 0
+
+
+def message_text(message: Message) -> str:
+    """All plain text of a message, tool results included, thinking left out."""
+    texts: list[str] = []
+    for part in message.parts:
+        if isinstance(part, Text):
+            texts.append(part.text)
+        elif isinstance(part, ToolResult):
+            texts.extend(piece.text for piece in part.content)
+    return "".join(texts)

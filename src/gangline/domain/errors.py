@@ -1,0 +1,214 @@
+"""One tree of errors, by the boundary that broke.
+
+    GanglineError
+    ├── CallerError            what the caller sent, or asked for
+    │   ├── InvalidRequest     400
+    │   ├── Unauthorized       401
+    │   ├── NotFound           404
+    │   ├── Conflict           409
+    │   ├── LimitExceeded      413 / 429
+    │   └── UnknownPlugin      400, names the known ones
+    ├── EngineError            the inference engine
+    │   ├── EngineUnavailable  retryable: down, refused, reset, timed out, 5xx
+    │   ├── EngineRefused      the engine answered 4xx
+    │   ├── ContextOverflow    prompt and reply do not fit the context
+    │   └── EngineIncapable    no token ids, no log-probs: nothing trainable can come of it
+    ├── RuntimeFault           the sandbox
+    │   ├── RuntimeUnavailable this machine cannot run it; says what to install
+    │   └── RuntimeFailed      retryable: it did not start, or died
+    ├── HarnessError           the agent program
+    ├── BuilderError
+    ├── EvaluatorError
+    ├── StoreError             retryable: database, journal, disk
+    │   └── DiskFull
+    └── NodeError              ours
+        └── LeaseLost          the session was given to another node
+
+Cancellation is never wrapped. A limit that a session reached is an outcome, not an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+import msgspec
+
+__all__ = [
+    "Boundary",
+    "BuilderError",
+    "CallerError",
+    "Conflict",
+    "ContextOverflow",
+    "DiskFull",
+    "EngineError",
+    "EngineIncapable",
+    "EngineRefused",
+    "EngineUnavailable",
+    "EvaluatorError",
+    "Failure",
+    "GanglineError",
+    "HarnessError",
+    "InvalidRequest",
+    "LeaseLost",
+    "LimitExceeded",
+    "NodeError",
+    "NotFound",
+    "RuntimeFailed",
+    "RuntimeFault",
+    "RuntimeUnavailable",
+    "StoreError",
+    "Unauthorized",
+    "UnknownPlugin",
+]
+
+Boundary = Literal["caller", "engine", "runtime", "harness", "builder", "evaluator", "store", "node"]
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """What broke, as data."""
+
+    boundary: Boundary
+    code: str
+    message: str
+    retryable: bool
+
+
+class GanglineError(Exception):
+    """Root of the tree. The message says what happened and what to do."""
+
+    boundary: ClassVar[Boundary] = "node"
+    code: ClassVar[str] = "internal_error"
+    status: ClassVar[int] = 500
+    """HTTP status on our own API."""
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, **details: str | int | float | None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+    def failure(self) -> Failure:
+        return Failure(boundary=self.boundary, code=self.code, message=self.message, retryable=self.retryable)
+
+
+class CallerError(GanglineError):
+    boundary = "caller"
+    code = "caller_error"
+    status = 400
+
+
+class InvalidRequest(CallerError):
+    code = "invalid_request"
+
+
+class Unauthorized(CallerError):
+    code = "unauthorized"
+    status = 401
+
+
+class NotFound(CallerError):
+    code = "not_found"
+    status = 404
+
+
+class Conflict(CallerError):
+    code = "conflict"
+    status = 409
+
+
+class LimitExceeded(CallerError):
+    code = "limit_exceeded"
+    status = 413
+
+
+class UnknownPlugin(CallerError):
+    code = "unknown_plugin"
+
+    @classmethod
+    def named(cls, kind: str, name: str, known: Iterable[str]) -> UnknownPlugin:
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return cls(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names) or 'none'}.")
+
+
+class EngineError(GanglineError):
+    boundary = "engine"
+    code = "engine_error"
+    status = 502
+
+
+class EngineUnavailable(EngineError):
+    code = "engine_unavailable"
+    status = 503
+    retryable = True
+
+
+class EngineRefused(EngineError):
+    code = "engine_refused"
+
+
+class ContextOverflow(EngineError):
+    """The prompt, with the reply asked for, is longer than the model's context."""
+
+    code = "context_length_exceeded"
+    status = 400
+
+
+class EngineIncapable(EngineError):
+    code = "engine_incapable"
+
+
+class RuntimeFault(GanglineError):
+    boundary = "runtime"
+    code = "runtime_fault"
+
+
+class RuntimeUnavailable(RuntimeFault):
+    code = "runtime_unavailable"
+    status = 422
+
+
+class RuntimeFailed(RuntimeFault):
+    code = "runtime_failed"
+    retryable = True
+
+
+class HarnessError(GanglineError):
+    boundary = "harness"
+    code = "harness_error"
+
+
+class BuilderError(GanglineError):
+    boundary = "builder"
+    code = "builder_error"
+
+
+class EvaluatorError(GanglineError):
+    boundary = "evaluator"
+    code = "evaluator_error"
+
+
+class StoreError(GanglineError):
+    boundary = "store"
+    code = "store_error"
+    retryable = True
+
+
+class DiskFull(StoreError):
+    code = "disk_full"
+    status = 507
+
+
+class NodeError(GanglineError):
+    boundary = "node"
+    code = "node_error"
+    retryable = True
+
+
+class LeaseLost(NodeError):
+    code = "lease_lost"
+    status = 409
+    retryable = False

@@ -1,0 +1,32 @@
+"""Ids: validated before they touch a path, a query or a log."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from gangline.domain.errors import InvalidRequest
+
+__all__ = ["ID_PATTERN", "new_id", "new_secret", "validated_id"]
+
+ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+"""Letters, digits, `.`, `_`, `-`; at most 128; no leading dot or dash; no path separator."""
+
+_ID = re.compile(ID_PATTERN)
+
+
+def validated_id(value: str, what: str) -> str:
+    """Return `value`. Raises: InvalidRequest when it is not an id."""
+    if not _ID.fullmatch(value):
+        raise InvalidRequest(f"{what} must match {ID_PATTERN}, got {value[:140]!r}.")
+    return value
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id such as `task-3f9c1a72b04d`."""
+    return f"{prefix}-{secrets.token_hex(6)}"
+
+
+def new_secret(prefix: str) -> str:
+    """A fresh key with 192 random bits; the prefix says what it opens."""
+    return f"{prefix}-{secrets.token_urlsafe(24)}"

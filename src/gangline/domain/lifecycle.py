@@ -1,0 +1,64 @@
+"""The life of a session, as tables: what may follow what, and who may try again.
+
+                 lease             start            launch            end
+    queued ────────────▶ init ──────────▶ ready ─────────▶ run ─────────▶ postrun ──▶ ended
+      ▲                    │                │                │                │
+      └────────────────────┴── lease lost, or infrastructure fault with attempts left ──┘
+
+Between `queued` and `ended` the server knows a session by its lease; the four stages are the node's and reach
+the server with heartbeats.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gangline.domain.errors import Failure
+
+__all__ = [
+    "OUTCOMES",
+    "STAGES",
+    "Outcome",
+    "SessionState",
+    "Stage",
+    "TaskState",
+    "can_move",
+    "is_infrastructure_fault",
+    "may_retry",
+]
+
+Stage = Literal["init", "ready", "run", "postrun"]
+STAGES: tuple[Stage, ...] = ("init", "ready", "run", "postrun")
+
+SessionState = Literal["queued", "leased", "ended"]
+TaskState = Literal["queued", "running", "ended", "cancelled"]
+
+Outcome = Literal["completed", "agent_timeout", "turn_limit", "agent_error", "infra_error", "cancelled"]
+OUTCOMES: tuple[Outcome, ...] = (
+    "completed",
+    "agent_timeout",
+    "turn_limit",
+    "agent_error",
+    "infra_error",
+    "cancelled",
+)
+
+_MOVES: dict[SessionState, frozenset[SessionState]] = {
+    "queued": frozenset({"leased", "ended"}),
+    "leased": frozenset({"queued", "ended"}),
+    "ended": frozenset(),
+}
+
+
+def can_move(before: SessionState, after: SessionState) -> bool:
+    return after in _MOVES[before]
+
+
+def is_infrastructure_fault(failure: Failure) -> bool:
+    """Whether *we* broke. The agent's own failures are outcomes to train on."""
+    return failure.boundary not in ("harness", "caller")
+
+
+def may_retry(failure: Failure, attempt: int, max_attempts: int) -> bool:
+    """Whether a session that failed at its `attempt` (1 is the first) goes round again."""
+    return failure.retryable and is_infrastructure_fault(failure) and attempt < max_attempts

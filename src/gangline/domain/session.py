@@ -1,0 +1,94 @@
+"""What server and node tell each other about a session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gangline.domain.completion import Completion
+from gangline.domain.errors import Failure
+from gangline.domain.lifecycle import Outcome, Stage
+from gangline.domain.trajectory import Trajectory
+
+__all__ = ["HarnessExit", "Heartbeat", "HeartbeatReply", "Lease", "SessionResult", "StageTiming"]
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's timed claim on a session."""
+
+    session_id: str
+    task_id: str
+    sample_index: int
+    attempt: int
+    """1 for the first."""
+    fence: int
+    """Grows with every lease of the session; a result with an older one is refused."""
+    expires_at: float
+    """Unix time, UTC, seconds, on the server's clock."""
+    lease_s: float
+    """How long a renewal lasts."""
+    task: dict[str, Any]
+    """The `TaskRequest`, as JSON data."""
+
+
+class StageTiming(msgspec.Struct, frozen=True):
+    """When a session was in a stage. Unix times, UTC, seconds."""
+
+    stage: Stage
+    started_at: float
+    ended_at: float
+
+
+class HarnessExit(msgspec.Struct, frozen=True, kw_only=True):
+    """How the harness's process ended."""
+
+    exit_code: int | None
+    """None when a signal or the budget ended it."""
+    signal: int | None = None
+    timed_out: bool = False
+
+
+class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node reports when a session's attempt ended; stored before it is announced."""
+
+    session_id: str
+    task_id: str
+    node_id: str
+    attempt: int
+    fence: int
+    outcome: Outcome
+    failure: Failure | None = None
+    reward: float | None = None
+    reward_details: dict[str, Any] = {}
+    harness_exit: HarnessExit | None = None
+    trajectory: Trajectory | None = None
+    completions: tuple[Completion, ...] = ()
+    """Every completion of this attempt, as in the journal."""
+    timings: tuple[StageTiming, ...] = ()
+    artifacts: dict[str, bytes] = {}
+    """Small files by name: logs of the harness and of the evaluator, bounded."""
+    limits: dict[str, str] = {}
+    """Which limit the runtime really enforced, and how."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """Sent by a node every few seconds; renews the leases it names."""
+
+    node_id: str
+    url: str
+    """Where the node's proxy and control routes answer."""
+    sessions: dict[str, tuple[int, Stage]]
+    """session id -> (fence, stage)."""
+    capacity: int
+    """How many sessions the node would hold in all."""
+    draining: bool = False
+    backends: tuple[dict[str, Any], ...] = ()
+    metrics: dict[str, float] = {}
+
+
+class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):
+    renewed: tuple[str, ...]
+    lost: tuple[str, ...]
+    """Sessions that this node must drop at once: cancelled, or leased to another node."""
+    lease_s: float

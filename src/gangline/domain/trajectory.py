@@ -1,0 +1,73 @@
+"""Traces and trajectories: what a trainer receives."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from gangline.domain.completion import Certificate, DivergenceCause
+from gangline.domain.conversation import Message, ToolDefinition
+from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions
+
+__all__ = ["Splice", "Trace", "TraceRole", "Trajectory", "TurnSpan"]
+
+TraceRole = Literal["main", "sub_agent", "side"]
+
+
+class TurnSpan(msgspec.Struct, frozen=True):
+    """Sampled tokens of one completion: `response_ids[start:end]`."""
+
+    completion_id: str
+    start: int
+    end: int
+
+
+class Splice(msgspec.Struct, frozen=True):
+    """Where a trace joins turns whose contexts were not exact (only under `on_divergence = "splice"`)."""
+
+    completion_id: str
+    at: int
+    """Index into `response_ids` where the spliced turn's context begins."""
+    cause: DivergenceCause
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """One append-only token stream with a loss mask: one training sample. All arrays below are [len(response_ids)]."""
+
+    trace_id: str
+    session_id: str
+    prompt_ids: TokenIds
+    response_ids: TokenIds
+    loss_mask: LossMask
+    response_logprobs: Logprobs
+    """0.0 where masked."""
+    response_versions: Versions
+    """Policy version that sampled the token; -1 where masked."""
+    spans: tuple[TurnSpan, ...]
+    prompt_messages: tuple[Message, ...]
+    response_messages: tuple[Message, ...]
+    tools: tuple[ToolDefinition, ...] = ()
+    finish_reason: str
+    """Of the last turn."""
+    reward: float | None = None
+    role: TraceRole = "main"
+    parent_trace_id: str | None = None
+    """The trace that this one's first prompt branches off, if any."""
+    certificates: tuple[Certificate, ...]
+    """One per turn, in order of `spans`."""
+    splices: tuple[Splice, ...] = ()
+    untrainable: str | None = None
+    """Why the row must not be trained on; its mask is then all 0."""
+    metadata: dict[str, Any] = {}
+
+
+class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
+    """All traces of a session."""
+
+    session_id: str
+    task_id: str
+    builder: str
+    traces: tuple[Trace, ...]
+    num_completions: int
+    reward: float | None = None

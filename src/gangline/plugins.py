@@ -1,0 +1,98 @@
+"""The one door through which every plug-in comes, the built-in ones too: entry points.
+
+Groups: `gangline.engines`, `gangline.runtimes`, `gangline.harnesses`, `gangline.builders`, `gangline.evaluators`,
+`gangline.engine_servers`. Requests choose by name only; a dotted path is never taken from a request.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from gangline.domain.contracts import Builder, Evaluator, Harness, Runtime
+from gangline.domain.errors import InvalidRequest, UnknownPlugin
+from gangline.domain.task import TaskRequest
+
+__all__ = [
+    "Kind",
+    "check_task",
+    "load",
+    "make_builder",
+    "make_evaluator",
+    "make_harness",
+    "make_runtime",
+    "names",
+]
+
+Kind = Literal["engine", "runtime", "harness", "builder", "evaluator", "engine_server"]
+
+_PLURAL = {"harness": "harnesses"}
+
+
+@cache
+def _registry(kind: Kind) -> dict[str, EntryPoint]:
+    group = f"gangline.{_PLURAL.get(kind, kind + 's')}"
+    return {entry.name: entry for entry in entry_points(group=group)}
+
+
+def names(kind: Kind) -> list[str]:
+    return sorted(_registry(kind))
+
+
+def load(kind: Kind, name: str) -> Any:
+    """The object behind a plug-in's name.
+
+    Raises: UnknownPlugin (names the known ones, the nearest match), InvalidRequest when its extra is not installed.
+    """
+    registry = _registry(kind)
+    if name not in registry:
+        raise UnknownPlugin.named(kind, name, registry)
+    try:
+        return registry[name].load()
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(
+            f"{kind} {name!r} needs the Python package {error.name!r}, which is not installed. "
+            f"Install what it needs, for the built-in ones: pip install 'gangline[engine]'."
+        ) from error
+
+
+def _configured(kind: Kind, name: str, config: dict[str, Any]) -> Any:
+    plugin = load(kind, name)
+    config_type: type[BaseModel] = plugin.Config
+    try:
+        return plugin(config_type.model_validate(config))
+    except ValidationError as error:
+        raise InvalidRequest(f"{kind} {name!r}: {explain(error)}") from error
+
+
+def explain(error: ValidationError) -> str:
+    """A validation error as one line for people: where, what."""
+    found = [f"{'.'.join(str(step) for step in item['loc']) or 'body'}: {item['msg']}" for item in error.errors()[:8]]
+    return "; ".join(found)
+
+
+def make_runtime(name: str) -> Runtime:
+    return load("runtime", name)()
+
+
+def make_harness(name: str, settings: dict[str, Any]) -> Harness:
+    return _configured("harness", name, settings)
+
+
+def make_builder(strategy: str, config: dict[str, Any]) -> Builder:
+    return _configured("builder", strategy, config)
+
+
+def make_evaluator(strategy: str, config: dict[str, Any]) -> Evaluator:
+    return _configured("evaluator", strategy, config)
+
+
+def check_task(task: TaskRequest) -> None:
+    """Raises: UnknownPlugin, InvalidRequest when the configuration of a plug-in is wrong."""
+    load("runtime", task.runtime.backend)
+    make_harness(task.agent.harness, task.agent.settings)
+    make_builder(task.builder.strategy, task.builder.config)
+    make_evaluator(task.evaluator.strategy, task.evaluator.config)
