@@ -1,0 +1,52 @@
+"""The operator's settings: the one place where the environment is read."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["Settings"]
+
+
+def _paths(value: str) -> tuple[Path, ...]:
+    return tuple(Path(piece) for piece in value.split(os.pathsep) if piece)
+
+
+class Settings(BaseModel):
+    """Set through `GANGLINE_*` variables; every one has a default that works."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    data_dir: Path
+    """`GANGLINE_DATA`: database, journals, results, logs. Default `./.gangline`."""
+    tools_dir: Path
+    """`GANGLINE_TOOLS`: where agent programs are installed (`node_modules` inside). Default
+    `~/.local/share/gangline/tools`."""
+    cache_dir: Path
+    """`GANGLINE_CACHE`: converted models. Default `$XDG_CACHE_HOME/gangline` or `~/.cache/gangline`."""
+    expose: tuple[Path, ...]
+    """`GANGLINE_EXPOSE`: host folders, separated by `:`, that sandboxes see read-only at the same path, beside the host's
+    /usr and /etc. The Python that runs Gangline and `tools_dir` are always among them."""
+    server_url: str | None = None
+    """`GANGLINE_SERVER`: the server that the command line talks to."""
+    control_token: str | None = None
+    """`GANGLINE_TOKEN`: opens the control plane."""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        env = os.environ if environ is None else environ
+        cache = env.get("GANGLINE_CACHE") or str(Path(env.get("XDG_CACHE_HOME") or "~/.cache") / "gangline")
+        tools = Path(env.get("GANGLINE_TOOLS") or "~/.local/share/gangline/tools").expanduser().resolve()
+        own = (Path(sys.prefix), Path(sys.base_prefix), tools)
+        return cls(
+            data_dir=Path(env.get("GANGLINE_DATA") or ".gangline"),
+            tools_dir=tools,
+            cache_dir=Path(cache).expanduser(),
+            expose=(*own, *_paths(env.get("GANGLINE_EXPOSE", ""))),
+            server_url=env.get("GANGLINE_SERVER"),
+            control_token=env.get("GANGLINE_TOKEN"),
+        )
