@@ -29,8 +29,8 @@ class Settings(BaseModel):
     cache_dir: Path
     """`GANGLINE_CACHE`: converted models. Default `$XDG_CACHE_HOME/gangline` or `~/.cache/gangline`."""
     expose: tuple[Path, ...]
-    """`GANGLINE_EXPOSE`: host folders, separated by `:`, that sandboxes see read-only at the same path, beside the host's
-    /usr and /etc. The Python that runs Gangline and `tools_dir` are always among them."""
+    """`GANGLINE_EXPOSE`: host folders, separated by `:`, that sandboxes see read-only at the same path, beside the
+    host's /usr and /etc. The Python that runs Gangline and `tools_dir` are always among them."""
     server_url: str | None = None
     """`GANGLINE_SERVER`: the server that the command line talks to."""
     control_token: str | None = None

@@ -15,6 +15,7 @@ from gangline.domain.ids import ID_PATTERN
 __all__ = [
     "AgentSpec",
     "BuilderSpec",
+    "CaptureSpec",
     "EvaluatorSpec",
     "ExecAction",
     "LimitsSpec",
@@ -93,6 +94,16 @@ class AgentSpec(_Spec):
     """Model calls before the session is ended with outcome `turn_limit`; None is no limit."""
 
 
+class CaptureSpec(_Spec):
+    """How the session's model calls are captured."""
+
+    tier: Literal["auto", "observe"] = "auto"
+    """`auto` stitches exact ids wherever the engine takes them; `observe` lets the engine render every prompt."""
+    thinking: Literal["follow_template", "retain"] = "follow_template"
+    """At a new user turn, where the template strips earlier thinking: start a new chain as deployment would see it,
+    or stitch on."""
+
+
 class BuilderSpec(BaseModel):
     """How completions become traces. Other fields belong to the strategy and are checked by it."""
 
@@ -131,6 +142,7 @@ class TaskRequest(_Spec):
     """How often a session is started again after an infrastructure fault."""
     runtime: RuntimeSpec = RuntimeSpec()
     agent: AgentSpec
+    capture: CaptureSpec = CaptureSpec()
     builder: BuilderSpec = BuilderSpec()
     evaluator: EvaluatorSpec = EvaluatorSpec()
     callback_url: str | None = Field(default=None, pattern=r"^https?://")

@@ -1,0 +1,1 @@
+"""What lasts: the journal of completions, tasks and sessions, results."""

@@ -1,0 +1,185 @@
+"""The journal against a real file system."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gangline.domain.completion import Certificate, Completion
+from gangline.domain.conversation import Message, Text
+from gangline.domain.errors import DiskFull
+from gangline.domain.tokens import logprobs, token_ids
+from gangline.store.journal import AttemptKey, AttemptOpened, Journal
+
+KEY = AttemptKey("s-1", 1)
+
+
+def completion(number: int, *, session: str = "s-1", size: int = 3) -> Completion:
+    return Completion(
+        completion_id=f"c{number:06d}",
+        session_id=session,
+        attempt=1,
+        status="complete",
+        parent_id=None,
+        branch_key="k",
+        dialect="chat",
+        model="m",
+        prompt_shared=0,
+        prompt_suffix_ids=token_ids(range(size)),
+        sampled_ids=token_ids([number, number + 1]),
+        logprobs=logprobs([-0.5, -1.5]),
+        messages_shared=0,
+        new_messages=(Message("user", (Text("hi"),)),),
+        response=Message("assistant", (Text("ho"),)),
+        certificate=Certificate(prompt_source="engine", context="first", logprobs="processed", finish_reason="stop"),
+        started_at=1.0,
+        finished_at=2.0,
+    )
+
+
+def opened(session: str = "s-1") -> AttemptOpened:
+    return AttemptOpened(session, 1, "t", 1)
+
+
+async def test_completions_come_back_equal_and_in_order_after_reopening(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    await journal.open_attempt(opened())
+    for number in range(5):
+        await journal.append(completion(number))
+    await journal.close()
+
+    again = Journal.open(tmp_path)
+    found = await again.read(KEY)
+    assert [c.completion_id for c in found] == [f"c{n:06d}" for n in range(5)]
+    assert np.array_equal(found[3].sampled_ids, [3, 4])
+    assert found[3].new_messages == completion(3).new_messages
+    assert again.unclosed() == [opened()]
+    await again.close()
+
+
+async def test_concurrent_appends_are_all_kept_each_once(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    async with asyncio.TaskGroup() as group:
+        for number in range(200):
+            group.create_task(journal.append(completion(number, session=f"s-{number % 7}")))
+    await journal.close()
+    again = Journal.open(tmp_path)
+    ids = [c.completion_id for n in range(7) for c in await again.read(AttemptKey(f"s-{n}", 1))]
+    assert sorted(ids) == [f"c{n:06d}" for n in range(200)]
+    await again.close()
+
+
+@pytest.mark.parametrize("cut", [1, 7, 9, 40])
+async def test_a_torn_tail_is_cut_and_all_before_it_is_kept(tmp_path: Path, cut: int) -> None:
+    journal = Journal.open(tmp_path)
+    for number in range(3):
+        await journal.append(completion(number))
+    await journal.close()
+    (segment,) = tmp_path.glob("*.log")
+    os.truncate(segment, segment.stat().st_size - cut)
+
+    again = Journal.open(tmp_path)
+    assert [c.completion_id for c in await again.read(KEY)] == ["c000000", "c000001"]
+    await again.append(completion(9))
+    await again.close()
+    third = Journal.open(tmp_path)
+    assert [c.completion_id for c in await third.read(KEY)] == ["c000000", "c000001", "c000009"]
+    await third.close()
+
+
+async def test_a_flipped_bit_is_never_read_as_a_completion(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    for number in range(3):
+        await journal.append(completion(number, size=1000))
+    await journal.close()
+    (segment,) = tmp_path.glob("*.log")
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1  # in the second frame
+    segment.write_bytes(data)
+    again = Journal.open(tmp_path)
+    assert [c.completion_id for c in await again.read(KEY)] == ["c000000"]
+    await again.close()
+
+
+async def test_segments_of_closed_attempts_are_deleted_and_open_ones_kept(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path, segment_bytes=4096)
+    await journal.open_attempt(opened("s-keep"))
+    await journal.append(completion(0, session="s-keep"))
+    for number in range(20):
+        session = f"s-{number}"
+        await journal.open_attempt(opened(session))
+        await journal.append(completion(number, session=session, size=500))
+        await journal.close_attempt(AttemptKey(session, 1))
+    assert len(list(tmp_path.glob("*.log"))) > 5, "the oldest segment holds an open attempt: nothing may go yet"
+    await journal.close_attempt(AttemptKey("s-keep", 1))
+    assert len(list(tmp_path.glob("*.log"))) <= 2
+    assert journal.unclosed() == []
+    await journal.close()
+
+
+async def test_a_full_disk_refuses_the_call_and_keeps_the_log_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal.open(tmp_path)
+    await journal.append(completion(0))
+    real_write = os.write
+
+    def half_then_full(fd: int, data: memoryview) -> int:
+        if len(data) < 20:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real_write(fd, data[: len(data) // 2])
+
+    monkeypatch.setattr(os, "write", half_then_full)
+    with pytest.raises(DiskFull):
+        await journal.append(completion(1))
+    monkeypatch.undo()
+    await journal.append(completion(2))
+    await journal.close()
+    again = Journal.open(tmp_path)
+    assert [c.completion_id for c in await again.read(KEY)] == ["c000000", "c000002"]
+    await again.close()
+
+
+_WRITER = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from test_journal import completion
+from gangline.store.journal import Journal
+async def main():
+    journal = Journal.open(Path(sys.argv[1]))
+    async def one(worker):
+        for number in range(10_000):
+            await journal.append(completion(number, session=f"s-{worker}"))
+            print(f"s-{worker} {number}", flush=True)
+    await asyncio.gather(*(one(worker) for worker in range(4)))
+asyncio.run(main())
+"""
+
+
+async def test_kill_minus_nine_loses_no_acknowledged_completion(tmp_path: Path) -> None:
+    writer = subprocess.Popen(
+        [sys.executable, "-c", _WRITER, str(tmp_path), str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None
+    lines = [writer.stdout.readline() for _ in range(60)]
+    os.kill(writer.pid, signal.SIGKILL)
+    lines += writer.stdout.readlines()
+    writer.stdout.close()
+    writer.wait()
+    acknowledged = [line.split() for line in lines if line.endswith("\n")]
+    journal = Journal.open(tmp_path)
+    for worker in range(4):
+        kept = [c.completion_id for c in await journal.read(AttemptKey(f"s-{worker}", 1))]
+        assert kept == [f"c{n:06d}" for n in range(len(kept))]
+        told = [number for session, number in acknowledged if session == f"s-{worker}"]
+        assert len(kept) >= len(told)
+    await journal.close()
