@@ -89,6 +89,7 @@ class Sampler(Protocol):
     def sample(self, request: SampleRequest) -> AsyncIterator[SampledToken]:
         """Yield sampled tokens until a stop id or `max_tokens`.
 
+        An iterator that ends without a `finish_reason` was aborted (there was no next token to say so on).
         Closing the iterator early (`aclose`) takes the sequence out of the running batch at once.
         """
         ...

@@ -1,0 +1,338 @@
+"""What travels on the OpenAI routes, with vLLM's additions: requests, replies, errors.
+
+Requests ignore fields they do not know, as vLLM does, with one exception: a known field that would change what
+is sampled and that this server cannot honour (`UNSUPPORTED`) is refused, never dropped. Replies carry token
+fields only when the request asked for them; the others are there even when null.
+
+Source: vLLM 0.32/0.33 `entrypoints/openai` protocols; OpenAI API reference.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar, cast
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+__all__ = [
+    "ApiError",
+    "ChatChoice",
+    "ChatChunk",
+    "ChatChunkChoice",
+    "ChatLogprobs",
+    "ChatMessage",
+    "ChatReply",
+    "ChatRequest",
+    "CompletionChoice",
+    "CompletionLogprobs",
+    "CompletionReply",
+    "CompletionRequest",
+    "Delta",
+    "DetokenizeRequest",
+    "FunctionCall",
+    "RpcRequest",
+    "SamplingFields",
+    "StreamOptions",
+    "TokenLogprob",
+    "TokenizeRequest",
+    "ToolCall",
+    "TopLogprob",
+    "Usage",
+    "VersionRequest",
+    "WeightSpan",
+    "decode_request",
+    "encode",
+]
+
+# Known fields this server cannot honour -> the values at which they change nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "frequency_penalty": (None, 0),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "logit_bias": (None, {}),
+    "min_p": (None, 0),
+    "presence_penalty": (None, 0),
+    "prompt_logprobs": (None,),
+    "repetition_penalty": (None, 1),
+    "response_format": (None, {"type": "text"}),
+    "structured_outputs": (None,),
+    "suffix": (None, ""),
+    "use_beam_search": (None, False),
+}
+
+RequestT = TypeVar("RequestT", bound=msgspec.Struct)
+
+_FIELD_PATH = re.compile(r" - at `\$\.?([^`]*)`")
+
+
+class ApiError(Exception):
+    """An answer in OpenAI's error shape."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        type: str = "BadRequestError",
+        param: str | None = None,
+        code: str | int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type
+        self.param = param
+        self.code = status if code is None else code
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code},
+        }
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What the chat and the completions request share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    kv_transfer_params: dict[str, Any] | None = None
+    """`prompt_token_ids` in it: the exact prompt, used instead of rendering or encoding."""
+    return_token_ids: bool | None = None
+    return_weight_versions: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Log-prob entries name their token `token_id:N` instead of by its text."""
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool = True
+    """False hides the reasoning text; ids and log-probs stay."""
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    prompt: str | list[int]
+    logprobs: int | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    add_special_tokens: bool = True
+    """Accepted for vLLM's sake: encoding adds nothing here, templates write their own special tokens."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+class RpcRequest(msgspec.Struct, kw_only=True):
+    method: str
+    kwargs: dict[str, Any] = {}
+    args: list[Any] = []
+    timeout: float | None = None
+
+
+class VersionRequest(msgspec.Struct, kw_only=True):
+    new_version: str
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float | None
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct):
+    token: str
+    logprob: float | None
+    """Null where the sampler answered NaN."""
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[TokenLogprob]
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Four lists of one length, one entry per sampled id."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float | None]]
+    text_offset: list[int]
+
+
+class FunctionCall(msgspec.Struct):
+    name: str
+    arguments: str
+    """JSON text, exactly as sampled."""
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    id: str
+    type: str = "function"
+    function: FunctionCall
+    index: int | UnsetType = UNSET
+    """Set in streams only."""
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: str = "assistant"
+    content: str | None
+    reasoning: str | None
+    tool_calls: list[ToolCall]
+
+
+class WeightSpan(msgspec.Struct):
+    """Ids `[start, end)` of a choice were sampled by weights `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    stop_reason: int | str | None
+    token_ids: list[int] | UnsetType = UNSET
+    weight_versions: list[WeightSpan] | UnsetType = UNSET
+
+
+class ChatReply(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Delta(msgspec.Struct, kw_only=True):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    weight_versions: list[WeightSpan] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """On the first chunk."""
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """One choice, whole or a streamed part of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    weight_versions: list[WeightSpan] | UnsetType = UNSET
+
+
+class CompletionReply(msgspec.Struct, kw_only=True):
+    """A whole reply or one streamed chunk: on this route they have one shape."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType = UNSET
+
+
+def encode(reply: object) -> bytes:
+    return msgspec.json.encode(reply)
+
+
+def decode_request(body: bytes, kind: type[RequestT]) -> RequestT:
+    """Parse a request body.
+
+    Raises:
+        ApiError: 400; `param` names the field of a wrong type or value.
+    """
+    raw = _decode_object(body)
+    for name, neutral in UNSUPPORTED.items():
+        if name in raw and raw[name] not in neutral:
+            raise ApiError(f"{name!r} is not supported by this engine; leave it out.", param=name)
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        path = _FIELD_PATH.search(message)
+        if path is not None:
+            message = f"{path.group(1)}: {message[: path.start()]}"
+            raise ApiError(message, param=path.group(1)) from None
+        missing = re.search(r"required field `(\w+)`", message)
+        raise ApiError(message, param=missing.group(1) if missing else None) from None
+
+
+def _decode_object(body: bytes) -> dict[str, Any]:
+    try:
+        raw = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(f"The request body is not valid JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise ApiError("The request body must be a JSON object.")
+    return cast("dict[str, Any]", raw)
