@@ -1,0 +1,197 @@
+"""An engine server without a model: a real tokenizer, chat template and wire, and replies from a script.
+
+`gangline engine --scripted FILE` starts it through the entry point `gangline.engine_servers: scripted`; tests use
+`scripted_server`. The same request always gets the same ids, log-probs and tool-call ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from gangline.domain.errors import InvalidRequest
+from gangline.engines.serving.app import create_app, serving
+from gangline.engines.serving.parsing import Parsers
+from gangline.engines.serving.sampler import (
+    ChatTokenizer,
+    FinishReason,
+    PauseMode,
+    SampledToken,
+    SampleRequest,
+)
+from gangline.engines.serving.tokenizer import load_tokenizer
+from gangline.testing.scripted_engine_faults import (
+    current_faults,
+    fault_middleware,
+    read_faulty_body,
+)
+from gangline.testing.scripted_engine_script import Reply, Script, load_script
+from gangline.testing.scripted_engine_tokens import ReplyEncoder, scripted_logprob
+from gangline.testing.scripted_engine_tools import choose_tool
+from gangline.testing.tiny_tokenizer import TinyTokenizer
+
+__all__ = ["ScriptedSampler", "create_scripted_app", "open_tokenizer", "scripted_server", "serve"]
+
+
+async def serve(
+    *,
+    script: Path,
+    tokenizer: str,
+    host: str,
+    port: int,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve the script until cancelled. `on_ready` is given the base URL.
+
+    tokenizer: a folder, a Hugging Face name, `smollm2`, or `tiny` for the built-in one.
+
+    Raises:
+        InvalidRequest: the script is wrong.
+        PortUnavailable: the address cannot be bound.
+    """
+    sampler = ScriptedSampler(load_script(script), open_tokenizer(tokenizer))
+    async with serving(create_scripted_app(sampler), host=host, port=port) as base_url:
+        if on_ready is not None:
+            on_ready(base_url)
+        await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def scripted_server(
+    script: Script | dict[str, Any], tokenizer: str | ChatTokenizer = "tiny"
+) -> AsyncGenerator[str, None]:
+    """A running scripted engine on a free loopback port; gives its base URL (without `/v1`)."""
+    checked = script if isinstance(script, Script) else Script.model_validate(script)
+    opened = open_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+    async with serving(create_scripted_app(ScriptedSampler(checked, opened))) as base_url:
+        yield base_url
+
+
+def create_scripted_app(sampler: ScriptedSampler) -> web.Application:
+    """The engine routes over `sampler`, with the faults of its script."""
+    parsers = Parsers(tool="hermes", reasoning="qwen3")  # the formats that `ReplyEncoder` writes
+    app = create_app(sampler, parsers=parsers, read_body=read_faulty_body)
+    app.middlewares.append(fault_middleware(sampler.script, sampler.tokenizer))
+    return app
+
+
+def open_tokenizer(name: str) -> ChatTokenizer:
+    return TinyTokenizer() if name == "tiny" else load_tokenizer(name)
+
+
+class ScriptedSampler:
+    """Implements `Sampler`. Sampling parameters other than lengths and stop ids change nothing."""
+
+    def __init__(self, script: Script, tokenizer: ChatTokenizer) -> None:
+        self.script = script
+        self.tokenizer = tokenizer
+        self.model_name = script.model
+        self.context_length = script.context_length
+        self.weight_version = script.weight_version
+        self._encoder = ReplyEncoder(tokenizer)
+        self._admits = _set_event()
+        self._flows = _set_event()
+        self._is_idle = _set_event()
+        self._num_running = 0
+        self._num_aborts = 0
+
+    async def sample(self, request: SampleRequest) -> AsyncGenerator[SampledToken, None]:
+        await self._admits.wait()
+        num_aborts = self._num_aborts
+        self._num_running += 1
+        self._is_idle.clear()
+        try:
+            reply, ids = self._script_reply(request)
+            for position, token_id in enumerate(ids):
+                await self._delay(reply, position)
+                if self._num_aborts != num_aborts:
+                    return
+                token = self._token(request, reply, position, token_id, is_last=position + 1 == len(ids))
+                yield token
+                if token.finish_reason is not None:
+                    return
+        finally:
+            self._num_running -= 1
+            if self._num_running == 0:
+                self._is_idle.set()
+
+    async def pause(self, mode: PauseMode) -> None:
+        self._admits.clear()
+        if mode == "keep":
+            self._flows.clear()
+        elif mode == "abort":
+            self._num_aborts += 1
+            self._flows.set()
+        else:
+            await self._is_idle.wait()
+
+    async def resume(self) -> None:
+        self._flows.set()
+        self._admits.set()
+
+    async def load_weights(self, path: Path) -> None:
+        """There are no weights; only that the folder exists is checked."""
+        if not await asyncio.to_thread(path.is_dir):
+            raise InvalidRequest(f"no checkpoint folder at {path}")
+
+    async def set_version(self, version: int) -> None:
+        self.weight_version = version
+
+    async def close(self) -> None:
+        await self.pause("abort")
+
+    def _script_reply(self, request: SampleRequest) -> tuple[Reply, list[int]]:
+        """The reply for `request` and its ids: at least one, at most `max_tokens`."""
+        prompt = request.prompt_ids
+        messages = request.messages or [{"role": "user", "content": self.tokenizer.decode(prompt)}]
+        reply = self.script.reply_to(messages, request.tools)
+        calls = [choose_tool(use, request.tools) for use in reply.tool_calls]
+        return reply, self._encoder.encode(reply, calls, prompt)[: request.max_tokens]
+
+    async def _delay(self, reply: Reply, position: int) -> None:
+        """Wait for this token's turn: the script's pace, a pause, a fault that never lets it come."""
+        await asyncio.sleep(reply.token_delay_s if position else reply.delay_s)
+        await self._flows.wait()
+        active = current_faults.get()
+        if active is None:
+            return
+        drops = active.faults.drop_connection == position
+        if drops:
+            active.disconnect()
+        if drops or active.faults.hang:
+            await asyncio.Event().wait()
+
+    def _token(
+        self, request: SampleRequest, reply: Reply, position: int, token_id: int, *, is_last: bool
+    ) -> SampledToken:
+        logprob = scripted_logprob(position, token_id) if reply.logprob is None else reply.logprob
+        if reply.faults.nan_logprobs:
+            logprob = math.nan
+        return SampledToken(
+            token_id=token_id,
+            logprob=logprob,
+            version=self.weight_version,
+            finish_reason=self._finish_reason(request, position, token_id, is_last=is_last),
+            top_logprobs=((token_id, logprob),) if request.num_top_logprobs else (),
+        )
+
+    def _finish_reason(
+        self, request: SampleRequest, position: int, token_id: int, *, is_last: bool
+    ) -> FinishReason | None:
+        if token_id in request.stop_ids and position >= request.min_tokens:
+            return "stop"
+        if not is_last:
+            return None
+        return "stop" if token_id == self._encoder.end_of_turn_id else "length"
+
+
+def _set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
