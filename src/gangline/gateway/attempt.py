@@ -1,0 +1,394 @@
+"""One attempt at one session: the runtime starts, the harness runs, traces are built, the outcome is graded.
+
+Laws
+- Whatever happens, the runtime is stopped, the session's key is dead and the result says at which boundary it broke.
+- Budgets count a stage's own time. Waiting for a pool counts against none of them.
+- When RUN ends, for whatever reason: first the key is fenced, then every process of the runtime is killed, then POSTRUN
+  begins. So nothing is sampled or written while a session is graded, and what was sampled before is kept.
+- A reward is given by the evaluator or not at all. Nothing is scored because *we* broke.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from gangline import plugins
+from gangline.domain.completion import Completion, CompletionTree
+from gangline.domain.contracts import (
+    EvaluationContext,
+    ExecResult,
+    HarnessContext,
+    Launch,
+    Reward,
+    Runtime,
+    RuntimeHandle,
+    RuntimeStart,
+)
+from gangline.domain.errors import EvaluatorError, Failure, GanglineError, RuntimeFailed
+from gangline.domain.ids import new_secret
+from gangline.domain.lifecycle import Outcome, Stage
+from gangline.domain.session import HarnessExit, Lease, SessionResult, StageTiming
+from gangline.domain.task import ExecAction, RuntimeSpec, TaskRequest
+from gangline.domain.trajectory import Trajectory
+from gangline.engines.contract import Engine
+from gangline.gateway.model_session import ModelSession
+from gangline.gateway.pools import Pools
+from gangline.gateway.proxy import Proxy
+from gangline.store.journal import AttemptKey, AttemptOpened, Journal
+from gangline.trajectories.rewards import apply_reward
+
+__all__ = ["Attempt", "NodeParts"]
+
+log = logging.getLogger("gangline.node")
+
+_MAX_LOG_BYTES = 256 << 10
+
+
+class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
+    """What all attempts of a node share."""
+
+    node_id: str
+    owner: str
+    """Label of everything this node starts."""
+    runtimes_folder: Path
+    engine: Engine
+    model: str
+    """Served model; the default for tasks that name none."""
+    proxy: Proxy
+    proxy_port: int
+    journal: Journal
+    pools: Pools
+
+
+class Attempt:
+    """Run with `live()`, once. Cancelling it (a cancelled session, a lost lease) leaves nothing behind."""
+
+    def __init__(self, lease: Lease, parts: NodeParts, *, clock: Callable[[], float] = time.time) -> None:
+        self.lease = lease
+        self.key = AttemptKey(lease.session_id, lease.attempt)
+        self.stage: Stage = "init"
+        self.entered_run = asyncio.Event()
+        """Set when the attempt leaves READY, or ends before."""
+        self._parts = parts
+        self._clock = clock
+        self._task = TaskRequest.model_validate(lease.task)
+        self._runtime: Runtime = plugins.make_runtime(self._task.runtime.backend)
+        self._handles: list[RuntimeHandle] = []
+        self._session: ModelSession | None = None
+        self._fresh: asyncio.Task[RuntimeHandle] | None = None
+        self._timings: list[StageTiming] = []
+        self._entered_at = clock()
+        self._artifacts: dict[str, bytes] = {}
+        self._outcome: Outcome = "infra_error"
+        self._failure: Failure | None = None
+        self._exit: HarnessExit | None = None
+        self._stdout = b""
+
+    async def live(self) -> SessionResult:
+        """All four stages. Raises only CancelledError."""
+        pools = self._parts.pools
+        try:
+            await self._guard(self._init_and_run)
+            self.entered_run.set()
+            async with pools.postrun:
+                with self._in("postrun"):
+                    result = await self._postrun()
+            return result
+        finally:
+            self.entered_run.set()
+            await _uncancelled(self._clean())
+
+    async def _guard(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Turn what a step raises into the attempt's failure."""
+        try:
+            await step()
+        except GanglineError as error:
+            self._fail(error.failure())
+        except Exception as error:
+            log.exception("session.internal_error session=%s", self.lease.session_id)
+            message = f"{type(error).__name__}: {error}"
+            self._fail(Failure(boundary="node", code="internal_error", message=message, retryable=True))
+
+    def _fail(self, failure: Failure) -> None:
+        self._outcome, self._failure = "infra_error", failure
+        log.warning(
+            "session.failed session=%s attempt=%d stage=%s boundary=%s code=%s message=%s",
+            *(*self.key, self.stage, failure.boundary, failure.code, failure.message),
+        )
+
+    @contextmanager
+    def _in(self, stage: Stage) -> Iterator[None]:
+        self.stage, self._entered_at = stage, self._clock()
+        log.info("session.%s session=%s attempt=%d", stage, *self.key)
+        try:
+            yield
+        finally:
+            self._timings.append(StageTiming(stage, self._entered_at, self._clock()))
+
+    # -- INIT ----------------------------------------------------------------------------------------------------
+
+    async def _init_and_run(self) -> None:
+        pools = self._parts.pools
+        opened = AttemptOpened(*self.key, self.lease.task_id, self.lease.fence)
+        await self._parts.journal.open_attempt(opened)
+        async with pools.init:
+            with self._in("init"):
+                handle, launch = await _within(
+                    self._task.init_timeout_seconds, self._init(), RuntimeFailed("INIT ran out of its budget")
+                )
+        with self._in("ready"):
+            await pools.run.acquire()
+        try:
+            self.entered_run.set()
+            with self._in("run"):
+                await self._run(handle, launch)
+        finally:
+            pools.run.release()
+
+    async def _init(self) -> tuple[RuntimeHandle, Launch]:
+        task, parts = self._task, self._parts
+        handle = await self._start_runtime("agent", task.runtime)
+        session = ModelSession(
+            session_id=self.lease.session_id,
+            attempt=self.lease.attempt,
+            key=new_secret("gls"),
+            engine=parts.engine,
+            journal=parts.journal,
+            max_turns=task.agent.max_turns,
+            thinking=task.capture.thinking,
+            tier=task.capture.tier,
+        )
+        self._session = session
+        parts.proxy.add(session)
+        harness = plugins.make_harness(task.agent.harness, task.agent.settings)
+        context = HarnessContext(
+            session_id=self.lease.session_id,
+            task_id=self.lease.task_id,
+            instruction=task.instruction,
+            model=task.agent.model_name or parts.model,
+            base_url=f"{handle.proxy_url or ''}/s/{self.lease.session_id}",
+            api_key=session.key,
+            runtime=handle,
+            env=task.agent.env,
+            max_turns=task.agent.max_turns,
+        )
+        return handle, await harness.prepare(context)
+
+    async def _start_runtime(self, role: str, spec: RuntimeSpec) -> RuntimeHandle:
+        runtime_id = f"{self.lease.session_id}.{self.lease.attempt}.{role}"
+        handle = await self._runtime.start(
+            RuntimeStart(
+                runtime_id=runtime_id,
+                owner=self._parts.owner,
+                spec=spec,
+                folder=self._parts.runtimes_folder / runtime_id,
+                proxy_port=self._parts.proxy_port,
+            )
+        )
+        self._handles.append(handle)
+        for action in spec.prepare:
+            if isinstance(action, ExecAction):
+                await self._prepare_exec(handle, action)
+            else:
+                await handle.upload(action.path, action.content.encode(), mode=action.mode)
+        return handle
+
+    @staticmethod
+    async def _prepare_exec(handle: RuntimeHandle, action: ExecAction) -> None:
+        result = await handle.exec(action.command, timeout_s=action.timeout_seconds)
+        if not result.ok:
+            said = result.stderr[-1000:].decode(errors="replace")
+            raise RuntimeFailed(f"prepare action {action.command[:200]!r} {_ended(result)}: {said}")
+
+    # -- RUN -----------------------------------------------------------------------------------------------------
+
+    async def _run(self, handle: RuntimeHandle, launch: Launch) -> None:
+        assert self._session is not None
+        task, session = self._task, self._session
+        if task.evaluator.refresh_runtime:
+            self._fresh_runtime()  # prepared while the agent runs
+        execution = asyncio.create_task(
+            handle.exec(
+                launch.command,
+                env=launch.env,
+                stdin=launch.stdin,
+                timeout_s=task.timeout_seconds,
+                max_output_bytes=_MAX_LOG_BYTES,
+            )
+        )
+        limit = asyncio.create_task(session.turn_limit_reached.wait())
+        try:
+            await asyncio.wait({execution, limit}, return_when=asyncio.FIRST_COMPLETED)
+            result = execution.result() if execution.done() else None
+        finally:
+            limit.cancel()
+            execution.cancel()
+            await session.fence("the session has ended")
+            await handle.kill()
+            await asyncio.wait({execution, limit})
+        self._judge(result)
+
+    def _judge(self, result: ExecResult | None) -> None:
+        """Outcome of RUN; `result` is None when the turn limit ended it."""
+        assert self._session is not None
+        if result is None:
+            self._outcome, self._exit = "turn_limit", HarnessExit(exit_code=None)
+            return
+        self._exit = HarnessExit(exit_code=result.exit_code, signal=result.signal, timed_out=result.timed_out)
+        self._stdout = result.stdout
+        self._artifacts |= {"harness.stdout": result.stdout, "harness.stderr": result.stderr}
+        harness = plugins.make_harness(self._task.agent.harness, self._task.agent.settings)
+        verdict = harness.judge(result)
+        if verdict.ok and not result.timed_out:
+            self._outcome = "completed"
+        elif self._session.engine_failure is not None:
+            self._fail(self._session.engine_failure)  # the harness could not work: its engine failed it
+        elif result.timed_out:
+            self._outcome = "agent_timeout"
+        else:
+            self._outcome = "agent_error"
+            reason = verdict.reason or f"the harness {_ended(result)}"
+            self._failure = Failure(boundary="harness", code="harness_failed", message=reason, retryable=False)
+
+    # -- POSTRUN -------------------------------------------------------------------------------------------------
+
+    async def _postrun(self) -> SessionResult:
+        trajectory: Trajectory | None = None
+        completions = await self._parts.journal.read(self.key)
+        if completions:
+            builder = plugins.make_builder(self._task.builder.strategy, self._task.builder.config)
+            try:
+                trajectory = await asyncio.to_thread(
+                    builder.build,
+                    CompletionTree(completions),
+                    session_id=self.lease.session_id,
+                    task_id=self.lease.task_id,
+                )
+            except GanglineError as error:
+                self._fail(error.failure())
+        reward, details = None, dict[str, Any]()
+        if self._outcome != "infra_error":
+            if trajectory is None:
+                trajectory = _empty_trajectory(self.lease, self._task)
+            graded = trajectory
+
+            async def grade() -> None:
+                nonlocal trajectory, reward, details
+                found = await self._evaluate(graded)
+                trajectory, reward, details = apply_reward(graded, found), found.reward, found.details
+
+            await self._guard(grade)
+        return self._result(trajectory, reward, details, tuple(completions))
+
+    async def _evaluate(self, trajectory: Trajectory) -> Reward:
+        assert self._exit is not None
+        evaluator = plugins.make_evaluator(self._task.evaluator.strategy, self._task.evaluator.config)
+        context = EvaluationContext(
+            session_id=self.lease.session_id,
+            instruction=self._task.instruction,
+            trajectory=trajectory,
+            outcome=self._outcome,
+            harness_exit=self._exit,
+            harness_stdout=self._stdout,
+            runtime=self._handles[0],
+            fresh_runtime=self._fresh_runtime,
+            refresh_runtime=self._task.evaluator.refresh_runtime,
+            metadata=self._task.metadata,
+        )
+        budget_s = self._task.evaluation_timeout_seconds
+        return await _within(
+            budget_s, evaluator.evaluate(context), EvaluatorError(f"no reward within its budget of {budget_s:g} s")
+        )
+
+    def _fresh_runtime(self) -> asyncio.Task[RuntimeHandle]:
+        """The clean runtime, started once; awaiting it gives the handle."""
+        if self._fresh is None:
+            self._fresh = asyncio.create_task(self._start_runtime("grader", self._task.runtime))
+        return self._fresh
+
+    def _result(
+        self,
+        trajectory: Trajectory | None,
+        reward: float | None,
+        details: dict[str, Any],
+        completions: tuple[Completion, ...],
+    ) -> SessionResult:
+        return SessionResult(
+            session_id=self.lease.session_id,
+            task_id=self.lease.task_id,
+            node_id=self._parts.node_id,
+            attempt=self.lease.attempt,
+            fence=self.lease.fence,
+            outcome=self._outcome,
+            failure=self._failure,
+            reward=reward,
+            reward_details=details,
+            harness_exit=self._exit,
+            trajectory=trajectory,
+            completions=completions,
+            timings=(*self._timings, StageTiming("postrun", self._entered_at, self._clock())),
+            artifacts=self._artifacts,
+            limits=self._handles[0].limits() if self._handles else {},
+        )
+
+    async def _clean(self) -> None:
+        if self._session is not None:
+            await self._session.fence("the session has ended")
+            self._parts.proxy.remove(self.lease.session_id)
+        if self._fresh is not None:
+            self._fresh.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await self._fresh
+        for handle in self._handles:
+            try:
+                await handle.stop()
+            except GanglineError as error:
+                log.error("runtime.stop_failed runtime=%s message=%s", handle.runtime_id, error)
+
+
+def _empty_trajectory(lease: Lease, task: TaskRequest) -> Trajectory:
+    """Of an agent that never called its model."""
+    return Trajectory(
+        session_id=lease.session_id,
+        task_id=lease.task_id,
+        builder=task.builder.strategy,
+        traces=(),
+        num_completions=0,
+    )
+
+
+def _ended(result: ExecResult) -> str:
+    if result.timed_out:
+        return "ran out of time"
+    return f"exited {result.exit_code}" if result.signal is None else f"was ended by signal {result.signal}"
+
+
+_T = TypeVar("_T")
+
+
+async def _within(seconds: float, work: Awaitable[_T], otherwise: GanglineError) -> _T:
+    try:
+        async with asyncio.timeout(seconds) as scope:
+            return await work
+    except TimeoutError:
+        if scope.expired():
+            raise otherwise from None
+        raise
+
+
+async def _uncancelled(work: Awaitable[None]) -> None:
+    """Finish `work` even when the caller is cancelled meanwhile; then let the cancellation on."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise

@@ -1,0 +1,88 @@
+"""Results on their way to the server: on the disk before the first try, gone from it only when the server has them.
+
+A node that dies between finishing a session and reporting it reports it after its restart. A server that is down, or
+whose disk is full, is asked again until it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+from gangline.client import ServerClient
+from gangline.domain.errors import GanglineError, LeaseLost, NotFound
+from gangline.domain.session import SessionResult
+from gangline.domain.tokens import decode_msgpack, encode_msgpack
+from gangline.store.journal import AttemptKey, Journal
+
+__all__ = ["Delivery"]
+
+log = logging.getLogger("gangline.node")
+
+_LONGEST_WAIT_S = 10.0
+
+
+class Delivery:
+    def __init__(self, folder: Path, client: ServerClient, journal: Journal) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._client = client
+        self._journal = journal
+
+    async def deliver(self, result: SessionResult) -> None:
+        """Returns when the server has stored the result, or has said that it wants it no more."""
+        path = self._folder / f"{result.session_id}.{result.attempt}.msgpack"
+        try:
+            await asyncio.to_thread(_write, path, encode_msgpack(result))
+        except OSError as error:  # the server may still have room for it; the journal has the completions
+            log.error("result.not_saved_locally session=%s message=%s", result.session_id, error)
+        await self._post(result, path)
+
+    def leftover(self) -> list[AttemptKey]:
+        """Attempts whose finished results an earlier life of this node did not deliver."""
+        return [self._key(path) for path in sorted(self._folder.glob("*.msgpack"))]
+
+    async def deliver_leftover(self, key: AttemptKey) -> None:
+        path = self._folder / f"{key.session_id}.{key.attempt}.msgpack"
+        await self._post(decode_msgpack(await asyncio.to_thread(path.read_bytes), SessionResult), path)
+
+    @staticmethod
+    def _key(path: Path) -> AttemptKey:
+        session_id, attempt = path.stem.rsplit(".", 1)
+        return AttemptKey(session_id, int(attempt))
+
+    async def _post(self, result: SessionResult, path: Path) -> None:
+        wait_s = 0.2
+        while True:
+            try:
+                await self._client.post_result(result)
+                log.info("result.delivered session=%s attempt=%d", result.session_id, result.attempt)
+                break
+            except (LeaseLost, NotFound) as error:
+                log.warning("result.refused session=%s attempt=%d: %s", result.session_id, result.attempt, error)
+                break
+            except GanglineError as error:
+                if not error.retryable:
+                    log.error("result.kept file=%s message=%s", path, error)
+                    return
+                log.warning("result.retried session=%s in_s=%.1f: %s", result.session_id, wait_s, error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
+        await self._journal.close_attempt(AttemptKey(result.session_id, result.attempt))
+        await asyncio.to_thread(path.unlink, missing_ok=True)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all."""
+    partial = path.with_suffix(".partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,157 @@
+"""One running node: the proxy that harnesses talk to, the pipeline of sessions, the journal, the reaper."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from aiohttp import web
+
+from gangline import plugins
+from gangline.client import ServerClient
+from gangline.domain.errors import EngineUnavailable, GanglineError, InvalidRequest
+from gangline.engines.contract import Engine, EngineCapabilities
+from gangline.gateway.attempt import NodeParts
+from gangline.gateway.delivery import Delivery
+from gangline.gateway.pipeline import Pipeline
+from gangline.gateway.pools import Pools, PoolSizes
+from gangline.gateway.proxy import Proxy
+from gangline.store.journal import Journal
+
+__all__ = ["serve"]
+
+log = logging.getLogger("gangline.node")
+
+_MAX_BODY_BYTES = 64 << 20
+
+
+async def serve(
+    *,
+    data_dir: Path,
+    node_id: str,
+    server_url: str,
+    control_token: str | None,
+    engine_url: str,
+    engine_kind: str = "vllm",
+    engine_wait_s: float = 60.0,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    sizes: PoolSizes | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Run a node until cancelled; its state is in `data_dir/nodes/<node_id>`.
+
+    Raises: EngineUnavailable when the engine does not answer within `engine_wait_s`, EngineIncapable when it reports no
+    token ids or log-probs, InvalidRequest when the port is taken.
+    """
+    sizes = sizes or PoolSizes()
+    folder = await asyncio.to_thread((data_dir / "nodes" / node_id).resolve)
+    owner = f"gl{hashlib.sha256(str(folder).encode()).hexdigest()[:10]}"
+    async with AsyncExitStack() as stack:
+        engine: Engine = plugins.load("engine", engine_kind)(engine_url)
+        stack.push_async_callback(engine.close)
+        capabilities = await _probe(engine, engine_url, engine_wait_s)
+        runtimes_folder = folder / "runtimes"
+        await asyncio.to_thread(runtimes_folder.mkdir, parents=True, exist_ok=True)
+        await _reap(owner, runtimes_folder)
+        stack.push_async_callback(_reap, owner, runtimes_folder)
+        journal = await asyncio.to_thread(Journal.open, folder / "journal")
+        stack.push_async_callback(journal.close)
+        client = await stack.enter_async_context(ServerClient(server_url, control_token))
+
+        listener = _bind(host, port)
+        stack.callback(listener.close)
+        bound_port = int(listener.getsockname()[1])
+        url = f"http://{host}:{bound_port}"
+        proxy = Proxy()
+        parts = NodeParts(
+            node_id=node_id,
+            owner=owner,
+            runtimes_folder=runtimes_folder,
+            engine=engine,
+            model=capabilities.model,
+            proxy=proxy,
+            proxy_port=bound_port,
+            journal=journal,
+            pools=Pools(sizes),
+        )
+        pipeline = Pipeline(parts, client, Delivery(folder / "outgoing", client, journal), url=url)
+        await _listen(stack, _create_app(proxy, pipeline, control_token), listener)
+        stack.push_async_callback(pipeline.close)
+        log.info("node.ready node=%s url=%s engine=%s model=%s", node_id, url, engine_url, capabilities.model)
+        if on_ready is not None:
+            on_ready(url)
+        await pipeline.run()
+
+
+async def _probe(engine: Engine, url: str, wait_s: float) -> EngineCapabilities:
+    """Ask the engine what it can do; an engine that is still starting gets `wait_s` seconds."""
+    deadline = asyncio.get_running_loop().time() + wait_s
+    while True:
+        try:
+            return await engine.probe()
+        except EngineUnavailable as error:
+            if asyncio.get_running_loop().time() > deadline:
+                raise EngineUnavailable(
+                    f"the engine at {url} did not answer within {wait_s:g} s ({error}). "
+                    "Start it, or name another with --engine."
+                ) from error
+            await asyncio.sleep(0.5)
+
+
+async def _reap(owner: str, folder: Path) -> None:
+    """Remove what an earlier life of this node left running."""
+    for name in plugins.names("runtime"):
+        try:
+            removed = await plugins.make_runtime(name).reap(owner, folder)
+        except GanglineError as error:
+            log.warning("reaper.failed runtime=%s message=%s", name, error)
+        else:
+            if removed:
+                log.warning("reaper.removed runtime=%s count=%d", name, removed)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=1024)
+    except OSError as error:
+        raise InvalidRequest(
+            f"the node cannot listen on {host}:{port}: {error.strerror}. Stop what uses the port, or choose another."
+        ) from error
+
+
+def _create_app(proxy: Proxy, pipeline: Pipeline, control_token: str | None) -> web.Application:
+    app = web.Application(client_max_size=_MAX_BODY_BYTES)
+    app[_PIPELINE], app[_TOKEN] = pipeline, control_token or ""
+    app.add_routes([web.get("/health", _health), web.get("/v1/status", _status), *proxy.routes()])
+    return app
+
+
+async def _listen(stack: AsyncExitStack, app: web.Application, listener: socket.socket) -> None:
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.SockSite(runner, listener).start()
+
+
+_PIPELINE = web.AppKey("pipeline", Pipeline)
+_TOKEN = web.AppKey("control_token", str)
+
+
+async def _health(request: web.Request) -> web.Response:
+    return web.json_response({"status": "ok"})
+
+
+async def _status(request: web.Request) -> web.Response:
+    """What the node is doing; needs the control token."""
+    token = request.app[_TOKEN]
+    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    if token and not hmac.compare_digest(given.encode(), token.encode()):
+        return web.json_response({"code": "unauthorized", "title": "the control token is missing or wrong"}, status=401)
+    return web.json_response(request.app[_PIPELINE].status())

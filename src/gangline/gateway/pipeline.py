@@ -1,0 +1,185 @@
+"""A node's sessions: leased while there is room, run, delivered; leases kept alive, cancelled ones dropped at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from gangline.client import ServerClient
+from gangline.domain.errors import Failure, GanglineError
+from gangline.domain.session import Heartbeat, Lease, SessionResult
+from gangline.gateway.attempt import Attempt, NodeParts
+from gangline.gateway.delivery import Delivery
+from gangline.store.journal import AttemptKey, AttemptOpened
+
+__all__ = ["Pipeline"]
+
+log = logging.getLogger("gangline.node")
+
+
+class Pipeline:
+    """`run()` until cancelled, then `close()`: what still ran goes back to the server unharmed."""
+
+    def __init__(
+        self,
+        parts: NodeParts,
+        client: ServerClient,
+        delivery: Delivery,
+        *,
+        url: str,
+        heartbeat_s: float = 3.0,
+        lease_wait_s: float = 20.0,
+    ) -> None:
+        self._parts = parts
+        self._client = client
+        self._delivery = delivery
+        self._url = url
+        self._heartbeat_s = heartbeat_s
+        self._lease_wait_s = lease_wait_s
+        self._attempts: dict[str, Attempt] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._room = asyncio.Event()
+        self._num_ended = 0
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._recover())
+            group.create_task(self._beat())
+            group.create_task(self._pull())
+
+    async def close(self) -> None:
+        """Stop every attempt and give its lease back. Idempotent."""
+        running = dict(self._tasks)
+        for task in running.values():
+            task.cancel()
+        if running:
+            await asyncio.wait(running.values())
+
+    def status(self) -> dict[str, Any]:
+        """For people and for the heartbeat."""
+        stages = [attempt.stage for attempt in self._attempts.values()]
+        return {
+            "node_id": self._parts.node_id,
+            "model": self._parts.model,
+            "stages": {stage: stages.count(stage) for stage in ("init", "ready", "run", "postrun")},
+            "sizes": self._parts.pools.sizes.model_dump(),
+            "num_ended": self._num_ended,
+        }
+
+    # -- leasing -------------------------------------------------------------------------------------------------
+
+    def _free_places(self) -> int:
+        before_run = sum(not attempt.entered_run.is_set() for attempt in self._attempts.values())
+        sizes = self._parts.pools.sizes
+        return min(sizes.ready_slots - before_run, sizes.capacity - len(self._attempts))
+
+    async def _pull(self) -> None:
+        while True:
+            while (free := self._free_places()) <= 0:
+                self._room.clear()
+                await self._room.wait()
+            try:
+                leases = await self._client.lease(
+                    self._parts.node_id, url=self._url, max_sessions=free, wait_s=self._lease_wait_s
+                )
+            except GanglineError as error:
+                log.warning("lease.failed message=%s", error)
+                await asyncio.sleep(1.0)
+                continue
+            for lease in leases:
+                self._start(lease)
+
+    def _start(self, lease: Lease) -> None:
+        log.info("session.leased session=%s attempt=%d", lease.session_id, lease.attempt)
+        attempt = Attempt(lease, self._parts)
+        self._attempts[lease.session_id] = attempt
+        task = asyncio.create_task(self._live(attempt), name=f"session.{lease.session_id}")
+        self._tasks[lease.session_id] = task
+        task.add_done_callback(lambda done: self._ended(lease.session_id, done))
+
+    async def _live(self, attempt: Attempt) -> None:
+        waiting_for_run = asyncio.create_task(attempt.entered_run.wait())
+        waiting_for_run.add_done_callback(lambda _: self._room.set())
+        lease = attempt.lease
+        try:
+            result = await attempt.live()
+        except asyncio.CancelledError:
+            await self._release(lease)
+            raise
+        finally:
+            waiting_for_run.cancel()
+        await self._delivery.deliver(result)
+
+    async def _release(self, lease: Lease) -> None:
+        try:
+            await self._client.release(self._parts.node_id, session_id=lease.session_id, fence=lease.fence)
+        except GanglineError as error:  # then the lease runs out by itself
+            log.warning("lease.not_released session=%s message=%s", lease.session_id, error)
+
+    def _ended(self, session_id: str, task: asyncio.Task[None]) -> None:
+        self._attempts.pop(session_id, None)
+        self._tasks.pop(session_id, None)
+        self._num_ended += 1
+        self._room.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("session.lost session=%s", session_id, exc_info=error)
+
+    # -- leases kept ---------------------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        while True:
+            held = {sid: (attempt.lease.fence, attempt.stage) for sid, attempt in self._attempts.items()}
+            beat = Heartbeat(
+                node_id=self._parts.node_id,
+                url=self._url,
+                sessions=held,
+                capacity=self._parts.pools.sizes.capacity,
+                backends=({"model": self._parts.model},),
+            )
+            try:
+                reply = await self._client.heartbeat(beat)
+            except GanglineError as error:
+                log.warning("heartbeat.failed message=%s", error)
+            else:
+                for session_id in reply.lost:
+                    self._drop(session_id)
+            await asyncio.sleep(self._heartbeat_s)
+
+    def _drop(self, session_id: str) -> None:
+        """Cancelled, or given to another node: its runtime dies now."""
+        if session_id in self._tasks:
+            log.info("session.dropped session=%s", session_id)
+            self._tasks[session_id].cancel()
+
+    # -- after a crash -------------------------------------------------------------------------------------------
+
+    async def _recover(self) -> None:
+        """Deliver what an earlier life of this node finished, and say what it left unfinished."""
+        finished = self._delivery.leftover()
+        unfinished = [
+            opened for opened in self._parts.journal.unclosed() if (opened.session_id, opened.attempt) not in finished
+        ]
+        for key in finished:
+            await self._delivery.deliver_leftover(key)
+        for opened in unfinished:
+            await self._delivery.deliver(await self._interrupted(opened))
+
+    async def _interrupted(self, opened: AttemptOpened) -> SessionResult:
+        """The completed calls of an attempt that died with the node, so that they are kept with the session."""
+        completions = await self._parts.journal.read(AttemptKey(opened.session_id, opened.attempt))
+        return SessionResult(
+            session_id=opened.session_id,
+            task_id=opened.task_id,
+            node_id=self._parts.node_id,
+            attempt=opened.attempt,
+            fence=opened.fence,
+            outcome="infra_error",
+            failure=Failure(
+                boundary="node",
+                code="node_restarted",
+                message="the node died while the session ran; its completed calls are kept here",
+                retryable=True,
+            ),
+            completions=tuple(completions),
+        )
