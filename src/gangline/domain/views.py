@@ -1,0 +1,162 @@
+"""What the rollout server answers: tasks, sessions, nodes and events, as its clients see them.
+
+Plain records without I/O; the store fills them, the server sends them as JSON, the client reads them back.
+All times are Unix times, UTC, seconds, on the server's clock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gangline.domain.errors import Failure
+from gangline.domain.lifecycle import Outcome, SessionState, Stage, TaskState
+
+__all__ = [
+    "Event",
+    "NodeView",
+    "ResultReceipt",
+    "ServiceStatus",
+    "SessionView",
+    "Submitted",
+    "TaskPage",
+    "TaskSummary",
+    "TaskView",
+]
+
+
+class Submitted(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a submit."""
+
+    task_id: str
+    session_ids: tuple[str, ...]
+    created: bool
+    """False when the same task had been submitted before."""
+
+
+class SessionView(msgspec.Struct, frozen=True, kw_only=True):
+    """One session, as the server knows it."""
+
+    session_id: str
+    task_id: str
+    sample_index: int
+    state: SessionState
+    attempt: int
+    """1 for the first: the attempt under way, or the next one while queued, or the last one when ended."""
+    max_attempts: int
+    fence: int
+    """0 before the first lease."""
+    node_id: str | None = None
+    """The node that holds it, or that held it last."""
+    stage: Stage | None = None
+    """As the node's last heartbeat said; None unless leased."""
+    outcome: Outcome | None = None
+    failure: Failure | None = None
+    """Of the last attempt that failed; of the end, when ended."""
+    reward: float | None = None
+    result_attempt: int | None = None
+    """The attempt whose stored result is the session's; None when no node reported its end."""
+    created_at: float
+    leased_at: float | None = None
+    stage_at: float | None = None
+    expires_at: float | None = None
+    ended_at: float | None = None
+
+
+class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a list of tasks."""
+
+    task_id: str
+    status: TaskState
+    num_samples: int
+    num_open: int
+    """Sessions that have not ended."""
+    position: int
+    """Grows with every task; the cursor of a page."""
+    created_at: float
+    started_at: float | None = None
+    ended_at: float | None = None
+
+
+class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tasks, newest first."""
+
+    tasks: tuple[TaskSummary, ...]
+    next: int | None = None
+    """Pass as `before` to get the following page; None when there is none."""
+
+
+class TaskView(TaskSummary, frozen=True, kw_only=True):
+    """One task and its group."""
+
+    states: dict[str, int]
+    """session state -> how many."""
+    outcomes: dict[str, int]
+    """outcome -> how many ended sessions."""
+    rewards: tuple[float | None, ...]
+    """[num_samples], by sample index; None where there is none (yet)."""
+    sessions: tuple[SessionView, ...]
+    request: dict[str, Any]
+    """The `TaskRequest`, as JSON data."""
+
+    @property
+    def ended(self) -> bool:
+        return self.ended_at is not None
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """One node, as its last heartbeat or lease call told."""
+
+    node_id: str
+    url: str
+    capacity: int
+    draining: bool
+    num_sessions: int
+    """Sessions it holds a lease on."""
+    backends: tuple[dict[str, Any], ...] = ()
+    metrics: dict[str, float] = {}
+    first_seen_at: float
+    last_seen_at: float
+    age_s: float
+    """Since it was last heard."""
+
+
+class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole service at a glance."""
+
+    version: str
+    at: float
+    tasks: dict[str, int]
+    """task state -> how many."""
+    sessions: dict[str, int]
+    """session state -> how many."""
+    stages: dict[str, int]
+    """stage -> leased sessions in it; `leased` counts those whose node has not told yet."""
+    oldest_queued_s: float | None
+    """How long the session next in the queue has existed; None when the queue is empty."""
+    callbacks: dict[str, int]
+    """callback state (pending, delivered, expired) -> how many."""
+    nodes: tuple[NodeView, ...]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened, in the order it became durable."""
+
+    seq: int
+    """Grows with every event; the id to resume after."""
+    at: float
+    kind: str
+    """task.submitted, task.started, task.ended, session.leased, session.stage, session.requeued, session.released,
+    session.ended, node.joined, callback.delivered, callback.expired."""
+    task_id: str | None = None
+    session_id: str | None = None
+    data: dict[str, Any] = {}
+
+
+class ResultReceipt(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a node's report."""
+
+    accepted: bool
+    state: SessionState
+    """`ended`, or `queued` when the session goes round again."""

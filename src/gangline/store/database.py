@@ -1,0 +1,142 @@
+"""The database: how it is opened, how transactions begin and fail, and how blocking work leaves the event loop.
+
+One thread writes, so that writers queue in memory instead of contending for SQLite's lock; two threads read. SQLite
+runs in WAL mode with `synchronous=FULL`: what was answered survives a power cut, not only `kill -9` (docs/adr/0003).
+Nothing here knows what the tables mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from gangline.domain.errors import DiskFull, NotFound, StoreError
+from gangline.store import schema
+
+__all__ = ["Database", "disk_full_error"]
+
+T = TypeVar("T")
+
+_WRITES = "gangline_writes"
+_BUSY_TIMEOUT_MS = 10_000
+
+
+class Database:
+    """An open database. `close()` is idempotent.
+
+    target: path of an SQLite file (made with its folder when missing), or an SQLAlchemy URL.
+    read_only: for looking at a data folder, whether its server runs or not.
+    Raises: NotFound (read_only, no such file), StoreError, DiskFull.
+    """
+
+    def __init__(self, target: str | Path, *, read_only: bool = False) -> None:
+        self.url = _url(target, read_only=read_only)
+        self._engine = sa.create_engine(self.url)
+        if self.url.get_backend_name() == "sqlite":
+            _speak_sqlite(self._engine, read_only=read_only)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
+        self._readers = ThreadPoolExecutor(2, thread_name_prefix="store-reader")
+        try:
+            self._open(create=not read_only)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, *, create: bool) -> None:
+        if create:
+            with self.writing() as conn:
+                schema.metadata.create_all(conn)
+                if conn.scalar(sa.select(schema.meta.c.value).where(schema.meta.c.key == "schema_version")) is None:
+                    conn.execute(sa.insert(schema.meta).values(key="schema_version", value=str(schema.SCHEMA_VERSION)))
+        with self.reading() as conn:
+            found = conn.scalar(sa.select(schema.meta.c.value).where(schema.meta.c.key == "schema_version"))
+        if found != str(schema.SCHEMA_VERSION):
+            raise StoreError(
+                f"the database at {self.url!r} has schema version {found}, this Gangline reads "
+                f"{schema.SCHEMA_VERSION}; use the version that made it, or another data folder."
+            )
+
+    @contextmanager
+    def writing(self) -> Generator[sa.Connection]:
+        """One write transaction on the calling thread: committed when the block ends, undone when it raises."""
+        with _explained(), self._engine.connect().execution_options(**{_WRITES: True}) as conn, conn.begin():
+            yield conn
+
+    @contextmanager
+    def reading(self) -> Generator[sa.Connection]:
+        """One consistent snapshot on the calling thread."""
+        with _explained(), self._engine.connect() as conn, conn.begin():
+            yield conn
+
+    async def run(self, job: Callable[..., T], *args: Any) -> T:
+        """Run a blocking job on the writer thread. A job that began is finished even when its caller is cancelled."""
+        return await asyncio.get_running_loop().run_in_executor(self._writer, job, *args)
+
+    async def query(self, job: Callable[..., T], *args: Any) -> T:
+        """Run a blocking job on a reader thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, job, *args)
+
+    def close(self) -> None:
+        self._writer.shutdown(wait=True)
+        self._readers.shutdown(wait=True)
+        self._engine.dispose()
+
+
+def _url(target: str | Path, *, read_only: bool) -> sa.URL:
+    if isinstance(target, str) and "://" in target:
+        return sa.make_url(target)
+    path = Path(target).absolute()
+    if not read_only:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return sa.URL.create("sqlite", database=str(path))
+    if not path.exists():
+        raise NotFound(f"no Gangline database at {path}; `gangline up` makes one, --data names another folder.")
+    return sa.URL.create("sqlite", database=path.as_uri(), query={"mode": "ro", "uri": "true"})
+
+
+def _speak_sqlite(engine: sa.Engine, *, read_only: bool) -> None:
+    """Set up every connection; begin transactions ourselves, as the driver would begin them too late."""
+
+    def on_connect(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None
+        connection.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
+        connection.execute("PRAGMA foreign_keys=ON")
+        if not read_only:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+
+    def on_begin(conn: sa.Connection) -> None:
+        # A writer that began as a reader could not wait for its turn: SQLite would refuse it at once.
+        writes = conn.get_execution_options().get(_WRITES, False)
+        conn.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    event.listen(engine, "connect", on_connect)
+    event.listen(engine, "begin", on_begin)
+
+
+def disk_full_error(error: BaseException, what: str) -> DiskFull | None:
+    """The error to raise when `error` says that a disk is full, else None."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    full = full or "database or disk is full" in str(error)
+    if not full:
+        return None
+    return DiskFull(f"the disk that holds {what} is full; free some space, then try again. Nothing was lost.")
+
+
+@contextmanager
+def _explained() -> Generator[None]:
+    try:
+        yield
+    except OperationalError as error:
+        raise disk_full_error(error, "the database") or StoreError(f"the database failed: {error.orig}") from error
+    except DBAPIError as error:
+        raise StoreError(f"the database refused: {error.orig}") from error

@@ -1,0 +1,122 @@
+"""Callbacks that must arrive: written in the transaction that ends a task, sent and settled later.
+
+pending ──▶ delivered      the receiver answered 2xx
+   │  ▲
+   ▼  │ later and later
+  tried ──▶ expired        nobody answered until `expires_at`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from gangline.domain.views import TaskView
+from gangline.store.database import Database
+from gangline.store.schema import events, outbox
+
+__all__ = ["Callback", "Outbox", "add_callback", "next_try_at"]
+
+
+class Callback(msgspec.Struct, frozen=True, kw_only=True):
+    """One message to one receiver."""
+
+    id: int
+    key: str
+    """The same on every try, so that a receiver can drop what it has seen."""
+    task_id: str
+    url: str
+    body: str
+    """JSON, without the server's own address."""
+    num_tries: int
+    created_at: float
+    next_at: float
+    expires_at: float
+
+
+def next_try_at(num_tries: int, *, now: float, expires_at: float, base_s: float, max_s: float) -> float | None:
+    """When to try again after `num_tries` failures: doubling, bounded. None: the callback has expired.
+
+    The last try is at the very end, so that a long pause cannot eat the rest of the time.
+    """
+    if now >= expires_at:
+        return None
+    pause_s = min(max_s, base_s * 2.0 ** min(num_tries - 1, 30))
+    return min(now + pause_s, expires_at)
+
+
+def add_callback(conn: sa.Connection, task: TaskView, *, now: float, expiry_s: float) -> None:
+    """Queue the message that `task` ended, if its request asks for one."""
+    url = task.request.get("callback_url")
+    if not url:
+        return
+    body: dict[str, Any] = {
+        "task_id": task.task_id,
+        "status": task.status,
+        "rewards": task.rewards,
+        "outcomes": [session.outcome for session in task.sessions],
+        "metadata": task.request.get("metadata", {}),
+    }
+    conn.execute(
+        sa.insert(outbox).values(
+            key=f"{task.task_id}:ended",
+            task_id=task.task_id,
+            url=url,
+            body=msgspec.json.encode(body).decode(),
+            state="pending",
+            num_tries=0,
+            created_at=now,
+            next_at=now,
+            expires_at=now + expiry_s,
+        )
+    )
+
+
+_FIELDS = [outbox.c[name] for name in Callback.__struct_fields__]
+
+
+class Outbox:
+    """What is to be sent. Methods block; on an event loop they go through `database.run` and `database.query`."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def due(self, now: float, limit: int) -> list[Callback]:
+        """Pending callbacks whose time has come, the longest due first."""
+        query = sa.select(*_FIELDS).where(outbox.c.state == "pending", outbox.c.next_at <= now)
+        with self.database.reading() as conn:
+            rows = conn.execute(query.order_by(outbox.c.next_at).limit(limit)).mappings()
+            return [Callback(**{name: row[name] for name in Callback.__struct_fields__}) for row in rows]
+
+    def next_due_at(self) -> float | None:
+        with self.database.reading() as conn:
+            return conn.scalar(sa.select(sa.func.min(outbox.c.next_at)).where(outbox.c.state == "pending"))
+
+    def delivered(self, callback: Callback, *, now: float) -> None:
+        self._settle(callback, now, "delivered", next_at=now, error=None)
+
+    def failed(self, callback: Callback, *, now: float, next_at: float | None, error: str) -> None:
+        """next_at: when to try again; None gives up."""
+        state = "expired" if next_at is None else "pending"
+        self._settle(callback, now, state, next_at=now if next_at is None else next_at, error=error)
+
+    def _settle(self, callback: Callback, now: float, state: str, *, next_at: float, error: str | None) -> None:
+        with self.database.writing() as conn:
+            conn.execute(
+                sa.update(outbox)
+                .where(outbox.c.id == callback.id)
+                .values(state=state, num_tries=callback.num_tries + 1, next_at=next_at, last_error=error)
+            )
+            if state != "pending":
+                data = msgspec.json.encode({"url": callback.url, "tries": callback.num_tries + 1}).decode()
+                row = {"at": now, "kind": f"callback.{state}", "task_id": callback.task_id, "data": data}
+                conn.execute(sa.insert(events), [row])
+
+    def all_states(self) -> Sequence[tuple[str, str]]:
+        """(key, state) of every callback, oldest first."""
+        with self.database.reading() as conn:
+            rows = conn.execute(sa.select(outbox.c.key, outbox.c.state).order_by(outbox.c.id))
+            return [(key, state) for key, state in rows.tuples()]

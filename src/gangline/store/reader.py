@@ -1,0 +1,205 @@
+"""Looking at tasks, sessions, nodes and events: reads only, so also for a data folder whose server is not ours."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import msgspec
+import sqlalchemy as sa
+
+from gangline import __version__
+from gangline.domain.errors import NotFound
+from gangline.domain.lifecycle import TaskState
+from gangline.domain.session import SessionResult
+from gangline.domain.task import TaskRequest
+from gangline.domain.views import Event, NodeView, ServiceStatus, SessionView, TaskPage, TaskSummary, TaskView
+from gangline.store.database import Database
+from gangline.store.results import ResultStore
+from gangline.store.schema import events, nodes, outbox, sessions, tasks
+
+__all__ = ["TaskReader", "result_of", "session_view"]
+
+T = TypeVar("T")
+
+_SUMMARY = [tasks.c[name] for name in TaskSummary.__struct_fields__]
+_SESSION = [sessions.c[name] for name in SessionView.__struct_fields__]
+
+
+class TaskReader:
+    """The read side. Methods block and run in one snapshot; on an event loop: `await store.query(store.task, id)`.
+
+    target: see `Database`.
+    """
+
+    def __init__(self, target: str | Path, *, clock: Callable[[], float] = time.time, read_only: bool = True) -> None:
+        self.database = Database(target, read_only=read_only)
+        self._clock = clock
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.database.close()
+
+    async def query(self, job: Callable[..., T], *args: Any) -> T:
+        """Run a read on a thread of its own."""
+        return await self.database.query(job, *args)
+
+    def task(self, task_id: str) -> TaskView:
+        """Raises: NotFound."""
+        with self.database.reading() as conn:
+            return task_view(conn, task_id)
+
+    def task_ended(self, task_id: str) -> bool:
+        """Cheap, for waiters. Raises: NotFound."""
+        with self.database.reading() as conn:
+            found = conn.execute(sa.select(tasks.c.ended_at).where(tasks.c.task_id == task_id)).one_or_none()
+        if found is None:
+            raise _no_task(task_id)
+        return found.ended_at is not None
+
+    def tasks(self, *, limit: int = 50, before: int | None = None, status: TaskState | None = None) -> TaskPage:
+        """Newest first. before: the `next` of the page above."""
+        query = sa.select(*_SUMMARY).order_by(tasks.c.position.desc()).limit(limit + 1)
+        if before is not None:
+            query = query.where(tasks.c.position < before)
+        if status is not None:
+            query = query.where(tasks.c.status == status)
+        with self.database.reading() as conn:
+            found = [TaskSummary(**_fields(row, TaskSummary)) for row in conn.execute(query).mappings()]
+        page = tuple(found[:limit])
+        return TaskPage(tasks=page, next=page[-1].position if len(found) > limit else None)
+
+    def request(self, task_id: str) -> TaskRequest:
+        """The task as it was submitted. Raises: NotFound."""
+        with self.database.reading() as conn:
+            body = conn.scalar(sa.select(tasks.c.body).where(tasks.c.task_id == task_id))
+        if body is None:
+            raise _no_task(task_id)
+        return TaskRequest.model_validate_json(body)
+
+    def session(self, session_id: str) -> SessionView:
+        """Raises: NotFound."""
+        with self.database.reading() as conn:
+            row = conn.execute(sa.select(*_SESSION).where(sessions.c.session_id == session_id)).mappings().one_or_none()
+        if row is None:
+            raise NotFound(f"no session {session_id!r}.")
+        return session_view(row)
+
+    def status(self) -> ServiceStatus:
+        now = self._clock()
+        with self.database.reading() as conn:
+            oldest = conn.scalar(
+                sa.select(sessions.c.created_at)
+                .where(sessions.c.state == "queued")
+                .order_by(sessions.c.position)
+                .limit(1)
+            )
+            return ServiceStatus(
+                version=__version__,
+                at=now,
+                tasks=_counts(conn, tasks.c.status),
+                sessions=_counts(conn, sessions.c.state),
+                stages=_counts(conn, sa.func.coalesce(sessions.c.stage, "leased"), sessions.c.state == "leased"),
+                oldest_queued_s=None if oldest is None else max(0.0, now - oldest),
+                callbacks=_counts(conn, outbox.c.state),
+                nodes=_node_views(conn, now),
+            )
+
+    def events(self, *, after: int = 0, limit: int = 500, task_id: str | None = None) -> list[Event]:
+        """Events with `seq > after`, in order."""
+        query = sa.select(events).where(events.c.seq > after).order_by(events.c.seq).limit(limit)
+        if task_id is not None:
+            query = query.where(events.c.task_id == task_id)
+        with self.database.reading() as conn:
+            return [_event(row) for row in conn.execute(query).mappings()]
+
+    def last_event(self) -> int:
+        """The highest `seq` so far; 0 when nothing happened yet."""
+        with self.database.reading() as conn:
+            return conn.scalar(sa.select(sa.func.max(events.c.seq))) or 0
+
+
+def task_view(conn: sa.Connection, task_id: str) -> TaskView:
+    """Raises: NotFound."""
+    row = conn.execute(sa.select(*_SUMMARY, tasks.c.body).where(tasks.c.task_id == task_id)).mappings().one_or_none()
+    if row is None:
+        raise _no_task(task_id)
+    query = sa.select(*_SESSION).where(sessions.c.task_id == task_id).order_by(sessions.c.sample_index)
+    group = tuple(session_view(found) for found in conn.execute(query).mappings())
+    return TaskView(
+        **_fields(row, TaskSummary),
+        states=dict(Counter(session.state for session in group)),
+        outcomes=dict(Counter(session.outcome for session in group if session.outcome is not None)),
+        rewards=tuple(session.reward for session in group),
+        sessions=group,
+        request=msgspec.json.decode(row["body"]),
+    )
+
+
+def session_view(row: sa.RowMapping) -> SessionView:
+    fields = _fields(row, SessionView)
+    fields["failure"] = None if row["failure"] is None else msgspec.json.decode(row["failure"])
+    return msgspec.convert(fields, SessionView)
+
+
+def result_of(session: SessionView, results: ResultStore) -> SessionResult:
+    """The result of an ended session: the stored one, or what is known of a session that no node reported on.
+
+    Raises: NotFound when its file is gone, DiskFull, StoreError.
+    """
+    if session.result_attempt is not None:
+        return results.read(session.task_id, session.session_id, session.result_attempt)
+    return SessionResult(
+        session_id=session.session_id,
+        task_id=session.task_id,
+        node_id=session.node_id or "",
+        attempt=session.attempt,
+        fence=session.fence,
+        outcome=session.outcome or "infra_error",
+        failure=session.failure,
+    )
+
+
+def _fields(row: sa.RowMapping, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {name: row[name] for name in kind.__struct_fields__}
+
+
+def _counts(conn: sa.Connection, key: Any, *where: Any) -> dict[str, int]:
+    found = conn.execute(sa.select(key, sa.func.count()).where(*where).group_by(key))
+    return dict(found.tuples().all())
+
+
+def _node_views(conn: sa.Connection, now: float) -> tuple[NodeView, ...]:
+    held = _counts(conn, sessions.c.node_id, sessions.c.state == "leased")
+    rows = conn.execute(sa.select(nodes).order_by(nodes.c.node_id)).mappings()
+    return tuple(
+        NodeView(
+            node_id=row["node_id"],
+            url=row["url"],
+            capacity=row["capacity"],
+            draining=row["draining"],
+            num_sessions=held.get(row["node_id"], 0),
+            backends=msgspec.json.decode(row["backends"], type=tuple[dict[str, Any], ...]),
+            metrics=msgspec.json.decode(row["metrics"], type=dict[str, float]),
+            first_seen_at=row["first_seen_at"],
+            last_seen_at=row["last_seen_at"],
+            age_s=max(0.0, now - row["last_seen_at"]),
+        )
+        for row in rows
+    )
+
+
+def _event(row: sa.RowMapping) -> Event:
+    return Event(**{**_fields(row, Event), "data": msgspec.json.decode(row["data"])})
+
+
+def _no_task(task_id: str) -> NotFound:
+    return NotFound(f"no task {task_id!r}; `GET /v1/tasks` lists them.")

@@ -1,0 +1,129 @@
+"""Session results as files: `{task}/{session}/attempt-{n}.msgpack`.
+
+A result is either whole or absent: it is written aside and synced (`stage`), then renamed into place (`keep`), so that
+the slow part happens before the transaction that announces it, and the rename inside. Failed attempts are kept.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from pathlib import Path
+
+from gangline.domain.errors import NotFound, StoreError
+from gangline.domain.ids import validated_id
+from gangline.domain.session import SessionResult
+from gangline.domain.tokens import decode_msgpack, encode_msgpack
+from gangline.store.database import disk_full_error
+
+__all__ = ["ResultStore", "StagedResult"]
+
+_INCOMING = ".incoming"  # no id begins with a dot
+_ATTEMPT = re.compile(r"attempt-(\d+)\.msgpack")
+
+
+class StagedResult:
+    """Bytes on the disk that are not a result yet. Call `keep` or `discard`; both are idempotent."""
+
+    def __init__(self, staged: Path, final: Path) -> None:
+        self._staged = staged
+        self.path = final
+
+    def keep(self) -> Path:
+        """Make it the result of its attempt. Durable on return."""
+        try:
+            _make_folder(self.path.parent)
+            self._staged.replace(self.path)
+            _sync_folder(self.path.parent)
+        except OSError as error:
+            raise _explained(error) from error
+        return self.path
+
+    def discard(self) -> None:
+        self._staged.unlink(missing_ok=True)
+
+
+class ResultStore:
+    """Results under one folder. Ids are checked before they touch a path.
+
+    Raises (all methods): DiskFull, StoreError.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def prepare(self) -> None:
+        """Make the folder; remove what a crash left half-written. For the one process that writes here."""
+        try:
+            _make_folder(self._folder / _INCOMING)
+            for leftover in (self._folder / _INCOMING).iterdir():
+                leftover.unlink()
+        except OSError as error:
+            raise _explained(error) from error
+
+    def stage(self, result: SessionResult, data: bytes | None = None) -> StagedResult:
+        """Write aside and sync. data: the result's own MessagePack where the caller has it already."""
+        final = self.path(result.task_id, result.session_id, result.attempt)
+        staged = self._folder / _INCOMING / secrets.token_hex(8)
+        try:
+            _make_folder(staged.parent)
+            self._write(staged, encode_msgpack(result) if data is None else data)
+        except OSError as error:
+            staged.unlink(missing_ok=True)
+            raise _explained(error) from error
+        return StagedResult(staged, final)
+
+    def save(self, result: SessionResult) -> Path:
+        return self.stage(result).keep()
+
+    def read_bytes(self, task_id: str, session_id: str, attempt: int) -> bytes:
+        """The MessagePack of one attempt's result. Raises: NotFound."""
+        try:
+            return self.path(task_id, session_id, attempt).read_bytes()
+        except FileNotFoundError as error:
+            raise NotFound(f"session {session_id} has no result of attempt {attempt}.") from error
+
+    def read(self, task_id: str, session_id: str, attempt: int) -> SessionResult:
+        """Raises: NotFound."""
+        return decode_msgpack(self.read_bytes(task_id, session_id, attempt), SessionResult)
+
+    def attempts(self, task_id: str, session_id: str) -> list[int]:
+        """Attempts with a stored result, ascending."""
+        folder = self.path(task_id, session_id, 1).parent
+        if not folder.is_dir():
+            return []
+        found = (_ATTEMPT.fullmatch(path.name) for path in folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def path(self, task_id: str, session_id: str, attempt: int) -> Path:
+        """Raises: InvalidRequest when an id is none."""
+        task, session = validated_id(task_id, "task_id"), validated_id(session_id, "session_id")
+        return self._folder / task / session / f"attempt-{int(attempt)}.msgpack"
+
+    def _write(self, path: Path, data: bytes) -> None:
+        with path.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _make_folder(folder: Path) -> None:
+    """Like `mkdir -p`, each new name synced into its parent."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _explained(error: OSError) -> StoreError:
+    return disk_full_error(error, "the results") or StoreError(f"a result could not be stored: {error}")

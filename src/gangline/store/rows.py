@@ -1,0 +1,88 @@
+"""Reading and writing session rows inside one write transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from gangline.domain.errors import NotFound
+from gangline.domain.views import Event
+from gangline.store.schema import events, sessions
+from gangline.store.standing import Standing
+
+__all__ = ["Unit", "locked_rows", "one_row", "queued_rows", "rows_named", "standing_of", "write_standing"]
+
+_STANDING = Standing.__struct_fields__
+_MANY = 500  # ids in one IN (...): SQLite's limit is far above, PostgreSQL's plans stay small
+
+
+class Unit:
+    """One write transaction: its connection, its one moment in time, and what happened in it."""
+
+    def __init__(self, conn: sa.Connection, now: float) -> None:
+        self.conn = conn
+        self.now = now
+        self.events: list[Event] = []
+
+    def emit(self, kind: str, task_id: str | None = None, session_id: str | None = None, **data: Any) -> None:
+        event = Event(seq=0, at=self.now, kind=kind, task_id=task_id, session_id=session_id, data=data)
+        self.events.append(event)
+
+    def flush(self) -> None:
+        if not self.events:
+            return
+        rows = [
+            {
+                "at": event.at,
+                "kind": event.kind,
+                "task_id": event.task_id,
+                "session_id": event.session_id,
+                "data": msgspec.json.encode(event.data).decode(),
+            }
+            for event in self.events
+        ]
+        self.conn.execute(sa.insert(events), rows)
+
+
+def locked_rows(unit: Unit, where: Any) -> Sequence[sa.RowMapping]:
+    """Rows that nobody else changes before this transaction ends (SQLite has one writer; PostgreSQL locks them)."""
+    query = sa.select(sessions).where(where).order_by(sessions.c.position).with_for_update()
+    return unit.conn.execute(query).mappings().all()
+
+
+def queued_rows(unit: Unit, limit: int) -> Sequence[sa.RowMapping]:
+    """The sessions longest in the queue, without those that another transaction is taking."""
+    query = sa.select(sessions).where(sessions.c.state == "queued").order_by(sessions.c.position).limit(limit)
+    return unit.conn.execute(query.with_for_update(skip_locked=True)).mappings().all()
+
+
+def rows_named(unit: Unit, session_ids: Sequence[str]) -> list[sa.RowMapping]:
+    """Those that exist."""
+    found: list[sa.RowMapping] = []
+    for start in range(0, len(session_ids), _MANY):
+        found.extend(locked_rows(unit, sessions.c.session_id.in_(session_ids[start : start + _MANY])))
+    return found
+
+
+def one_row(unit: Unit, session_id: str) -> sa.RowMapping:
+    """Raises: NotFound."""
+    rows = locked_rows(unit, sessions.c.session_id == session_id)
+    if not rows:
+        raise NotFound(f"no session {session_id!r}.")
+    return rows[0]
+
+
+def standing_of(row: sa.RowMapping) -> Standing:
+    fields = {name: row[name] for name in _STANDING}
+    fields["failure"] = None if row["failure"] is None else msgspec.json.decode(row["failure"])
+    return msgspec.convert(fields, Standing)
+
+
+def write_standing(unit: Unit, row: sa.RowMapping, after: Standing, **columns: Any) -> None:
+    values = {name: getattr(after, name) for name in _STANDING}
+    values["failure"] = None if after.failure is None else msgspec.json.encode(after.failure).decode()
+    query = sa.update(sessions).where(sessions.c.position == row["position"])
+    unit.conn.execute(query.values(**values, **columns))

@@ -1,0 +1,129 @@
+"""Where a session stands, and every decision about what follows. Pure: the clock and the lease time are arguments.
+
+Laws, held whatever is lost, doubled or late:
+- A session ends once; nothing moves it afterwards.
+- Each lease has a higher fence than any before it; only the holder of the latest one is listened to.
+- An attempt is spent by an infrastructure fault or by a lease that ran out, never by a node that gives back.
+- A report that was accepted is accepted again (its answer may have been lost), and changes nothing.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gangline.domain.errors import Failure, LeaseLost
+from gangline.domain.lifecycle import Outcome, SessionState, Stage, can_move, may_retry
+
+__all__ = ["Standing", "cancel", "expire", "holds", "lease", "release", "renew", "report"]
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a session that leasing decides on."""
+
+    state: SessionState = "queued"
+    attempt: int = 1
+    max_attempts: int
+    fence: int = 0
+    node_id: str | None = None
+    stage: Stage | None = None
+    leased_at: float | None = None
+    stage_at: float | None = None
+    expires_at: float | None = None
+    outcome: Outcome | None = None
+    failure: Failure | None = None
+    """Of the last attempt that failed; of the end, when ended."""
+    reported_fence: int = 0
+    """Fence of the last accepted report; 0 before any."""
+
+    def moved(self, state: SessionState, **changes: object) -> Standing:
+        """Raises: ValueError for a move that the lifecycle's table does not have."""
+        if not can_move(self.state, state):
+            raise ValueError(f"a session cannot move from {self.state} to {state}")
+        return msgspec.structs.replace(self, state=state, **changes)
+
+
+_NO_LEASE = {"stage": None, "stage_at": None, "expires_at": None}
+
+
+def lease(standing: Standing, *, node_id: str, now: float, lease_s: float) -> Standing:
+    """Give a queued session to a node."""
+    return standing.moved(
+        "leased",
+        fence=standing.fence + 1,
+        node_id=node_id,
+        stage=None,
+        leased_at=now,
+        stage_at=None,
+        expires_at=now + lease_s,
+    )
+
+
+def holds(standing: Standing, *, fence: int, node_id: str | None = None) -> bool:
+    """Whether this fence (of this node) is the live lease. One that ran out lives until it is taken back."""
+    same_node = node_id is None or standing.node_id == node_id
+    return standing.state == "leased" and standing.fence == fence and same_node
+
+
+def renew(standing: Standing, *, node_id: str, fence: int, stage: Stage, now: float, lease_s: float) -> Standing | None:
+    """A heartbeat named the session. None: the node has lost it."""
+    if not holds(standing, fence=fence, node_id=node_id):
+        return None
+    stage_at = standing.stage_at if stage == standing.stage else now
+    return msgspec.structs.replace(standing, stage=stage, stage_at=stage_at, expires_at=now + lease_s)
+
+
+def release(standing: Standing, *, node_id: str, fence: int) -> Standing:
+    """Put back unharmed: the attempt is not spent. Raises: LeaseLost."""
+    if not holds(standing, fence=fence, node_id=node_id):
+        raise _lost(standing, fence)
+    return standing.moved("queued", **_NO_LEASE)
+
+
+def expire(standing: Standing, *, now: float) -> Standing | None:
+    """Take back a lease that ran out; past the last attempt the session ends. None: nothing ran out."""
+    if standing.state != "leased" or standing.expires_at is None or standing.expires_at > now:
+        return None
+    failure = Failure(
+        boundary="node",
+        code="lease_expired",
+        message=f"node {standing.node_id} stopped renewing its lease (attempt {standing.attempt})",
+        retryable=True,
+    )
+    return _again_or(standing, "infra_error", failure)
+
+
+def report(standing: Standing, *, fence: int, outcome: Outcome, failure: Failure | None) -> Standing:
+    """A node reported the end of an attempt; `standing` itself when that report had been accepted before.
+
+    Raises: LeaseLost when the session is not the node's any more.
+    """
+    if fence > 0 and standing.reported_fence == fence:
+        return standing
+    if not holds(standing, fence=fence):
+        raise _lost(standing, fence)
+    reported = msgspec.structs.replace(standing, reported_fence=fence)
+    if outcome == "infra_error" and failure is not None:
+        return _again_or(reported, outcome, failure)
+    return reported.moved("ended", outcome=outcome, failure=failure, **_NO_LEASE)
+
+
+def cancel(standing: Standing) -> Standing | None:
+    """End at once; the node that holds it hears so at its next heartbeat. None: it had ended before."""
+    if standing.state == "ended":
+        return None
+    return standing.moved("ended", outcome="cancelled", failure=None, **_NO_LEASE)
+
+
+def _again_or(standing: Standing, outcome: Outcome, failure: Failure) -> Standing:
+    if may_retry(failure, standing.attempt, standing.max_attempts):
+        return standing.moved("queued", attempt=standing.attempt + 1, failure=failure, **_NO_LEASE)
+    return standing.moved("ended", outcome=outcome, failure=failure, **_NO_LEASE)
+
+
+def _lost(standing: Standing, fence: int) -> LeaseLost:
+    return LeaseLost(
+        f"fence {fence} does not hold this session: it is {standing.state} with fence {standing.fence}; "
+        "drop it, the server decides what follows.",
+        state=standing.state,
+        fence=standing.fence,
+    )

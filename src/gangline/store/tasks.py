@@ -1,0 +1,336 @@
+"""Tasks and their sessions in SQL: submitted once, leased, reported, cancelled, swept.
+
+Laws
+- Every method is one transaction: the change, its events and its callback become durable together, or not at all.
+- What may follow what is decided in `standing.py`; here it is read, applied and written.
+- `on_events` hears of events only after they are durable.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import sqlalchemy as sa
+
+from gangline.domain.errors import Conflict, InvalidRequest
+from gangline.domain.ids import new_id
+from gangline.domain.lifecycle import TaskState
+from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
+from gangline.domain.task import TaskRequest, task_digest
+from gangline.domain.views import Event, ResultReceipt, SessionView, Submitted, TaskView
+from gangline.store import standing
+from gangline.store.outbox import add_callback
+from gangline.store.reader import TaskReader, session_view, task_view
+from gangline.store.rows import Unit, locked_rows, one_row, queued_rows, rows_named, standing_of, write_standing
+from gangline.store.schema import nodes, sessions, tasks
+from gangline.store.standing import Standing
+
+__all__ = ["MAX_TASK_ID", "TaskStore", "session_id_of"]
+
+T = TypeVar("T")
+
+MAX_TASK_ID = 123
+"""An id has at most 128 characters, and a session's is its task's with `.` and at most four digits."""
+
+
+def session_id_of(task_id: str, sample_index: int) -> str:
+    return f"{task_id}.{sample_index}"
+
+
+def _nobody(_events: Sequence[Event]) -> None:
+    return None
+
+
+class TaskStore(TaskReader):
+    """Reads and writes. Methods block; on an event loop: `await store.run(store.lease, ...)`.
+
+    target: see `Database`.
+    clock: Unix time, UTC, seconds.
+    lease_s: how long a lease, and each renewal, lasts.
+    callback_expiry_s: how long a callback is tried.
+    on_events: hears of durable events, on the writer's thread; their `seq` is not set.
+    Raises (all methods): StoreError, DiskFull.
+    """
+
+    def __init__(
+        self,
+        target: str | Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        lease_s: float = 30.0,
+        callback_expiry_s: float = 24 * 3600.0,
+        on_events: Callable[[Sequence[Event]], None] = _nobody,
+    ) -> None:
+        super().__init__(target, clock=clock, read_only=False)
+        self.lease_s = lease_s
+        self._callback_expiry_s = callback_expiry_s
+        self._on_events = on_events
+
+    async def run(self, job: Callable[..., T], *args: Any) -> T:
+        """Run a write on the one writer thread; it is finished even when the caller is cancelled."""
+        return await self.database.run(job, *args)
+
+    def announce_to(self, on_events: Callable[[Sequence[Event]], None]) -> None:
+        """Set who hears of durable events from now on."""
+        self._on_events = on_events
+
+    @contextmanager
+    def _unit(self) -> Generator[Unit]:
+        with self.database.writing() as conn:
+            unit = Unit(conn, self._clock())
+            yield unit
+            unit.flush()
+        if unit.events:
+            self._on_events(unit.events)
+
+    # From the user's side.
+
+    def submit(self, requests: Sequence[TaskRequest]) -> list[Submitted]:
+        """Accept all of them or none. The same task again is answered as the first time.
+
+        Raises: Conflict when an id is taken by another task, InvalidRequest when an id is too long.
+        """
+        with self._unit() as unit:
+            return [self._submit(unit, request) for request in requests]
+
+    def _submit(self, unit: Unit, request: TaskRequest) -> Submitted:
+        task_id = request.task_id or new_id("task")
+        if len(task_id) > MAX_TASK_ID:
+            raise InvalidRequest(f"task_id must have at most {MAX_TASK_ID} characters, it has {len(task_id)}.")
+        digest = task_digest(request)
+        row = unit.conn.execute(
+            sa.select(tasks.c.digest, tasks.c.num_samples).where(tasks.c.task_id == task_id)
+        ).one_or_none()
+        if row is not None and row.digest != digest:
+            raise Conflict(
+                f"task_id {task_id!r} is taken by a task with other content; choose another id, "
+                "or submit exactly the same task.",
+                task_id=task_id,
+            )
+        if row is None:
+            _insert_task(unit, request.model_copy(update={"task_id": task_id}), digest)
+        session_ids = tuple(session_id_of(task_id, index) for index in range(request.num_samples))
+        return Submitted(task_id=task_id, session_ids=session_ids, created=row is None)
+
+    def cancel_task(self, task_id: str) -> TaskView:
+        """End what has not ended. A task that ended before stays as it is. Raises: NotFound."""
+        with self._unit() as unit:
+            view = task_view(unit.conn, task_id)
+            still_open = [session.session_id for session in view.sessions if session.state != "ended"]
+            for row in rows_named(unit, still_open):
+                self._move(unit, row, standing.cancel(standing_of(row)), ends_task="cancelled")
+            return task_view(unit.conn, task_id)
+
+    def cancel_session(self, session_id: str) -> SessionView:
+        """Raises: NotFound."""
+        with self._unit() as unit:
+            row = one_row(unit, session_id)
+            self._move(unit, row, standing.cancel(standing_of(row)))
+            return session_view(one_row(unit, session_id))
+
+    # From a node's side.
+
+    def lease(self, node_id: str, url: str, max_sessions: int) -> list[Lease]:
+        """Claim up to `max_sessions` sessions for a node, oldest first."""
+        with self._unit() as unit:
+            _meet_node(unit, node_id, url=url)
+            claimed: list[tuple[sa.RowMapping, Standing]] = []
+            for row in queued_rows(unit, max_sessions):
+                after = standing.lease(standing_of(row), node_id=node_id, now=unit.now, lease_s=self.lease_s)
+                self._move(unit, row, after)
+                claimed.append((row, after))
+            return _leases(unit, claimed, self.lease_s)
+
+    def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        """Renew what the node still holds; name what it must drop."""
+        with self._unit() as unit:
+            _meet_node(
+                unit,
+                beat.node_id,
+                url=beat.url,
+                capacity=beat.capacity,
+                draining=beat.draining,
+                backends=msgspec.json.encode(beat.backends).decode(),
+                metrics=msgspec.json.encode(beat.metrics).decode(),
+            )
+            renewed = [row for row in rows_named(unit, list(beat.sessions)) if self._renew(unit, row, beat)]
+            names = tuple(str(row["session_id"]) for row in renewed)
+            lost = tuple(sorted(set(beat.sessions) - set(names)))
+            return HeartbeatReply(renewed=names, lost=lost, lease_s=self.lease_s)
+
+    def _renew(self, unit: Unit, row: sa.RowMapping, beat: Heartbeat) -> bool:
+        fence, stage = beat.sessions[row["session_id"]]
+        before = standing_of(row)
+        after = standing.renew(
+            before, node_id=beat.node_id, fence=fence, stage=stage, now=unit.now, lease_s=self.lease_s
+        )
+        if after is None:
+            return False
+        write_standing(unit, row, after)
+        if before.stage != after.stage:
+            unit.emit("session.stage", row["task_id"], row["session_id"], node=beat.node_id, stage=stage)
+        return True
+
+    def release(self, node_id: str, session_id: str, fence: int) -> None:
+        """Put a session back unharmed; its attempt is not spent. Raises: NotFound, LeaseLost."""
+        with self._unit() as unit:
+            row = one_row(unit, session_id)
+            self._move(
+                unit, row, standing.release(standing_of(row), node_id=node_id, fence=fence), kind="session.released"
+            )
+
+    def report(self, result: SessionResult, keep: Callable[[], object]) -> ResultReceipt:
+        """Accept a node's result. keep: makes the staged result final; called only when it is accepted, before commit.
+
+        Raises: NotFound, LeaseLost, InvalidRequest when the result names another task or attempt.
+        """
+        with self._unit() as unit:
+            row = one_row(unit, result.session_id)
+            before = standing_of(row)
+            after = standing.report(before, fence=result.fence, outcome=result.outcome, failure=result.failure)
+            if after is before:
+                return ResultReceipt(accepted=True, state=before.state)
+            if (result.task_id, result.attempt) != (row["task_id"], before.attempt):
+                raise InvalidRequest(
+                    f"the result is of task {result.task_id!r}, attempt {result.attempt}; fence {result.fence} of "
+                    f"{result.session_id!r} was leased for task {row['task_id']!r}, attempt {before.attempt}."
+                )
+            keep()
+            self._move(unit, row, after, reward=result.reward, result_attempt=result.attempt)
+            return ResultReceipt(accepted=True, state=after.state)
+
+    # From the server's own side.
+
+    def sweep(self) -> int:
+        """Take back leases that ran out; gives how many."""
+        with self._unit() as unit:
+            due = (sessions.c.state == "leased") & (sessions.c.expires_at <= unit.now)
+            rows = locked_rows(unit, due)
+            for row in rows:
+                self._move(unit, row, standing.expire(standing_of(row), now=unit.now))
+            return len(rows)
+
+    def grant_grace(self) -> int:
+        """Renew all leases: after a time in which *we* could hear no heartbeat. Gives how many."""
+        with self._unit() as unit:
+            held = sa.update(sessions).where(sessions.c.state == "leased")
+            return unit.conn.execute(held.values(expires_at=unit.now + self.lease_s)).rowcount
+
+    def _move(
+        self,
+        unit: Unit,
+        row: sa.RowMapping,
+        after: Standing | None,
+        *,
+        kind: str = "session.requeued",
+        ends_task: TaskState = "ended",
+        **columns: Any,
+    ) -> None:
+        """Write where the session now stands, say so, and end its task with its last session."""
+        if after is None:
+            return
+        session_id, task_id = row["session_id"], row["task_id"]
+        if after.state == "ended":
+            write_standing(unit, row, after, ended_at=unit.now, **columns)
+            unit.emit(
+                "session.ended",
+                task_id,
+                session_id,
+                outcome=after.outcome,
+                attempt=after.attempt,
+                node=after.node_id,
+                reward=columns.get("reward"),
+                code=after.failure.code if after.failure else None,
+            )
+            self._close_one(unit, task_id, ends_task)
+        elif after.state == "leased":
+            write_standing(unit, row, after)
+            _start_task(unit, task_id)
+            unit.emit(
+                "session.leased", task_id, session_id, node=after.node_id, attempt=after.attempt, fence=after.fence
+            )
+        else:
+            write_standing(unit, row, after)
+            why = {"code": after.failure.code} if after.failure and kind == "session.requeued" else {}
+            unit.emit(kind, task_id, session_id, node=after.node_id, attempt=after.attempt, **why)
+
+    def _close_one(self, unit: Unit, task_id: str, ends_task: TaskState) -> None:
+        query = sa.update(tasks).where(tasks.c.task_id == task_id).values(num_open=tasks.c.num_open - 1)
+        if unit.conn.scalar(query.returning(tasks.c.num_open)) != 0:
+            return
+        unit.conn.execute(
+            sa.update(tasks).where(tasks.c.task_id == task_id).values(status=ends_task, ended_at=unit.now)
+        )
+        add_callback(unit.conn, task_view(unit.conn, task_id), now=unit.now, expiry_s=self._callback_expiry_s)
+        unit.emit("task.ended", task_id, status=ends_task)
+
+
+def _insert_task(unit: Unit, request: TaskRequest, digest: str) -> None:
+    task_id = request.task_id or ""
+    unit.conn.execute(
+        sa.insert(tasks).values(
+            task_id=task_id,
+            digest=digest,
+            body=request.model_dump_json(),
+            status="queued",
+            num_samples=request.num_samples,
+            num_open=request.num_samples,
+            created_at=unit.now,
+        )
+    )
+    rows = [
+        {
+            "session_id": session_id_of(task_id, index),
+            "task_id": task_id,
+            "sample_index": index,
+            "state": "queued",
+            "attempt": 1,
+            "max_attempts": request.max_attempts,
+            "fence": 0,
+            "reported_fence": 0,
+            "created_at": unit.now,
+        }
+        for index in range(request.num_samples)
+    ]
+    unit.conn.execute(sa.insert(sessions), rows)
+    unit.emit("task.submitted", task_id, num_samples=request.num_samples, harness=request.agent.harness)
+
+
+def _start_task(unit: Unit, task_id: str) -> None:
+    waiting = sa.update(tasks).where(tasks.c.task_id == task_id, tasks.c.status == "queued")
+    if unit.conn.execute(waiting.values(status="running", started_at=unit.now)).rowcount:
+        unit.emit("task.started", task_id)
+
+
+def _meet_node(unit: Unit, node_id: str, **told: Any) -> None:
+    known = sa.update(nodes).where(nodes.c.node_id == node_id).values(last_seen_at=unit.now, **told)
+    if unit.conn.execute(known).rowcount:
+        return
+    blank = {"capacity": 0, "draining": False, "backends": "[]", "metrics": "{}"}
+    first = {"node_id": node_id, "first_seen_at": unit.now, "last_seen_at": unit.now}
+    unit.conn.execute(sa.insert(nodes).values(**{**blank, **told, **first}))
+    unit.emit("node.joined", node=node_id, url=told.get("url"))
+
+
+def _leases(unit: Unit, claimed: Sequence[tuple[sa.RowMapping, Standing]], lease_s: float) -> list[Lease]:
+    wanted = {row["task_id"] for row, _ in claimed}
+    found = unit.conn.execute(sa.select(tasks.c.task_id, tasks.c.body).where(tasks.c.task_id.in_(wanted)))
+    bodies = {task_id: msgspec.json.decode(body) for task_id, body in found.tuples()}
+    return [
+        Lease(
+            session_id=row["session_id"],
+            task_id=row["task_id"],
+            sample_index=row["sample_index"],
+            attempt=after.attempt,
+            fence=after.fence,
+            expires_at=unit.now + lease_s,
+            lease_s=lease_s,
+            task=bodies[row["task_id"]],
+        )
+        for row, after in claimed
+    ]
