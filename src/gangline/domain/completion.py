@@ -181,9 +181,17 @@ class CompletionTree:
         return np.concatenate([self.prompt_ids(completion), completion.sampled_ids])
 
     def messages(self, completion: Completion) -> tuple[Message, ...]:
-        """All messages of the request."""
-        shared = completion.messages_shared
-        if shared == 0 or completion.parent_id is None:
-            return completion.new_messages
-        parent = self._by_id[completion.parent_id]
-        return ((*self.messages(parent), parent.response)[:shared]) + completion.new_messages
+        """All messages of the request. An echo of a sampled turn stands there as it was sampled."""
+        pieces = [completion.new_messages]
+        want, at = completion.messages_shared, completion.parent_id
+        while want > 0:
+            if at is None:
+                raise ValueError(f"{completion.completion_id}: shares messages but has no parent")
+            # `want` messages are wanted from the front of the parent's [shared | new | response].
+            parent = self._by_id[at]
+            own = (*parent.new_messages, parent.response)
+            if want > parent.messages_shared:
+                pieces.append(own[: want - parent.messages_shared])
+                want = parent.messages_shared
+            at = parent.parent_id
+        return tuple(message for piece in reversed(pieces) for message in piece)

@@ -4,6 +4,7 @@
     ├── CallerError            what the caller sent, or asked for
     │   ├── InvalidRequest     400
     │   ├── Unauthorized       401
+    │   ├── SessionOver        403: the session takes no more model calls
     │   ├── NotFound           404
     │   ├── Conflict           409
     │   ├── LimitExceeded      413 / 429
@@ -22,7 +23,8 @@
     ├── StoreError             retryable: database, journal, disk
     │   └── DiskFull
     └── NodeError              ours
-        └── LeaseLost          the session was given to another node
+        ├── LeaseLost          the session was given to another node
+        └── ServerUnavailable  retryable: the rollout server does not answer
 
 Cancellation is never wrapped. A limit that a session reached is an outcome, not an error.
 """
@@ -58,6 +60,7 @@ __all__ = [
     "RuntimeFailed",
     "RuntimeFault",
     "RuntimeUnavailable",
+    "ServerUnavailable",
     "StoreError",
     "Unauthorized",
     "UnknownPlugin",
@@ -106,6 +109,13 @@ class InvalidRequest(CallerError):
 class Unauthorized(CallerError):
     code = "unauthorized"
     status = 401
+
+
+class SessionOver(CallerError):
+    """A model call of a session that was fenced, or that has used up its turns."""
+
+    code = "session_over"
+    status = 403
 
 
 class NotFound(CallerError):
@@ -212,3 +222,8 @@ class LeaseLost(NodeError):
     code = "lease_lost"
     status = 409
     retryable = False
+
+
+class ServerUnavailable(NodeError):
+    code = "server_unavailable"
+    status = 503

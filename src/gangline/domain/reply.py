@@ -1,0 +1,63 @@
+"""What goes back to a harness: a sampled reply, whole or as a stream of deltas, in no provider's words.
+
+Token ids never travel here: they are captured on the way. A stream is `ReplyDelta`s, then the whole `Reply`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gangline.domain.conversation import Message, Usage
+
+__all__ = ["Reply", "ReplyChoice", "ReplyDelta", "TokenLogprob", "ToolCallDelta"]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """One sampled token as a client that asked for log-probs sees it."""
+
+    token: str
+    logprob: float
+    utf8: tuple[int, ...] | None = None
+    """Its bytes, where the engine says."""
+    top: tuple[TokenLogprob, ...] = ()
+    """The likeliest tokens at this position."""
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """A piece of one tool call. `call_id` and `name` come with the first piece only."""
+
+    index: int
+    arguments: str = ""
+    call_id: str | None = None
+    name: str | None = None
+
+
+class ReplyDelta(msgspec.Struct, frozen=True, kw_only=True):
+    choice_index: int = 0
+    thinking: str = ""
+    text: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the tokens behind this delta; empty unless the client asked."""
+
+    @property
+    def shows_nothing(self) -> bool:
+        return not (self.thinking or self.text or self.tool_calls or self.logprobs)
+
+
+class ReplyChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    message: Message
+    finish_reason: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """None unless the client asked."""
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    reply_id: str
+    model: str
+    """As the client named it."""
+    created_at: int
+    """Unix time, UTC, whole seconds."""
+    choices: tuple[ReplyChoice, ...]
+    usage: Usage

@@ -1,0 +1,207 @@
+"""How the gateway asks an engine for tokens, whatever the engine: requests, replies, streams, capabilities.
+
+A request always carries the conversation; where the engine takes exact prompt ids they come beside it, so an engine
+that ignores them still answers, from its own rendering, and what it reports tells which of the two happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from gangline.domain.completion import LogprobKind, VersionSpan
+from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolDefinition, Usage
+from gangline.domain.reply import ReplyDelta, TokenLogprob
+from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
+
+__all__ = [
+    "Engine",
+    "EngineCapabilities",
+    "EngineChoice",
+    "EngineDelta",
+    "EngineReply",
+    "EngineRequest",
+    "ReplyAccumulator",
+    "assistant_message",
+]
+
+
+class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a probe found out by asking, not by believing."""
+
+    engine: str
+    """Wire: `vllm`."""
+    version: str
+    model: str
+    """The name that the engine serves its model under."""
+    max_context: int | None
+    """Tokens of prompt and reply together; None where the engine does not say."""
+    reports_ids: bool
+    takes_prompt_ids: bool
+    """Exact prompt ids were echoed as sent: stitching is possible."""
+    streams_ids: bool
+    renders: bool
+    """`render` works: a conversation -> its prompt ids."""
+    logprob_kind: LogprobKind
+    reports_versions: bool = False
+    """Policy versions come with each reply."""
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    call: ModelCall
+    prompt_ids: TokenIds | None = None
+    """Exact prompt [T]; None lets the engine render `call.messages`."""
+
+
+class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One sampled reply."""
+
+    index: int
+    message: Message
+    """Tool-call ids are the engine's; the gateway gives its own."""
+    finish_reason: str | None
+    """None: the engine never said; the reply was cut off."""
+    stop_reason: str | None = None
+    sampled_ids: TokenIds | None
+    """[T], end of turn included; None: the engine reported none."""
+    logprobs: Logprobs | None
+    """[T] when all is well; NaN where the engine sent null; None: the engine reported none."""
+    version_spans: tuple[VersionSpan, ...] = ()
+    token_logprobs: tuple[TokenLogprob, ...] = ()
+    """For clients that asked."""
+
+
+class EngineReply(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_ids: TokenIds | None
+    """What the engine says it conditioned the reply on [T]; None: it did not say."""
+    choices: tuple[EngineChoice, ...]
+    usage: Usage | None = None
+
+
+class EngineDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of a stream: what the harness sees, and the tokens behind it."""
+
+    shown: ReplyDelta = ReplyDelta()
+    sampled_ids: Sequence[int] | None = None
+    logprobs: Sequence[float] | None = None
+    """One per entry of `sampled_ids`; NaN where the engine sent null."""
+    version_spans: tuple[VersionSpan, ...] = ()
+    """Of the whole choice; the last one sent counts."""
+    finish_reason: str | None = None
+    stop_reason: str | None = None
+    prompt_ids: TokenIds | None = None
+    """On the first piece, where the engine says."""
+    usage: Usage | None = None
+
+
+class Engine(Protocol):
+    """The client of one engine. Raises everywhere: EngineUnavailable, EngineRefused, ContextOverflow."""
+
+    async def probe(self) -> EngineCapabilities:
+        """Ask the engine what it can do, with real calls.
+
+        Raises: EngineIncapable when it gives no ids or no log-probs, naming what to start it with;
+        EngineUnavailable, naming the URL, when it does not answer.
+        """
+        ...
+
+    async def capabilities(self) -> EngineCapabilities:
+        """What the last probe found; probes when none was made."""
+        ...
+
+    async def chat(self, request: EngineRequest) -> EngineReply: ...
+
+    def stream(self, request: EngineRequest) -> AsyncIterator[EngineDelta]:
+        """Closing the iterator early cancels the call in the engine."""
+        ...
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition] = (),
+        template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> TokenIds:
+        """Prompt ids [T] of a conversation in the engine's own template."""
+        ...
+
+    async def detokenize(self, ids: Sequence[int]) -> str: ...
+
+    async def close(self) -> None: ...
+
+
+class _Growing:
+    """One choice of a stream."""
+
+    def __init__(self) -> None:
+        self.thinking: list[str] = []
+        self.text: list[str] = []
+        self.calls: dict[int, tuple[str, str, list[str]]] = {}
+        self.ids: list[int] | None = None
+        self.logprobs: list[float] | None = None
+        self.token_logprobs: list[TokenLogprob] = []
+        self.version_spans: tuple[VersionSpan, ...] = ()
+        self.finish_reason: str | None = None
+        self.stop_reason: str | None = None
+
+    def feed(self, delta: EngineDelta) -> None:
+        shown = delta.shown
+        self.thinking.append(shown.thinking)
+        self.text.append(shown.text)
+        self.token_logprobs.extend(shown.logprobs)
+        for piece in shown.tool_calls:
+            call_id, name, arguments = self.calls.get(piece.index, ("", "", []))
+            arguments.append(piece.arguments)
+            self.calls[piece.index] = (call_id or piece.call_id or "", name or piece.name or "", arguments)
+        if delta.sampled_ids is not None:
+            self.ids = self.ids or []
+            self.ids.extend(delta.sampled_ids)
+        if delta.logprobs is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs.extend(delta.logprobs)
+        self.version_spans = delta.version_spans or self.version_spans
+        self.finish_reason = delta.finish_reason or self.finish_reason
+        self.stop_reason = delta.stop_reason or self.stop_reason
+
+    def choice(self, index: int) -> EngineChoice:
+        return EngineChoice(
+            index=index,
+            message=self._message(),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            sampled_ids=None if self.ids is None else token_ids(self.ids),
+            logprobs=None if self.logprobs is None else logprobs(self.logprobs),
+            version_spans=self.version_spans,
+            token_logprobs=tuple(self.token_logprobs),
+        )
+
+    def _message(self) -> Message:
+        calls = [ToolCall(call_id, name, "".join(pieces)) for _, (call_id, name, pieces) in sorted(self.calls.items())]
+        return assistant_message("".join(self.thinking), "".join(self.text), calls)
+
+
+class ReplyAccumulator:
+    """Folds a stream into the reply that the same call would have given in one piece. Partial at any time."""
+
+    def __init__(self) -> None:
+        self._choices: dict[int, _Growing] = {}
+        self._prompt_ids: TokenIds | None = None
+        self._usage: Usage | None = None
+
+    def feed(self, delta: EngineDelta) -> None:
+        if delta.prompt_ids is not None:
+            self._prompt_ids = delta.prompt_ids
+        self._usage = delta.usage or self._usage
+        self._choices.setdefault(delta.shown.choice_index, _Growing()).feed(delta)
+
+    def reply(self) -> EngineReply:
+        choices = tuple(growing.choice(index) for index, growing in sorted(self._choices.items()))
+        return EngineReply(prompt_ids=self._prompt_ids, choices=choices, usage=self._usage)
+
+
+def assistant_message(thinking: str, text: str, calls: Sequence[ToolCall] = ()) -> Message:
+    parts: list[Part] = [Thinking(thinking)] if thinking else []
+    parts += [Text(text)] if text else []
+    return Message("assistant", (*parts, *calls))
