@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,18 +99,18 @@ class ScriptedSampler:
         self._flows = _set_event()
         self._is_idle = _set_event()
         self._num_running = 0
-        self._num_aborts = 0
+        self._abort = asyncio.Event()  # of the sequences that run now; the next ones get their own
 
     async def sample(self, request: SampleRequest) -> AsyncGenerator[SampledToken, None]:
         await self._admits.wait()
-        num_aborts = self._num_aborts
+        aborted = self._abort
         self._num_running += 1
         self._is_idle.clear()
         try:
             reply, ids = self._script_reply(request)
             for position, token_id in enumerate(ids):
-                await self._delay(reply, position)
-                if self._num_aborts != num_aborts:
+                await self._delay(reply, position, aborted)
+                if aborted.is_set():
                     return
                 token = self._token(request, reply, position, token_id, is_last=position + 1 == len(ids))
                 yield token
@@ -126,7 +126,8 @@ class ScriptedSampler:
         if mode == "keep":
             self._flows.clear()
         elif mode == "abort":
-            self._num_aborts += 1
+            self._abort.set()
+            self._abort = asyncio.Event()
             self._flows.set()
         else:
             await self._is_idle.wait()
@@ -154,18 +155,16 @@ class ScriptedSampler:
         calls = [choose_tool(use, request.tools) for use in reply.tool_calls]
         return reply, self._encoder.encode(reply, calls, prompt)[: request.max_tokens]
 
-    async def _delay(self, reply: Reply, position: int) -> None:
+    async def _delay(self, reply: Reply, position: int, aborted: asyncio.Event) -> None:
         """Wait for this token's turn: the script's pace, a pause, a fault that never lets it come."""
-        await asyncio.sleep(reply.token_delay_s if position else reply.delay_s)
-        await self._flows.wait()
         active = current_faults.get()
-        if active is None:
-            return
-        drops = active.faults.drop_connection == position
-        if drops:
+        drops = active is not None and active.faults.drop_connection == position
+        if active is not None and drops:
             active.disconnect()
-        if drops or active.faults.hang:
-            await asyncio.Event().wait()
+        if active is not None and (drops or active.faults.hang):
+            await aborted.wait()
+        await _sleep(reply.token_delay_s if position else reply.delay_s, aborted)
+        await self._flows.wait()
 
     def _token(
         self, request: SampleRequest, reply: Reply, position: int, token_id: int, *, is_last: bool
@@ -189,6 +188,15 @@ class ScriptedSampler:
         if not is_last:
             return None
         return "stop" if token_id == self._encoder.end_of_turn_id else "length"
+
+
+async def _sleep(delay_s: float, aborted: asyncio.Event) -> None:
+    """Sleep, less long when aborted; other tasks get their turn in any case."""
+    await asyncio.sleep(0)
+    if delay_s:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await aborted.wait()
 
 
 def _set_event() -> asyncio.Event:

@@ -1,0 +1,106 @@
+"""However a stream is cut, it says the same."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gangline.engines.serving.parsing import CallEvent, ContentEvent, Parsers, ReasoningEvent, ReplyParser
+from gangline.engines.serving.text import IncrementalText, StopStrings
+from gangline.testing.tiny_tokenizer import TinyTokenizer
+
+TOKENIZER = TinyTokenizer()
+SPECIAL = "<|im_end|>"
+NUM_IDS = TOKENIZER.encode("</think>")[0] + 1  # the last added token has the highest id
+
+any_ids = st.lists(st.integers(0, NUM_IDS - 1), max_size=40)
+tags = ["<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"a": 1}}', "<", "\n"]
+replies = st.lists(st.sampled_from([*tags, "x", " ", "tool", '{"name": 1}', "日"]), max_size=12).map("".join)
+cuts = st.lists(st.integers(0, 200), max_size=12)
+
+
+def pieces(text: str, at: Sequence[int]) -> list[str]:
+    borders = [0, *sorted(min(cut, len(text)) for cut in at), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(borders)]
+
+
+@given(any_ids)
+def test_text_of_any_ids_streamed_is_their_text_decoded_at_once(ids: list[int]) -> None:
+    incremental = IncrementalText(TOKENIZER)
+    streamed = "".join(incremental.feed(token_id) for token_id in ids) + incremental.flush()
+    assert streamed == TOKENIZER.decode([i for i in ids if not TOKENIZER.is_special(i)])
+
+
+@given(st.text(max_size=30))
+def test_no_piece_of_a_valid_text_holds_half_a_character(text: str) -> None:
+    incremental = IncrementalText(TOKENIZER, skip_special=False)
+    streamed = [incremental.feed(token_id) for token_id in TOKENIZER.encode(text)]
+    assert "".join(streamed) + incremental.flush() == text
+    assert all("�" not in piece for piece in streamed) or "�" in text
+
+
+@given(any_ids)
+def test_special_tokens_can_be_kept(ids: list[int]) -> None:
+    incremental = IncrementalText(TOKENIZER, skip_special=False)
+    streamed = "".join(incremental.feed(token_id) for token_id in ids) + incremental.flush()
+    assert streamed == TOKENIZER.decode(ids)
+
+
+def stopped(chunks: Sequence[str], stops: Sequence[str], *, include: bool) -> tuple[str, str | None]:
+    cutter, text = StopStrings(stops, include=include), ""
+    for chunk in chunks:
+        delta, stop = cutter.feed(chunk)
+        text += delta
+        if stop is not None:
+            return text, stop
+    return text + cutter.flush(), None
+
+
+def stopped_by_definition(text: str, stops: Sequence[str], *, include: bool) -> tuple[str, str | None]:
+    """The first end of any stop string; of those that end there, the longest."""
+    for end in range(len(text) + 1):
+        ending = [stop for stop in stops if stop and text[:end].endswith(stop)]
+        if ending:
+            stop = max(ending, key=len)
+            return text[: end if include else end - len(stop)], stop
+    return text, None
+
+
+@given(
+    text=st.text("abc", max_size=30),
+    stops=st.lists(st.text("abc", max_size=4), max_size=4),
+    at=cuts,
+    include=st.booleans(),
+)
+@example(text="abc", stops=["abc", "b"], at=[], include=False)
+def test_stop_strings_cut_any_stream_where_their_definition_says(
+    text: str, stops: list[str], at: list[int], include: bool
+) -> None:
+    expected = stopped_by_definition(text, stops, include=include)
+    assert stopped(pieces(text, at), stops, include=include) == expected
+
+
+def parsed(chunks: Sequence[str], *, inside: bool) -> tuple[str, str, list[CallEvent]]:
+    parser = ReplyParser(Parsers("hermes", "qwen3"), in_reasoning=inside)
+    events = [event for chunk in chunks for event in parser.feed(chunk)] + parser.finish()
+    return (
+        "".join(e.text for e in events if isinstance(e, ContentEvent)),
+        "".join(e.text for e in events if isinstance(e, ReasoningEvent)),
+        [e for e in events if isinstance(e, CallEvent)],
+    )
+
+
+@given(text=replies, at=cuts, inside=st.booleans())
+def test_a_reply_parses_alike_however_it_is_cut(text: str, at: list[int], inside: bool) -> None:
+    assert parsed(pieces(text, at), inside=inside) == parsed([text], inside=inside)
+
+
+@given(text=replies, at=cuts)
+def test_parsing_loses_nothing_but_tags_calls_and_white_space(text: str, at: list[int]) -> None:
+    content, reasoning, calls = parsed(pieces(text, at), inside=False)
+    kept = content + reasoning + "".join(f"{call.name}{call.arguments}" for call in calls)
+    for letter in "x日":
+        assert kept.count(letter) == text.count(letter)
