@@ -1,0 +1,111 @@
+"""Keys and values of one token sequence, and the search for a prefix that another sequence already computed.
+
+A sequence owns its cache: no slots, no padding. `ids` are the tokens whose keys and values are in it; every reuse
+compares ids, so a cache can never be taken for another text's.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+__all__ = ["KvCache", "PrefixStore", "common_length"]
+
+_GROWTH = 64
+Ids = NDArray[np.int64]
+
+
+def common_length(left: Ids, right: Ids) -> int:
+    """How many leading ids are equal."""
+    n = min(len(left), len(right))
+    differ = left[:n] != right[:n]
+    return int(differ.argmax()) if differ.any() else n
+
+
+class KvCache:
+    """keys, values: [layer, kv head, position, head_dim], float32, the first `length` positions filled."""
+
+    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        self._shape = (num_layers, num_kv_heads, head_dim)
+        self.length = 0
+        self._ids: Ids = np.empty(0, dtype=np.int64)
+        self.keys, self.values = self._allocate(0)
+
+    @property
+    def ids(self) -> Ids:
+        return self._ids[: self.length]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+    def reserve(self, capacity: int) -> None:
+        """Have room for `capacity` positions."""
+        if capacity <= len(self._ids):
+            return
+        # Half as much again: the copying stays linear in the length, the waste bounded.
+        capacity = -(-max(capacity, len(self._ids) * 3 // 2) // _GROWTH) * _GROWTH
+        old_keys, old_values, n = self.keys, self.values, self.length
+        self.keys, self.values = self._allocate(capacity)
+        self.keys[:, :, :n], self.values[:, :, :n] = old_keys[:, :, :n], old_values[:, :, :n]
+        ids = np.empty(capacity, dtype=np.int64)
+        ids[:n] = self.ids
+        self._ids = ids
+
+    def commit(self, ids: Sequence[int] | Ids) -> None:
+        """Count `ids` in: a forward pass has written their keys and values behind the filled positions."""
+        end = self.length + len(ids)
+        self._ids[self.length : end] = ids
+        self.length = end
+
+    def copy_prefix(self, source: KvCache, length: int) -> None:
+        """Take over what `source` computed for positions `self.length` to `length`; the ids before are equal."""
+        self.reserve(length)
+        part = slice(self.length, length)
+        self.keys[:, :, part] = source.keys[:, :, part]
+        self.values[:, :, part] = source.values[:, :, part]
+        self.commit(source.ids[part])
+
+    def clear(self) -> None:
+        self.length = 0
+
+    def _allocate(self, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
+        layers, heads, dim = self._shape
+        return torch.empty(layers, heads, capacity, dim), torch.empty(layers, heads, capacity, dim)
+
+
+class PrefixStore:
+    """Caches of finished sequences, least recently used first out, at most `max_bytes` together."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._caches: OrderedDict[int, KvCache] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._caches)
+
+    def keep(self, cache: KvCache) -> None:
+        for key, other in list(self._caches.items()):
+            if common_length(other.ids, cache.ids) == other.length:
+                del self._caches[key]
+        self._caches[id(cache)] = cache
+        while sum(kept.num_bytes for kept in self._caches.values()) > self._max_bytes:
+            self._caches.popitem(last=False)
+
+    def longest_prefix(self, ids: Ids) -> tuple[KvCache | None, int]:
+        """The cache that shares the longest prefix with `ids`, and its length in tokens."""
+        best, length = None, 0
+        for cache in self._caches.values():
+            common = common_length(cache.ids, ids)
+            if common > length:
+                best, length = cache, common
+        if best is not None:
+            self._caches.move_to_end(id(best))
+        return best, length
+
+    def clear(self) -> None:
+        self._caches.clear()

@@ -1,0 +1,85 @@
+"""From logits to sampled ids, with the log-prob under the very distribution that was drawn from.
+
+Each row has its own parameters and its own random number, so a row's draw does not depend on its neighbours. The draw
+inverts the cumulative distribution in float64: noise of the size of a float32 rounding moves it only where the random
+number falls within that rounding of a border.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import torch
+
+__all__ = ["Draw", "RowParameters", "draw", "processed_logprobs"]
+
+
+class RowParameters(NamedTuple):
+    temperature: float
+    """0 is greedy, with the log-prob of the untempered distribution."""
+    top_p: float = 1.0
+    top_k: int = 0
+    banned_ids: frozenset[int] = frozenset()
+    num_top_logprobs: int = 0
+
+
+class Draw(NamedTuple):
+    token_id: int
+    logprob: float
+    top_logprobs: tuple[tuple[int, float], ...]
+    """Most probable first; ids that the processing excluded are not in it, so it may be shorter than asked for."""
+
+
+def draw(logits: torch.Tensor, rows: Sequence[RowParameters], uniforms: Sequence[float]) -> list[Draw]:
+    """Sample one id per row. logits: [B, vocab]; uniforms: [B], each in [0, 1)."""
+    logprobs = processed_logprobs(logits, rows)
+    ids = _invert(logprobs, torch.tensor(uniforms, dtype=torch.float64))
+    greedy = torch.tensor([row.temperature == 0 for row in rows])
+    ids = torch.where(greedy, logprobs.argmax(-1), ids)
+    token_ids = cast("list[int]", ids.tolist())
+    chosen = cast("list[float]", logprobs.gather(1, ids[:, None])[:, 0].tolist())
+    return [
+        Draw(token_id, logprob, _top(logprobs[i], row.num_top_logprobs))
+        for i, (row, token_id, logprob) in enumerate(zip(rows, token_ids, chosen, strict=True))
+    ]
+
+
+def processed_logprobs(logits: torch.Tensor, rows: Sequence[RowParameters]) -> torch.Tensor:
+    """Log-probs after banned ids, temperature, top-k, top-p, in vLLM's order. [B, vocab], -inf where excluded."""
+    scale = torch.tensor([row.temperature or 1.0 for row in rows], dtype=torch.float32)
+    scaled = logits.float() / scale[:, None]
+    for i, row in enumerate(rows):
+        if row.banned_ids:
+            scaled[i, list(row.banned_ids)] = -math.inf
+        if row.temperature > 0 and (row.top_k > 0 or row.top_p < 1):
+            scaled[i] = _truncated(scaled[i], row.top_k, row.top_p)
+    return scaled.log_softmax(-1)
+
+
+def _truncated(scaled: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+    """Keep the `top_k` most probable ids, then the fewest of them that reach `top_p` together. scaled: [vocab]."""
+    limit = min(top_k, len(scaled)) if top_k > 0 else len(scaled)
+    values, ids = scaled.topk(limit)
+    probabilities = values.double().softmax(-1)
+    kept = probabilities.cumsum(-1) - probabilities < top_p
+    kept[0] = True
+    return torch.full_like(scaled, -math.inf).index_copy(0, ids[kept], values[kept])
+
+
+def _invert(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The first id at which the cumulative probability exceeds the row's share of the total. [B]."""
+    cumulative = logprobs.double().exp().cumsum(-1)
+    # `right` steps over ids of probability zero: they do not raise the sum.
+    ids = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)[:, 0]
+    return ids.clamp(max=logprobs.shape[-1] - 1)
+
+
+def _top(logprobs: torch.Tensor, number: int) -> tuple[tuple[int, float], ...]:
+    if number == 0:
+        return ()
+    values, ids = logprobs.topk(min(number, len(logprobs)))
+    token_ids = cast("list[int]", ids.tolist())
+    top = cast("list[float]", values.tolist())
+    return tuple(pair for pair in zip(token_ids, top, strict=True) if pair[1] > -math.inf)
