@@ -1,0 +1,198 @@
+"""Harness `pi`: the coding agent of npm package `@mariozechner/pi-coding-agent`.
+
+Its configuration goes to the session's private HOME, the session's key only to its environment, the instruction to its
+standard input (as an argument, one that begins with `-` or `@` would be read as something else).
+
+pi exits with 0 when the model's API failed, so success is read from its events: the run ended (`agent_end`), and the
+last assistant message was not broken off by an error. The stream repeats the whole message at each token and all
+messages at the end; a filter in the launch command drops the repetitions, so that the evidence fits a bounded output.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch, RuntimeHandle
+from gangline.domain.errors import HarnessError
+from gangline.harnesses.environment import provider_environment
+from gangline.harnesses.evidence import describe_exit
+from gangline.settings import Settings
+
+__all__ = ["PiConfig", "PiHarness"]
+
+_PACKAGE = "@mariozechner/pi-coding-agent"
+_PROVIDER = "gangline"
+_KEY_VARIABLE = "GANGLINE_API_KEY"
+_VERSION_TIMEOUT_S = 60.0
+
+_API_PATHS = {
+    "openai-completions": "/v1",
+    "openai-responses": "/v1",
+    "anthropic-messages": "",
+    "google-generative-ai": "/v1beta",
+}
+"""pi's name of an API -> what its base URL ends in."""
+
+# $@ is pi and its arguments. POSIX pipelines answer with the filter's exit code: pi's own takes the way round by
+# descriptor 3, while the events go on to the real stdout (descriptor 4).
+_LAUNCH = r"""
+exec 4>&1
+code=$( { { "$@" 3>&- 4>&-; echo $? >&3; } | sed -u \
+  -e '/^{"type":"message_update"/d' -e '/^{"type":"message_start"/d' -e '/^{"type":"turn_end"/d' \
+  -e '/^{"type":"tool_execution_/d' -e 's/^{"type":"agent_end".*/{"type":"agent_end"}/' >&4; } 3>&1 )
+exit "${code:-1}"
+"""
+
+
+class PiConfig(BaseModel):
+    """Settings of harness `pi`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    api: Literal["openai-completions", "openai-responses", "anthropic-messages", "google-generative-ai"] = (
+        "openai-completions"
+    )
+    """The API that pi speaks to the proxy."""
+    version: str | None = "0.73.1"
+    """Version that must be installed; None takes any."""
+    context_window: int = Field(default=32_768, gt=0)
+    """Tokens that the model can read; pi compacts its history before they are used up."""
+    max_tokens: int = Field(default=4_096, gt=0)
+    """Tokens that pi asks for in each call."""
+    thinking: Literal["off", "minimal", "low", "medium", "high", "xhigh"] = "off"
+    """pi's thinking level; other than `off` for models that can think."""
+    tools: tuple[str, ...] | None = None
+    """Names of the tools to enable; None is pi's own choice: read, bash, edit, write."""
+    system_prompt: str | None = None
+    """Replaces pi's system prompt."""
+    append_system_prompt: str | None = None
+    """Text put behind the system prompt."""
+    compaction: bool = True
+    """Whether pi may summarise its history when the context fills up."""
+    compat: dict[str, Any] = Field(default_factory=dict)
+    """pi's own switches for what the engine behind the proxy understands, as in its `models.json`."""
+    arguments: tuple[str, ...] = ()
+    """More arguments of pi's command line."""
+
+
+class PiHarness:
+    """Configures, starts and judges pi."""
+
+    name: ClassVar[str] = "pi"
+    Config: ClassVar[type[BaseModel]] = PiConfig
+
+    def __init__(self, config: PiConfig) -> None:
+        self._config = config
+
+    async def prepare(self, context: HarnessContext) -> Launch:
+        """Raises: HarnessError when pi is missing, does not start, or is of another version."""
+        await self._check_version(context.runtime)
+        folder = f"{context.runtime.home}/.pi/agent"
+        await _write_json(context.runtime, f"{folder}/models.json", self._models(context))
+        await _write_json(context.runtime, f"{folder}/settings.json", self._settings())
+        env = provider_environment(context) | {
+            "PI_OFFLINE": "1",
+            "PI_SKIP_VERSION_CHECK": "1",
+            "PI_TELEMETRY": "0",
+            "PI_CODING_AGENT_DIR": folder,
+        }
+        command = ["sh", "-c", _LAUNCH, "pi", *self._arguments(context.model)]
+        return Launch(command=command, env=env, stdin=context.instruction.encode())
+
+    def judge(self, result: ExecResult) -> HarnessVerdict:
+        if result.timed_out or result.exit_code != 0:
+            return HarnessVerdict(False, describe_exit(result))
+        last: dict[str, Any] | None = None
+        ended = False
+        for event in _events(result.stdout):
+            if event["type"] == "message_end" and event["message"].get("role") == "assistant":
+                last = event["message"]
+            ended = event["type"] == "agent_end" or (ended and event["type"] != "agent_start")
+        if last is None:
+            return HarnessVerdict(False, "pi ended without an answer from the model")
+        if last.get("stopReason") in ("error", "aborted"):
+            return HarnessVerdict(False, f"pi's last model call failed: {last.get('errorMessage', 'no message')}")
+        if not ended and not result.truncated:
+            return HarnessVerdict(False, "pi's events stop before the end of its run")
+        return HarnessVerdict(True)
+
+    def _arguments(self, model: str) -> list[str]:
+        config = self._config
+        arguments = ["pi", "--provider", _PROVIDER, "--model", model, "--no-session", "--mode", "json", "-p"]
+        arguments += ["--thinking", config.thinking]
+        if config.tools is not None:
+            arguments += ["--tools", ",".join(config.tools)] if config.tools else ["--no-tools"]
+        if config.system_prompt is not None:
+            arguments += ["--system-prompt", config.system_prompt]
+        if config.append_system_prompt is not None:
+            arguments += ["--append-system-prompt", config.append_system_prompt]
+        return [*arguments, *config.arguments]
+
+    def _models(self, context: HarnessContext) -> dict[str, Any]:
+        config = self._config
+        model = {
+            "id": context.model,
+            "reasoning": config.thinking != "off",
+            "input": ["text"],
+            "contextWindow": config.context_window,
+            "maxTokens": config.max_tokens,
+            "compat": {"supportsStore": False, "supportsDeveloperRole": False, **config.compat},
+        }
+        provider = {
+            "baseUrl": context.base_url.rstrip("/") + _API_PATHS[config.api],
+            "api": config.api,
+            "apiKey": _KEY_VARIABLE,
+            "models": [model],
+        }
+        return {"providers": {_PROVIDER: provider}}
+
+    def _settings(self) -> dict[str, Any]:
+        window = self._config.context_window
+        # pi's own reserve of 16,384 tokens is more than a small model's whole context.
+        compaction = {
+            "enabled": self._config.compaction,
+            "reserveTokens": min(16_384, window // 4),
+            "keepRecentTokens": min(20_000, window // 2),
+        }
+        return {"quietStartup": True, "enableInstallTelemetry": False, "compaction": compaction}
+
+    async def _check_version(self, runtime: RuntimeHandle) -> None:
+        wanted = self._config.version
+        tools = Settings.from_environ().tools_dir
+        install = f"npm install --prefix {tools} {_PACKAGE}@{wanted or 'latest'}"
+        env = {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1"}
+        result = await runtime.exec(
+            "command -v pi >/dev/null || exit 127; pi --version", env=env, timeout_s=_VERSION_TIMEOUT_S
+        )
+        if result.exit_code == 127:
+            raise HarnessError(f"pi is not installed where the runtime looks for it. Run: {install}")
+        if not result.ok:
+            raise HarnessError(
+                f"pi does not start (it needs Node 20.6 or later): {describe_exit(result)}. Run: {install}"
+            )
+        # pi tells its version on stderr.
+        found = (result.stdout + result.stderr).decode(errors="replace").split()
+        if wanted is not None and wanted not in found:
+            raise HarnessError(
+                f"pi {' '.join(found)[:40] or 'of an unknown version'} is installed, the task wants {wanted}. "
+                f"Run: {install}, or set `version` in the agent's settings"
+            )
+
+
+async def _write_json(runtime: RuntimeHandle, path: str, value: dict[str, Any]) -> None:
+    await runtime.upload(path, json.dumps(value, indent=2).encode())
+
+
+def _events(stdout: bytes) -> Iterator[dict[str, Any]]:
+    """pi's events, in order; a line that is none (cut off, or another program's) is left out."""
+    for line in stdout.splitlines():
+        try:
+            event: Any = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and isinstance(cast(dict[str, Any], event).get("type"), str):
+            yield cast(dict[str, Any], event)
