@@ -1,0 +1,4 @@
+"""Evaluators: (trajectory, artifacts, runtime) -> reward.
+
+An evaluator that cannot give a reward raises EvaluatorError: nothing is scored 0 because *we* broke.
+"""

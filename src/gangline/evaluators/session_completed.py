@@ -1,0 +1,40 @@
+"""Evaluator `session_completed`: one value when the agent came to its own end, another when it did not."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, FiniteFloat
+
+from gangline.domain.contracts import EvaluationContext, Reward
+from gangline.domain.errors import EvaluatorError
+
+__all__ = ["SessionCompletedConfig", "SessionCompletedEvaluator"]
+
+
+class SessionCompletedConfig(BaseModel):
+    """Configuration of evaluator `session_completed`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    completed: FiniteFloat = 1.0
+    """Reward of outcome `completed`."""
+    otherwise: FiniteFloat = 0.0
+    """Reward of `agent_timeout`, `turn_limit` and `agent_error`."""
+
+
+class SessionCompletedEvaluator:
+    """Looks at the outcome only; for trying things out, and for tasks that are their own judge."""
+
+    name: ClassVar[str] = "session_completed"
+    Config: ClassVar[type[BaseModel]] = SessionCompletedConfig
+
+    def __init__(self, config: SessionCompletedConfig) -> None:
+        self._config = config
+
+    async def evaluate(self, context: EvaluationContext) -> Reward:
+        """Raises: EvaluatorError on an outcome that says nothing of the agent."""
+        if context.outcome in ("infra_error", "cancelled"):
+            raise EvaluatorError(f"outcome {context.outcome} says nothing of the agent: the session has no reward")
+        reward = self._config.completed if context.outcome == "completed" else self._config.otherwise
+        return Reward(reward=reward, details={"outcome": context.outcome})

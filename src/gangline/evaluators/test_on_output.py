@@ -1,0 +1,134 @@
+"""Evaluator `test_on_output`: weighted checks on what the agent put out.
+
+What the agent did not put out (no such file, no answer) fails every check; it is the agent's doing, so it is scored.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from gangline.domain.contracts import EvaluationContext, Reward
+from gangline.domain.errors import CallerError
+from gangline.evaluators.patterns import matches
+from gangline.evaluators.transcript import last_answer
+
+__all__ = ["Check", "TestOnOutputConfig", "TestOnOutputEvaluator"]
+
+_REGEX_TIMEOUT_S = 10.0
+_MAX_SHOWN_CHARS = 500
+
+
+class Check(BaseModel):
+    """One thing that must hold of the output."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    kind: Literal["equals", "contains", "regex"]
+    """`regex` is found anywhere (Python's syntax); anchor it with `\\A` and `\\Z` to match the whole."""
+    value: str
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    ignore_case: bool = False
+
+    @model_validator(mode="after")
+    def _compiles(self) -> Self:
+        if self.kind == "regex":
+            try:
+                re.compile(self.value)
+            except re.error as error:
+                raise ValueError(f"not a regular expression: {error}") from error
+        return self
+
+    def holds(self, text: str) -> bool:
+        """Whether a check of kind `equals` or `contains` holds."""
+        value = self.value
+        if self.ignore_case:
+            value, text = value.casefold(), text.casefold()
+        return text == value if self.kind == "equals" else value in text
+
+
+def _not_empty(checks: tuple[Check, ...]) -> tuple[Check, ...]:
+    if not checks:
+        raise ValueError("give at least one check")
+    return checks
+
+
+class TestOnOutputConfig(BaseModel):
+    """Configuration of evaluator `test_on_output`."""
+
+    __test__: ClassVar[bool] = False  # not a test, whatever pytest makes of the name
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    checks: Annotated[tuple[Check, ...], AfterValidator(_not_empty)]
+    """The reward is the weight of the checks that hold over the weight of all."""
+    source: Literal["stdout", "file", "last_message"] = "stdout"
+    """The agent's standard output, a file it left in its runtime, or the model's last answer."""
+    path: str | None = None
+    """The file, with `source: file`."""
+    part: Literal["all", "last_line"] = "all"
+    """`last_line`: the last line that is not blank."""
+    strip: bool = True
+    """Leave out blanks at both ends before checking."""
+    max_bytes: int = Field(default=1 << 20, gt=0)
+    """A file larger than this fails every check."""
+
+    @model_validator(mode="after")
+    def _path_goes_with_file(self) -> Self:
+        if (self.source == "file") != (self.path is not None):
+            raise ValueError("`path` goes with `source: file`, and only with it")
+        return self
+
+
+class TestOnOutputEvaluator:
+    """Checks one text; never runs anything in a runtime."""
+
+    __test__: ClassVar[bool] = False
+    name: ClassVar[str] = "test_on_output"
+    Config: ClassVar[type[BaseModel]] = TestOnOutputConfig
+
+    def __init__(self, config: TestOnOutputConfig) -> None:
+        self._config = config
+
+    async def evaluate(self, context: EvaluationContext) -> Reward:
+        """Raises: EvaluatorError when a regular expression does not come to an end."""
+        output, missing = await self._output(context)
+        if output is None:
+            return Reward(reward=0.0, details={"source": self._config.source, "missing": missing})
+        text = self._relevant(output)
+        passed = await self._passed(text)
+        checks = self._config.checks
+        total = sum(check.weight for check in checks)
+        reward = sum(check.weight for check, ok in zip(checks, passed, strict=True) if ok) / total
+        found = [
+            {"kind": check.kind, "value": check.value, "weight": check.weight, "passed": ok}
+            for check, ok in zip(checks, passed, strict=True)
+        ]
+        details = {"source": self._config.source, "output": text[:_MAX_SHOWN_CHARS], "checks": found}
+        return Reward(reward=reward, details=details)
+
+    async def _output(self, context: EvaluationContext) -> tuple[str | None, str]:
+        """The text, or None and why there is none."""
+        if self._config.source == "stdout":
+            return context.harness_stdout.decode(errors="replace"), ""
+        if self._config.source == "last_message":
+            return last_answer(context.trajectory), "the model gave no answer"
+        assert self._config.path is not None
+        try:
+            data = await context.runtime.download(self._config.path, max_bytes=self._config.max_bytes)
+        except CallerError as error:  # no such file, too large, a link: the agent's doing
+            return None, error.message
+        return data.decode(errors="replace"), ""
+
+    def _relevant(self, output: str) -> str:
+        if self._config.part == "last_line":
+            lines = [line for line in output.splitlines() if line.strip()]
+            output = lines[-1] if lines else ""
+        return output.strip() if self._config.strip else output
+
+    async def _passed(self, text: str) -> list[bool]:
+        checks = self._config.checks
+        patterns = [(check.value, check.ignore_case) for check in checks if check.kind == "regex"]
+        found = iter(await matches(patterns, text, timeout_s=_REGEX_TIMEOUT_S) if patterns else ())
+        return [next(found) if check.kind == "regex" else check.holds(text) for check in checks]

@@ -1,0 +1,89 @@
+"""A session as JSON for graders: what was really said, rather than what the agent claims.
+
+    {"session_id", "instruction", "outcome", "harness_exit": {"exit_code", "signal", "timed_out"}, "harness_stdout",
+     "metadata", "traces": [{"trace_id", "role", "parent_trace_id", "num_turns", "finish_reason", "prompt_messages",
+                             "response_messages"}]}
+
+Messages are in the form of OpenAI's chat API. `response_messages` begins with the model's first answer in the trace;
+what the harness answered in between follows in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from gangline.domain.contracts import EvaluationContext
+from gangline.domain.conversation import Message, Text, Thinking, ToolCall, ToolResult
+from gangline.domain.trajectory import Trace, Trajectory
+
+__all__ = ["chat_messages", "last_answer", "transcript"]
+
+
+def transcript(context: EvaluationContext) -> dict[str, Any]:
+    return {
+        "session_id": context.session_id,
+        "instruction": context.instruction,
+        "outcome": context.outcome,
+        "harness_exit": msgspec.to_builtins(context.harness_exit),
+        "harness_stdout": context.harness_stdout.decode(errors="replace"),
+        "metadata": dict(context.metadata),
+        "traces": [_trace(trace) for trace in context.trajectory.traces],
+    }
+
+
+def last_answer(trajectory: Trajectory) -> str | None:
+    """Text of the model's last answer on the main line (of all traces, where none is a main one)."""
+    traces = [trace for trace in trajectory.traces if trace.role == "main"] or trajectory.traces
+    for trace in reversed(traces):
+        for message in reversed(trace.response_messages):
+            if message.role == "assistant":
+                return "".join(part.text for part in message.parts if isinstance(part, Text))
+    return None
+
+
+def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages in OpenAI's form; one with several tool results becomes several."""
+    return [item for message in messages for item in _chat_items(message)]
+
+
+def _trace(trace: Trace) -> dict[str, Any]:
+    return {
+        "trace_id": trace.trace_id,
+        "role": trace.role,
+        "parent_trace_id": trace.parent_trace_id,
+        "num_turns": len(trace.spans),
+        "finish_reason": trace.finish_reason,
+        "prompt_messages": chat_messages(trace.prompt_messages),
+        "response_messages": chat_messages(trace.response_messages),
+    }
+
+
+def _chat_items(message: Message) -> list[dict[str, Any]]:
+    results = [part for part in message.parts if isinstance(part, ToolResult)]
+    items: list[dict[str, Any]] = [
+        {"role": "tool", "tool_call_id": result.call_id, "content": "".join(piece.text for piece in result.content)}
+        for result in results
+    ]
+    if len(results) < len(message.parts) or not results:
+        items.append(_spoken(message))
+    return items
+
+
+def _spoken(message: Message) -> dict[str, Any]:
+    item: dict[str, Any] = {"role": message.role}
+    if message.name is not None:
+        item["name"] = message.name
+    item["content"] = "".join(part.text for part in message.parts if isinstance(part, Text))
+    thinking = "".join(part.text for part in message.parts if isinstance(part, Thinking))
+    if thinking:
+        item["reasoning_content"] = thinking
+    calls = [part for part in message.parts if isinstance(part, ToolCall)]
+    if calls:
+        item["tool_calls"] = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in calls
+        ]
+    return item
