@@ -24,10 +24,12 @@ class HandSampler(ScriptedSampler):
     def __init__(self) -> None:
         super().__init__(Script(model="m"), TinyTokenizer())
         self.tokens: asyncio.Queue[int | None] = asyncio.Queue()
+        self.requests: list[SampleRequest] = []
         self.started = asyncio.Semaphore(0)
         self.closed = asyncio.Semaphore(0)
 
     async def sample(self, request: SampleRequest) -> AsyncGenerator[SampledToken, None]:
+        self.requests.append(request)
         self.started.release()
         try:
             while True:
@@ -105,6 +107,34 @@ async def test_a_weight_update_inside_a_reply_shows_in_its_spans(
     rest = await chunks.read()
     assert b'"weight_versions":[{"version":"0","start":0,"end":3},{"version":"7","start":3,"end":4}]' in rest
     assert rest.endswith(b"data: [DONE]\n\n")
+
+
+async def test_what_a_request_asks_for_reaches_the_sampler(
+    sampler: HandSampler, session: aiohttp.ClientSession
+) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    asked = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 40, "max_tokens": 5, "min_tokens": 1, "n": 2}
+    for token_id in [*sampler.tokenizer.eos_ids] * 2:
+        sampler.tokens.put_nowait(token_id)
+    async with session.post(CHAT, json={**BODY, **asked, "tools": [tool]}) as response:
+        assert response.status == 200
+    assert sorted((r.choice_index, r.seed) for r in sampler.requests) == [(0, 40), (1, 41)]
+    for request in sampler.requests:
+        assert (request.temperature, request.top_p, request.top_k) == (0.5, 0.9, 7)
+        assert (request.max_tokens, request.min_tokens) == (5, 1)
+        assert (request.messages, request.tools) == (BODY["messages"], [tool])
+        assert request.prompt_ids == sampler.tokenizer.render(BODY["messages"], tools=[tool])
+
+
+async def test_stop_strings_wait_for_the_least_number_of_tokens(
+    sampler: HandSampler, session: aiohttp.ClientSession
+) -> None:
+    for token_id in sampler.tokenizer.encode("xyzxyz"):
+        sampler.tokens.put_nowait(token_id)
+    async with session.post(CHAT, json={**BODY, "stop": "yz", "min_tokens": 3}) as response:
+        reply = await response.json()
+    assert reply["choices"][0]["message"]["content"] == "xyzx"
+    assert reply["usage"]["completion_tokens"] == 6
 
 
 async def test_a_sampler_that_breaks_is_an_error_and_not_a_short_reply(

@@ -141,8 +141,7 @@ class _ChatCall:
     async def _steps(self, index: int) -> AsyncGenerator[_Step, None]:
         parser = ReplyParser(self._parsers, in_reasoning=self._in_reasoning)
         called = False
-        pieces = generate(self._sampler, self._request, text_rules(self._chat), index)
-        async with aclosing(pieces):
+        async with aclosing(generate(self._sampler, self._request, text_rules(self._chat), index)) as pieces:
             async for piece in pieces:
                 events = parser.feed(piece.text)
                 if piece.finish_reason is not None:
@@ -178,8 +177,7 @@ class _ChatCall:
         """Answer the number of sampled tokens."""
         num_calls = 0
         tokens: list[SampledToken] = []
-        steps = self._steps(index)
-        async with aclosing(steps):
+        async with aclosing(self._steps(index)) as steps:
             async for step in steps:
                 tokens.extend(step.piece.tokens)
                 for choice in self._chunk_choices(index, step, num_calls):

@@ -80,8 +80,7 @@ class _CompletionCall:
         """The whole choice and its number of tokens; each piece of it goes to `events` as it is sampled."""
         whole = self._part(index, "", ())
         tokens: list[SampledToken] = []
-        pieces = generate(self._sampler, self._request, text_rules(self._completion), index)
-        async with aclosing(pieces):
+        async with aclosing(generate(self._sampler, self._request, text_rules(self._completion), index)) as pieces:
             async for piece in pieces:
                 part = self._part(index, piece.text, piece.tokens, text_offset=len(whole.text))
                 part.finish_reason, part.stop_reason = piece.finish_reason, piece.stop_reason

@@ -7,7 +7,7 @@ from typing import Any, cast, get_args
 
 from aiohttp import web
 
-from gangline.domain.errors import GanglineError
+from gangline.domain.errors import InvalidRequest
 from gangline.engines.serving.sampler import PauseMode, Sampler
 from gangline.engines.serving.wire import ApiError, RpcRequest, VersionRequest, decode_request
 
@@ -51,7 +51,7 @@ class ControlRoutes:
             raise ApiError(f"method {rpc.method!r} is not known; this engine has reload_weights.", param="method")
         try:
             await self._sampler.load_weights(_weights_folder(rpc.kwargs))
-        except (GanglineError, OSError, ValueError, KeyError) as error:
+        except (InvalidRequest, OSError, ValueError, KeyError) as error:
             message = f"The weights were not loaded, the old ones are kept: {error}"
             raise ApiError(message, param="kwargs.weights_path") from None
         return web.json_response({"results": [None]})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -118,8 +118,7 @@ async def generate(
     seed = None if request.seed is None else request.seed + choice_index
     request = msgspec.structs.replace(request, choice_index=choice_index, seed=seed)
     choice = _Choice(sampler, request, rules)
-    tokens = cast("AsyncGenerator[SampledToken, None]", sampler.sample(request))
-    async with aclosing(tokens):
+    async with aclosing(sampler.sample(request)) as tokens:
         async for token in tokens:
             piece = choice.feed(token)
             yield piece

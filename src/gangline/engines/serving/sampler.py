@@ -7,7 +7,7 @@ under the distribution that it was really drawn from and the weight version that
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -84,9 +84,11 @@ class Sampler(Protocol):
     model_name: str
     context_length: int
     tokenizer: ChatTokenizer
-    weight_version: int
 
-    def sample(self, request: SampleRequest) -> AsyncIterator[SampledToken]:
+    @property
+    def weight_version(self) -> int: ...
+
+    def sample(self, request: SampleRequest) -> AsyncGenerator[SampledToken, None]:
         """Yield sampled tokens until a stop id or `max_tokens`.
 
         An iterator that ends without a `finish_reason` was aborted (there was no next token to say so on).
