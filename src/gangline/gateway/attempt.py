@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -125,7 +125,7 @@ class Attempt:
         )
 
     @contextmanager
-    def _in(self, stage: Stage) -> Iterator[None]:
+    def _in(self, stage: Stage) -> Generator[None]:
         self.stage, self._entered_at = stage, self._clock()
         log.info("session.%s session=%s attempt=%d", stage, *self.key)
         try:
@@ -375,11 +375,12 @@ _T = TypeVar("_T")
 
 
 async def _within(seconds: float, work: Awaitable[_T], otherwise: GanglineError) -> _T:
+    budget = asyncio.timeout(seconds)
     try:
-        async with asyncio.timeout(seconds) as scope:
+        async with budget:
             return await work
     except TimeoutError:
-        if scope.expired():
+        if budget.expired():
             raise otherwise from None
         raise
 
