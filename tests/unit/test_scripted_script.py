@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +174,11 @@ def test_log_probs_are_negative_finite_and_differ_by_place() -> None:
     assert scripted_logprob(0, 5) == scripted_logprob(0, 5)
     assert all(-4 < scripted_logprob(position, 5) < 0 for position in range(1000))
     assert len({scripted_logprob(position, 5) for position in range(100)}) > 50
+
+
+def test_the_scripts_in_the_guide_are_scripts() -> None:
+    guide = Path(__file__).parents[2] / "docs/guides/scripted-engine.md"
+    blocks = re.findall(r"```json\n(.*?)```", guide.read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        assert Script.model_validate_json(block).rules
