@@ -81,6 +81,10 @@ class Database:
         """Run a blocking job on the writer thread. A job that began is finished even when its caller is cancelled."""
         return await asyncio.get_running_loop().run_in_executor(self._writer, job, *args)
 
+    def run_blocking(self, job: Callable[..., T], *args: Any) -> T:
+        """Run a job on the writer thread and wait for it, from another thread."""
+        return self._writer.submit(job, *args).result()
+
     async def query(self, job: Callable[..., T], *args: Any) -> T:
         """Run a blocking job on a reader thread."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, job, *args)

@@ -8,7 +8,7 @@ pending ──▶ delivered      the receiver answered 2xx
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -84,16 +84,16 @@ class Outbox:
     def __init__(self, database: Database) -> None:
         self.database = database
 
-    def due(self, now: float, limit: int) -> list[Callback]:
-        """Pending callbacks whose time has come, the longest due first."""
-        query = sa.select(*_FIELDS).where(outbox.c.state == "pending", outbox.c.next_at <= now)
+    def due(self, now: float, limit: int, busy: Collection[int] = ()) -> list[Callback]:
+        """Pending callbacks whose time has come, the longest due first. busy: ids that are on their way."""
+        query = sa.select(*_FIELDS).where(_waiting(busy), outbox.c.next_at <= now)
         with self.database.reading() as conn:
             rows = conn.execute(query.order_by(outbox.c.next_at).limit(limit)).mappings()
             return [Callback(**{name: row[name] for name in Callback.__struct_fields__}) for row in rows]
 
-    def next_due_at(self) -> float | None:
+    def next_due_at(self, busy: Collection[int] = ()) -> float | None:
         with self.database.reading() as conn:
-            return conn.scalar(sa.select(sa.func.min(outbox.c.next_at)).where(outbox.c.state == "pending"))
+            return conn.scalar(sa.select(sa.func.min(outbox.c.next_at)).where(_waiting(busy)))
 
     def delivered(self, callback: Callback, *, now: float) -> None:
         self._settle(callback, now, "delivered", next_at=now, error=None)
@@ -119,4 +119,8 @@ class Outbox:
         """(key, state) of every callback, oldest first."""
         with self.database.reading() as conn:
             rows = conn.execute(sa.select(outbox.c.key, outbox.c.state).order_by(outbox.c.id))
-            return [(key, state) for key, state in rows.tuples()]
+            return [(key, state) for key, state in rows]
+
+
+def _waiting(busy: Collection[int]) -> sa.ColumnElement[bool]:
+    return sa.and_(outbox.c.state == "pending", outbox.c.id.not_in(busy))

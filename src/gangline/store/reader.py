@@ -174,7 +174,7 @@ def _fields(row: sa.RowMapping, kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 def _counts(conn: sa.Connection, key: Any, *where: Any) -> dict[str, int]:
     found = conn.execute(sa.select(key, sa.func.count()).where(*where).group_by(key))
-    return dict(found.tuples().all())
+    return {row[0]: row[1] for row in found}
 
 
 def _node_views(conn: sa.Connection, now: float) -> tuple[NodeView, ...]:

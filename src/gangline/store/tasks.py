@@ -75,6 +75,10 @@ class TaskStore(TaskReader):
         """Run a write on the one writer thread; it is finished even when the caller is cancelled."""
         return await self.database.run(job, *args)
 
+    def run_blocking(self, job: Callable[..., T], *args: Any) -> T:
+        """The same, from a thread other than the writer's."""
+        return self.database.run_blocking(job, *args)
+
     def announce_to(self, on_events: Callable[[Sequence[Event]], None]) -> None:
         """Set who hears of durable events from now on."""
         self._on_events = on_events
@@ -158,10 +162,11 @@ class TaskStore(TaskReader):
                 backends=msgspec.json.encode(beat.backends).decode(),
                 metrics=msgspec.json.encode(beat.metrics).decode(),
             )
-            renewed = [row for row in rows_named(unit, list(beat.sessions)) if self._renew(unit, row, beat)]
-            names = tuple(str(row["session_id"]) for row in renewed)
-            lost = tuple(sorted(set(beat.sessions) - set(names)))
-            return HeartbeatReply(renewed=names, lost=lost, lease_s=self.lease_s)
+            rows = rows_named(unit, list(beat.sessions))
+            renewed = {str(row["session_id"]) for row in rows if self._renew(unit, row, beat)}
+            reported = {str(row["session_id"]) for row in rows if _is_reported(row, beat)}
+            lost = set(beat.sessions) - renewed - reported
+            return HeartbeatReply(renewed=tuple(sorted(renewed)), lost=tuple(sorted(lost)), lease_s=self.lease_s)
 
     def _renew(self, unit: Unit, row: sa.RowMapping, beat: Heartbeat) -> bool:
         fence, stage = beat.sessions[row["session_id"]]
@@ -317,10 +322,16 @@ def _meet_node(unit: Unit, node_id: str, **told: Any) -> None:
     unit.emit("node.joined", node=node_id, url=told.get("url"))
 
 
+def _is_reported(row: sa.RowMapping, beat: Heartbeat) -> bool:
+    """Whether the node's result is here already, though it has not heard so: nothing to renew, nothing to drop."""
+    fence, _stage = beat.sessions[row["session_id"]]
+    return row["reported_fence"] == fence > 0
+
+
 def _leases(unit: Unit, claimed: Sequence[tuple[sa.RowMapping, Standing]], lease_s: float) -> list[Lease]:
     wanted = {row["task_id"] for row, _ in claimed}
     found = unit.conn.execute(sa.select(tasks.c.task_id, tasks.c.body).where(tasks.c.task_id.in_(wanted)))
-    bodies = {task_id: msgspec.json.decode(body) for task_id, body in found.tuples()}
+    bodies = {task_id: msgspec.json.decode(body) for task_id, body in found}
     return [
         Lease(
             session_id=row["session_id"],

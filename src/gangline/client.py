@@ -1,0 +1,298 @@
+"""A client of the rollout server, for users, trainers and nodes.
+
+    async with ServerClient("http://127.0.0.1:8700", token) as client:
+        submitted = await client.submit(task)
+        task = await client.wait(submitted.task_id)
+        results = await client.result(submitted.task_id)
+
+The server's errors come back as the classes of `gangline.domain.errors`, by their code; a server that does not answer
+is `ServerUnavailable`, which is worth another try: every call may be sent again (a submit, when its task has an id).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from typing import Any, Self, TypeVar
+
+import aiohttp
+import msgspec
+
+from gangline.domain.errors import GanglineError, InvalidRequest, ServerUnavailable
+from gangline.domain.lifecycle import TaskState
+from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
+from gangline.domain.task import TaskRequest
+from gangline.domain.tokens import decode_msgpack, encode_msgpack
+from gangline.domain.views import Event, ResultReceipt, ServiceStatus, SessionView, Submitted, TaskPage, TaskView
+
+__all__ = ["ServerClient"]
+
+T = TypeVar("T")
+
+_MSGPACK = "application/msgpack"
+_POLL_S = 60.0
+
+
+class ServerClient:
+    """Calls one server. Enter it before use.
+
+    token: the control token, if the server has one.
+    timeout_s: for a call's answer, long polls excepted; results have ten times as long.
+    """
+
+    def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 60.0) -> None:
+        self.url = url.rstrip("/")
+        self._token = token
+        self._timeout_s = timeout_s
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+        # No limit of connections: a long poll must not keep a heartbeat waiting.
+        connector = aiohttp.TCPConnector(limit=0)
+        self._http = aiohttp.ClientSession(headers=headers, connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+
+    # The user's side.
+
+    async def health(self) -> dict[str, Any]:
+        return await self._json("GET", "/health", dict[str, Any])
+
+    async def submit(self, task: TaskRequest | Mapping[str, Any]) -> Submitted:
+        """Raises: InvalidRequest, UnknownPlugin, Conflict when the id is taken by another task."""
+        return await self._json("POST", "/v1/tasks", Submitted, body=_task_json(task))
+
+    async def submit_many(self, tasks: Sequence[TaskRequest | Mapping[str, Any]]) -> list[Submitted]:
+        """All of them or none. Raises: as `submit`."""
+        body = b"[" + b",".join(map(_task_json, tasks)) + b"]"
+        return await self._json("POST", "/v1/tasks:batch", list[Submitted], body=body)
+
+    async def task(self, task_id: str, wait_s: float = 0.0) -> TaskView:
+        """The task now, or when it has ended, or after `wait_s`. Raises: NotFound."""
+        params = {"wait_s": f"{wait_s:g}"} if wait_s > 0 else None
+        return await self._json("GET", f"/v1/tasks/{task_id}", TaskView, params=params, wait_s=wait_s)
+
+    async def wait(self, task_id: str, timeout_s: float | None = None) -> TaskView:
+        """The task when it has ended, through restarts of the server.
+
+        Raises: NotFound, TimeoutError after `timeout_s`.
+        """
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    task = await self.task(task_id, wait_s=_POLL_S)
+                except ServerUnavailable:
+                    await asyncio.sleep(0.5)
+                    continue
+                if task.ended:
+                    return task
+
+    async def tasks(self, *, limit: int = 50, before: int | None = None, status: TaskState | None = None) -> TaskPage:
+        """Newest first. before: the `next` of the page above."""
+        wanted = {"limit": limit, "before": before, "status": status}
+        params = {name: str(value) for name, value in wanted.items() if value is not None}
+        return await self._json("GET", "/v1/tasks", TaskPage, params=params)
+
+    async def result(self, task_id: str, *, partial: bool = False) -> list[SessionResult]:
+        """Results of the group by sample index; with `partial`, of the sessions that have ended.
+
+        Raises: NotFound, Conflict when the task has not ended and `partial` is not asked for.
+        """
+        params = {"partial": "1"} if partial else None
+        return await self._msgpack(f"/v1/tasks/{task_id}/result", list[SessionResult], params)
+
+    async def session(self, session_id: str) -> SessionView:
+        """Raises: NotFound."""
+        return await self._json("GET", f"/v1/sessions/{session_id}", SessionView)
+
+    async def session_result(self, session_id: str, attempt: int | None = None) -> SessionResult:
+        """Raises: NotFound, Conflict when the session has not ended and no attempt is named."""
+        params = None if attempt is None else {"attempt": str(attempt)}
+        return await self._msgpack(f"/v1/sessions/{session_id}/result", SessionResult, params)
+
+    async def cancel(self, task_id: str) -> TaskView:
+        """End what has not ended of a task. Raises: NotFound."""
+        return await self._json("DELETE", f"/v1/tasks/{task_id}", TaskView)
+
+    async def cancel_session(self, session_id: str) -> SessionView:
+        """Raises: NotFound."""
+        return await self._json("DELETE", f"/v1/sessions/{session_id}", SessionView)
+
+    async def status(self) -> ServiceStatus:
+        return await self._json("GET", "/v1/status", ServiceStatus)
+
+    async def events(
+        self, *, after: int | None = None, task_id: str | None = None, retry_s: float = 1.0
+    ) -> AsyncGenerator[Event]:
+        """Events as they happen, without end; lost connections are resumed where they broke.
+
+        after: from after this event; 0 is from the beginning, None from now on.
+        """
+        params = {} if task_id is None else {"task_id": task_id}
+        place = _Place(after)
+        while True:
+            try:
+                async for event in self._event_stream(params, place):
+                    yield event
+            except ServerUnavailable:
+                await asyncio.sleep(retry_s)
+
+    # The node's side.
+
+    async def lease(self, node_id: str, *, url: str, max_sessions: int, wait_s: float = 0.0) -> list[Lease]:
+        """Up to `max_sessions` sessions: at once when some are queued, else when some come, else none."""
+        body = msgspec.json.encode({"url": url, "max_sessions": max_sessions, "wait_s": wait_s})
+        return await self._json("POST", f"/v1/nodes/{node_id}/lease", list[Lease], body=body, wait_s=wait_s)
+
+    async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        path = f"/v1/nodes/{beat.node_id}/heartbeat"
+        return await self._json("POST", path, HeartbeatReply, body=msgspec.json.encode(beat))
+
+    async def release(self, node_id: str, *, session_id: str, fence: int) -> None:
+        """Give a session back unharmed; its attempt is not spent. Raises: NotFound, LeaseLost."""
+        body = msgspec.json.encode({"session_id": session_id, "fence": fence})
+        await self._json("POST", f"/v1/nodes/{node_id}/release", dict[str, Any], body=body)
+
+    async def post_result(self, result: SessionResult) -> ResultReceipt:
+        """Report the end of an attempt; stored on return. Raises: NotFound, LeaseLost, DiskFull."""
+        body = await asyncio.to_thread(encode_msgpack, result)
+        path = f"/v1/sessions/{result.session_id}/result"
+        return await self._json(
+            "POST", path, ResultReceipt, body=body, content_type=_MSGPACK, wait_s=9 * self._timeout_s
+        )
+
+    # How calls are made.
+
+    async def _json(self, method: str, path: str, kind: type[T], **call: Any) -> T:
+        data = await self._call(method, path, **call)
+        with _readable(self.url):
+            return msgspec.json.decode(data, type=kind)
+
+    async def _msgpack(self, path: str, kind: type[T], params: Mapping[str, str] | None) -> T:
+        data = await self._call("GET", path, params=params, accept=_MSGPACK, wait_s=9 * self._timeout_s)
+        with _readable(self.url):
+            return await asyncio.to_thread(decode_msgpack, data, kind)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        params: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        accept: str = "application/json",
+        wait_s: float = 0.0,
+    ) -> bytes:
+        """The body of a 2xx answer. Raises: the server's error, ServerUnavailable."""
+        headers = {"Accept": accept}
+        if body is not None:
+            headers["Content-Type"] = content_type
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s + wait_s)
+        try:
+            async with self._open().request(
+                method, self.url + path, data=body, params=params, headers=headers, timeout=timeout
+            ) as response:
+                data = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._unavailable(error) from error
+        if response.status >= 400:
+            raise _error_of(response.status, data, self.url)
+        return data
+
+    async def _event_stream(self, params: Mapping[str, str], place: _Place) -> AsyncGenerator[Event]:
+        """One connection's events. Raises: ServerUnavailable when it broke or ended."""
+        headers = {"Accept": "text/event-stream"}
+        if place.last is not None:
+            headers["Last-Event-ID"] = str(place.last)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s, sock_read=self._timeout_s)
+        try:
+            async with self._open().get(
+                f"{self.url}/v1/events", params=params, headers=headers, timeout=timeout
+            ) as response:
+                if response.status >= 400:
+                    raise _error_of(response.status, await response.read(), self.url)
+                async for line in response.content:
+                    event = place.take(line)
+                    if event is not None:
+                        yield event
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._unavailable(error) from error
+        raise ServerUnavailable(f"the server at {self.url} ended the event stream.")
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            raise RuntimeError("enter the client first: `async with ServerClient(...) as client:`")
+        return self._http
+
+    def _unavailable(self, error: Exception) -> ServerUnavailable:
+        why = str(error) or type(error).__name__
+        return ServerUnavailable(f"the server at {self.url} does not answer ({why}); is it running? `gangline up`.")
+
+
+class _Place:
+    """Where in the stream of events a client is. Reads server-sent events line by line."""
+
+    def __init__(self, last: int | None) -> None:
+        self.last = last
+
+    def take(self, line: bytes) -> Event | None:
+        """One line; the event that it completes. The place moves before the event is handed out."""
+        name, _, value = line.rstrip(b"\r\n").partition(b": ")
+        if name == b"data":
+            event = msgspec.json.decode(value, type=Event)
+            self.last = event.seq
+            return event
+        # An id alone moves the place (a stream begins with one); with data, the event carries it.
+        if name == b"id" and self.last is None:
+            self.last = int(value)
+        return None
+
+
+def _task_json(task: TaskRequest | Mapping[str, Any]) -> bytes:
+    if isinstance(task, TaskRequest):
+        return task.model_dump_json(exclude_unset=True).encode()
+    return msgspec.json.encode(task)
+
+
+class _Problem(msgspec.Struct):
+    detail: str = ""
+    code: str = "internal_error"
+    retryable: bool = False
+    details: dict[str, str | int | float | None] = {}
+
+
+def _error_classes(root: type[GanglineError] = GanglineError) -> Iterator[type[GanglineError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _error_classes(child)
+
+
+def _error_of(status: int, data: bytes, url: str) -> GanglineError:
+    """The error that the server raised, as one of ours: by its code, else by its status."""
+    try:
+        problem = msgspec.json.decode(data, type=_Problem)
+    except msgspec.MsgspecError:
+        text = data[:200].decode(errors="replace")
+        kind = ServerUnavailable if status >= 500 else InvalidRequest
+        return kind(f"{url} answered HTTP {status}, and not as a Gangline server would: {text}")
+    known = {kind.code: kind for kind in _error_classes() if kind.__module__.startswith("gangline.")}
+    kind = known.get(problem.code, InvalidRequest if status < 500 else ServerUnavailable)
+    return kind(problem.detail, **problem.details)
+
+
+@contextlib.contextmanager
+def _readable(url: str) -> Generator[None]:
+    try:
+        yield
+    except msgspec.MsgspecError as error:
+        raise ServerUnavailable(f"the answer of {url} cannot be read ({error}); is it a Gangline server?") from error

@@ -1,0 +1,94 @@
+"""The application: routes over a `RolloutService`, behind the control token."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from gangline import __version__
+from gangline.domain.errors import Unauthorized
+from gangline.server.event_routes import EventRoutes
+from gangline.server.node_routes import NodeRoutes
+from gangline.server.openapi import describe
+from gangline.server.problems import problem_response, problems
+from gangline.server.routing import Route, answer_json
+from gangline.server.service import RolloutService
+from gangline.server.user_routes import UserRoutes
+
+__all__ = ["all_routes", "create_app"]
+
+MAX_TASK_BYTES = 64 * 1024**2
+MAX_RESULT_BYTES = 1024**3
+
+
+def create_app(
+    service: RolloutService,
+    *,
+    control_token: str | None,
+    max_task_bytes: int = MAX_TASK_BYTES,
+    max_result_bytes: int = MAX_RESULT_BYTES,
+    keep_alive_s: float = 15.0,
+) -> web.Application:
+    """Build the application; it neither starts nor stops the service.
+
+    control_token: asked for on every route but /health; None asks for nothing (then listen on loopback only).
+    max_task_bytes, max_result_bytes: of one request's body.
+    keep_alive_s: between comments on an event stream on which nothing happens.
+    """
+    routes = all_routes(
+        service, max_task_bytes=max_task_bytes, max_result_bytes=max_result_bytes, keep_alive_s=keep_alive_s
+    )
+    open_handlers = frozenset(route.path for route in routes if route.open)
+    app = web.Application(middlewares=[problems, _guard(control_token, open_handlers)])
+    app.add_routes([web.route(route.method, route.path, route.handler) for route in routes])
+    return app
+
+
+def all_routes(
+    service: RolloutService,
+    *,
+    max_task_bytes: int = MAX_TASK_BYTES,
+    max_result_bytes: int = MAX_RESULT_BYTES,
+    keep_alive_s: float = 15.0,
+) -> list[Route]:
+    """Every route that is served, in the order of its description."""
+    routes = [
+        *UserRoutes(service, max_task_bytes=max_task_bytes).routes(),
+        *EventRoutes(service, keep_alive_s=keep_alive_s).routes(),
+        *NodeRoutes(service, max_result_bytes=max_result_bytes).routes(),
+        Route("GET", "/health", _health, "Whether the server answers.", open=True, errors=()),
+    ]
+    described = Route("GET", "/openapi.json", _describing(lambda: describe(routes)), "This description.")
+    routes.append(described)
+    return routes
+
+
+async def _health(_request: web.Request) -> web.Response:
+    return answer_json({"status": "ok", "version": __version__})
+
+
+def _describing(make: Callable[[], dict[str, Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def openapi(_request: web.Request) -> web.Response:
+        return answer_json(make())
+
+    return openapi
+
+
+def _guard(control_token: str | None, open_paths: frozenset[str]) -> Any:
+    expected = None if control_token is None else f"Bearer {control_token}".encode()
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if expected is not None and request.path not in open_paths:
+            given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+            if not hmac.compare_digest(given, expected):
+                return problem_response(
+                    Unauthorized("the control token is missing or wrong; send `Authorization: Bearer TOKEN`.")
+                )
+        return await handler(request)
+
+    return guard

@@ -1,0 +1,90 @@
+"""The routes of nodes: lease, heartbeat, give back, report."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+from aiohttp import web
+
+from gangline.domain.errors import InvalidRequest, LeaseLost
+from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
+from gangline.domain.views import ResultReceipt
+from gangline.server.problems import read_body
+from gangline.server.routing import MAX_WAIT_S, MSGPACK, Route, answer_json, path_id
+from gangline.server.service import RolloutService
+
+__all__ = ["LeaseRequest", "NodeRoutes", "ReleaseRequest"]
+
+_MAX_CONTROL_BYTES = 4 * 1024**2
+_MAX_SESSIONS = 1024
+
+
+class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A node's wish for work."""
+
+    url: str
+    """Where the node answers."""
+    max_sessions: int
+    wait_s: float = 0.0
+    """How long to wait when nothing is queued."""
+
+
+class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    session_id: str
+    fence: int
+
+
+class NodeRoutes:
+    def __init__(self, service: RolloutService, *, max_result_bytes: int) -> None:
+        self._service = service
+        self._max_result_bytes = max_result_bytes
+
+    async def lease(self, request: web.Request) -> web.Response:
+        node_id = path_id(request, "node_id")
+        wish = msgspec.json.decode(await read_body(request, _MAX_CONTROL_BYTES), type=LeaseRequest)
+        if wish.max_sessions < 1:
+            raise InvalidRequest(f"max_sessions must be at least 1, got {wish.max_sessions}.")
+        wait_s = min(max(wish.wait_s, 0.0), MAX_WAIT_S)
+        leases = await self._service.lease(node_id, wish.url, min(wish.max_sessions, _MAX_SESSIONS), wait_s)
+        if leases and _is_gone(request):
+            await self._take_back(node_id, leases)
+        return answer_json(leases)
+
+    async def _take_back(self, node_id: str, leases: list[Lease]) -> None:
+        """The node left while it was being served: its sessions need not wait for their leases to run out."""
+        for lease in leases:
+            with contextlib.suppress(LeaseLost):
+                await self._service.release(node_id, lease.session_id, lease.fence)
+
+    async def heartbeat(self, request: web.Request) -> web.Response:
+        node_id = path_id(request, "node_id")
+        beat = msgspec.json.decode(await read_body(request, _MAX_CONTROL_BYTES), type=Heartbeat)
+        if beat.node_id != node_id:
+            raise InvalidRequest(f"node_id: the path says {node_id!r}, the body {beat.node_id[:140]!r}.")
+        return answer_json(await self._service.heartbeat(beat))
+
+    async def release(self, request: web.Request) -> web.Response:
+        body = msgspec.json.decode(await read_body(request, _MAX_CONTROL_BYTES), type=ReleaseRequest)
+        await self._service.release(path_id(request, "node_id"), body.session_id, body.fence)
+        return answer_json({})
+
+    async def report(self, request: web.Request) -> web.Response:
+        data = await read_body(request, self._max_result_bytes)
+        return answer_json(await self._service.report(path_id(request, "session_id"), data))
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/v1/nodes/{node_id}/lease", self.lease, "Lease sessions; can wait for some.",
+                  body=LeaseRequest, answer=list[Lease]),
+            Route("POST", "/v1/nodes/{node_id}/heartbeat", self.heartbeat, "Renew leases; hear which are lost.",
+                  body=Heartbeat, answer=HeartbeatReply),
+            Route("POST", "/v1/nodes/{node_id}/release", self.release, "Give a session back unharmed.",
+                  body=ReleaseRequest, errors=(400, 401, 404, 409)),
+            Route("POST", "/v1/sessions/{session_id}/result", self.report, "Report how an attempt ended.",
+                  body=SessionResult, body_type=MSGPACK, answer=ResultReceipt, errors=(400, 401, 404, 409, 413, 507)),
+        ]  # fmt: skip
+
+
+def _is_gone(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()

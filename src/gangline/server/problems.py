@@ -1,0 +1,93 @@
+"""Errors as `application/problem+json` (RFC 9457): one shape for every route, and bodies read within a limit."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from pydantic import ValidationError
+
+from gangline.domain.errors import CallerError, GanglineError, InvalidRequest, LimitExceeded
+from gangline.plugins import explain
+
+__all__ = ["Problem", "problem_response", "problems", "read_body"]
+
+log = logging.getLogger("gangline.server")
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong, for programs (`code`) and for people (`detail`)."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    code: str
+    boundary: str
+    retryable: bool
+    details: dict[str, str | int | float | None] = {}
+
+
+@web.middleware
+async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn whatever a handler raises into a problem. Cancellation passes."""
+    try:
+        return await handler(request)
+    except GanglineError as error:
+        if error.status >= 500:
+            log.error("request.failed %s %s code=%s message=%s", request.method, request.path, error.code, error)
+        return problem_response(error)
+    except ValidationError as error:
+        return problem_response(InvalidRequest(explain(error)))
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        return problem_response(InvalidRequest(f"the body cannot be read: {error}"))
+    except web.HTTPException as error:
+        return _of_http(request, error)
+    except Exception:
+        log.exception("request.crashed %s %s", request.method, request.path)
+        return problem_response(GanglineError("the server made a mistake; its log says more."))
+
+
+def problem_response(error: GanglineError) -> web.Response:
+    return _response(error, error.status)
+
+
+def _of_http(request: web.Request, error: web.HTTPException) -> web.StreamResponse:
+    if error.status < 400:
+        return error
+    found = CallerError(f"{request.method} {request.path}: {error.reason}; GET /openapi.json lists the routes.")
+    return _response(found, error.status, "not_found" if error.status == 404 else None)
+
+
+def _response(error: GanglineError, status: int, code: str | None = None) -> web.Response:
+    problem = Problem(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=error.message,
+        code=code or error.code,
+        boundary=error.boundary,
+        retryable=error.retryable,
+        details=error.details,
+    )
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    return web.Response(
+        body=msgspec.json.encode(problem), status=status, content_type="application/problem+json", headers=headers
+    )
+
+
+async def read_body(request: web.Request, max_bytes: int) -> bytes:
+    """The whole body. Raises: LimitExceeded, before more than `max_bytes` are held."""
+    too_long = LimitExceeded(f"the body has more than {max_bytes} bytes.", max_bytes=max_bytes)
+    if (request.content_length or 0) > max_bytes:
+        raise too_long
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in request.content.iter_any():
+        size += len(piece)
+        if size > max_bytes:
+            raise too_long
+        pieces.append(piece)
+    return b"".join(pieces)

@@ -1,0 +1,209 @@
+"""The rollout service, without HTTP: admission, leases, results, cancelling, and the sweeping of lost leases.
+
+Long polls wait on bells that durable events ring; nothing here decides what follows what (see `store.standing`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from gangline import plugins
+from gangline.domain.errors import Conflict, StoreError
+from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
+from gangline.domain.task import TaskRequest
+from gangline.domain.tokens import decode_msgpack
+from gangline.domain.views import Event, ResultReceipt, SessionView, Submitted, TaskView
+from gangline.server.bells import Bells
+from gangline.store.reader import result_of
+from gangline.store.results import ResultStore
+from gangline.store.tasks import TaskStore
+
+__all__ = ["CALLBACKS", "EVENTS", "WORK", "RolloutService", "task_bell"]
+
+log = logging.getLogger("gangline.server")
+
+WORK, EVENTS, CALLBACKS = "work", "events", "callbacks"
+
+_BELLS_OF: dict[str, tuple[str, ...]] = {
+    "task.submitted": (WORK,),
+    "session.requeued": (WORK,),
+    "session.released": (WORK,),
+    "task.ended": (CALLBACKS,),
+}
+
+
+def task_bell(task_id: str) -> str:
+    return f"task:{task_id}"
+
+
+class RolloutService:
+    """What the server does. `stop` is idempotent and wakes every long poll.
+
+    store: its `on_events` is taken over by the service.
+    check_task: raises UnknownPlugin or InvalidRequest for a task that no node could run.
+    sweep_every_s: how often leases that ran out are taken back.
+    """
+
+    def __init__(
+        self,
+        store: TaskStore,
+        results: ResultStore,
+        *,
+        check_task: Callable[[TaskRequest], None] = plugins.check_task,
+        sweep_every_s: float = 2.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store
+        self.results = results
+        self.bells = Bells()
+        self.stopping = False
+        self._check_task = check_task
+        self._sweep_every_s = sweep_every_s
+        self._monotonic = monotonic
+
+    async def start(self) -> None:
+        """Take over the store. Nodes that could not reach us while we were down get a full lease to say so."""
+        loop = asyncio.get_running_loop()
+
+        def on_events(events: Sequence[Event]) -> None:
+            loop.call_soon_threadsafe(self.announce, events)
+
+        self.store.announce_to(on_events)
+        await asyncio.to_thread(self.results.prepare)
+        held = await self.store.run(self.store.grant_grace)
+        log.info("server.started leases_extended=%d", held)
+
+    def stop(self) -> None:
+        self.stopping = True
+        self.bells.ring_all()
+
+    def announce(self, events: Sequence[Event]) -> None:
+        """Log durable events and wake who waits for them."""
+        for event in events:
+            _log_event(event)
+            for bell in _BELLS_OF.get(event.kind, ()):
+                self.bells.ring(bell)
+            if event.kind == "task.ended" and event.task_id is not None:
+                self.bells.ring(task_bell(event.task_id))
+        self.bells.ring(EVENTS)
+
+    # The user's side.
+
+    async def submit(self, requests: Sequence[TaskRequest]) -> list[Submitted]:
+        """Accept all tasks or none. Raises: UnknownPlugin, InvalidRequest, Conflict, StoreError, DiskFull."""
+        for request in requests:
+            self._check_task(request)
+        return await self.store.run(self.store.submit, requests)
+
+    async def task(self, task_id: str, wait_s: float = 0.0) -> TaskView:
+        """The task now, or when it has ended, or after `wait_s`. Raises: NotFound."""
+        deadline = self._monotonic() + wait_s
+        with self.bells.listen(task_bell(task_id)) as listener:
+            while not await self.store.query(self.store.task_ended, task_id):
+                left_s = deadline - self._monotonic()
+                if left_s <= 0 or self.stopping:
+                    break
+                await listener.wait(left_s)
+        return await self.store.query(self.store.task, task_id)
+
+    async def task_results(self, task_id: str, *, partial: bool) -> tuple[TaskView, list[SessionResult]]:
+        """Results by sample index; with `partial`, those that there are.
+
+        Raises: NotFound, Conflict when the task has not ended and `partial` is not asked for.
+        """
+        task = await self.store.query(self.store.task, task_id)
+        if not task.ended and not partial:
+            raise Conflict(
+                f"task {task_id!r} has not ended: {task.num_open} of {task.num_samples} sessions are open; "
+                f"wait with GET /v1/tasks/{task_id}?wait_s=60, or ask with ?partial=1 for what there is.",
+                num_open=task.num_open,
+            )
+        ended = [session for session in task.sessions if session.state == "ended"]
+        return task, await asyncio.to_thread(lambda: [result_of(session, self.results) for session in ended])
+
+    async def session_result(self, session_id: str, attempt: int | None = None) -> SessionResult:
+        """The session's result, or that of one attempt. Raises: NotFound, Conflict when the session has not ended."""
+        session = await self.store.query(self.store.session, session_id)
+        if attempt is not None:
+            return await asyncio.to_thread(self.results.read, session.task_id, session_id, attempt)
+        if session.state != "ended":
+            raise Conflict(
+                f"session {session_id!r} has not ended: it is {session.state}; wait for its task with "
+                f"GET /v1/tasks/{session.task_id}?wait_s=60, or ask for an earlier attempt with ?attempt=1.",
+                state=session.state,
+            )
+        return await asyncio.to_thread(result_of, session, self.results)
+
+    async def cancel_task(self, task_id: str) -> TaskView:
+        return await self.store.run(self.store.cancel_task, task_id)
+
+    async def cancel_session(self, session_id: str) -> SessionView:
+        return await self.store.run(self.store.cancel_session, session_id)
+
+    # The node's side.
+
+    async def lease(self, node_id: str, url: str, max_sessions: int, wait_s: float) -> list[Lease]:
+        """Sessions for a node: at once when some are queued, else when some come, else none after `wait_s`."""
+        deadline = self._monotonic() + wait_s
+        with self.bells.listen(WORK) as listener:
+            while True:
+                leases = await self.store.run(self.store.lease, node_id, url, max_sessions)
+                left_s = deadline - self._monotonic()
+                if leases or left_s <= 0 or self.stopping:
+                    return leases
+                await listener.wait(left_s)
+
+    async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        return await self.store.run(self.store.heartbeat, beat)
+
+    async def release(self, node_id: str, session_id: str, fence: int) -> None:
+        """Raises: NotFound, LeaseLost."""
+        await self.store.run(self.store.release, node_id, session_id, fence)
+
+    async def report(self, session_id: str, data: bytes) -> ResultReceipt:
+        """Store a node's result (MessagePack of a SessionResult), then let it count.
+
+        Raises: msgspec.ValidationError, InvalidRequest, NotFound, LeaseLost, StoreError, DiskFull.
+        """
+        result = await asyncio.to_thread(decode_msgpack, data, SessionResult)
+        if result.session_id != session_id:
+            raise Conflict(f"the result is of session {result.session_id!r}, it was sent to {session_id!r}.")
+        return await asyncio.to_thread(self._store_result, result, data)
+
+    def _store_result(self, result: SessionResult, data: bytes) -> ResultReceipt:
+        # On one thread, so that a caller who leaves half-way leaves nothing half-done.
+        staged = self.results.stage(result, data)
+        try:
+            return self.store.run_blocking(self.store.report, result, staged.keep)
+        finally:
+            staged.discard()
+
+    # The server's own side.
+
+    async def sweep_forever(self) -> None:
+        """Take back leases that ran out. After a pause of ours, nodes first get a full lease to be heard again."""
+        last = self._monotonic()
+        while True:
+            await asyncio.sleep(self._sweep_every_s)
+            now = self._monotonic()
+            slept_s, last = now - last, now
+            try:
+                await self.sweep(after_pause=slept_s > self._sweep_every_s + self.store.lease_s / 2)
+            except StoreError as error:
+                log.error("server.sweep_failed code=%s message=%s", error.code, error.message)
+
+    async def sweep(self, *, after_pause: bool = False) -> int:
+        """Gives how many leases were taken back."""
+        if after_pause:
+            await self.store.run(self.store.grant_grace)
+            return 0
+        return await self.store.run(self.store.sweep)
+
+
+def _log_event(event: Event) -> None:
+    fields = {"task": event.task_id, "session": event.session_id, **event.data}
+    told = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
+    log.info("%s %s", event.kind, told)
