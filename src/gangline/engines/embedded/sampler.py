@@ -80,6 +80,8 @@ class EmbeddedSampler:
             InvalidRequest: an empty prompt, or ids that the model does not have.
             EngineUnavailable: the engine was closed, or the model failed.
         """
+        if self._closed:
+            raise EngineUnavailable("the embedded engine is closed")
         self._check(request)
         reader = _Reader(asyncio.get_running_loop())
         seed = self._seeds.getrandbits(64) if request.seed is None else request.seed
