@@ -1,0 +1,166 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation_samples import a_context, a_trace, said
+from folder_runtime import FolderRuntime
+from gangline import plugins
+from gangline.domain.contracts import Reward
+from gangline.domain.conversation import Message, Text, Thinking, ToolCall, ToolResult
+from gangline.domain.errors import EvaluatorError, InvalidRequest
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> FolderRuntime:
+    return FolderRuntime(tmp_path / "agents")
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> FolderRuntime:
+    return FolderRuntime(tmp_path / "clean")
+
+
+async def graded(runtime: FolderRuntime, fresh: FolderRuntime | None, command: str, **config: Any) -> Reward:
+    evaluator = plugins.make_evaluator("script", {"command": command, **config})
+    return await evaluator.evaluate(a_context(runtime, fresh=fresh))
+
+
+@pytest.mark.parametrize(
+    ("command", "reward", "details"),
+    [
+        ("echo 0.5 > reward.txt", 0.5, {}),
+        ("echo -1e-3 > reward.json", -0.001, {}),
+        ("""echo '{"reward": 1, "tests": 3}' > reward.json""", 1.0, {"tests": 3}),
+        ("echo 1 > reward.json; echo 0 > reward.txt", 1.0, {}),
+    ],
+)
+async def test_the_commands_number_is_the_reward(
+    agents: FolderRuntime, clean: FolderRuntime, command: str, reward: float, details: dict[str, Any]
+) -> None:
+    result = await graded(agents, clean, command)
+    assert result.reward == reward
+    assert result.details == details | {"graded_in": "clean runtime"}
+
+
+async def test_the_reward_file_can_be_named(agents: FolderRuntime, clean: FolderRuntime) -> None:
+    result = await graded(agents, clean, "mkdir out; echo 1 > reward.json; echo 0.25 > out/r", reward_file="out/r")
+    assert result.reward == 0.25
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("echo 1 > reward.txt; echo oh no >&2; exit 3", "exited with 3.*oh no"),
+        ("true", "wrote no reward.json or reward.txt"),
+        ("echo NaN > reward.txt", "no finite number"),
+        ("echo -Infinity > reward.json", "no finite number"),
+        ("echo 1e999 > reward.json", "no finite number"),
+        ("printf '1%0400d' 0 > reward.txt", "no finite number"),
+        ("echo true > reward.json", "no finite number"),
+        ("""echo '"1"' > reward.json""", "no finite number"),
+        ("echo '{}' > reward.json", "no finite number"),
+        ("echo good > reward.txt", "neither a number nor JSON"),
+        ("ln -s /etc/passwd reward.json", "cannot be read"),
+    ],
+)
+async def test_a_grader_that_breaks_gives_no_reward_at_all(
+    agents: FolderRuntime, clean: FolderRuntime, command: str, told: str
+) -> None:
+    with pytest.raises(EvaluatorError, match=told):
+        await graded(agents, clean, command)
+
+
+async def test_a_grader_that_is_not_done_in_time_gives_no_reward(agents: FolderRuntime, clean: FolderRuntime) -> None:
+    with pytest.raises(EvaluatorError, match=r"not done in 0\.5 s"):
+        await graded(agents, clean, "echo 1 > reward.txt; sleep 600", timeout_seconds=0.5)
+
+
+async def test_only_collected_files_come_into_the_clean_runtime(agents: FolderRuntime, clean: FolderRuntime) -> None:
+    agents.file("patch.diff").write_text("+1\n")
+    agents.file("sitecustomize.py").write_text("raise SystemExit(1)\n")
+    agents.file("link").symlink_to("/etc/passwd")
+    command = "cat patch.diff; test ! -e sitecustomize.py && test ! -e link && echo 1 > reward.txt"
+    result = await graded(agents, clean, command, collect=["patch.diff", "none", "link"])
+    assert result.reward == 1.0
+    assert result.details["output"] == "+1"
+    assert [line.split(":")[0] for line in result.details["missing_files"]] == ["none", "link"]
+
+
+async def test_hidden_files_win_over_collected_ones(agents: FolderRuntime, clean: FolderRuntime) -> None:
+    agents.file("grade.sh").write_text("echo 1 > reward.txt")
+    files = {"grade.sh": "echo 0 > reward.txt"}
+    assert (await graded(agents, clean, "sh grade.sh", files=files, collect=["grade.sh"])).reward == 0.0
+
+
+async def test_the_agents_runtime_never_sees_hidden_files_of_a_clean_one(
+    agents: FolderRuntime, clean: FolderRuntime
+) -> None:
+    await graded(agents, clean, "echo 1 > reward.txt", files={"secret": "x"})
+    assert not [line for line in agents.log if line.startswith(("upload", "exec"))]
+    assert clean.file("secret").exists()
+
+
+async def test_in_its_own_runtime_the_agents_processes_die_before_hidden_files_arrive(agents: FolderRuntime) -> None:
+    await graded(agents, None, "echo 1 > reward.txt", files={"secret": "x"})
+    assert agents.log.index("kill") < agents.log.index("upload secret")
+
+
+async def test_what_the_agent_left_in_the_graders_places_is_cleared(agents: FolderRuntime, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("keep me")
+    agents.file("reward.json").write_text("1")
+    agents.file("grade.sh").symlink_to(outside)
+    agents.file(".gangline").symlink_to(tmp_path)
+    result = await graded(agents, None, "sh grade.sh", files={"grade.sh": "echo 0.5 > reward.txt"})
+    assert result.reward == 0.5
+    assert result.details["graded_in"] == "agent's runtime"
+    assert outside.read_text() == "keep me"
+
+
+async def test_a_reward_that_the_agent_wrote_does_not_count(agents: FolderRuntime) -> None:
+    agents.file("reward.json").write_text("1")
+    with pytest.raises(EvaluatorError, match="wrote no"):
+        await graded(agents, None, "true")
+
+
+async def test_the_grader_reads_what_was_really_said(agents: FolderRuntime, clean: FolderRuntime) -> None:
+    call = Message("assistant", (Thinking("hm"), Text("I look"), ToolCall("c1", "bash", '{"command": "ls"}')))
+    results = Message("tool", (ToolResult("c1", (Text("a"), Text("b"))), ToolResult("c2", (Text("c"),))))
+    trace = a_trace(call, results, said("assistant", "done"), prompt=(said("system", "be good"), said("user", "hi")))
+    evaluator = plugins.make_evaluator("script", {"command": "echo 1 > reward.txt"})
+    await evaluator.evaluate(a_context(agents, fresh=clean, traces=(trace,), stdout=b"I did it"))
+    seen = json.loads(clean.file(".gangline/trajectory.json").read_text())
+    (seen_trace,) = seen.pop("traces")
+    assert seen == {
+        "session_id": "s1",
+        "instruction": "do it",
+        "outcome": "completed",
+        "harness_exit": {"exit_code": 0, "signal": None, "timed_out": False},
+        "harness_stdout": "I did it",
+        "metadata": {"from": "test"},
+    }
+    assert seen_trace["prompt_messages"] == [
+        {"role": "system", "content": "be good"},
+        {"role": "user", "content": "hi"},
+    ]
+    assert seen_trace["response_messages"] == [
+        {
+            "role": "assistant",
+            "content": "I look",
+            "reasoning_content": "hm",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "ab"},
+        {"role": "tool", "tool_call_id": "c2", "content": "c"},
+        {"role": "assistant", "content": "done"},
+    ]
+
+
+@pytest.mark.parametrize("config", [{}, {"command": ""}, {"command": []}, {"command": "x", "timeout_seconds": 0}])
+def test_a_wrong_script_is_refused_when_the_task_is_checked(config: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        plugins.make_evaluator("script", config)
