@@ -24,6 +24,7 @@
     │   └── DiskFull
     └── NodeError              ours
         ├── LeaseLost          the session was given to another node
+        ├── PortUnavailable    the address to listen on is taken, or not ours
         └── ServerUnavailable  retryable: the rollout server does not answer
 
 Cancellation is never wrapped. A limit that a session reached is an outcome, not an error.
@@ -57,6 +58,7 @@ __all__ = [
     "LimitExceeded",
     "NodeError",
     "NotFound",
+    "PortUnavailable",
     "RuntimeFailed",
     "RuntimeFault",
     "RuntimeUnavailable",
@@ -221,6 +223,11 @@ class NodeError(GanglineError):
 class LeaseLost(NodeError):
     code = "lease_lost"
     status = 409
+    retryable = False
+
+
+class PortUnavailable(NodeError):
+    code = "port_unavailable"
     retryable = False
 
 

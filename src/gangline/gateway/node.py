@@ -15,7 +15,7 @@ from aiohttp import web
 
 from gangline import plugins
 from gangline.client import ServerClient
-from gangline.domain.errors import EngineUnavailable, GanglineError, InvalidRequest
+from gangline.domain.errors import EngineUnavailable, GanglineError, PortUnavailable
 from gangline.engines.contract import Engine, EngineCapabilities
 from gangline.gateway.attempt import NodeParts
 from gangline.gateway.delivery import Delivery
@@ -48,7 +48,7 @@ async def serve(
     """Run a node until cancelled; its state is in `data_dir/nodes/<node_id>`.
 
     Raises: EngineUnavailable when the engine does not answer within `engine_wait_s`, EngineIncapable when it reports no
-    token ids or log-probs, InvalidRequest when the port is taken.
+    token ids or log-probs, PortUnavailable when the port is taken.
     """
     sizes = sizes or PoolSizes()
     folder = await asyncio.to_thread((data_dir / "nodes" / node_id).resolve)
@@ -121,7 +121,7 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), backlog=1024)
     except OSError as error:
-        raise InvalidRequest(
+        raise PortUnavailable(
             f"the node cannot listen on {host}:{port}: {error.strerror}. Stop what uses the port, or choose another."
         ) from error
 

@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from gangline import __version__
-from gangline.domain.errors import EngineUnavailable, GanglineError
+from gangline.domain.errors import GanglineError, PortUnavailable
 from gangline.engines.serving.chat import ChatRoute, plan_chat, render_chat
 from gangline.engines.serving.completions import CompletionRoute
 from gangline.engines.serving.control import ControlRoutes
@@ -39,13 +39,6 @@ _log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 256 * 1024**2
 
 BodyReader = Callable[[web.Request], Awaitable[bytes]]
-
-
-class PortUnavailable(EngineUnavailable):
-    """The address to listen on is taken or not ours."""
-
-    code = "port_unavailable"
-    retryable = False
 
 
 def create_app(
