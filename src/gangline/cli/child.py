@@ -1,0 +1,141 @@
+"""One child process of `gangline up`: a `gangline engine`, `server` or `node` in its own process group.
+
+Its first line on stdout says that it is ready, or why it is not; its stderr goes to a log file. It ends with us: the
+kernel signals it when this process dies (see `serving.py`). No secret is in its arguments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gangline.domain.errors import GanglineError, NodeError
+
+__all__ = ["Child"]
+
+_TAIL_LINES = 8
+
+
+def _known_errors() -> dict[str, type[GanglineError]]:
+    found: dict[str, type[GanglineError]] = {}
+    waiting: list[type[GanglineError]] = [GanglineError]
+    while waiting:
+        kind = waiting.pop()
+        found.setdefault(kind.code, kind)
+        waiting.extend(kind.__subclasses__())
+    return found
+
+
+class Child:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        log_path: Path,
+        env: Mapping[str, str],
+        port: int,
+        ready_timeout_s: float = 120,
+    ) -> None:
+        self.name = name
+        self.log_path = log_path
+        self.url = ""
+        """Where it answers; set by the first `start` and kept over restarts."""
+        self.port = port
+        self._arguments = tuple(arguments)
+        self._env = dict(env)
+        self._ready_timeout_s = ready_timeout_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._pump: asyncio.Task[None] | None = None
+        self._started_at = 0.0
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else 0
+
+    def age_s(self) -> float:
+        return time.monotonic() - self._started_at
+
+    async def start(self) -> None:
+        """Start, and wait until it is ready. A later start takes the port of the first.
+
+        Raises: the error that the child reported, else NodeError with the end of its log.
+        """
+        self._started_at = time.monotonic()
+        arguments = [*self._arguments, "--port", str(self.port), "--json", "--parent", str(os.getpid())]
+        with self.log_path.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "gangline", *arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=self._env,
+                start_new_session=True,
+            )
+        try:
+            ready = await self._first_line(self._process)
+        except GanglineError:
+            self.kill()
+            await self._process.wait()
+            raise
+        self.url = ready[f"{self.name}_url"]
+        self.port = int(self.url.rsplit(":", 1)[1].split("/")[0])
+        self._pump = asyncio.create_task(self._drain(self._process))
+
+    async def _first_line(self, process: asyncio.subprocess.Process) -> dict[str, Any]:
+        assert process.stdout is not None
+        try:
+            line = await asyncio.wait_for(process.stdout.readline(), self._ready_timeout_s)
+        except TimeoutError:
+            raise NodeError(
+                f"the {self.name} was not ready after {self._ready_timeout_s:.0f} s. Its log: {self.log_path}"
+            ) from None
+        try:
+            document: dict[str, Any] = msgspec.json.decode(line)
+        except msgspec.DecodeError:
+            raise NodeError(f"the {self.name} did not start. The end of {self.log_path}:\n{self.log_tail()}") from None
+        if error := document.get("error"):
+            raise _known_errors().get(error["code"], NodeError)(f"the {self.name} did not start: {error['message']}")
+        return document
+
+    async def _drain(self, process: asyncio.subprocess.Process) -> None:
+        """What it prints later goes to its log, so that a full pipe never stops it."""
+        assert process.stdout is not None
+        while piece := await process.stdout.read(1 << 16):
+            with self.log_path.open("ab") as log:
+                log.write(piece)
+
+    def log_tail(self) -> str:
+        if not self.log_path.exists():
+            return ""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
+
+    async def wait(self) -> str:
+        """Until it has ended. Returns how, for people."""
+        if self._process is None:
+            return "was not started"
+        code = await self._process.wait()
+        if self._pump is not None:
+            await self._pump
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+    def terminate(self) -> None:
+        """Ask it to clean up and end."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """End it and its process group at once."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,0 +1,76 @@
+"""Exit codes, and how an error becomes one clear line.
+
+The codes are a promise to scripts: `docs/reference/cli.md` lists them.
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import IntEnum
+
+import msgspec
+
+from gangline.domain.errors import (
+    CallerError,
+    Conflict,
+    EngineUnavailable,
+    GanglineError,
+    InvalidRequest,
+    NotFound,
+    ServerUnavailable,
+    Unauthorized,
+    UnknownPlugin,
+)
+
+__all__ = ["Exit", "exit_code", "report"]
+
+
+class Exit(IntEnum):
+    """What an exit code says; the docstrings are the documentation."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    NOT_FOUND = 4
+    CONFLICT = 5
+    UNAUTHORIZED = 6
+    INTERRUPTED = 130
+
+
+EXPLAINED: dict[Exit, str] = {
+    Exit.OK: "done",
+    Exit.FAILED: "the thing asked for failed: a port in use, a violation found by the audit, a session that we broke",
+    Exit.USAGE: "wrong arguments, or a task that is not valid; nothing was started",
+    Exit.UNREACHABLE: "no service is running, or the server or the engine does not answer",
+    Exit.NOT_FOUND: "no such task or session",
+    Exit.CONFLICT: "taken: the task id has other content, or another `gangline up` holds the data folder",
+    Exit.UNAUTHORIZED: "the control token is missing or wrong",
+    Exit.INTERRUPTED: "ended by Ctrl-C",
+}
+"""One line for each code; the generated reference prints them."""
+
+_BY_TYPE: tuple[tuple[type[GanglineError], Exit], ...] = (
+    (Unauthorized, Exit.UNAUTHORIZED),
+    (NotFound, Exit.NOT_FOUND),
+    (Conflict, Exit.CONFLICT),
+    (InvalidRequest, Exit.USAGE),
+    (UnknownPlugin, Exit.USAGE),
+    (ServerUnavailable, Exit.UNREACHABLE),
+    (EngineUnavailable, Exit.UNREACHABLE),
+    (CallerError, Exit.FAILED),
+)
+
+
+def exit_code(error: GanglineError) -> Exit:
+    return next((code for kind, code in _BY_TYPE if isinstance(error, kind)), Exit.FAILED)
+
+
+def report(error: GanglineError, *, as_json: bool) -> Exit:
+    """Say what happened on stderr, and with `--json` as `{"error": {...}}` on stdout too."""
+    sys.stderr.write(f"gangline: {error.message}\n")
+    if as_json:
+        body = {"error": {"code": error.code, "message": error.message, "retryable": error.retryable}}
+        sys.stdout.write(msgspec.json.encode(body).decode() + "\n")
+        sys.stdout.flush()
+    return exit_code(error)

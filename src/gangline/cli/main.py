@@ -1,0 +1,71 @@
+"""`gangline`: the one command. Adds up the command modules and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from gangline import __version__
+from gangline.cli.exits import report
+from gangline.domain.errors import GanglineError
+
+__all__ = ["build_app", "main"]
+
+_COMMAND_MODULES = (
+    "up",
+    "submit",
+    "status",
+    "watch",
+    "doctor",
+    "engine",
+    "server",
+    "node",
+)
+"""In the order in which `--help` shows them."""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gangline {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Turns any agent program into a reinforcement-learning environment.
+
+    Start with `gangline doctor`, then `gangline demo`, or `gangline up` and `gangline submit`.
+    """
+
+
+def build_app() -> typer.Typer:
+    app = typer.Typer(
+        name="gangline",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name in _COMMAND_MODULES:
+        importlib.import_module(f"gangline.cli.{name}").register(app)
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point. Never returns: raises SystemExit with a code of `exits.Exit`."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        build_app()(args=arguments, prog_name="gangline")
+    except GanglineError as error:
+        if "--debug" in arguments:
+            raise
+        sys.exit(report(error, as_json="--json" in arguments))

@@ -1,0 +1,144 @@
+"""`gangline submit`: a task, from a file or from options; with `--wait`, until it has ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gangline.cli.exits import Exit
+from gangline.cli.output import DataOption, JsonOption, ServerOption, console, notes, print_json, run
+from gangline.domain.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from gangline.cli.running import Address
+    from gangline.client import ServerClient
+    from gangline.domain.task import TaskRequest
+    from gangline.domain.views import TaskView
+
+__all__ = ["register", "wait_with_progress"]
+
+_POLL_S = 1.0
+
+
+def submit(
+    source: Annotated[
+        str | None, typer.Argument(metavar="[FILE|-]", help="JSON or TOML: one task, or a list of them.")
+    ] = None,
+    instruction: Annotated[str | None, typer.Option("--instruction", help="What to solve.")] = None,
+    harness: Annotated[str | None, typer.Option("--harness", help="Agent program: shell, pi, ...")] = None,
+    command: Annotated[str | None, typer.Option("--command", help="The shell harness's command.")] = None,
+    samples: Annotated[int | None, typer.Option("--samples", help="Sessions in the group.")] = None,
+    runtime: Annotated[str | None, typer.Option("--runtime", help="Sandbox: sandbox, process.")] = None,
+    evaluator: Annotated[str | None, typer.Option("--evaluator", help="Strategy that gives the reward.")] = None,
+    timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds the agent may run.")] = None,
+    task_id: Annotated[str | None, typer.Option("--task-id", help="Makes submitting again harmless.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until every session has ended.")] = False,
+    data: DataOption = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Submit a task: from FILE, from standard input (-), or from options; options override the file.
+
+    With --wait the exit code is 1 when a session was lost to the infrastructure or cancelled.
+    """
+    from gangline.cli.running import find_server
+    from gangline.cli.task_files import read_tasks, validated
+
+    bodies: list[dict[str, Any]] = read_tasks(source) if source is not None else [{}]
+    options = _Overrides(instruction, harness, command, samples, runtime, evaluator, timeout, task_id)
+    if source is None and (instruction is None or (harness is None and command is None)):
+        raise InvalidRequest("nothing to submit: give a FILE, or --instruction with --harness or --command.")
+    tasks = [validated(options.applied_to(body), source or "the options") for body in bodies]
+    address = find_server(data, server)
+    ended = run(_submit(address, tasks, wait=wait, as_json=as_json))
+    if any(set(task.outcomes) & {"infra_error", "cancelled"} for task in ended):
+        raise typer.Exit(Exit.FAILED)
+
+
+class _Overrides:
+    """Options that stand in for fields of a task."""
+
+    def __init__(
+        self,
+        instruction: str | None,
+        harness: str | None,
+        command: str | None,
+        samples: int | None,
+        runtime: str | None,
+        evaluator: str | None,
+        timeout_s: float | None,
+        task_id: str | None,
+    ) -> None:
+        self._fields: tuple[tuple[tuple[str, ...], Any], ...] = (
+            (("instruction",), instruction),
+            (("agent", "harness"), harness if harness or command is None else "shell"),
+            (("agent", "settings", "command"), command),
+            (("num_samples",), samples),
+            (("runtime", "backend"), runtime),
+            (("evaluator", "strategy"), evaluator),
+            (("timeout_seconds",), timeout_s),
+            (("task_id",), task_id),
+        )
+
+    def applied_to(self, body: dict[str, Any]) -> dict[str, Any]:
+        for path, value in self._fields:
+            if value is None:
+                continue
+            inner = body
+            for step in path[:-1]:
+                inner = inner.setdefault(step, {})
+            inner[path[-1]] = value
+        return body
+
+
+async def _submit(address: Address, tasks: list[TaskRequest], *, wait: bool, as_json: bool) -> list[TaskView]:
+    from gangline.client import ServerClient
+
+    async with ServerClient(address.server_url, address.control_token) as client:
+        submitted = await client.submit_many(tasks)
+        if not wait:
+            for one in submitted:
+                if as_json:
+                    print_json(one)
+                else:
+                    again = "" if one.created else " (had been submitted before)"
+                    console().print(f"{one.task_id}: {len(one.session_ids)} sessions{again}", markup=False)
+            return []
+        ended = await wait_with_progress(client, [one.task_id for one in submitted])
+    for task in ended:
+        if as_json:
+            print_json(task)
+        else:
+            _show(task)
+    return ended
+
+
+def _show(task: TaskView) -> None:
+    from gangline.cli.views import groups_table, sessions_table
+
+    console().print(groups_table([task]), sessions_table(task.sessions), sep="\n\n")
+    console().print(f"See a session's tokens: gangline show {task.sessions[0].session_id}", markup=False)
+
+
+async def wait_with_progress(client: ServerClient, task_ids: list[str]) -> list[TaskView]:
+    """Long-poll until all tasks have ended; a bar for each on stderr where that is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    out = notes()
+    ended: list[TaskView] = []
+    with Progress(*columns, console=out, disable=not out.is_terminal, transient=True) as progress:
+        bars = {task_id: progress.add_task(task_id, total=None) for task_id in task_ids}
+        for task_id in task_ids:
+            while True:
+                view = await client.task(task_id, wait_s=_POLL_S if out.is_terminal else 30.0)
+                progress.update(bars[task_id], total=view.num_samples, completed=view.num_samples - view.num_open)
+                if view.ended:
+                    ended.append(view)
+                    break
+    return ended
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(submit)

@@ -1,0 +1,260 @@
+"""`gangline up`: the whole service on one machine, until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import msgspec
+import typer
+from rich.markup import escape
+
+from gangline.cli import running
+from gangline.cli.output import DataOption, JsonOption, console, log_to_stderr, print_json
+from gangline.cli.serving import HostOption
+from gangline.domain.errors import InvalidRequest, NodeError, PortUnavailable
+from gangline.settings import Settings
+
+if TYPE_CHECKING:
+    from gangline.cli.child import Child
+    from gangline.cli.supervisor import Supervisor
+
+__all__ = ["Plan", "bring_up", "register", "run_service"]
+
+T = TypeVar("T")
+
+DEFAULT_PORT = 8700
+
+EngineOption = Annotated[
+    str,
+    typer.Option("--engine", help="URL of a running engine, embedded:MODEL, or scripted:FILE."),
+]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to bring up."""
+
+    data_dir: Path
+    host: str = "127.0.0.1"
+    port: int | None = None
+    """The server's; None is the usual one, or any free one where that is taken."""
+    engine: str = "embedded:smollm2"
+    tokenizer: str = "smollm2"
+    """Of a scripted engine."""
+    control_token: str | None = None
+
+
+def _engine_child(plan: Plan) -> Child | None:
+    """The engine to start; None when a running one is named. Raises: InvalidRequest."""
+    from gangline.cli.child import Child
+
+    kind, _, what = plan.engine.partition(":")
+    if kind in ("http", "https"):
+        return None
+    if kind == "embedded":
+        arguments = ["engine", "--model", what or "smollm2"]
+    elif kind == "scripted" and what:
+        arguments = ["engine", "--scripted", str(Path(what).resolve()), "--tokenizer", plan.tokenizer]
+    else:
+        raise InvalidRequest(
+            f"unknown engine {plan.engine!r}. Give the URL of a running engine (http://HOST:PORT), embedded:MODEL "
+            "(such as embedded:smollm2), or scripted:FILE."
+        )
+    return Child("engine", arguments, log_path=_log_path(plan, "engine"), env=os.environ, port=0, ready_timeout_s=1800)
+
+
+def _log_path(plan: Plan, name: str) -> Path:
+    return plan.data_dir / "logs" / f"{name}.log"
+
+
+def _is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _server_port(plan: Plan) -> int:
+    """Raises: NodeError when the asked-for port is in use."""
+    if plan.port is None:
+        return DEFAULT_PORT if _is_free(plan.host, DEFAULT_PORT) else 0
+    if plan.port and not _is_free(plan.host, plan.port):
+        raise PortUnavailable(
+            f"port {plan.port} on {plan.host} is in use, or not ours to take. Choose another with --port, or 0 for any."
+        )
+    return plan.port
+
+
+async def bring_up(plan: Plan, supervisor: Supervisor, token: str) -> running.Running:
+    """Start engine, server and node; returns when all are ready. Raises: what went wrong with the first that failed."""
+    from gangline.cli.child import Child
+
+    env = {**os.environ, "GANGLINE_TOKEN": token}
+    data = ["--data", str(plan.data_dir)]
+    engine = _engine_child(plan)
+    server = Child(
+        "server",
+        ["server", *data, "--host", plan.host],
+        log_path=_log_path(plan, "server"),
+        env=env,
+        port=_server_port(plan),
+    )
+    await supervisor.start(*([engine] if engine else []), server)
+    engine_url = engine.url if engine else plan.engine
+    node = Child(
+        "node",
+        ["node", *data, "--host", plan.host, "--id", "node-1", "--server", server.url, "--engine", engine_url],
+        log_path=_log_path(plan, "node"),
+        env=env,
+        port=0,
+    )
+    await supervisor.start(node)
+    return running.Running(
+        server_url=server.url,
+        node_urls=(node.url,),
+        control_token=token,
+        pid=os.getpid(),
+        engine_url=engine_url,
+        pids=supervisor.pids(),
+    )
+
+
+async def run_service(plan: Plan, body: Callable[[running.Running], Awaitable[T]]) -> T:
+    """Bring the service up, await `body`, end everything; children that die meanwhile are started again.
+
+    Raises: what `body` raised; GanglineError when the service cannot be started or kept; asyncio.CancelledError after
+    SIGTERM, SIGINT or SIGHUP (a second one does not wait for anything).
+    """
+    from gangline.cli.supervisor import Supervisor
+
+    _make_folders(plan.data_dir)
+    with running.held(plan.data_dir):
+        token = running.keep_token(plan.data_dir, plan.control_token)
+        live: list[running.Running] = []
+        supervisor = Supervisor(on_change=lambda: _republish(plan.data_dir, live, supervisor))
+        async with _ended_by_signals(supervisor, plan.data_dir):
+            live.append(await bring_up(plan, supervisor, token))
+            running.publish(plan.data_dir, live[0])
+            return await _first_of(body(live[0]), supervisor.keep())
+
+
+def _republish(data_dir: Path, live: list[running.Running], supervisor: Supervisor) -> None:
+    running.publish(data_dir, msgspec.structs.replace(live[0], pids=supervisor.pids()))
+
+
+def _make_folders(data_dir: Path) -> None:
+    try:
+        (data_dir / "logs").mkdir(parents=True, exist_ok=True)
+        (data_dir / "up.lock").touch()
+    except OSError as error:
+        raise NodeError(
+            f"cannot write to the data folder {data_dir}: {error.strerror}. Choose one with --data."
+        ) from error
+
+
+@contextlib.asynccontextmanager
+async def _ended_by_signals(supervisor: Supervisor, data_dir: Path) -> AsyncGenerator[None]:
+    """The first signal cancels the current task, later ones hurry; children are stopped on every way out."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+    stopping = False
+
+    def on_signal() -> None:
+        nonlocal stopping
+        if stopping:
+            supervisor.hurry()
+        else:
+            stopping = True
+            task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        stopping = True
+        await supervisor.stop()
+        running.forget(data_dir)
+
+
+async def _first_of(body: Awaitable[T], keeping: Awaitable[None]) -> T:
+    """What `body` gives, unless the service breaks before."""
+    work, keeper = asyncio.ensure_future(body), asyncio.ensure_future(keeping)
+    try:
+        await asyncio.wait({work, keeper}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            await keeper
+        return await work
+    finally:
+        work.cancel()
+        keeper.cancel()
+        await asyncio.gather(work, keeper, return_exceptions=True)
+
+
+def up(
+    data: DataOption = None,
+    host: HostOption = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option("--port", help=f"The server's; 0 is any free one. Default: {DEFAULT_PORT}, or any if taken."),
+    ] = None,
+    engine: EngineOption = "embedded:smollm2",
+    tokenizer: Annotated[
+        str, typer.Option("--tokenizer", help="Tokenizer of a scripted engine: smollm2, a folder, or a name.")
+    ] = "smollm2",
+    as_json: JsonOption = False,
+) -> None:
+    """Run the whole service on this machine until Ctrl-C or SIGTERM: engine, server and node.
+
+    With --json, prints one line {"server_url", "node_urls", "control_token", "pid"} when it is ready. Other commands
+    find it through the data folder. Logs are in DATA/logs.
+    """
+    settings = Settings.from_environ()
+    log_to_stderr()
+    plan = Plan(
+        data_dir=(data or settings.data_dir).absolute(),
+        host=host,
+        port=port,
+        engine=engine,
+        tokenizer=tokenizer,
+        control_token=settings.control_token,
+    )
+
+    async def serve(live: running.Running) -> None:
+        _announce(live, plan, as_json)
+        await asyncio.Event().wait()
+
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(run_service(plan, serve))
+
+
+def _announce(live: running.Running, plan: Plan, as_json: bool) -> None:
+    if as_json:
+        print_json({name: getattr(live, name) for name in ("server_url", "node_urls", "control_token", "pid")})
+        return
+    out = console()
+    out.print("[bold green]Gangline is up.[/]  Ctrl-C ends it.")
+    for name, value in (
+        ("server", live.server_url),
+        ("node", live.node_urls[0]),
+        ("engine", live.engine_url),
+        ("data", str(plan.data_dir)),
+    ):
+        out.print(f"  [bold]{name:<7}[/] {escape(value)}")
+    out.print("In another terminal:  gangline status · gangline watch · gangline submit TASK.json --wait")
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(up)

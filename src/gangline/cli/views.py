@@ -1,0 +1,112 @@
+"""Tables of tasks, sessions, nodes: what `status`, `submit --wait` and `watch` show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from gangline.domain.lifecycle import STAGES
+from gangline.domain.views import NodeView, ServiceStatus, SessionView, TaskSummary, TaskView
+
+__all__ = ["counts", "groups_table", "mean_reward", "nodes_table", "sessions_table", "stages_line", "status_view"]
+
+_COLOURS = {
+    "completed": "green",
+    "agent_timeout": "yellow",
+    "turn_limit": "yellow",
+    "agent_error": "yellow",
+    "infra_error": "bold red",
+    "cancelled": "dim",
+}
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    return table
+
+
+def _coloured(outcome: str | None) -> str:
+    return f"[{_COLOURS.get(outcome, 'default')}]{outcome}[/]" if outcome else ""
+
+
+def counts(numbers: dict[str, int]) -> str:
+    """`3 queued, 2 leased`, in the given order, zeros left out."""
+    return ", ".join(f"{number} {name}" for name, number in numbers.items() if number) or "none"
+
+
+def mean_reward(rewards: Iterable[float | None]) -> float | None:
+    """Mean of the rewards that there are; None when there is none."""
+    known = [reward for reward in rewards if reward is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def sessions_table(sessions: Sequence[SessionView]) -> RenderableType:
+    """One line a session: where it is, how it ended, what went wrong."""
+    table = _table("session", "state", "attempt", "outcome", "reward", "node", "failure")
+    for one in sessions:
+        state = one.stage or one.state
+        failure = f"{one.failure.boundary}: {one.failure.message}" if one.failure else ""
+        table.add_row(
+            escape(one.session_id),
+            state,
+            f"{one.attempt}/{one.max_attempts}",
+            _coloured(one.outcome),
+            _number(one.reward),
+            escape(one.node_id or ""),
+            escape(failure[:200]),
+        )
+    return table
+
+
+def groups_table(tasks: Sequence[TaskSummary | TaskView]) -> RenderableType:
+    table = _table("task", "state", "sessions ended", "mean reward", "outcomes")
+    for task in tasks:
+        ended = task.num_samples - task.num_open
+        full = isinstance(task, TaskView)
+        table.add_row(
+            escape(task.task_id),
+            task.status,
+            f"{ended}/{task.num_samples}",
+            _number(mean_reward(task.rewards)) if full else "",
+            counts(task.outcomes) if full and task.outcomes else "",
+        )
+    return table
+
+
+def nodes_table(nodes: Sequence[NodeView]) -> RenderableType:
+    if not nodes:
+        return Text("No node has joined: start one with `gangline node`.", style="yellow")
+    table = _table("node", "url", "sessions", "heard", "state")
+    for node in nodes:
+        state = "draining" if node.draining else "silent" if node.age_s > 30 else "up"
+        held = f"{node.num_sessions}/{node.capacity}"
+        table.add_row(escape(node.node_id), escape(node.url), held, f"{node.age_s:.0f} s ago", state)
+    return table
+
+
+def stages_line(status: ServiceStatus) -> Text:
+    """`queued 12 > init 2 > ready 3 > run 8 > postrun 1 > ended 40`."""
+    stages = {"queued": status.sessions.get("queued", 0)}
+    stages.update({name: status.stages.get(name, 0) for name in STAGES})
+    stages["ended"] = status.sessions.get("ended", 0)
+    text = Text()
+    for name, number in stages.items():
+        text.append(" > " if text else "", style="dim")
+        text.append(f"{name} ")
+        text.append(str(number), style="bold cyan" if number else "dim")
+    return text
+
+
+def status_view(status: ServiceStatus, tasks: Sequence[TaskSummary]) -> RenderableType:
+    lines = Text(f"gangline {status.version}; tasks: {counts(status.tasks)}; callbacks: {counts(status.callbacks)}")
+    return Group(lines, stages_line(status), Text(), nodes_table(status.nodes), Text(), groups_table(tasks))
