@@ -32,6 +32,7 @@ SCRIPT: dict[str, Any] = {
     "rules": [
         {"pattern": "think", "thinking": "hm, 日", "text": "yes"},
         {"pattern": "bytes", "text": TEXT, "split": "bytes"},
+        {"pattern": "twice", "tool_calls": [{"run": "ls"}, {"run": "ls"}]},
         {"pattern": "call", "text": "I look.", "tool_calls": [{"run": "echo hé"}, {"run": "ls"}]},
     ],
     "default": {"text": TEXT},
@@ -144,6 +145,12 @@ async def test_tool_calls_and_thoughts_are_parsed(client: openai.AsyncOpenAI) ->
     assert (thought["reasoning"], thought["content"]) == ("\nhm, 日\n", "\n\nyes")
 
 
+async def test_equal_calls_in_one_reply_have_ids_of_their_own(client: openai.AsyncOpenAI) -> None:
+    calls = (await chat(client, "twice", tools=[BASH]))["choices"][0]["message"]["tool_calls"]
+    assert calls[0]["function"] == calls[1]["function"]
+    assert calls[0]["id"] != calls[1]["id"]
+
+
 async def test_hidden_reasoning_keeps_its_ids(client: openai.AsyncOpenAI) -> None:
     shown = await chat(client, "think", extra_body=IDS)
     hidden = await chat(client, "think", extra_body={**IDS, "include_reasoning": False})
@@ -170,7 +177,8 @@ async def test_the_sdks_own_stream_accumulator_agrees(client: openai.AsyncOpenAI
 async def test_several_choices_stream_side_by_side(client: openai.AsyncOpenAI) -> None:
     whole = await chat(client, n=3)
     assert [c["message"]["content"] for c in whole["choices"]] == [TEXT] * 3
-    chunks = await streamed(client, n=3, stream_options={"include_usage": True})
+    chunks = await streamed(client, n=3, stream_options={"include_usage": True}, extra_body=IDS)
+    assert [bool(chunk.get("prompt_token_ids")) for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
     assert [joined(chunks, "content", index) for index in range(3)] == [TEXT] * 3
     assert chunks[-1]["usage"] == whole["usage"]
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gangline.engines.serving.parsing import CallEvent, ContentEvent, Parsers, ReasoningEvent, ReplyParser
 from gangline.engines.serving.text import IncrementalText, StopStrings
 from gangline.testing.tiny_tokenizer import TinyTokenizer
 
+# A busy machine is no failure.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TOKENIZER = TinyTokenizer()
 SPECIAL = "<|im_end|>"
 NUM_IDS = TOKENIZER.encode("</think>")[0] + 1  # the last added token has the highest id
 
 any_ids = st.lists(st.integers(0, NUM_IDS - 1), max_size=40)
-tags = ["<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"a": 1}}', "<", "\n"]
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+tags = [CALL, "<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"a": 1}}', "<", "\n"]
 replies = st.lists(st.sampled_from([*tags, "x", " ", "tool", '{"name": 1}', "日"]), max_size=12).map("".join)
 cuts = st.lists(st.integers(0, 200), max_size=12)
 
@@ -27,6 +30,7 @@ def pieces(text: str, at: Sequence[int]) -> list[str]:
     return [text[start:end] for start, end in itertools.pairwise(borders)]
 
 
+@patient
 @given(any_ids)
 def test_text_of_any_ids_streamed_is_their_text_decoded_at_once(ids: list[int]) -> None:
     incremental = IncrementalText(TOKENIZER)
@@ -34,6 +38,7 @@ def test_text_of_any_ids_streamed_is_their_text_decoded_at_once(ids: list[int]) 
     assert streamed == TOKENIZER.decode([i for i in ids if not TOKENIZER.is_special(i)])
 
 
+@patient
 @given(st.text(max_size=30))
 def test_no_piece_of_a_valid_text_holds_half_a_character(text: str) -> None:
     incremental = IncrementalText(TOKENIZER, skip_special=False)
@@ -42,6 +47,7 @@ def test_no_piece_of_a_valid_text_holds_half_a_character(text: str) -> None:
     assert all("�" not in piece for piece in streamed) or "�" in text
 
 
+@patient
 @given(any_ids)
 def test_special_tokens_can_be_kept(ids: list[int]) -> None:
     incremental = IncrementalText(TOKENIZER, skip_special=False)
@@ -69,6 +75,7 @@ def stopped_by_definition(text: str, stops: Sequence[str], *, include: bool) -> 
     return text, None
 
 
+@patient
 @given(
     text=st.text("abc", max_size=30),
     stops=st.lists(st.text("abc", max_size=4), max_size=4),
@@ -93,11 +100,14 @@ def parsed(chunks: Sequence[str], *, inside: bool) -> tuple[str, str, list[CallE
     )
 
 
+@patient
 @given(text=replies, at=cuts, inside=st.booleans())
+@example(text=f"{CALL}\nx", at=[len(CALL) + 1], inside=False)
 def test_a_reply_parses_alike_however_it_is_cut(text: str, at: list[int], inside: bool) -> None:
     assert parsed(pieces(text, at), inside=inside) == parsed([text], inside=inside)
 
 
+@patient
 @given(text=replies, at=cuts)
 def test_parsing_loses_nothing_but_tags_calls_and_white_space(text: str, at: list[int]) -> None:
     content, reasoning, calls = parsed(pieces(text, at), inside=False)
