@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from io import BytesIO
 from typing import Any, Self, TypeVar
 
 import aiohttp
@@ -200,7 +201,12 @@ class ServerClient:
         timeout = aiohttp.ClientTimeout(total=self._timeout_s + wait_s)
         try:
             async with self._open().request(
-                method, self.url + path, data=body, params=params, headers=headers, timeout=timeout
+                method,
+                self.url + path,
+                data=None if body is None else BytesIO(body),
+                params=params,
+                headers=headers,
+                timeout=timeout,
             ) as response:
                 data = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:

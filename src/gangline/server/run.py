@@ -15,7 +15,7 @@ from typing import NamedTuple
 from aiohttp import web
 
 from gangline import plugins
-from gangline.domain.errors import Conflict, InvalidRequest
+from gangline.domain.errors import Conflict, InvalidRequest, PortUnavailable
 from gangline.domain.task import TaskRequest
 from gangline.server.app import create_app
 from gangline.server.callbacks import Courier
@@ -60,7 +60,7 @@ async def serve(
 ) -> None:
     """Serve until cancelled. `on_ready` is given the base URL.
 
-    Raises: InvalidRequest when the address cannot be listened on, or would be open to others without a control token;
+    Raises: PortUnavailable; InvalidRequest when the address would be open to others without a control token;
     Conflict when another server has the data folder; StoreError, DiskFull.
     """
     async with serving(
@@ -138,7 +138,7 @@ async def _listening(app: web.Application, service: RolloutService, host: str, p
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
             why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
-            raise InvalidRequest(f"cannot listen on {host}:{port}: {why}; choose another --port, or 0.") from error
+            raise PortUnavailable(f"cannot listen on {host}:{port}: {why}; choose another --port, or 0.") from error
         bound_port: int = runner.addresses[0][1]
         yield f"http://{f'[{host}]' if ':' in host else host}:{bound_port}"
     finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 from gangline.domain.errors import NotFound, StoreError
@@ -17,10 +18,18 @@ from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.store.database import disk_full_error
 
-__all__ = ["ResultStore", "StagedResult"]
+__all__ = ["ResultStore", "StagedResult", "write_synced"]
 
 _INCOMING = ".incoming"  # no id begins with a dot
 _ATTEMPT = re.compile(r"attempt-(\d+)\.msgpack")
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a new file; on the disk on return."""
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 class StagedResult:
@@ -47,11 +56,13 @@ class StagedResult:
 class ResultStore:
     """Results under one folder. Ids are checked before they touch a path.
 
+    write: writes a new file, on the disk when it returns; raises OSError.
     Raises (all methods): DiskFull, StoreError.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, write: Callable[[Path, bytes], None] = write_synced) -> None:
         self._folder = folder
+        self._write = write
 
     def prepare(self) -> None:
         """Make the folder; remove what a crash left half-written. For the one process that writes here."""
@@ -100,12 +111,6 @@ class ResultStore:
         """Raises: InvalidRequest when an id is none."""
         task, session = validated_id(task_id, "task_id"), validated_id(session_id, "session_id")
         return self._folder / task / session / f"attempt-{int(attempt)}.msgpack"
-
-    def _write(self, path: Path, data: bytes) -> None:
-        with path.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def _make_folder(folder: Path) -> None:

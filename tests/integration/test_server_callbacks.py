@@ -1,0 +1,137 @@
+"""Callbacks arrive: through a receiver that is down, errors, and a restart of the server; signed, and with one key."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from aiohttp import web
+
+from gangline.client import ServerClient
+from gangline.server.callbacks import signature
+from gangline.server.run import serving
+from gangline.store.outbox import Outbox
+from gangline.store.tasks import TaskStore
+from service import FakeNode, any_plugin, request
+
+TOKEN = "control-secret"
+
+
+class Received(NamedTuple):
+    headers: dict[str, str]
+    body: bytes
+
+
+class Receiver:
+    """A trainer's callback endpoint: answers what `answers` says, then 204."""
+
+    def __init__(self, *answers: int) -> None:
+        self.received: asyncio.Queue[Received] = asyncio.Queue()
+        self._answers = list(answers)
+
+    async def take(self, call: web.Request) -> web.Response:
+        await self.received.put(Received(dict(call.headers), await call.read()))
+        return web.Response(status=self._answers.pop(0) if self._answers else 204)
+
+    @asynccontextmanager
+    async def listening(self, port: int = 0) -> AsyncIterator[int]:
+        app = web.Application()
+        app.router.add_post("/done", self.take)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", port).start()
+            yield runner.addresses[0][1]
+        finally:
+            await runner.cleanup()
+
+    async def next(self) -> Received:
+        return await asyncio.wait_for(self.received.get(), 30)
+
+
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[ServerClient]:
+    async with (
+        serving(data_dir=folder, control_token=TOKEN, check_task=any_plugin, callback_base_s=0.02) as running,
+        ServerClient(running.url, TOKEN) as client,
+    ):
+        yield client
+
+
+async def finish_a_task(client: ServerClient, port: int) -> None:
+    await client.submit(request(callback_url=f"http://127.0.0.1:{port}/done", metadata={"step": 7}))
+    node = FakeNode(client)
+    await node.finish(await node.lease())
+
+
+async def settled(client: ServerClient, state: str) -> None:
+    async for event in client.events(after=0):
+        if event.kind == f"callback.{state}":
+            return
+
+
+@pytest.fixture
+async def free_port() -> int:
+    async with Receiver().listening() as port:
+        return port
+
+
+async def test_a_callback_tells_what_came_of_the_task_and_who_says_so(tmp_path: Path):
+    receiver = Receiver()
+    async with receiver.listening() as port, served(tmp_path) as client:
+        await finish_a_task(client, port)
+        got = await receiver.next()
+        assert json.loads(got.body) == {
+            "task_id": "t",
+            "status": "ended",
+            "rewards": [1.0, 1.0],
+            "outcomes": ["completed", "completed"],
+            "metadata": {"step": 7},
+            "result_url": f"{client.url}/v1/tasks/t/result",
+        }
+        assert got.headers["X-Gangline-Signature"] == signature(TOKEN, got.body)
+        await asyncio.wait_for(settled(client, "delivered"), 30)
+        assert (await client.status()).callbacks == {"delivered": 1}
+
+
+async def test_a_callback_is_sent_again_until_it_is_acknowledged(tmp_path: Path):
+    receiver = Receiver(500, 404, 302)
+    async with receiver.listening() as port, served(tmp_path) as client:
+        await finish_a_task(client, port)
+        tries = [await receiver.next() for _ in range(4)]
+        assert {got.headers["Idempotency-Key"] for got in tries} == {"t:ended"}
+        await asyncio.wait_for(settled(client, "delivered"), 30)
+    assert receiver.received.empty()
+
+
+async def test_a_callback_waits_for_a_receiver_that_is_down_and_survives_a_restart(tmp_path: Path, free_port: int):
+    async with served(tmp_path) as client:
+        await finish_a_task(client, free_port)
+        assert (await client.status()).callbacks == {"pending": 1}
+    receiver = Receiver()
+    async with receiver.listening(free_port), served(tmp_path) as client:
+        assert json.loads((await receiver.next()).body)["task_id"] == "t"
+        await asyncio.wait_for(settled(client, "delivered"), 30)
+
+
+def test_a_callback_that_nobody_takes_expires(tmp_path: Path):
+    now = [0.0]
+    with TaskStore(tmp_path / "gangline.db", clock=lambda: now[0], callback_expiry_s=60.0) as store:
+        store.submit([request(callback_url="http://trainer.test/done")])
+        store.cancel_task("t")
+        outbox = Outbox(store.database)
+        (callback,) = outbox.due(0.0, 10)
+        assert outbox.due(0.0, 10, busy=[callback.id]) == []
+        outbox.failed(callback, now=0.0, next_at=10.0, error="HTTP 500")
+        assert (outbox.due(9.0, 10), outbox.next_due_at()) == ([], 10.0)
+        (again,) = outbox.due(10.0, 10)
+        assert (again.num_tries, again.key, again.expires_at) == (1, callback.key, 60.0)
+        outbox.failed(again, now=60.0, next_at=None, error="HTTP 500")
+        assert (outbox.due(1e9, 10), outbox.next_due_at()) == ([], None)
+        assert outbox.all_states() == [("t:ended", "expired")]
+        assert store.events()[-1].kind == "callback.expired"
