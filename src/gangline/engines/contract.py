@@ -6,7 +6,7 @@ that ignores them still answers, from its own rendering, and what it reports tel
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -113,7 +113,7 @@ class Engine(Protocol):
 
     async def chat(self, request: EngineRequest) -> EngineReply: ...
 
-    def stream(self, request: EngineRequest) -> AsyncIterator[EngineDelta]:
+    def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         """Closing the iterator early cancels the call in the engine."""
         ...
 

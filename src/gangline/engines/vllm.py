@@ -1,0 +1,254 @@
+"""The client of an engine that speaks vLLM's routes: vLLM itself, and the engines that Gangline starts.
+
+Exact prompt ids travel in `kv_transfer_params.prompt_token_ids` on the chat route, so the engine still parses tools
+and reasoning and still streams. Versions that do not know the key ignore it: the probe finds out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, cast
+
+import aiohttp
+import msgspec
+import numpy as np
+
+from gangline.domain.completion import LogprobKind
+from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolDefinition
+from gangline.domain.errors import ContextOverflow, EngineError, EngineIncapable, EngineRefused, EngineUnavailable
+from gangline.domain.tokens import TokenIds, token_ids
+from gangline.engines.contract import EngineCapabilities, EngineDelta, EngineReply, EngineRequest, ReplyAccumulator
+from gangline.engines.vllm_wire import (
+    ModelCard,
+    ModelList,
+    Rendered,
+    SseLines,
+    WireReply,
+    chat_body,
+    decode,
+    engine_deltas,
+    engine_reply,
+    render_body,
+)
+
+__all__ = ["VllmEngine"]
+
+_JSON = {"Content-Type": "application/json"}
+
+_HOW_TO_START = (
+    "Start vLLM 0.32 or newer with its OpenAI server (`--logprobs-mode processed_logprobs` is advised), reach it "
+    "without a router that strips fields, or use `gangline engine`."
+)
+
+
+class VllmEngine:
+    """One engine at `url` (without `/v1`). Open connections are its own unless a `session` is given."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        session: aiohttp.ClientSession | None = None,
+        model: str | None = None,
+        timeout_s: float = 1800.0,
+        connect_timeout_s: float = 10.0,
+    ) -> None:
+        """
+        model: served name; None takes the first that the engine lists.
+        timeout_s: longest silence of the engine within one call.
+        """
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._session = session
+        self._owns_session = session is None
+        self._model = model
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout_s, sock_read=timeout_s)
+        self._capabilities: EngineCapabilities | None = None
+        self._probing = asyncio.Lock()
+
+    async def capabilities(self) -> EngineCapabilities:
+        async with self._probing:
+            return self._capabilities or await self.probe()
+
+    async def probe(self) -> EngineCapabilities:
+        card = await self._served_model()
+        self._model = card.id
+        prompt_ids = await self._render_or_none([_user("One word.")])
+        reply = await self.chat(_probe_request(prompt_ids))
+        values = self._probed_logprobs(reply)
+        echoed = (
+            prompt_ids is not None and reply.prompt_ids is not None and np.array_equal(reply.prompt_ids, prompt_ids)
+        )
+        streamed = await self._probe_stream()
+        self._capabilities = EngineCapabilities(
+            engine="vllm",
+            version=await self._version(),
+            model=card.id,
+            max_context=card.max_model_len,
+            reports_ids=True,
+            takes_prompt_ids=echoed,
+            streams_ids=streamed,
+            renders=prompt_ids is not None,
+            logprob_kind=_logprob_kind(values),
+            reports_versions=bool(reply.choices[0].version_spans),
+        )
+        return self._capabilities
+
+    def _probed_logprobs(self, reply: EngineReply) -> list[float]:
+        """Raises: EngineIncapable."""
+        choice = reply.choices[0] if reply.choices else None
+        if choice is None or reply.prompt_ids is None or choice.sampled_ids is None:
+            raise EngineIncapable(f"engine {self.url} returned no token ids (`return_token_ids`). {_HOW_TO_START}")
+        if choice.logprobs is None or len(choice.logprobs) != len(choice.sampled_ids):
+            raise EngineIncapable(f"engine {self.url} returned no log-prob for each token. {_HOW_TO_START}")
+        return choice.logprobs.tolist()
+
+    async def _probe_stream(self) -> bool:
+        """Whether a stream reports the prompt ids and an id and a log-prob for each sampled token."""
+        folded = ReplyAccumulator()
+        async with aclosing(self.stream(_probe_request(None))) as deltas:
+            async for delta in deltas:
+                folded.feed(delta)
+        reply = folded.reply()
+        ids = reply.choices[0].sampled_ids if reply.choices else None
+        values = reply.choices[0].logprobs if reply.choices else None
+        return reply.prompt_ids is not None and ids is not None and values is not None and 0 < len(ids) == len(values)
+
+    async def chat(self, request: EngineRequest) -> EngineReply:
+        body = chat_body(request, await self._model_name(), stream=False)
+        answer = await self._post("/v1/chat/completions", body)
+        wire = decode(answer, WireReply, self.url)
+        if wire.error is not None:
+            raise self._refusal(200, answer)
+        if not wire.choices:
+            raise EngineUnavailable(f"engine {self.url} answered without any choice")
+        return engine_reply(wire, show_logprobs=request.call.num_top_logprobs is not None)
+
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
+        body = chat_body(request, await self._model_name(), stream=True)
+        events = SseLines()
+        show_logprobs = request.call.num_top_logprobs is not None
+        async with self._request("POST", "/v1/chat/completions", body) as response:
+            async for piece in response.content.iter_any():
+                for data in events.feed(piece):
+                    if data == b"[DONE]":
+                        return
+                    chunk = decode(data, WireReply, self.url)
+                    if chunk.error is not None:
+                        raise self._refusal(500, data)
+                    for delta in engine_deltas(chunk, show_logprobs=show_logprobs):
+                        yield delta
+        raise EngineUnavailable(f"engine {self.url} ended its stream before it was done")
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition] = (),
+        template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> TokenIds:
+        body = render_body(await self._model_name(), messages, tools, template_kwargs, add_generation_prompt)
+        return token_ids(decode(await self._post("/tokenize", body), Rendered, self.url).tokens)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        body = msgspec.json.encode({"model": await self._model_name(), "tokens": [int(token) for token in ids]})
+        return decode(await self._post("/detokenize", body), dict[str, str], self.url).get("prompt", "")
+
+    async def close(self) -> None:
+        if self._owns_session and self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _model_name(self) -> str:
+        if self._model is None:
+            self._model = (await self._served_model()).id
+        return self._model
+
+    async def _served_model(self) -> ModelCard:
+        """Raises: EngineRefused when the engine does not serve the model it should."""
+        cards = decode(await self._get("/v1/models"), ModelList, self.url).data
+        found = [card for card in cards if self._model in (None, card.id)]
+        if not found:
+            known = ", ".join(card.id for card in cards) or "none"
+            raise EngineRefused(f"engine {self.url} does not serve {self._model!r}; it serves: {known}.", status=404)
+        return found[0]
+
+    async def _version(self) -> str:
+        try:
+            return decode(await self._get("/version"), dict[str, str], self.url).get("version", "")
+        except EngineError:
+            return ""
+
+    async def _render_or_none(self, messages: Sequence[Message]) -> TokenIds | None:
+        try:
+            return await self.render(messages)
+        except (EngineRefused, EngineUnavailable):
+            return None
+
+    async def _get(self, path: str) -> bytes:
+        async with self._request("GET", path, None) as response:
+            return await response.read()
+
+    async def _post(self, path: str, body: bytes) -> bytes:
+        async with self._request("POST", path, body) as response:
+            return await response.read()
+
+    @asynccontextmanager
+    async def _request(self, method: str, path: str, body: bytes | None) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """Raises: EngineUnavailable when nobody answers or the line breaks; what `_refusal` says for a status."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        try:
+            async with self._session.request(
+                method, self.url + path, data=body, headers=_JSON, timeout=self._timeout
+            ) as response:
+                if response.status >= 400:
+                    raise self._refusal(response.status, await response.read())
+                yield response
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            why = str(error) or type(error).__name__
+            raise EngineUnavailable(f"engine {self.url} did not answer {method} {path}: {why}") from error
+
+    def _refusal(self, status: int, body: bytes) -> EngineError:
+        message, code = _error_fields(body)
+        text = f"engine {self.url} answered {status}: {message}"
+        if code == "context_length_exceeded" or "maximum context length" in message:
+            return ContextOverflow(message)
+        if status >= 500 or status in (408, 425, 429):
+            return EngineUnavailable(text, status=status)
+        return EngineRefused(text, status=status)
+
+
+def _error_fields(body: bytes) -> tuple[str, str]:
+    """(message, code) of an error body in OpenAI's shape, vLLM's older flat one, or none."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        return body[:500].decode("utf-8", "replace"), ""
+    inner: object = fields.get("error")
+    if isinstance(inner, dict):
+        fields = cast("dict[str, Any]", inner)
+    elif isinstance(inner, str):
+        return inner, ""
+    return str(fields.get("message") or fields.get("detail") or body[:500].decode("utf-8", "replace")), str(
+        fields.get("code") or ""
+    )
+
+
+def _user(text: str) -> Message:
+    return Message("user", (Text(text),))
+
+
+def _probe_request(prompt_ids: TokenIds | None) -> EngineRequest:
+    """One token. The ids, where given, are those of *another* conversation: an engine that ignores them shows it.
+
+    With `top_k = 1` the sampled distribution has one token: its log-prob is 0 if it was processed, else raw.
+    """
+    sampling = SamplingParams(max_tokens=1, temperature=1.0, top_k=1)
+    call = ModelCall(dialect="probe", model="", messages=(_user("Say anything you like."),), sampling=sampling)
+    return EngineRequest(call=call, prompt_ids=prompt_ids)
+
+
+def _logprob_kind(values: Sequence[float]) -> LogprobKind:
+    return "processed" if all(abs(value) < 1e-6 for value in values) else "raw"

@@ -1,0 +1,316 @@
+"""One model call's way: place, decide the prompt, sample, capture, commit.
+
+Laws
+- The record is journaled, then in the tree, before the last byte can reach the harness.
+- A call ends complete, as an aborted record, or, when the engine failed it, without a record. Never half.
+- The call runs in a task of its own: a slow or vanished client holds up neither the engine nor the session's end.
+- What the record says about its prompt is what the engine reported, whatever it was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+import msgspec
+import numpy as np
+
+from gangline.domain.completion import Completion, DivergenceCause
+from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, Usage
+from gangline.domain.errors import EngineIncapable, EngineUnavailable, GanglineError, SessionOver
+from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, ToolCallDelta
+from gangline.domain.tokens import TokenIds, common_prefix_len, token_ids
+from gangline.engines.contract import (
+    Engine,
+    EngineCapabilities,
+    EngineChoice,
+    EngineReply,
+    EngineRequest,
+    ReplyAccumulator,
+    assistant_message,
+)
+from gangline.gateway.capture import Prompt, completion_of, tool_call_id, with_own_call_ids
+from gangline.gateway.divergence import find_cause
+from gangline.gateway.ledger import Ledger
+from gangline.gateway.placing import Place
+from gangline.gateway.stitch import Decision, PromptTier
+
+__all__ = ["CallInFlight"]
+
+_log = logging.getLogger("gangline.calls")
+
+
+class CallInFlight:
+    """One admitted call. `start` it; then read `deltas()`, or wait for `reply()`, or `abort` it."""
+
+    def __init__(
+        self, call: ModelCall, engine: Engine, ledger: Ledger, tier: PromptTier, clock: Callable[[], float]
+    ) -> None:
+        self.call = call
+        self.record_key = secrets.token_hex(8)
+        self.created_at = clock()
+        self._engine = engine
+        self._ledger = ledger
+        self._tier = tier
+        self._clock = clock
+        self._gathered = ReplyAccumulator()
+        self._sent_ids: TokenIds | None = None
+        self._place: Place | None = None
+        self._capabilities: EngineCapabilities | None = None
+        """Set once the engine is asked to sample."""
+        self._shown: asyncio.Queue[ReplyDelta | None] = asyncio.Queue()
+        self._abort_message: str | None = None
+        self._committing = False
+        self._task: asyncio.Task[Reply] | None = None
+
+    def start(self, on_end: Callable[[CallInFlight], None]) -> None:
+        """`on_end` is called once, when the call has ended in any way."""
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(lambda _: on_end(self))
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the call early; None while it runs, when it was answered and when it was aborted."""
+        if self._task is None or not self._task.done() or self._task.cancelled():
+            return None
+        return self._task.exception()
+
+    @property
+    def answered(self) -> bool:
+        return self._task is not None and self._task.done() and not self._task.cancelled() and self.error is None
+
+    def abort(self, message: str) -> None:
+        """End the call: cancelled in the engine, kept as an aborted record. One that is being committed goes on."""
+        if self._abort_message is None and not self._committing and self._task is not None:
+            self._abort_message = message
+            self._task.cancel()
+
+    async def ended(self) -> None:
+        """Wait until the call has ended in any way. Raises nothing of the call's."""
+        assert self._task is not None
+        await asyncio.wait({self._task})
+
+    async def reply(self) -> Reply:
+        """The whole reply. Raises: EngineError, StoreError; SessionOver when the call was aborted."""
+        assert self._task is not None
+        await asyncio.wait({self._task})
+        if self._task.cancelled():
+            raise SessionOver(self._abort_message or "the node is stopping")
+        return self._task.result()
+
+    async def deltas(self) -> AsyncGenerator[ReplyDelta, None]:
+        """What may be shown so far, as it comes; ends with the call, however that ends."""
+        assert self._task is not None
+        self._task.add_done_callback(lambda _: self._shown.put_nowait(None))
+        while (delta := await self._shown.get()) is not None:
+            yield delta
+
+    async def _run(self) -> Reply:
+        try:
+            self._place = place = self._ledger.index.place(self.call)
+            capabilities = await self._engine.capabilities()
+            decision = await self._tier.decide(self.call, place, capabilities)
+            self._capabilities, self._sent_ids = capabilities, decision.prompt_ids
+            answer = self._checked(await self._sample(capabilities))
+            prompt = await self._prompt(place, decision, answer)
+            self._committing = True
+            return await self._commit(place, prompt, answer, capabilities)
+        except asyncio.CancelledError:
+            if self._abort_message is None:
+                raise
+            await self._record_aborted(self._abort_message)
+            raise SessionOver(self._abort_message) from None
+
+    # -- sampling ------------------------------------------------------------------------------------------------
+
+    async def _sample(self, capabilities: EngineCapabilities) -> EngineReply:
+        request = EngineRequest(call=self.call, prompt_ids=self._sent_ids)
+        if not self.call.stream:
+            return await self._engine.chat(request)
+        if not capabilities.streams_ids:
+            answer = await self._engine.chat(request)
+            for choice in answer.choices:
+                self._show(_whole_delta(choice))
+            return answer
+        async with aclosing(self._engine.stream(request)) as pieces:
+            async for piece in pieces:
+                self._gathered.feed(piece)
+                self._show(piece.shown)
+        return self._gathered.reply()
+
+    def _show(self, delta: ReplyDelta) -> None:
+        if delta.tool_calls:
+            pieces = tuple(self._own_call_id(delta.choice_index, piece) for piece in delta.tool_calls)
+            delta = msgspec.structs.replace(delta, tool_calls=pieces)
+        self._shown.put_nowait(delta)
+
+    def _own_call_id(self, choice_index: int, piece: ToolCallDelta) -> ToolCallDelta:
+        if piece.name is None:
+            return piece
+        call_id = tool_call_id(self.record_key, choice_index, piece.index)
+        return msgspec.structs.replace(piece, call_id=call_id)
+
+    def _checked(self, answer: EngineReply) -> EngineReply:
+        """Raises: EngineIncapable, EngineUnavailable when no record can be made of the answer."""
+        if len(answer.choices) != self.call.num_choices:
+            raise EngineUnavailable(f"the engine answered {len(answer.choices)} of {self.call.num_choices} choices")
+        if any(choice.finish_reason is None for choice in answer.choices):
+            raise EngineUnavailable("the engine ended its reply without a finish reason")
+        if answer.prompt_ids is None or any(choice.sampled_ids is None for choice in answer.choices):
+            raise EngineIncapable(
+                "the engine returned no token ids for this call. Reach it without a router that strips "
+                "`token_ids` and `prompt_token_ids`."
+            )
+        return answer
+
+    # -- capture -------------------------------------------------------------------------------------------------
+
+    async def _prompt(self, place: Place, decision: Decision, answer: EngineReply) -> Prompt:
+        """What the engine says it conditioned on, against the parent's context."""
+        reported = answer.prompt_ids
+        assert reported is not None
+        stitched = decision.prompt_ids is not None and np.array_equal(decision.prompt_ids, reported)
+        fallback, cause = decision.fallback, decision.cause
+        if decision.prompt_ids is not None and not stitched:
+            self._tier.ids_were_ignored()
+            fallback = "the engine ignored the exact prompt ids and rendered the messages itself"
+            _log.error("call.prompt_ids_ignored session=%s", self._ledger.session_id)
+        prompt = self._compared(place, reported, fallback)
+        if stitched:
+            return msgspec.structs.replace(prompt, source="stitched")
+        if prompt.context == "diverged" and cause is None:
+            cause = await self._find_cause(place, reported, prompt.shared)
+        return msgspec.structs.replace(prompt, cause=cause if prompt.context == "diverged" else None)
+
+    def _compared(self, place: Place, reported: TokenIds, fallback: str | None = None) -> Prompt:
+        if place.parent_id is None:
+            return Prompt(source="engine", context="first", parent_id=None, shared=0, suffix_ids=reported)
+        tree = self._ledger.tree
+        context = tree.context_ids(tree[place.parent_id])
+        shared = common_prefix_len(context, reported)
+        exact = shared == len(context)
+        return Prompt(
+            source="engine",
+            context="exact" if exact else "diverged",
+            parent_id=place.parent_id,
+            shared=shared,
+            suffix_ids=reported[shared:].copy(),
+            first_divergence=None if exact else shared,
+            fallback=fallback,
+        )
+
+    async def _find_cause(self, place: Place, reported: TokenIds, first: int) -> DivergenceCause:
+        assert place.parent_id is not None
+        tree = self._ledger.tree
+        parent = tree[place.parent_id]
+        return await find_cause(
+            self._engine,
+            tree,
+            parent,
+            self.call.messages[: place.num_shared],
+            tree.context_ids(parent),
+            reported,
+            first,
+            user_turn_follows=any(message.role == "user" for message in place.new_messages),
+        )
+
+    async def _commit(
+        self, place: Place, prompt: Prompt, answer: EngineReply, capabilities: EngineCapabilities
+    ) -> Reply:
+        choices = [self._with_own_ids(choice) for choice in answer.choices]
+        await self._ledger.commit(self._drafts(place, prompt, choices, capabilities), place.digest)
+        return self._reply(choices, answer)
+
+    def _drafts(
+        self,
+        place: Place,
+        prompt: Prompt,
+        choices: list[EngineChoice],
+        capabilities: EngineCapabilities,
+        *,
+        aborted: str | None = None,
+    ) -> list[Completion]:
+        finished_at = self._clock()
+        return [
+            completion_of(
+                self.call,
+                place,
+                prompt,
+                choice,
+                capabilities,
+                session_id=self._ledger.session_id,
+                attempt=self._ledger.attempt,
+                started_at=self.created_at,
+                finished_at=finished_at,
+                aborted=aborted,
+            )
+            for choice in choices
+        ]
+
+    def _with_own_ids(self, choice: EngineChoice) -> EngineChoice:
+        message = with_own_call_ids(choice.message, self.record_key, choice.index)
+        return msgspec.structs.replace(choice, message=message)
+
+    def _reply(self, choices: list[EngineChoice], answer: EngineReply) -> Reply:
+        num_prompt = 0 if answer.prompt_ids is None else len(answer.prompt_ids)
+        num_sampled = sum(0 if choice.sampled_ids is None else len(choice.sampled_ids) for choice in choices)
+        return Reply(
+            reply_id=self.record_key,
+            model=self.call.model,
+            created_at=int(self.created_at),
+            choices=tuple(
+                ReplyChoice(
+                    index=choice.index,
+                    message=choice.message,
+                    finish_reason=choice.finish_reason or "",
+                    logprobs=None if self.call.num_top_logprobs is None else choice.token_logprobs,
+                )
+                for choice in choices
+            ),
+            usage=answer.usage or Usage(num_prompt_tokens=num_prompt, num_sampled_tokens=num_sampled),
+        )
+
+    async def _record_aborted(self, message: str) -> None:
+        """Keep what was sampled until now. Its loss must not hide why the call ended."""
+        if self._place is None or self._capabilities is None:
+            return  # the engine was asked for nothing yet
+        partial = self._gathered.reply()
+        prompt = self._prompt_so_far(self._place, partial.prompt_ids)
+        choices = [self._with_own_ids(choice) for choice in partial.choices or (_nothing_sampled(),)]
+        drafts = self._drafts(self._place, prompt, choices, self._capabilities, aborted=message)
+        try:
+            await self._ledger.commit(drafts, self._place.digest)
+        except GanglineError as error:
+            _log.error("call.abort_not_recorded session=%s error=%s", self._ledger.session_id, error)
+
+    def _prompt_so_far(self, place: Place, reported: TokenIds | None) -> Prompt:
+        """As far as it is known: reported by the engine, else as sent, else nothing."""
+        known = self._sent_ids if reported is None else reported
+        if known is None:
+            return Prompt(source="engine", context="first", parent_id=None, shared=0, suffix_ids=token_ids())
+        prompt = self._compared(place, known)
+        if self._sent_ids is not None and np.array_equal(self._sent_ids, known):
+            return msgspec.structs.replace(prompt, source="stitched")
+        return msgspec.structs.replace(prompt, cause="unknown") if prompt.context == "diverged" else prompt
+
+
+def _whole_delta(choice: EngineChoice) -> ReplyDelta:
+    """A reply that came in one piece, as the one delta of its stream."""
+    message: Message = choice.message
+    calls = [part for part in message.parts if isinstance(part, ToolCall)]
+    return ReplyDelta(
+        choice_index=choice.index,
+        thinking="".join(part.text for part in message.parts if isinstance(part, Thinking)),
+        text="".join(part.text for part in message.parts if isinstance(part, Text)),
+        tool_calls=tuple(ToolCallDelta(i, part.arguments, part.call_id, part.name) for i, part in enumerate(calls)),
+        logprobs=choice.token_logprobs,
+    )
+
+
+def _nothing_sampled() -> EngineChoice:
+    return EngineChoice(
+        index=0, message=assistant_message("", ""), finish_reason=None, sampled_ids=token_ids(), logprobs=None
+    )

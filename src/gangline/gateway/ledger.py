@@ -1,0 +1,73 @@
+"""The records of one session attempt, in one order everywhere: ids, journal, tree, index."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from gangline.domain.completion import Completion, CompletionTree
+from gangline.gateway.placing import PlaceIndex
+
+__all__ = ["CompletionJournal", "Ledger"]
+
+_log = logging.getLogger("gangline.calls")
+
+
+class CompletionJournal(Protocol):
+    async def append(self, completion: Completion) -> None:
+        """Durable on return. Raises: StoreError, DiskFull."""
+        ...
+
+
+class Ledger:
+    """A completion is in the tree only when it is in the journal; nobody sees it before."""
+
+    def __init__(
+        self, session_id: str, attempt: int, journal: CompletionJournal, completions: Iterable[Completion] = ()
+    ) -> None:
+        """`completions`: what the journal has of this attempt already, in commit order."""
+        self.session_id = session_id
+        self.attempt = attempt
+        self.tree = CompletionTree()
+        self.index = PlaceIndex()
+        self._journal = journal
+        self._num_committed = 0
+        self._order = asyncio.Lock()
+        for completion in completions:
+            self.tree.add(completion)
+            self._num_committed += 1
+            if completion.status == "complete":
+                self.index.restore(completion)
+
+    async def commit(self, drafts: Sequence[Completion], history: bytes) -> None:
+        """Journal, then tree, then index. `history`: the digest of the call that the drafts answer.
+
+        Raises: StoreError; what was not journaled is not in the tree.
+        """
+        async with self._order:
+            for draft in drafts:
+                completion_id = f"c{self.attempt}-{self._num_committed + 1:06d}"
+                completion = msgspec.structs.replace(draft, completion_id=completion_id)
+                await self._journal.append(completion)
+                self._num_committed += 1
+                self.tree.add(completion)
+                if completion.status == "complete":
+                    self.index.add(completion, history)
+                self._report(completion)
+
+    def _report(self, completion: Completion) -> None:
+        certificate = completion.certificate
+        if completion.status == "complete" and certificate.untrainable is not None:
+            _log.error(
+                "call.untrainable session=%s completion=%s reason=%s",
+                *(self.session_id, completion.completion_id, certificate.untrainable),
+            )
+        _log.info(
+            "call.%s session=%s completion=%s prompt=%s context=%s cause=%s sampled=%d finish=%s",
+            *(completion.status, self.session_id, completion.completion_id, certificate.prompt_source),
+            *(certificate.context, certificate.cause, len(completion.sampled_ids), certificate.finish_reason),
+        )

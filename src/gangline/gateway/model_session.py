@@ -1,0 +1,108 @@
+"""The model-calling side of one session attempt: its key, its limits, its calls in flight, its records."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+from gangline.domain.completion import Completion, CompletionTree
+from gangline.domain.conversation import ModelCall
+from gangline.domain.errors import ContextOverflow, EngineRefused, Failure, GanglineError, SessionOver
+from gangline.engines.contract import Engine
+from gangline.gateway.calls import CallInFlight
+from gangline.gateway.ledger import CompletionJournal, Ledger
+from gangline.gateway.stitch import PromptTier, Stitcher, ThinkingPolicy, Tier
+
+__all__ = ["ModelSession"]
+
+
+class ModelSession:
+    """Admits calls until it is fenced or its turns are used up; owns every call until that has ended."""
+
+    def __init__(
+        self,
+        session_id: str,
+        attempt: int,
+        key: str,
+        engine: Engine,
+        journal: CompletionJournal,
+        max_turns: int | None = None,
+        thinking: ThinkingPolicy = "follow_template",
+        tier: Tier = "auto",
+        clock: Callable[[], float] = time.time,
+        completions: Iterable[Completion] = (),
+    ) -> None:
+        """`completions`: what the journal already has of this attempt; their conversations go on."""
+        self.session_id = session_id
+        self.attempt = attempt
+        self.key = key
+        self.engine = engine
+        self.turn_limit_reached = asyncio.Event()
+        """Set by the first call beyond `max_turns`; that call was refused."""
+        self.engine_failure: Failure | None = None
+        """How the engine failed the last call; None when calls were answered since."""
+        self.store_failure: Failure | None = None
+        """Likewise, of the journal."""
+        self._ledger = Ledger(session_id, attempt, journal, completions)
+        self._tier = PromptTier(tier, Stitcher(engine, self._ledger.tree, thinking))
+        self._max_turns = max_turns
+        self._clock = clock
+        self._num_calls = len({completion.started_at for completion in self.tree})
+        self._fence_message: str | None = None
+        self._in_flight: set[CallInFlight] = set()
+
+    @property
+    def tree(self) -> CompletionTree:
+        return self._ledger.tree
+
+    @property
+    def num_calls(self) -> int:
+        """Model calls that were admitted, without those that failed and left no record."""
+        return self._num_calls
+
+    def start_call(self, call: ModelCall) -> CallInFlight:
+        """Raises: SessionOver."""
+        if self._fence_message is not None:
+            raise SessionOver(self._fence_message)
+        if self._max_turns is not None and self._num_calls >= self._max_turns:
+            self.turn_limit_reached.set()
+            raise SessionOver(f"the session's limit of {self._max_turns} model calls is reached")
+        flight = CallInFlight(call, self.engine, self._ledger, self._tier, self._clock)
+        self._num_calls += 1
+        self._in_flight.add(flight)
+        flight.start(self._ended)
+        return flight
+
+    async def fence(self, message: str) -> None:
+        """Take no more calls; abort those in flight. Returns when all have ended and are recorded. Idempotent."""
+        self._fence_message = self._fence_message or message
+        flights = list(self._in_flight)
+        for flight in flights:
+            flight.abort(message)
+        for flight in flights:
+            await flight.ended()
+
+    def _ended(self, flight: CallInFlight) -> None:
+        self._in_flight.discard(flight)
+        error = flight.error
+        if flight.answered:
+            self.engine_failure = self.store_failure = None
+        elif error is not None and not isinstance(error, SessionOver):
+            self._num_calls -= 1
+            self._note(error)
+
+    def _note(self, error: BaseException) -> None:
+        if not isinstance(error, GanglineError) or _is_about_the_call(error):
+            return
+        if error.boundary == "engine":
+            self.engine_failure = error.failure()
+        elif error.boundary == "store":
+            self.store_failure = error.failure()
+
+
+def _is_about_the_call(error: GanglineError) -> bool:
+    """What the engine refuses because of what the harness sent is the harness's own doing."""
+    if isinstance(error, ContextOverflow):
+        return True
+    return isinstance(error, EngineRefused) and error.details.get("status") in (400, 413, 422)

@@ -1,0 +1,190 @@
+"""The ids that follow a sampled turn: its closing, the new messages, the next generation prompt.
+
+Computed without trusting any text: a stand-in conversation with the new messages is rendered twice, with assistant
+turns that end differently; the longest common suffix is the template's closing and everything new. From its front goes
+what the sampled turn already ends with. Nothing is ever searched for by value, and the cost does not grow with the
+history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from gangline.domain.completion import Completion, CompletionTree, DivergenceCause
+from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolResult
+from gangline.domain.errors import EngineRefused
+from gangline.domain.tokens import TokenIds, common_prefix_len
+from gangline.engines.contract import Engine, EngineCapabilities
+from gangline.gateway.placing import Place
+
+__all__ = ["CannotStitch", "Decision", "PromptTier", "Stitcher", "ThinkingPolicy", "Tier", "has_thought"]
+
+ThinkingPolicy = Literal["follow_template", "retain"]
+"""At a new user turn whose template strips the thinking before it: start a new chain, or stitch on."""
+
+Tier = Literal["auto", "observe"]
+"""auto: stitch where the engine takes exact ids. observe: always let the engine render."""
+
+_USER = Message("user", (Text("x"),))
+_NATURAL = ("stop", "tool_calls")
+
+
+class CannotStitch(Exception):
+    """The step is left to the engine's own rendering. The message goes into the certificate."""
+
+    def __init__(self, reason: str, cause: DivergenceCause | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.cause: DivergenceCause | None = cause
+        """Why the engine's rendering will differ from the parent's context, where that is known beforehand."""
+
+
+class Stitcher:
+    """For one session and its engine."""
+
+    def __init__(self, engine: Engine, tree: CompletionTree, thinking: ThinkingPolicy) -> None:
+        self._engine = engine
+        self._tree = tree
+        self._thinking = thinking
+        self._appends_user_turns: dict[str, bool] = {}
+        """branch key -> the template appends after a user turn, and takes back nothing that stands before it"""
+
+    async def prompt_ids(self, call: ModelCall, place: Place) -> TokenIds:
+        """Parent's prompt, its sampled ids, then the new ids: [T]. `place` has a parent.
+
+        Raises: CannotStitch, EngineUnavailable.
+        """
+        assert place.parent_id is not None
+        parent = self._tree[place.parent_id]
+        if not place.new_messages:
+            raise CannotStitch("the history ends with the assistant's turn: nothing new follows it")
+        if self._thinking == "follow_template" and any(message.role == "user" for message in place.new_messages):
+            await self._check_nothing_stripped(call, place, parent)
+        tail = await self._closing_and_new(call, place.new_messages, parent)
+        return np.concatenate([self._tree.context_ids(parent), tail])
+
+    async def _closing_and_new(self, call: ModelCall, new: Sequence[Message], parent: Completion) -> TokenIds:
+        """Raises: CannotStitch."""
+        try:
+            tail = await self._common_suffix(call, new, (Text("one"),), (Text("two"),))
+            must_overlap = parent.certificate.finish_reason in _NATURAL and parent.certificate.stop_reason is None
+        except EngineRefused as refused:
+            # Some templates take tool results only after calls. With the parent's own arguments the suffix begins
+            # inside the call, so it is right only where the sampled turn ends with all of the call's rest.
+            if not any(isinstance(part, ToolResult) for message in new for part in message.parts):
+                raise CannotStitch(f"the template refuses the new messages: {refused.message}") from refused
+            tail = await self._suffix_after_calls(call, new, parent)
+            must_overlap = True
+        overlap = _overlap(parent.sampled_ids, tail)
+        if must_overlap and overlap == 0:
+            raise CannotStitch("the sampled turn does not end as the template closes one")
+        return tail[overlap:]
+
+    async def _suffix_after_calls(self, call: ModelCall, new: Sequence[Message], parent: Completion) -> TokenIds:
+        calls = [part for part in parent.response.parts if isinstance(part, ToolCall)]
+        if not calls:
+            raise CannotStitch("the template refuses tool results that no call asked for")
+        bodies = [
+            tuple(ToolCall(part.call_id, name, part.arguments) for part in calls) for name in ("call_one", "call_two")
+        ]
+        try:
+            return await self._common_suffix(call, new, *bodies)
+        except EngineRefused as refused:
+            raise CannotStitch(f"the template refuses the new messages: {refused.message}") from refused
+
+    async def _common_suffix(
+        self, call: ModelCall, new: Sequence[Message], body: tuple[Part, ...], other: tuple[Part, ...]
+    ) -> TokenIds:
+        a, b = await asyncio.gather(self._render(call, body, new), self._render(call, other, new))
+        length = common_prefix_len(a[::-1], b[::-1])
+        if length == 0 or length == min(len(a), len(b)):
+            raise CannotStitch("the template does not show where the assistant's turn ends")
+        return a[len(a) - length :]
+
+    async def _render(self, call: ModelCall, body: tuple[Part, ...], new: Sequence[Message]) -> TokenIds:
+        messages = (_USER, Message("assistant", body), *new)
+        return await self._engine.render(messages, call.tools, call.template_kwargs)
+
+    async def _check_nothing_stripped(self, call: ModelCall, place: Place, parent: Completion) -> None:
+        """Raises: CannotStitch when the template, at this user turn, takes back what the model has seen."""
+        strips = "a new user turn: the template strips the thinking before it (`thinking = follow_template`)"
+        try:
+            if self._thought_since_user(parent) and await self._drops_thinking(call, place.new_messages):
+                raise CannotStitch(strips, "thinking_dropped")
+            if place.branch_key not in self._appends_user_turns:
+                self._appends_user_turns[place.branch_key] = await self._appends(call)
+        except EngineRefused as refused:
+            raise CannotStitch(f"the template refuses the new messages: {refused.message}") from refused
+        if not self._appends_user_turns[place.branch_key]:
+            raise CannotStitch(strips, "thinking_dropped")
+
+    def _thought_since_user(self, parent: Completion) -> bool:
+        """Whether a turn after the last user message has thinking: earlier ones were decided on before."""
+        at = parent
+        while not has_thought(at.response):
+            if at.parent_id is None or any(message.role == "user" for message in at.new_messages):
+                return False
+            at = self._tree[at.parent_id]
+        return True
+
+    async def _drops_thinking(self, call: ModelCall, new: Sequence[Message]) -> bool:
+        bodies = [(Thinking(thought), Text("x")) for thought in ("one", "two")]
+        a, b = await asyncio.gather(*(self._render(call, body, new) for body in bodies))
+        return np.array_equal(a, b)
+
+    async def _appends(self, call: ModelCall) -> bool:
+        before = await self._engine.render((_USER,), call.tools, call.template_kwargs)
+        after = await self._render(call, (Text("x"),), (_USER,))
+        return common_prefix_len(before, after) == len(before)
+
+
+def has_thought(message: Message) -> bool:
+    """Thinking that the engine parsed, or left in the text."""
+    return any(
+        isinstance(part, Thinking) or (isinstance(part, Text) and "</think>" in part.text) for part in message.parts
+    )
+
+
+def _overlap(sampled: TokenIds, tail: TokenIds) -> int:
+    """Longest `k` such that `sampled` ends with `tail[:k]`."""
+    for k in range(min(len(sampled), len(tail)), 0, -1):
+        if sampled[-1] == tail[k - 1] and np.array_equal(sampled[len(sampled) - k :], tail[:k]):
+            return k
+    return 0
+
+
+class PromptTier:
+    """Decides, for one session, whether prompts are stitched; an engine that ignored exact ids is not asked again."""
+
+    def __init__(self, tier: Tier, stitcher: Stitcher) -> None:
+        self._tier = tier
+        self._stitcher = stitcher
+        self._ignored = False
+
+    async def decide(self, call: ModelCall, place: Place, capabilities: EngineCapabilities) -> Decision:
+        """Raises: EngineUnavailable."""
+        if self._tier == "observe" or place.parent_id is None or not capabilities.takes_prompt_ids:
+            return Decision()
+        if self._ignored:
+            return Decision(fallback="the engine ignored the exact prompt ids of an earlier call")
+        if not capabilities.renders:
+            return Decision(fallback="the engine has no route that renders a conversation (`/tokenize`)")
+        try:
+            return Decision(prompt_ids=await self._stitcher.prompt_ids(call, place))
+        except CannotStitch as why:
+            return Decision(fallback=why.reason, cause=why.cause)
+
+    def ids_were_ignored(self) -> None:
+        self._ignored = True
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_ids: TokenIds | None = None
+    """Exact prompt to send [T]; None: the engine renders."""
+    fallback: str | None = None
+    cause: DivergenceCause | None = None
