@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
 from gangline.domain.completion import Certificate, Completion, CompletionTree, VersionSpan
+from gangline.domain.contracts import Reward
 from gangline.domain.conversation import Message, SamplingParams, Text, ToolDefinition
+from gangline.domain.session import HarnessExit, SessionResult, StageTiming
 from gangline.domain.tokens import common_prefix_len, logprobs, token_ids
+from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.trajectories.rewards import apply_reward
 
 END_OF_TURN = 2
 TOOLS = (ToolDefinition(name="bash", parameters={"type": "object", "properties": {"command": {"type": "string"}}}),)
@@ -173,3 +179,24 @@ def session_sample() -> Sample:
         finish_reason="abort",
     )
     return sample
+
+
+def session_result(on_divergence: str = "split", **changes: Any) -> SessionResult:
+    """The result of `session_sample`, rewarded with 0.5."""
+    sample = session_sample()
+    builder = PrefixMergingBuilder(PrefixMergingConfig.model_validate({"on_divergence": on_divergence}))
+    built = builder.build(sample.tree, session_id="session-1", task_id="task-1")
+    result = SessionResult(
+        session_id="session-1",
+        task_id="task-1",
+        node_id="node-1",
+        attempt=1,
+        fence=1,
+        outcome="completed",
+        reward=0.5,
+        trajectory=apply_reward(built, Reward(reward=0.5)),
+        completions=tuple(sample.tree),
+        timings=(StageTiming("init", 0.0, 0.25), StageTiming("run", 0.5, 3.0), StageTiming("postrun", 3.0, 3.5)),
+        harness_exit=HarnessExit(exit_code=0),
+    )
+    return msgspec.structs.replace(result, **changes)

@@ -1,0 +1,162 @@
+"""Rows: one flat record per trace, as trainers and other tools read them; JSON lines and MessagePack files.
+
+Parquet is in `gangline.trajectories.parquet`, which needs an extra. All three read back equal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, get_args
+
+import msgspec
+import numpy as np
+
+from gangline.domain.completion import Certificate
+from gangline.domain.conversation import Message, ToolDefinition
+from gangline.domain.errors import InvalidRequest
+from gangline.domain.lifecycle import Outcome
+from gangline.domain.session import SessionResult
+from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions, decode_msgpack, encode_json, encode_msgpack
+from gangline.domain.trajectory import Splice, TraceRole, TurnSpan
+
+__all__ = ["Row", "read_jsonl", "read_msgpack", "rows_of", "whole_file", "write_jsonl", "write_msgpack"]
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One trace with what is known of its session. Arrays but `prompt_ids` are [len(response_ids)]."""
+
+    task_id: str
+    session_id: str
+    attempt: int
+    trace_id: str
+    builder: str
+    outcome: Outcome
+    reward: float | None
+    """The trace's own."""
+    session_reward: float | None
+    prompt_ids: TokenIds
+    response_ids: TokenIds
+    loss_mask: LossMask
+    response_logprobs: Logprobs
+    """0.0 where masked."""
+    response_versions: Versions
+    """-1 where masked, or unknown."""
+    finish_reason: str
+    untrainable: str | None
+    role: TraceRole
+    parent_trace_id: str | None
+    first_completion_id: str
+    last_completion_id: str
+    spans: tuple[TurnSpan, ...]
+    splices: tuple[Splice, ...]
+    certificates: tuple[Certificate, ...]
+    """One per turn, in order of `spans`."""
+    prompt_messages: tuple[Message, ...]
+    response_messages: tuple[Message, ...]
+    tools: tuple[ToolDefinition, ...]
+    metadata: dict[str, Any]
+
+
+def rows_of(result: SessionResult) -> list[Row]:
+    """The rows of a session, in the order of its traces; none when it has no trajectory."""
+    trajectory = result.trajectory
+    if trajectory is None:
+        return []
+    return [
+        Row(
+            task_id=result.task_id,
+            session_id=result.session_id,
+            attempt=result.attempt,
+            trace_id=trace.trace_id,
+            builder=trajectory.builder,
+            outcome=result.outcome,
+            reward=trace.reward,
+            session_reward=result.reward,
+            prompt_ids=trace.prompt_ids,
+            response_ids=trace.response_ids,
+            loss_mask=trace.loss_mask,
+            response_logprobs=trace.response_logprobs,
+            response_versions=trace.response_versions,
+            finish_reason=trace.finish_reason,
+            untrainable=trace.untrainable,
+            role=trace.role,
+            parent_trace_id=trace.parent_trace_id,
+            first_completion_id=trace.spans[0].completion_id,
+            last_completion_id=trace.spans[-1].completion_id,
+            spans=trace.spans,
+            splices=trace.splices,
+            certificates=trace.certificates,
+            prompt_messages=trace.prompt_messages,
+            response_messages=trace.response_messages,
+            tools=trace.tools,
+            metadata=trace.metadata,
+        )
+        for trace in trajectory.traces
+    ]
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Generator[Path]:
+    """A path to write to, renamed to `path` at the end: the file is whole or absent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield aside
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_jsonl(rows: Iterable[Row], path: Path) -> int:
+    """One JSON object per line. Returns how many."""
+    num = 0
+    with whole_file(path) as aside, aside.open("wb") as file:
+        for row in rows:
+            file.write(encode_json(row) + b"\n")
+            num += 1
+    return num
+
+
+def read_jsonl(path: Path) -> Iterator[Row]:
+    """Raises: InvalidRequest when a line is no row."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield msgspec.json.decode(line, type=Row, dec_hook=_array_of_list)
+            except msgspec.DecodeError as error:
+                raise InvalidRequest(f"{path}, line {number} is no row: {error}") from error
+
+
+def _array_of_list(kind: Any, value: Any) -> Any:
+    """`NDArray[dtype]` fields from JSON lists."""
+    (element,) = get_args(get_args(kind)[1])
+    return np.asarray(value, dtype=element)
+
+
+def write_msgpack(rows: Iterable[Row], path: Path) -> int:
+    """One MessagePack array of maps; token arrays are extension values (see `domain.tokens`). Returns how many."""
+    num = 0
+    with whole_file(path) as aside, aside.open("wb") as file:
+        _write_array_header(file, 0)
+        for row in rows:
+            file.write(encode_msgpack(row))
+            num += 1
+        file.seek(0)
+        _write_array_header(file, num)
+    return num
+
+
+def _write_array_header(file: BinaryIO, num: int) -> None:
+    """`array 32` whatever the length, so that it can be written before the length is known."""
+    file.write(b"\xdd" + num.to_bytes(4, "big"))
+
+
+def read_msgpack(path: Path) -> list[Row]:
+    """Raises: InvalidRequest when the file holds no rows."""
+    try:
+        return decode_msgpack(path.read_bytes(), list[Row])
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"{path} holds no rows: {error}") from error

@@ -1,0 +1,111 @@
+"""Rows as Parquet: token arrays as lists of numbers, spans and splices as structs, what is deeper as JSON text.
+
+Importing this module needs the extra `parquet`; nothing else in the package imports it.
+"""
+
+# pyarrow has no type stubs.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gangline.domain.errors import InvalidRequest
+from gangline.trajectories.export import Row, whole_file
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+except ImportError as error:
+    raise InvalidRequest(
+        "Parquet needs the Python package pyarrow, which is not installed: pip install 'gangline[parquet]'. "
+        "The formats jsonl and msgpack need nothing."
+    ) from error
+
+__all__ = ["SCHEMA", "read_parquet", "write_parquet"]
+
+_ROWS_IN_A_GROUP = 256
+
+_ARRAYS: dict[str, Any] = {
+    "prompt_ids": pa.int32(),
+    "response_ids": pa.int32(),
+    "loss_mask": pa.int8(),
+    "response_logprobs": pa.float32(),
+    "response_versions": pa.int32(),
+}
+_JSON = ("certificates", "prompt_messages", "response_messages", "tools", "metadata")
+_STRUCTS: dict[str, Any] = {
+    "spans": pa.struct([("completion_id", pa.string()), ("start", pa.int32()), ("end", pa.int32())]),
+    "splices": pa.struct([("completion_id", pa.string()), ("at", pa.int32()), ("cause", pa.string())]),
+}
+_NUMBERS = {"attempt": pa.int32(), "reward": pa.float64(), "session_reward": pa.float64()}
+
+
+def _type(name: str) -> Any:
+    if name in _ARRAYS:
+        return pa.list_(_ARRAYS[name])
+    if name in _STRUCTS:
+        return pa.list_(_STRUCTS[name])
+    return _NUMBERS.get(name, pa.string())
+
+
+SCHEMA = pa.schema([(name, _type(name)) for name in Row.__struct_fields__])
+
+
+def write_parquet(rows: Iterable[Row], path: Path) -> int:
+    """Returns how many. Memory is bounded by one group of rows."""
+    num = 0
+    source = iter(rows)
+    with whole_file(path) as aside, pq.ParquetWriter(aside, SCHEMA, compression="zstd") as writer:
+        while group := list(islice(source, _ROWS_IN_A_GROUP)):
+            columns = [_column(name, [getattr(row, name) for row in group]) for name in Row.__struct_fields__]
+            writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
+            num += len(group)
+    return num
+
+
+def _column(name: str, values: Sequence[Any]) -> Any:
+    if name in _ARRAYS:
+        offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
+        return pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(values), _ARRAYS[name]))
+    if name in _JSON:
+        return pa.array([msgspec.json.encode(value).decode() for value in values], pa.string())
+    if name in _STRUCTS:
+        values = [[msgspec.structs.asdict(item) for item in items] for items in values]
+    return pa.array(values, _type(name))
+
+
+def read_parquet(path: Path) -> Iterator[Row]:
+    """Raises: InvalidRequest when the file holds no rows."""
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        raise InvalidRequest(f"{path} is not a Parquet file: {error}") from error
+    if file.schema_arrow.names != SCHEMA.names:
+        raise InvalidRequest(f"{path} holds no rows of ours: its columns are {', '.join(file.schema_arrow.names)}")
+    with file:
+        for batch in file.iter_batches(_ROWS_IN_A_GROUP):
+            columns = {name: batch.column(name) for name in SCHEMA.names}
+            for index in range(batch.num_rows):
+                yield msgspec.convert(
+                    {name: _value(name, column, index) for name, column in columns.items()}, Row, dec_hook=_as_it_is
+                )
+
+
+def _value(name: str, column: Any, index: int) -> Any:
+    if name in _ARRAYS:
+        return column[index].values.to_numpy()
+    value = column[index].as_py()
+    return json.loads(value) if name in _JSON else value
+
+
+def _as_it_is(_kind: Any, value: Any) -> Any:
+    return value

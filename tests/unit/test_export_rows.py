@@ -1,0 +1,78 @@
+"""Rows: what they hold, what a reader without Gangline sees, what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gangline.domain.errors import InvalidRequest
+from gangline.trajectories.export import Row, read_jsonl, read_msgpack, rows_of, write_jsonl
+from gangline.trajectories.parquet import read_parquet, write_parquet
+from strategies import session_result
+
+RESULT = session_result()
+
+
+def test_a_row_holds_its_trace_and_its_session() -> None:
+    row, *others = rows_of(RESULT)
+    assert len(others) == 3
+    assert (row.task_id, row.session_id, row.outcome, row.attempt) == ("task-1", "session-1", "completed", 1)
+    assert (row.reward, row.session_reward) == (0.5, 0.5)
+    assert (row.first_completion_id, row.last_completion_id) == ("c0000", "c0003")
+    assert [certificate.context for certificate in row.certificates] == ["first", "exact", "exact"]
+
+
+def test_a_session_without_a_trajectory_has_no_rows() -> None:
+    assert rows_of(session_result(trajectory=None)) == []
+
+
+def test_a_stranger_reads_the_parquet_file_as_lists_of_numbers(tmp_path: Path) -> None:
+    write_parquet(rows_of(RESULT), tmp_path / "rows.parquet")
+    table = pq.read_table(tmp_path / "rows.parquet")
+    assert table.schema.field("prompt_ids").type == pa.list_(pa.int32())
+    assert table.schema.field("response_logprobs").type == pa.list_(pa.float32())
+    first = table.to_pylist()[0]
+    assert first["loss_mask"] == [1, 1, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1]
+    assert first["spans"][1] == {"completion_id": "c0001", "start": 5, "end": 7}
+    assert json.loads(first["certificates"])[0]["context"] == "first"
+
+
+def test_a_stranger_reads_the_json_lines(tmp_path: Path) -> None:
+    write_jsonl(rows_of(RESULT), tmp_path / "rows.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert lines[0]["response_ids"][:3] == [10, 11, 2]
+    assert lines[0]["prompt_messages"][0]["role"] == "user"
+
+
+def test_an_export_that_fails_leaves_no_file_and_keeps_the_old_one(tmp_path: Path) -> None:
+    def failing() -> Iterator[Row]:
+        yield from rows_of(RESULT)
+        raise RuntimeError("the source broke")
+
+    path = tmp_path / "rows.jsonl"
+    path.write_text("old")
+    with pytest.raises(RuntimeError, match="the source broke"):
+        write_jsonl(failing(), path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("read", [read_jsonl, read_msgpack, read_parquet])
+def test_a_file_of_something_else_is_refused(read, tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    path.write_text('{"hello": 1}\n')
+    with pytest.raises(InvalidRequest, match="rows"):
+        list(read(path))
+
+
+def test_without_pyarrow_parquet_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(sys.modules, "gangline.trajectories.parquet")
+    with pytest.raises(InvalidRequest, match=r"pip install 'gangline\[parquet\]'"):
+        __import__("gangline.trajectories.parquet")
