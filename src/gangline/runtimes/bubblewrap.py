@@ -1,0 +1,167 @@
+"""What a sandbox sees, as the command line of `bwrap`. Reads the host's folders, starts nothing.
+
+The root is an empty, read-only file system in memory; every host path in it is bound, read-only, by name. A folder
+that must hold a mount point of ours cannot be bound whole, for nothing can be created in it: its entries are bound one
+by one instead. So `/root/tools` can be exposed without anything else of `/root`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from gangline.domain.errors import InvalidRequest
+
+__all__ = ["HOST_ROOTS", "RESERVED", "View", "arguments", "private_files"]
+
+HOST_ROOTS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
+"""Top-level folders of the host that a sandbox sees."""
+RESERVED = (
+    "/proc",
+    "/dev",
+    "/sys",
+    "/run",
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc",
+    "/opt",
+)
+"""Where no workdir can be."""
+_MADE_BY_US = ("proc", "dev", "sys", "run", "tmp")
+_SHM_BYTES = 256 << 20
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that decides what a sandbox sees."""
+
+    image: Path | None
+    """Folder used as root file system; None is the host's own."""
+    shared: Mapping[str, Path]
+    """Path inside -> host folder, writable."""
+    expose: Sequence[Path]
+    """Host paths seen read-only at the same path."""
+    masked: Sequence[Path] = ()
+    """Host files that appear empty."""
+    passwd: Path
+    group: Path
+    """Files that take the place of /etc/passwd and /etc/group, where these exist."""
+    host_network: bool
+    user_namespace: bool
+
+
+def arguments(view: View) -> list[str]:
+    """Arguments of `bwrap`, up to the command. Raises: InvalidRequest when the image is no folder."""
+    mounts = [*_root(view), *_parents(view), *_devices(view), *_exposed(view), *_shared(view)]
+    return [*_namespaces(view), *mounts, "--remount-ro", "/"]
+
+
+def _namespaces(view: View) -> list[str]:
+    names = ["pid", "ipc", "uts", "cgroup-try"]
+    names += ["user"] if view.user_namespace else []
+    names += [] if view.host_network else ["net"]
+    return [
+        "--die-with-parent",
+        *(f"--unshare-{name}" for name in names),
+        "--hostname",
+        "gangline",
+        "--clearenv",
+        "--setenv",
+        "PATH",
+        "/usr/bin:/bin",
+    ]
+
+
+def _root(view: View) -> list[str]:
+    if view.image is None:
+        tops = [Path("/") / name for name in HOST_ROOTS]
+    elif view.image.is_dir():
+        tops = sorted(entry for entry in view.image.iterdir() if entry.name not in _MADE_BY_US)
+    else:
+        raise InvalidRequest(f"runtime.image must be a folder with a root file system, {str(view.image)!r} is none.")
+    inner = [PurePosixPath(path) for path in (*view.shared, *map(str, view.expose))]
+    args: list[str] = []
+    for top in tops:
+        if os.path.lexists(top):
+            args += _bound(top, PurePosixPath("/") / top.name, inner)
+    if view.host_network:
+        args += _resolver()
+    for name, file in (("passwd", view.passwd), ("group", view.group)):
+        if ((view.image or Path("/")) / "etc" / name).is_file():
+            args += ["--ro-bind", str(file), f"/etc/{name}"]
+    for path in view.masked:
+        args += ["--ro-bind", "/dev/null", str(path)]
+    return args
+
+
+def _bound(source: Path, target: PurePosixPath, inner: Iterable[PurePosixPath]) -> list[str]:
+    """Bind `source` read-only at `target`, leaving room for the mount points in `inner` that it does not have."""
+    if source.is_symlink():
+        return ["--symlink", os.readlink(source), str(target)]
+    below = [path for path in inner if target in path.parents]
+    if not source.is_dir() or all((source / path.relative_to(target)).is_dir() for path in below):
+        return ["--ro-bind", str(source), str(target)]
+    args = ["--perms", "0755", "--dir", str(target)]
+    taken = set(map(str, below))
+    for entry in sorted(source.iterdir()):
+        if str(target / entry.name) not in taken:
+            args += _bound(entry, target / entry.name, below)
+    return args
+
+
+def _resolver() -> list[str]:
+    """With the host's network, names must resolve: /etc/resolv.conf often is a link out of /etc."""
+    real = Path("/etc/resolv.conf").resolve()
+    return ["--ro-bind", str(real), str(real)] if real.is_file() and not str(real).startswith("/etc/") else []
+
+
+def _parents(view: View) -> list[str]:
+    """Folders above mount points; bubblewrap would make them so that nobody else may enter."""
+    points = [PurePosixPath(path) for path in (*view.shared, *map(str, view.expose), "/var/tmp")]
+    parents = {parent for point in points for parent in point.parents if str(parent) != "/"}
+    args: list[str] = []
+    for parent in sorted(parents, key=lambda path: len(path.parts)):
+        if not any(str(top) in view.shared for top in (parent, *parent.parents)):
+            args += ["--perms", "0755", "--dir", str(parent)]
+    return args
+
+
+def _devices(view: View) -> list[str]:
+    shm = ["--perms", "1777", "--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm"]
+    return ["--proc", "/proc", "--dev", "/dev", *shm, "--perms", "0755", "--dir", "/run"]
+
+
+def _exposed(view: View) -> list[str]:
+    args: list[str] = []
+    for path in view.expose:
+        args += ["--ro-bind", str(path), str(path)]
+    return args
+
+
+def _shared(view: View) -> list[str]:
+    args: list[str] = []
+    for inside, folder in sorted(view.shared.items(), key=lambda item: len(item[0])):
+        args += ["--bind", str(folder), inside]
+    return args
+
+
+def private_files(etc: Path = Path("/etc")) -> list[Path]:
+    """Files under `etc` that not everyone may read: what a sandbox run as their owner must not see.
+
+    Folders that not everyone may enter are told as their files.
+    """
+    found: list[Path] = []
+    for folder, _names, files in os.walk(etc):
+        closed = not os.stat(folder).st_mode & 0o001
+        for name in files:
+            path = Path(folder, name)
+            if not path.is_symlink() and (closed or not path.stat().st_mode & 0o004):
+                found.append(path)
+    return found

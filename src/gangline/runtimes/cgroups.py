@@ -1,0 +1,163 @@
+"""Limits by control group, version 1 or 2, where this process may make groups; each controller for itself.
+
+A sandbox's groups are called `gangline@<owner>@<hash of its id>` beside or below the node's own, so that a reaper finds
+them by name alone. What could not be limited is simply absent from `Cgroups.enforced`: the caller falls back.
+
+Version 2 lets only a group without processes of its own hand controllers down, so groups are made in the nearest
+ancestor of the node's that already does, or may be told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from gangline.domain.task import LimitsSpec
+
+__all__ = ["Cgroups", "group_name", "make_groups", "remove_owned"]
+
+ROOT = Path("/sys/fs/cgroup")
+_PERIOD_US = 100_000
+_CONTROLLERS = {"memory_bytes": "memory", "max_pids": "pids", "cpus": "cpu"}
+_REMOVE_TRIES = 200
+
+
+class Cgroups:
+    """The groups of one sandbox."""
+
+    def __init__(self) -> None:
+        self.folders: list[Path] = []
+        self.enforced: dict[str, str] = {}
+        """Limit name -> `cgroup v1` or `cgroup v2`."""
+
+    @property
+    def procs(self) -> list[str]:
+        """Files through which a process joins."""
+        return [str(folder / "cgroup.procs") for folder in self.folders]
+
+    async def remove(self) -> None:
+        """Remove the groups; their processes are dead, but the kernel may take a moment to see it."""
+        for folder in self.folders:
+            await _removed(folder)
+        self.folders = []
+
+
+def group_name(owner: str, runtime_id: str) -> str:
+    return f"gangline@{owner}@{hashlib.sha256(runtime_id.encode()).hexdigest()[:24]}"
+
+
+def make_groups(
+    name: str, limits: LimitsSpec, root: Path = ROOT, membership: Path = Path("/proc/self/cgroup")
+) -> Cgroups:
+    """Make the groups that `limits` asks for, as far as this machine allows."""
+    groups = Cgroups()
+    ours = _membership(membership)
+    for limit, controller in _CONTROLLERS.items():
+        value = getattr(limits, limit)
+        if value is None:
+            continue
+        if (root / "cgroup.controllers").exists():
+            _try_v2(groups, root, ours.get("", "/"), name, limit, value)
+        elif controller in ours:
+            _try_v1(groups, root / controller, ours[controller], name, limit, value)
+    return groups
+
+
+def _membership(file: Path) -> dict[str, str]:
+    """Controller -> path of our own group; version 2 under the empty name."""
+    found: dict[str, str] = {}
+    with suppress(OSError):
+        for line in file.read_text().splitlines():
+            _number, controllers, path = line.split(":", 2)
+            found.update(dict.fromkeys(controllers.split(","), path))
+    return found
+
+
+def _try_v1(groups: Cgroups, mount: Path, own: str, name: str, limit: str, value: float) -> None:
+    folder = mount / own.lstrip("/") / name
+    with suppress(OSError):
+        folder.mkdir(exist_ok=True)
+        try:
+            for file, text in _settings_v1(limit, value).items():
+                (folder / file).write_text(text)
+        except OSError:
+            folder.rmdir()
+            raise
+        groups.folders.append(folder)
+        groups.enforced[limit] = "cgroup v1"
+
+
+def _settings_v1(limit: str, value: float) -> Mapping[str, str]:
+    if limit == "memory_bytes":
+        return {"memory.limit_in_bytes": str(int(value))}
+    if limit == "max_pids":
+        return {"pids.max": str(int(value))}
+    return {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": str(max(1000, int(value * _PERIOD_US)))}
+
+
+def _try_v2(groups: Cgroups, root: Path, own: str, name: str, limit: str, value: float) -> None:
+    folder = groups.folders[0] if groups.folders else _folder_v2(root, own, name)
+    if folder is None:
+        return
+    with suppress(OSError):
+        for file, text in _settings_v2(limit, value).items():
+            (folder / file).write_text(text)
+        groups.folders = [folder]
+        groups.enforced[limit] = "cgroup v2"
+    if not groups.folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _folder_v2(root: Path, own: str, name: str) -> Path | None:
+    """A new group in the nearest ancestor of ours that hands controllers down and that we may write to."""
+    for base in [root / own.lstrip("/"), *(root / own.lstrip("/")).parents]:
+        if base == root.parent:
+            return None
+        try:
+            handed = (base / "cgroup.subtree_control").read_text().split()
+            if missing := {"memory", "pids", "cpu"} - set(handed):
+                (base / "cgroup.subtree_control").write_text(" ".join(f"+{one}" for one in sorted(missing)))
+            if not os.access(base / "cgroup.procs", os.W_OK):
+                continue  # joining needs this right on the common ancestor
+            (base / name).mkdir(exist_ok=True)
+        except OSError:
+            continue
+        return base / name
+    return None
+
+
+def _settings_v2(limit: str, value: float) -> Mapping[str, str]:
+    if limit == "memory_bytes":
+        return {"memory.max": str(int(value))}
+    if limit == "max_pids":
+        return {"pids.max": str(int(value))}
+    return {"cpu.max": f"{max(1000, int(value * _PERIOD_US))} {_PERIOD_US}"}
+
+
+async def remove_owned(owner: str, keep: frozenset[str], root: Path = ROOT) -> None:
+    """Remove every group of `owner`, wherever it is, but those of the runtimes in `keep`."""
+    kept = {group_name(owner, runtime_id) for runtime_id in keep}
+    for folder in await asyncio.to_thread(_owned, root, f"gangline@{owner}@"):
+        if folder.name not in kept:
+            await _removed(folder)
+
+
+def _owned(root: Path, prefix: str) -> list[Path]:
+    return [Path(folder, name) for folder, names, _files in os.walk(root) for name in names if name.startswith(prefix)]
+
+
+async def _removed(folder: Path) -> None:
+    for _try in range(_REMOVE_TRIES):
+        try:
+            os.rmdir(folder)
+        except FileNotFoundError:
+            return
+        except OSError:
+            await asyncio.sleep(0.005)
+        else:
+            return

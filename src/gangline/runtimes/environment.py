@@ -1,0 +1,36 @@
+"""The clean environment that every command of a runtime gets, and how a command is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gangline.domain.errors import InvalidRequest
+
+__all__ = ["argv_of", "clean_environment", "exposed_folders"]
+
+_SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+def exposed_folders(expose: Sequence[Path]) -> list[Path]:
+    """Those that exist, each once, without those inside another or inside /usr, which is seen anyway."""
+    known = [Path("/usr")]
+    for path in sorted(set(expose), key=lambda path: len(path.parts)):
+        if path.is_absolute() and path.is_dir() and not any(other in (path, *path.parents) for other in known):
+            known.append(path)
+    return known[1:]
+
+
+def clean_environment(expose: Sequence[Path], home: str, extra: Mapping[str, str]) -> dict[str, str]:
+    """PATH, HOME, LANG and `extra`; PATH begins with the programs of the exposed folders."""
+    bins = [folder / name for folder in expose for name in ("bin", "node_modules/.bin")]
+    path = [str(folder) for folder in dict.fromkeys(bins) if folder.is_dir() and Path("/usr") not in folder.parents]
+    return {"PATH": ":".join([*path, _SYSTEM_PATH]), "HOME": home, "LANG": "C.UTF-8", **extra}
+
+
+def argv_of(command: str | Sequence[str]) -> list[str]:
+    """A string goes to the shell. Raises: InvalidRequest when it is empty."""
+    argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
+    if not argv or not argv[0]:
+        raise InvalidRequest("a command must name a program.")
+    return argv

@@ -1,0 +1,116 @@
+"""Bytes in and out of folders that an untrusted program writes, from the host's side.
+
+Laws: every path component is opened on its own, from its parent's descriptor, and never through a link; only a
+regular file is read, and only so much of it; a write replaces whatever has the name, so that a link or a pipe planted
+there leads nowhere. Blocking: call from a worker thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+
+from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound
+
+__all__ = ["SharedFolders"]
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_A_PLAIN_FILE = (errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG, errno.EINVAL)
+
+
+class SharedFolders:
+    """The folders that a runtime shares with the host: path inside -> host folder."""
+
+    def __init__(self, folders: Mapping[str, Path], workdir: str, *, uid: int | None = None) -> None:
+        """`workdir`: where relative paths begin. `uid`: owner (and group) of what is written; None is ourselves."""
+        self._folders = {PurePosixPath(inside): folder for inside, folder in folders.items()}
+        self._workdir = PurePosixPath(workdir)
+        self._uid = uid
+
+    def read(self, path: str, max_bytes: int) -> bytes:
+        """Raises: NotFound, LimitExceeded, InvalidRequest."""
+        root, names = self._located(path)
+        with _told(path), _parent(root, names, None) as parent:
+            fd = os.open(names[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+            with os.fdopen(fd, "rb") as file:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise InvalidRequest(f"{path!r} is not a regular file.")
+                data = file.read(max_bytes + 1)
+        if len(data) > max_bytes:
+            raise LimitExceeded(f"{path!r} is longer than {max_bytes} bytes.", limit_bytes=max_bytes)
+        return data
+
+    def write(self, path: str, data: bytes, mode: int) -> None:
+        """Raises: InvalidRequest when a component is a link or no folder, or the name is a folder's."""
+        root, names = self._located(path)
+        with _told(path), _parent(root, names, self._own) as parent:
+            temporary = f".gangline-{secrets.token_hex(8)}"
+            try:
+                fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=parent)
+                with os.fdopen(fd, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fchmod(fd, mode)
+                    self._own(fd)
+                os.rename(temporary, names[-1], src_dir_fd=parent, dst_dir_fd=parent)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temporary, dir_fd=parent)
+                raise
+
+    def _own(self, fd: int) -> None:
+        if self._uid is not None:
+            os.fchown(fd, self._uid, self._uid)
+
+    def _located(self, path: str) -> tuple[Path, tuple[str, ...]]:
+        """Host folder, and the components below it. Longest mount point wins."""
+        whole = self._workdir / path
+        if not path or "\0" in path or ".." in whole.parts:
+            raise InvalidRequest(f"{path!r} must name a file without `..`.")
+        for inside in (whole, *whole.parents):
+            if inside in self._folders:
+                if names := whole.relative_to(inside).parts:
+                    return self._folders[inside], names
+                raise InvalidRequest(f"{path!r} is a folder.")
+        known = ", ".join(sorted(map(str, self._folders)))
+        raise InvalidRequest(f"{path!r} is outside the folders that files can be moved through: {known}.")
+
+
+@contextmanager
+def _parent(root: Path, names: tuple[str, ...], own: Callable[[int], None] | None) -> Generator[int]:
+    """Descriptor of the last component's folder. With `own`, folders that are missing are made, and given to it."""
+    fd = os.open(root, _FOLDER)
+    try:
+        for name in names[:-1]:
+            if own is not None:
+                with suppress(FileExistsError):
+                    os.mkdir(name, 0o755, dir_fd=fd)
+                    made = os.open(name, _FOLDER, dir_fd=fd)
+                    own(made)
+                    os.close(made)
+            below = os.open(name, _FOLDER, dir_fd=fd)
+            os.close(fd)
+            fd = below
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _told(path: str) -> Generator[None]:
+    """System errors in our own words. A full disk is not the caller's fault and stays what it is."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise NotFound(f"{path!r} does not exist in the runtime.") from None
+    except (NotADirectoryError, IsADirectoryError, PermissionError, FileExistsError) as error:
+        raise InvalidRequest(f"{path!r}: {error.strerror}; links are not followed.") from None
+    except OSError as error:
+        if error.errno in _NOT_A_PLAIN_FILE:
+            raise InvalidRequest(f"{path!r} is a link or no regular file.") from None
+        raise

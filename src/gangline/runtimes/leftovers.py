@@ -1,0 +1,122 @@
+"""What a crash can leave behind, and how it is found: processes by a label in their environment, folders by a mark.
+
+Nothing is remembered in memory: a restarted node finds all of it again. Blocking functions say so.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["LABEL", "Mark", "kill_labelled", "marked", "reap", "remove_folder", "write_mark"]
+
+LABEL = "GANGLINE_RUNTIME"
+"""Environment variable `<owner>/<runtime_id>/<kind of runtime>`."""
+_MARK = ".gangline-runtime.json"
+_MAX_DEPTH = 3
+_MAX_SWEEPS = 500
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """Says whose folder it is; written before anything is started in it."""
+
+    owner: str
+    runtime: str
+    runtime_id: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.owner}/{self.runtime_id}/{self.runtime}"
+
+
+def write_mark(folder: Path, mark: Mark) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _MARK).write_bytes(msgspec.json.encode(mark))
+
+
+def marked(root: Path) -> Iterator[tuple[Path, Mark]]:
+    """Runtimes' folders under `root`, at most three levels down; a runtime's own content is not entered. Blocking."""
+    for name, names, files in os.walk(root):
+        folder = Path(name)
+        if _MARK in files:
+            names.clear()
+            with suppress(msgspec.DecodeError, OSError):
+                yield folder, msgspec.json.decode((folder / _MARK).read_bytes(), type=Mark)
+        elif len(folder.relative_to(root).parts) >= _MAX_DEPTH:
+            names.clear()
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder that an untrusted program wrote: closed folders, any depth, links not followed. Blocking."""
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+    except (OSError, RecursionError):
+        subprocess.run(["chmod", "-R", "u+rwx", "--", folder], check=False, capture_output=True)
+        subprocess.run(["rm", "-rf", "--", folder], check=False, capture_output=True)
+
+
+def kill_labelled(wanted: Callable[[str], bool]) -> set[str]:
+    """Kill every process whose label `wanted` accepts, and those that they start meanwhile. Blocking.
+
+    All are stopped before the first is killed, so that none escapes by forking. Returns their labels.
+    """
+    labels: set[str] = set()
+    for _sweep in range(_MAX_SWEEPS):
+        stopped: dict[int, str] = {}
+        while new := {pid: label for pid, label in _labelled(wanted) if pid not in stopped}:
+            _signal_all(new, signal.SIGSTOP)
+            stopped |= new
+        if not stopped:
+            break
+        _signal_all(stopped, signal.SIGKILL)
+        labels.update(stopped.values())
+    return labels
+
+
+def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _labelled(wanted: Callable[[str], bool]) -> Iterator[tuple[int, str]]:
+    """(pid, label). A dying process has no environment left, and so is not found."""
+    prefix = f"{LABEL}=".encode()
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        with suppress(OSError):
+            for variable in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                text = variable.removeprefix(prefix).decode(errors="replace")
+                if variable.startswith(prefix) and wanted(text):
+                    yield int(name), text
+
+
+def reap(runtime: str, owner: str, root: Path, keep: frozenset[str]) -> int:
+    """Remove the processes of `owner`'s runtimes of this kind, and their folders under `root`. Blocking.
+
+    Returns how many runtimes were removed.
+    """
+
+    def left(mark: Mark) -> bool:
+        return (mark.owner, mark.runtime) == (owner, runtime) and mark.runtime_id not in keep
+
+    def wanted(label: str) -> bool:
+        parts = label.split("/")
+        return len(parts) == 3 and left(Mark(owner=parts[0], runtime_id=parts[1], runtime=parts[2]))
+
+    labels = kill_labelled(wanted)
+    for folder, mark in list(marked(root)):
+        if left(mark):
+            remove_folder(folder)
+            labels.add(mark.label)
+    return len(labels)

@@ -1,0 +1,55 @@
+"""What a sandbox may use, and the truth about how each limit is enforced.
+
+A control group limits a sandbox as a whole. Where there is none, an rlimit limits each process: memory as
+RLIMIT_DATA (RLIMIT_AS would stop programs that only reserve address space, as every JavaScript engine does), the
+number of processes as RLIMIT_NPROC (per user, so true only where the sandbox has a user of its own). Nothing stands in
+for cpus.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Mapping
+
+from gangline.domain.task import LimitsSpec
+
+__all__ = ["NOT_ENFORCED", "NOT_SET", "Enforcement", "enforcement"]
+
+NOT_ENFORCED = "not enforced"
+NOT_SET = "not set"
+PER_PROCESS = "rlimit, per process"
+
+
+class Enforcement:
+    """rlimits for every command, and how each limit is kept."""
+
+    def __init__(self, rlimits: Mapping[int, int], told: Mapping[str, str]) -> None:
+        self.rlimits = dict(rlimits)
+        """RLIMIT number -> value."""
+        self.told = dict(told)
+        """Limit name -> how it is enforced."""
+
+
+def enforcement(limits: LimitsSpec, by_cgroup: Mapping[str, str], *, own_user: bool) -> Enforcement:
+    """Choose for each limit what enforces it.
+
+    `by_cgroup`: limit name -> cgroup version, for those that a control group holds. `own_user`: processes of other
+    sandboxes and of the node do not count against this one's RLIMIT_NPROC.
+    """
+    fallbacks = {"memory_bytes": resource.RLIMIT_DATA, "max_file_bytes": resource.RLIMIT_FSIZE}
+    if own_user:
+        fallbacks["max_pids"] = resource.RLIMIT_NPROC
+    rlimits: dict[int, int] = {resource.RLIMIT_CORE: 0}
+    told: dict[str, str] = {}
+    for name in LimitsSpec.model_fields:
+        value = getattr(limits, name)
+        if value is None:
+            told[name] = NOT_SET
+        elif name in by_cgroup:
+            told[name] = by_cgroup[name]
+        elif name in fallbacks:
+            rlimits[fallbacks[name]] = int(value)
+            told[name] = "rlimit" if name == "max_pids" else PER_PROCESS
+        else:
+            told[name] = NOT_ENFORCED
+    return Enforcement(rlimits, told)
