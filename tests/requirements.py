@@ -1,4 +1,4 @@
-"""What a test needs from the machine. With GANGLINE_REQUIRE_ALL=1 a missing thing fails the test, else it is skipped."""
+"""What a test needs from the machine: without it the test is skipped; with GANGLINE_REQUIRE_ALL=1 (CI) it fails."""
 
 from __future__ import annotations
 

@@ -25,6 +25,12 @@ def node(
     node_id: Annotated[
         str | None, typer.Option("--id", help="Default: node-HOSTNAME. Must be unique.", show_default=False)
     ] = None,
+    engine_kind: Annotated[str, typer.Option("--engine-kind", help="Engine plug-in that speaks to it.")] = "vllm",
+    engine_wait: Annotated[float, typer.Option("--engine-wait", help="Seconds the engine may take to be up.")] = 60,
+    run_slots: Annotated[int, typer.Option("--run-slots", min=1, help="Sessions whose agent runs at once.")] = 16,
+    ready_slots: Annotated[int, typer.Option("--ready-slots", min=1, help="Prepared sandboxes that wait to run.")] = 8,
+    init_workers: Annotated[int, typer.Option("--init-workers", min=1, help="Sandboxes prepared at once.")] = 4,
+    postrun_workers: Annotated[int, typer.Option("--postrun-workers", min=1, help="Sessions graded at once.")] = 4,
     host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 is any free one.")] = 0,
     as_json: JsonOption = False,
@@ -36,6 +42,7 @@ def node(
     GANGLINE_TOKEN.
     """
     from gangline.gateway.node import serve as serve_node
+    from gangline.gateway.pools import PoolSizes
 
     settings = Settings.from_environ()
     address = find_server(data, server)
@@ -46,6 +53,14 @@ def node(
             server_url=address.server_url,
             control_token=address.control_token,
             engine_url=engine,
+            engine_kind=engine_kind,
+            engine_wait_s=engine_wait,
+            sizes=PoolSizes(
+                init_workers=init_workers,
+                ready_slots=ready_slots,
+                run_slots=run_slots,
+                postrun_workers=postrun_workers,
+            ),
             host=host,
             port=port,
             on_ready=on_ready,

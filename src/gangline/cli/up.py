@@ -48,6 +48,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str = "smollm2"
     """Of a scripted engine."""
     control_token: str | None = None
+    run_slots: int = 16
+    engine_wait_s: float = 10.0
+    """How long a running engine may take to answer at first."""
 
 
 def _engine_child(plan: Plan) -> Child | None:
@@ -113,7 +116,10 @@ async def bring_up(plan: Plan, supervisor: Supervisor, token: str) -> running.Ru
     engine_url = engine.url if engine else plan.engine
     node = Child(
         "node",
-        ["node", *data, "--host", plan.host, "--id", "node-1", "--server", server.url, "--engine", engine_url],
+        [
+            *("node", *data, "--host", plan.host, "--id", "node-1", "--server", server.url),
+            *("--engine", engine_url, "--engine-wait", str(plan.engine_wait_s), "--run-slots", str(plan.run_slots)),
+        ],
         log_path=_log_path(plan, "node"),
         env=env,
         port=0,
@@ -214,6 +220,10 @@ def up(
     tokenizer: Annotated[
         str, typer.Option("--tokenizer", help="Tokenizer of a scripted engine: smollm2, a folder, or a name.")
     ] = "smollm2",
+    engine_wait: Annotated[
+        float, typer.Option("--engine-wait", help="Seconds a running engine may take to be up.")
+    ] = 10,
+    run_slots: Annotated[int, typer.Option("--run-slots", min=1, help="Sessions whose agent runs at once.")] = 16,
     as_json: JsonOption = False,
 ) -> None:
     """Run the whole service on this machine until Ctrl-C or SIGTERM: engine, server and node.
@@ -230,6 +240,8 @@ def up(
         engine=engine,
         tokenizer=tokenizer,
         control_token=settings.control_token,
+        run_slots=run_slots,
+        engine_wait_s=engine_wait,
     )
 
     async def serve(live: running.Running) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,7 +27,10 @@ def watch(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Watch the service live, until Ctrl-C. Where stdout is no terminal, and with --json, one line for each event."""
+    """Watch the service live, until Ctrl-C.
+
+    Where stdout is no terminal, and with --json: one line for each event, all of a task's or the service's from now on.
+    """
     from gangline.cli.running import find_server
 
     address = find_server(data, server)
@@ -41,13 +45,19 @@ async def _print_events(address: Address, task_id: str | None, as_json: bool) ->
     async with ServerClient(address.server_url, address.control_token) as client:
         if task_id is not None:
             await client.task(task_id)
-        async for event in client.events(task_id=task_id):
-            if as_json:
-                print_json(event)
-            else:
-                typer.echo(event_line(event))
-            if task_id is not None and event.kind == "task.ended":
-                return
+        async with contextlib.aclosing(client.events(after=_from(task_id), task_id=task_id)) as events:
+            async for event in events:
+                if as_json:
+                    print_json(event)
+                else:
+                    typer.echo(event_line(event))
+                if task_id is not None and event.kind == "task.ended":
+                    return
+
+
+def _from(task_id: str | None) -> int | None:
+    """A task is told from its beginning, the service from now on."""
+    return None if task_id is None else 0
 
 
 async def _watch(address: Address, task_id: str | None) -> None:
@@ -77,7 +87,7 @@ async def watch_live(client: ServerClient, task_id: str | None) -> None:
 
 
 async def _listen(client: ServerClient, watched: Watched, task_id: str | None) -> None:
-    async for event in client.events(task_id=task_id):
+    async for event in client.events(after=_from(task_id), task_id=task_id):
         watched.take(event)
 
 
