@@ -95,6 +95,19 @@ async def test_a_session_whose_leases_all_run_out_ends_as_our_fault(service: Rol
     assert (found.failure.boundary, found.failure.code) == ("node", "lease_expired")
 
 
+async def test_a_lease_whose_answer_never_reached_its_node_is_put_back_unharmed(service: RolloutService, clock: Clock):
+    await service.submit([request(num_samples=2)])
+    known, unheard = await service.lease("n1", NODE_URL, 2, 0.0)
+    clock.now += 10.0
+    await service.heartbeat(beat([known]))
+    assert (await service.store.query(service.store.session, unheard.session_id)).state == "leased"
+    clock.now += 1.0
+    assert (await service.heartbeat(beat([known]))).renewed == (known.session_id,)
+    again = await lease_one(service, "n2")
+    assert (again.session_id, again.attempt, again.fence) == (unheard.session_id, 1, 2)
+    assert (await service.heartbeat(beat([known, unheard]))).lost == (unheard.session_id,)
+
+
 async def test_the_oldest_sessions_are_leased_first_and_those_that_come_back_before_younger_ones(
     service: RolloutService,
 ):

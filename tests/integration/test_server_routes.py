@@ -267,6 +267,7 @@ async def test_mistakes_are_named(client: ServerClient, node: FakeNode):
         ("POST", "/v1/nodes/n1/heartbeat", b"[]", 400, "invalid_request"),
         ("POST", "/v1/sessions/t.0/result", b"\xc1", 400, "invalid_request"),
         ("GET", "/v1/tasks/t?wait_s=soon", None, 400, "invalid_request"),
+        ("GET", "/v1/tasks/t?wait_s=nan", None, 400, "invalid_request"),
         ("GET", "/v1/tasks?status=lost", None, 400, "invalid_request"),
         ("GET", "/v1/events?after=-1", None, 400, "invalid_request"),
         ("GET", "/v1/tasks/..%2f..%2fetc", None, 400, "invalid_request"),
@@ -329,6 +330,8 @@ async def test_the_description_has_every_route_and_resolves(client: ServerClient
     references = {piece.split('"')[0] for piece in text.split("#/components/schemas/")[1:]}
     assert references <= set(schemas)
     assert {"TaskRequest", "SessionResult", "Lease", "Problem"} <= set(schemas)
+    names = [operation["operationId"] for path in described["paths"].values() for operation in path.values()]
+    assert len(set(names)) == len(names) >= 17
     assert set(described["paths"]["/v1/tasks"]) == {"get", "post"}
     assert (
         "application/msgpack"

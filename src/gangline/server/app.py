@@ -60,14 +60,14 @@ def all_routes(
         *UserRoutes(service, max_task_bytes=max_task_bytes).routes(),
         *EventRoutes(service, keep_alive_s=keep_alive_s).routes(),
         *NodeRoutes(service, max_result_bytes=max_result_bytes).routes(),
-        Route("GET", "/health", _health, "Whether the server answers.", open=True, errors=()),
+        Route("GET", "/health", health, "Whether the server answers.", open=True, errors=()),
     ]
     described = Route("GET", "/openapi.json", _describing(lambda: describe(routes)), "This description.")
     routes.append(described)
     return routes
 
 
-async def _health(_request: web.Request) -> web.Response:
+async def health(_request: web.Request) -> web.Response:
     return answer_json({"status": "ok", "version": __version__})
 
 

@@ -18,6 +18,7 @@ __all__ = ["LeaseRequest", "NodeRoutes", "ReleaseRequest"]
 
 _MAX_CONTROL_BYTES = 4 * 1024**2
 _MAX_SESSIONS = 1024
+_MAX_CAPACITY = 1_000_000
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +63,8 @@ class NodeRoutes:
         beat = msgspec.json.decode(await read_body(request, _MAX_CONTROL_BYTES), type=Heartbeat)
         if beat.node_id != node_id:
             raise InvalidRequest(f"node_id: the path says {node_id!r}, the body {beat.node_id[:140]!r}.")
+        if not 0 <= beat.capacity <= _MAX_CAPACITY:
+            raise InvalidRequest(f"capacity must be between 0 and {_MAX_CAPACITY}, got {beat.capacity}.")
         return answer_json(await self._service.heartbeat(beat))
 
     async def release(self, request: web.Request) -> web.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +71,8 @@ def number(request: web.Request, name: str, default: float, *, low: float, high:
         return default
     try:
         value = msgspec.convert(text, float, strict=False)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"{name} must be a number, got {text[:80]!r}.") from error
+    except msgspec.ValidationError:
+        value = math.nan
+    if math.isnan(value):
+        raise InvalidRequest(f"{name} must be a number, got {text[:80]!r}.")
     return min(max(value, low), high)

@@ -94,8 +94,7 @@ class RolloutService:
 
     async def submit(self, requests: Sequence[TaskRequest]) -> list[Submitted]:
         """Accept all tasks or none. Raises: UnknownPlugin, InvalidRequest, Conflict, StoreError, DiskFull."""
-        for request in requests:
-            self._check_task(request)
+        await asyncio.to_thread(lambda: [self._check_task(request) for request in requests])
         return await self.store.run(self.store.submit, requests)
 
     async def task(self, task_id: str, wait_s: float = 0.0) -> TaskView:

@@ -162,11 +162,23 @@ class TaskStore(TaskReader):
                 backends=msgspec.json.encode(beat.backends).decode(),
                 metrics=msgspec.json.encode(beat.metrics).decode(),
             )
+            self._take_back_unheard(unit, beat)
             rows = rows_named(unit, list(beat.sessions))
             renewed = {str(row["session_id"]) for row in rows if self._renew(unit, row, beat)}
             reported = {str(row["session_id"]) for row in rows if _is_reported(row, beat)}
             lost = set(beat.sessions) - renewed - reported
             return HeartbeatReply(renewed=tuple(sorted(renewed)), lost=tuple(sorted(lost)), lease_s=self.lease_s)
+
+    def _take_back_unheard(self, unit: Unit, beat: Heartbeat) -> None:
+        """Put back leases whose answer never reached the node: given out a while ago, and not named by its heartbeat.
+
+        Should the answer come after all, its fence is an old one.
+        """
+        given = (sessions.c.state == "leased") & (sessions.c.node_id == beat.node_id) & sessions.c.stage.is_(None)
+        for row in locked_rows(unit, given & (sessions.c.leased_at < unit.now - self.lease_s / 3)):
+            if row["session_id"] not in beat.sessions:
+                after = standing.release(standing_of(row), node_id=beat.node_id, fence=row["fence"])
+                self._move(unit, row, after, kind="session.released")
 
     def _renew(self, unit: Unit, row: sa.RowMapping, beat: Heartbeat) -> bool:
         fence, stage = beat.sessions[row["session_id"]]
