@@ -1,7 +1,8 @@
 """Results on their way to the server: on the disk before the first try, gone from it only when the server has them.
 
 A node that dies between finishing a session and reporting it reports it after its restart. A server that is down, or
-whose disk is full, is asked again until it answers.
+whose disk is full, is asked again until it answers. A result that comes too late (its lease was lost) stays
+in `refused/`.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Delivery:
                 break
             except (LeaseLost, NotFound) as error:
                 log.warning("result.refused session=%s attempt=%d: %s", result.session_id, result.attempt, error)
+                await asyncio.to_thread(_set_aside, path)
                 break
             except GanglineError as error:
                 if not error.retryable:
@@ -72,6 +74,14 @@ class Delivery:
                 wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
         await self._journal.close_attempt(AttemptKey(result.session_id, result.attempt))
         await asyncio.to_thread(path.unlink, missing_ok=True)
+
+
+def _set_aside(path: Path) -> None:
+    """A late result is nobody's any more, but what was sampled is not thrown away."""
+    refused = path.parent / "refused"
+    refused.mkdir(exist_ok=True)
+    if path.exists():
+        path.replace(refused / path.name)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from gangline.client import ServerClient
 from gangline.domain.errors import Failure, GanglineError
+from gangline.domain.lifecycle import Stage
 from gangline.domain.session import Heartbeat, Lease, SessionResult
 from gangline.gateway.attempt import Attempt, NodeParts
 from gangline.gateway.delivery import Delivery
@@ -129,7 +130,9 @@ class Pipeline:
 
     async def _beat(self) -> None:
         while True:
-            held = {sid: (attempt.lease.fence, attempt.stage) for sid, attempt in self._attempts.items()}
+            held: dict[str, tuple[int, Stage]] = {
+                session_id: (attempt.lease.fence, attempt.stage) for session_id, attempt in self._attempts.items()
+            }
             beat = Heartbeat(
                 node_id=self._parts.node_id,
                 url=self._url,
