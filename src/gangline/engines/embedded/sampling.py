@@ -70,7 +70,7 @@ def _truncated(scaled: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
 
 def _invert(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """The first id at which the cumulative probability exceeds the row's share of the total. [B]."""
-    cumulative = logprobs.double().exp().cumsum(-1)
+    cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
     # `right` steps over ids of probability zero: they do not raise the sum.
     ids = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)[:, 0]
     return ids.clamp(max=logprobs.shape[-1] - 1)
