@@ -6,6 +6,7 @@ holder.py                the process that keeps a sandbox's namespaces alive
 execution.py             one command: its supervisor, its bounded output, its end
 relay.py                 the node's proxy, brought into a network that has only `lo`
 files.py                 bytes in and out of folders that an untrusted program writes
+threads.py               blocking work that ends before its caller does
 limits.py, cgroups.py    what a sandbox may use, and how that is enforced
 leftovers.py             what a crash left: labelled processes, marked folders
 helpers/                 programs of ours that run as their own short-lived process

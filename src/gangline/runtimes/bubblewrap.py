@@ -59,7 +59,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 def arguments(view: View) -> list[str]:
     """Arguments of `bwrap`, up to the command. Raises: InvalidRequest when the image is no folder."""
-    mounts = [*_root(view), *_parents(view), *_devices(view), *_exposed(view), *_shared(view)]
+    mounts = [*_root(view), *_devices(view), *_folders(view)]
     return [*_namespaces(view), *mounts, "--remount-ro", "/"]
 
 
@@ -122,33 +122,25 @@ def _resolver() -> list[str]:
     return ["--ro-bind", str(real), str(real)] if real.is_file() and not str(real).startswith("/etc/") else []
 
 
-def _parents(view: View) -> list[str]:
-    """Folders above mount points; bubblewrap would make them so that nobody else may enter."""
-    points = [PurePosixPath(path) for path in (*view.shared, *map(str, view.expose), "/var/tmp")]
-    parents = {parent for point in points for parent in point.parents if str(parent) != "/"}
-    args: list[str] = []
-    for parent in sorted(parents, key=lambda path: len(path.parts)):
-        if not any(str(top) in view.shared for top in (parent, *parent.parents)):
-            args += ["--perms", "0755", "--dir", str(parent)]
-    return args
-
-
 def _devices(view: View) -> list[str]:
     shm = ["--perms", "1777", "--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm"]
     return ["--proc", "/proc", "--dev", "/dev", *shm, "--perms", "0755", "--dir", "/run"]
 
 
-def _exposed(view: View) -> list[str]:
-    args: list[str] = []
-    for path in view.expose:
-        args += ["--ro-bind", str(path), str(path)]
-    return args
+def _folders(view: View) -> list[str]:
+    """Exposed and shared folders, outer ones first, so that none hides another.
 
-
-def _shared(view: View) -> list[str]:
-    args: list[str] = []
-    for inside, folder in sorted(view.shared.items(), key=lambda item: len(item[0])):
-        args += ["--bind", str(folder), inside]
+    The folders above them are named too: bubblewrap would make them so that nobody but their owner may enter.
+    """
+    mounts = [("--ro-bind", path, PurePosixPath(path)) for path in view.expose]
+    mounts += [("--bind", folder, PurePosixPath(inside)) for inside, folder in view.shared.items()]
+    args = ["--perms", "0755", "--dir", "/var", "--perms", "1777", "--dir", "/var/tmp"] if view.image is None else []
+    made: set[PurePosixPath] = {PurePosixPath("/")}
+    for option, source, inside in sorted(mounts, key=lambda mount: len(mount[2].parts)):
+        for parent in sorted(set(inside.parents) - made, key=lambda path: len(path.parts)):
+            args += ["--perms", "0755", "--dir", str(parent)]
+        made |= set(inside.parents)
+        args += [option, str(source), str(inside)]
     return args
 
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -82,7 +82,12 @@ class Executions:
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         pipes = tuple(self._pipe(name, on_output, max_output_bytes) for name in ("stdout", "stderr"))
-        execution = _Execution(order, stdin, pipes, self._label)
+        try:
+            execution = _Execution(order, stdin, pipes, self._label)
+        except OSError as error:
+            for pipe in pipes:
+                pipe.abandon()
+            raise RuntimeFailed(f"no process could be started for a command: {error}.") from error
         self._running.add(execution)
         timed_out = False
         try:
@@ -155,22 +160,31 @@ class _Execution:
     """A supervisor process and the control socket to it."""
 
     def __init__(self, order: Order, stdin: bytes | None, pipes: Sequence[_Pipe], label: str) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs, _input(stdin) as source:
-            self._process = subprocess.Popen(
-                helper_argv("supervisor", theirs.fileno()),
-                stdin=source.fileno(),
-                stdout=pipes[0].take_write_end(),
-                stderr=pipes[1].take_write_end(),
-                pass_fds=[theirs.fileno(), *([] if order.proc_fd is None else [order.proc_fd])],
-                env={"GANGLINE_RUNTIME": label},
-                cwd="/",
-            )
+        with ExitStack() as on_failure:
+            ours, theirs = socket.socketpair()
+            on_failure.enter_context(ours)
+            with theirs, _input(stdin) as source:
+                self._process = self._spawn(order, source.fileno(), theirs.fileno(), pipes, label)
+            on_failure.pop_all()
         for pipe in pipes:
             pipe.close_write_end()
         ours.setblocking(False)
         self._control = ours
         self._answer = asyncio.ensure_future(self._converse(marshal.dumps(_as_plain(order))))
+
+    @staticmethod
+    def _spawn(
+        order: Order, stdin_fd: int, control_fd: int, pipes: Sequence[_Pipe], label: str
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            helper_argv("supervisor", control_fd),
+            stdin=stdin_fd,
+            stdout=pipes[0].write_fd,
+            stderr=pipes[1].write_fd,
+            pass_fds=[control_fd, *([] if order.proc_fd is None else [order.proc_fd])],
+            env={"GANGLINE_RUNTIME": label},
+            cwd="/",
+        )
 
     async def _converse(self, order: bytes) -> str:
         """The supervisor's answer; empty when it died without one."""
@@ -234,16 +248,17 @@ class _Pipe:
         self._max_bytes = max_bytes
         self._on_closed = on_closed
         self._finished = False
-        self._fd, self._write_fd = os.pipe2(os.O_CLOEXEC)
+        self._fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._fd, False)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._read, _PIECE_BYTES)
 
-    def take_write_end(self) -> int:
-        return self._write_fd
-
     def close_write_end(self) -> None:
-        os.close(self._write_fd)
+        os.close(self.write_fd)
+
+    def abandon(self) -> None:
+        self.close_write_end()
+        self.close()
 
     def _read(self, size: int) -> None:
         try:

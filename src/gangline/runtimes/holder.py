@@ -38,7 +38,21 @@ class Holder:
 
     @classmethod
     async def start(cls, arguments: Sequence[str], label: str) -> Holder:
-        """Start `bwrap` and wait until the sandbox is complete. Raises: RuntimeFailed with what bwrap said."""
+        """Start `bwrap` and wait until the sandbox is complete. Raises: RuntimeFailed with what bwrap said.
+
+        A cancelled caller waits for that too: `bwrap` killed halfway can leave a child that waits for it for ever.
+        """
+        task = asyncio.create_task(cls._started(arguments, label))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task])
+            if task.exception() is None:
+                await task.result().end()
+            raise
+
+    @classmethod
+    async def _started(cls, arguments: Sequence[str], label: str) -> Holder:
         info_read, info_write = os.pipe2(os.O_CLOEXEC)
         try:
             process = _spawn(arguments, label, info_write)

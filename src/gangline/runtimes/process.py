@@ -19,6 +19,7 @@ from gangline.runtimes.execution import Executions, Order
 from gangline.runtimes.files import SharedFolders
 from gangline.runtimes.leftovers import LABEL, Mark, kill_labelled, reap, remove_folder, write_mark
 from gangline.runtimes.limits import NOT_ENFORCED, enforcement
+from gangline.runtimes.threads import run_to_end
 from gangline.settings import Settings
 
 __all__ = ["ProcessRuntime"]
@@ -44,7 +45,7 @@ class ProcessRuntime:
         mark = Mark(owner=start.owner, runtime=self.name, runtime_id=start.runtime_id)
         handle = _ProcessHandle(start, mark, self._expose)
         try:
-            await asyncio.to_thread(handle.make_folders, mark)
+            await run_to_end(handle.make_folders)
         except BaseException:
             await asyncio.shield(handle.stop())
             raise
@@ -66,6 +67,7 @@ class _ProcessHandle:
         self._tmp = str(folder / "tmp")
         self._env = dict(start.spec.env)
         self._expose = expose
+        self._mark = mark
         self._label = mark.label
         self._limits = enforcement(start.spec.limits, {}, own_user=False)
         self._files = SharedFolders({path: Path(path) for path in self._paths()}, self.workdir)
@@ -76,8 +78,8 @@ class _ProcessHandle:
     def _paths(self) -> tuple[str, str, str]:
         return self.workdir, self.home, self._tmp
 
-    def make_folders(self, mark: Mark) -> None:
-        write_mark(self._folder, mark)
+    def make_folders(self) -> None:
+        write_mark(self._folder, self._mark)
         for path in self._paths():
             Path(path).mkdir(exist_ok=True)
 
@@ -114,7 +116,7 @@ class _ProcessHandle:
 
     async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         self._check_not_stopped()
-        await asyncio.to_thread(self._files.write, path, data, mode)
+        await run_to_end(self._files.write, path, data, mode)
 
     async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
         self._check_not_stopped()

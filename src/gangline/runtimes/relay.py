@@ -77,7 +77,10 @@ class Relay:
 
     async def serve(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Side(self._accepted, self._sides.discard), sock=listening)
+        self._server = await loop.create_server(
+            lambda: _Side(self._accepted, self._sides.discard), sock=listening, start_serving=False
+        )  # does not suspend, so that a cancelled caller loses no socket
+        await self._server.start_serving()
 
     def _accepted(self, near: _Side) -> None:
         if len(self._sides) >= 2 * _MAX_CONNECTIONS:

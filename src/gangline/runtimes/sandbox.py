@@ -34,6 +34,7 @@ from gangline.runtimes.leftovers import Mark, reap, remove_folder, write_mark
 from gangline.runtimes.limits import NOT_ENFORCED, enforcement
 from gangline.runtimes.obstacles import obstacle
 from gangline.runtimes.relay import ListenerHelper, Relay
+from gangline.runtimes.threads import run_to_end
 from gangline.settings import Settings
 
 __all__ = ["SandboxRuntime"]
@@ -81,7 +82,6 @@ class SandboxRuntime:
         if start.spec.network == "proxy" and start.proxy_port is None:
             raise InvalidRequest("network `proxy` needs the port of the node's proxy.")
         mark = Mark(owner=start.owner, runtime=self.name, runtime_id=start.runtime_id)
-        await asyncio.to_thread(write_mark, start.folder, mark)
         uid = _uid_for(start.runtime_id) if self._privileged else None
         groups = make_groups(cgroup_name(start.owner, start.runtime_id), start.spec.limits)
         handle = _SandboxHandle(start, mark, workdir, self._expose, uid, groups)
@@ -109,6 +109,7 @@ class _SandboxHandle:
         self.home = HOME
         self.proxy_url = None if start.spec.network == "none" else _proxy_url(start.proxy_port)
         self._start = start
+        self._mark = mark
         self._label = mark.label
         self._expose = expose
         self._uid = uid
@@ -127,11 +128,12 @@ class _SandboxHandle:
         self._stopped = False
 
     async def begin(self) -> None:
-        await asyncio.to_thread(self._make_folders)
+        await run_to_end(self._make_folders)
         async with self._lock:
             await self._started()
 
     def _make_folders(self) -> None:
+        write_mark(self._start.folder, self._mark)
         for folder in self._shared.values():
             folder.mkdir(exist_ok=True)
             if self._uid is not None:
@@ -225,7 +227,7 @@ class _SandboxHandle:
 
     async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         self._check_not_stopped()
-        await asyncio.to_thread(self._files.write, path, data, mode)
+        await run_to_end(self._files.write, path, data, mode)
 
     async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
         self._check_not_stopped()
