@@ -33,9 +33,12 @@ class Receiver:
     def __init__(self, *answers: int) -> None:
         self.received: asyncio.Queue[Received] = asyncio.Queue()
         self._answers = list(answers)
+        self.answering = asyncio.Event()
+        self.answering.set()
 
     async def take(self, call: web.Request) -> web.Response:
         await self.received.put(Received(dict(call.headers), await call.read()))
+        await self.answering.wait()
         return web.Response(status=self._answers.pop(0) if self._answers else 204)
 
     @asynccontextmanager
@@ -63,14 +66,14 @@ async def served(folder: Path) -> AsyncIterator[ServerClient]:
         yield client
 
 
-async def finish_a_task(client: ServerClient, port: int) -> None:
-    await client.submit(request(callback_url=f"http://127.0.0.1:{port}/done", metadata={"step": 7}))
+async def finish_a_task(client: ServerClient, port: int, task_id: str = "t") -> None:
+    await client.submit(request(task_id, callback_url=f"http://127.0.0.1:{port}/done", metadata={"step": 7}))
     node = FakeNode(client)
     await node.finish(await node.lease())
 
 
-async def settled(client: ServerClient, state: str) -> None:
-    async for event in client.events(after=0):
+async def settled(client: ServerClient, state: str, task_id: str = "t") -> None:
+    async for event in client.events(after=0, task_id=task_id):
         if event.kind == f"callback.{state}":
             return
 
@@ -107,6 +110,21 @@ async def test_a_callback_is_sent_again_until_it_is_acknowledged(tmp_path: Path)
         assert {got.headers["Idempotency-Key"] for got in tries} == {"t:ended"}
         await asyncio.wait_for(settled(client, "delivered"), 30)
     assert receiver.received.empty()
+
+
+async def test_a_receiver_that_thinks_for_long_is_asked_once_and_holds_up_nobody(tmp_path: Path):
+    slow, quick = Receiver(), Receiver()
+    slow.answering.clear()
+    async with slow.listening() as slow_port, quick.listening() as quick_port, served(tmp_path) as client:
+        await finish_a_task(client, slow_port, "slow")
+        await slow.next()
+        for index in range(3):
+            await finish_a_task(client, quick_port, f"quick-{index}")
+            await quick.next()
+        assert slow.received.empty()
+        slow.answering.set()
+        await asyncio.wait_for(settled(client, "delivered", "slow"), 30)
+    assert slow.received.empty()
 
 
 async def test_a_callback_waits_for_a_receiver_that_is_down_and_survives_a_restart(tmp_path: Path, free_port: int):

@@ -43,7 +43,7 @@ async def lease_one(service: RolloutService, node_id: str = "n1"):
 
 
 async def test_a_lease_that_is_not_renewed_goes_to_another_node_with_the_next_attempt(
-    service: RolloutService, clock: Clock
+    service: RolloutService, clock: Clock, tmp_path: Path
 ):
     await service.submit([request(num_samples=1)])
     first = await lease_one(service)
@@ -57,6 +57,7 @@ async def test_a_lease_that_is_not_renewed_goes_to_another_node_with_the_next_at
     assert (await service.heartbeat(beat([first], "n1"))).lost == ("t.0",)
     with pytest.raises(LeaseLost):
         await service.report("t.0", encode_msgpack(result(first, "n1")))
+    assert list((tmp_path / "results" / ".incoming").iterdir()) == []
     receipt = await service.report("t.0", encode_msgpack(result(second, "n2")))
     assert receipt.state == "ended"
 

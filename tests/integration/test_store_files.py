@@ -114,3 +114,5 @@ def test_a_transaction_that_fails_leaves_no_trace_and_tells_nobody(tmp_path: Pat
         assert (store.session("t.0").state, store.events(), heard) == ("leased", before, told)
         with pytest.raises(InvalidRequest, match="attempt 7"):
             store.report(msgspec.structs.replace(result(lease), attempt=7), lost_disk)
+        with pytest.raises(InvalidRequest, match="task 'other'"):
+            store.report(msgspec.structs.replace(result(lease), task_id="other"), lost_disk)
