@@ -1,8 +1,8 @@
 """Speed of the embedded engine: sampled tokens per second at 1, 8, 16 and 32 concurrent sequences.
 
-The load is a trainer's: groups of eight samples of one prompt (150 tokens), 48 tokens each, temperature 0.7; prompts
-that no earlier measurement has seen, so nothing is served from a warm prefix. Levels take turns and the best round of each
-counts: what else the machine does makes a round slower, never faster.
+The load is a trainer's: groups of eight samples of one prompt (150 tokens), 48 tokens each, temperature 0.7, with
+prompts that no earlier measurement has seen, so nothing is served from a warm prefix. Levels take turns and the best
+round of each counts: what else the machine does makes a round slower, never faster.
 """
 
 from __future__ import annotations
