@@ -44,6 +44,8 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         return problem_response(InvalidRequest(explain(error)))
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         return problem_response(InvalidRequest(f"the body cannot be read: {error}"))
+    except RecursionError:
+        return problem_response(InvalidRequest("the body is nested too deeply."))
     except web.HTTPException as error:
         return _of_http(request, error)
     except Exception:
