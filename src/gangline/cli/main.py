@@ -16,10 +16,14 @@ from gangline.domain.errors import GanglineError
 __all__ = ["build_app", "main"]
 
 _COMMAND_MODULES = (
+    "demo",
     "up",
     "submit",
     "status",
     "watch",
+    "show",
+    "audit",
+    "export",
     "doctor",
     "engine",
     "server",

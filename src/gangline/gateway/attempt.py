@@ -247,10 +247,11 @@ class Attempt:
         self._artifacts |= {"harness.stdout": result.stdout, "harness.stderr": result.stderr}
         harness = plugins.make_harness(self._task.agent.harness, self._task.agent.settings)
         verdict = harness.judge(result)
+        broken = self._session.engine_failure or self._session.store_failure
         if verdict.ok and not result.timed_out:
             self._outcome = "completed"
-        elif self._session.engine_failure is not None:
-            self._fail(self._session.engine_failure)  # the harness could not work: its engine failed it
+        elif broken is not None:
+            self._fail(broken)  # the harness could not work: we failed it
         elif result.timed_out:
             self._outcome = "agent_timeout"
         else:

@@ -1,0 +1,176 @@
+"""`gangline audit`: rows against the journal, and with a model, recorded log-probs against re-computed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gangline.cli.exits import Exit
+from gangline.cli.output import DataOption, JsonOption, ServerOption, console, notes, print_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gangline.domain.session import SessionResult
+    from gangline.trajectories.logprob_audit import LogprobDifferences, Score
+
+__all__ = ["audit_results", "load_score", "print_audit", "register"]
+
+_SHOWN_VIOLATIONS = 20
+TOLERANCE = 1e-3
+
+
+def audit(
+    name: Annotated[str, typer.Argument(metavar="TASK|SESSION")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Re-compute log-probs with this model: smollm2, a folder, a Hugging Face name."),
+    ] = None,
+    policy_version: Annotated[
+        int | None, typer.Option(help="Compare only tokens sampled by this version, which --model must be.")
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="Largest mean |re-computed - recorded| log-prob of turns that were not spliced.")
+    ] = TOLERANCE,
+    data: DataOption = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that rows are exactly what was sampled; exit code 1 when they are not."""
+    from gangline.cli.records import find_results, open_records
+
+    results = find_results(open_records(data, server), name)
+    document = audit_results(results, model=model, policy_version=policy_version, tolerance=tolerance)
+    if as_json:
+        print_json(document)
+    else:
+        print_audit(name, document)
+    if not document["ok"]:
+        raise typer.Exit(Exit.FAILED)
+
+
+def audit_results(
+    results: Iterable[SessionResult],
+    *,
+    model: str | None = None,
+    policy_version: int | None = None,
+    tolerance: float = TOLERANCE,
+) -> dict[str, Any]:
+    """The audit of many sessions as one JSON document.
+
+    Keys: ok, report (`AuditReport`), logprobs (turn class -> `LogprobStats`; None without a model), not_comparable
+    (reason -> tokens), problems (what is wrong, in words).
+    Raises: NotFound when there is no trajectory to audit, or no such model; BuilderError.
+    """
+    import msgspec
+
+    from gangline.domain.errors import NotFound
+    from gangline.trajectories.audit import audit as audit_trajectory
+    from gangline.trajectories.audit import merge_reports
+
+    held = [result for result in results if result.trajectory is not None]
+    if not held:
+        raise NotFound("there is nothing to audit: no session has a trajectory.")
+    reports = [audit_trajectory(result.trajectory, result.completions) for result in held if result.trajectory]
+    report = merge_reports(reports)
+    problems = [violation.message for violation in report.violations]
+    differences = None if model is None else _compare(held, load_score(model), policy_version)
+    if differences is not None:
+        problems += _disagreements(differences, tolerance)
+    return {
+        "ok": not problems,
+        "problems": problems,
+        "report": msgspec.to_builtins(report),
+        "logprobs": None if differences is None else msgspec.to_builtins(differences.stats()),
+        "not_comparable": {} if differences is None else differences.not_comparable,
+    }
+
+
+def _compare(results: Iterable[SessionResult], score: Score, version: int | None) -> LogprobDifferences:
+    from gangline.trajectories.logprob_audit import compare_logprobs
+
+    trajectories = [result.trajectory for result in results if result.trajectory is not None]
+    num_traces = sum(len(trajectory.traces) for trajectory in trajectories)
+    with notes().status("") as status:
+        counted = iter(range(1, num_traces + 1))
+        return compare_logprobs(
+            trajectories,
+            score,
+            version=version,
+            on_trace=lambda _: status.update(f"re-computing log-probs: row {next(counted)} of {num_traces}"),
+        )
+
+
+def _disagreements(differences: LogprobDifferences, tolerance: float) -> Iterator[str]:
+    for name, stats in differences.stats().items():
+        # `not <=`, so that NaN does not pass. Spliced turns are told, not judged: their context is declared inexact.
+        if name != "spliced" and not stats.mean <= tolerance:
+            yield (
+                f"{name}: re-computed and recorded log-probs differ by {stats.mean:.2g} on average, more than "
+                f"{tolerance:.2g}; is this the model, and the version, that sampled them?"
+            )
+
+
+def load_score(model: str) -> Score:
+    """Teacher forcing with transformers' own implementation in float32, which no engine of ours shares.
+
+    Raises: NotFound when there is no such model here.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from gangline.domain.errors import NotFound
+    from gangline.engines.embedded.models import resolve_model
+    from gangline.engines.embedded.scoring import score_logprobs
+
+    folder = resolve_model(model)
+    loader: Any = AutoModelForCausalLM
+    try:
+        scorer = loader.from_pretrained(str(folder), dtype=torch.float32, local_files_only=True).eval()
+    except (OSError, ValueError) as error:
+        raise NotFound(f"{folder} does not hold a model that can be loaded: {error}") from error
+    return lambda ids, temperature: score_logprobs(scorer, ids.tolist(), temperature).numpy()
+
+
+def print_audit(name: str, document: dict[str, Any]) -> None:
+    out, report = console(), document["report"]
+    out.print(
+        f"[bold]{name}[/]: {report['num_sessions']} sessions, {report['num_traces']} rows, "
+        f"{report['num_completions']} completions, {report['num_sampled_tokens']} sampled tokens, "
+        f"{report['num_trained_tokens']} of them trainable"
+    )
+    out.print(_classes_table(document))
+    for reason, num in document["not_comparable"].items():
+        out.print(f"not compared: {num} tokens, {reason}", markup=False)
+    for problem in document["problems"][:_SHOWN_VIOLATIONS]:
+        out.print(f"✗ {problem}", style="red", markup=False)
+    if len(document["problems"]) > _SHOWN_VIOLATIONS:
+        out.print(f"... and {len(document['problems']) - _SHOWN_VIOLATIONS} more; --json lists all", style="red")
+    if document["ok"]:
+        out.print(
+            "✓ every trainable token is a sampled token, once, with its log-prob, version and context", style="green"
+        )
+
+
+def _classes_table(document: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("context", "turns", "tokens"):
+        table.add_column(title, justify="left" if title == "context" else "right")
+    logprobs = document["logprobs"]
+    if logprobs is not None:
+        for title in ("|Δ log-prob| mean", "p50", "p99", "max"):
+            table.add_column(title, justify="right")
+    for name, count in sorted(document["report"]["classes"].items()):
+        cells = [name, str(count["turns"]), str(count["tokens"])]
+        if logprobs is not None and name in logprobs:
+            cells += [f"{logprobs[name][key]:.1e}" for key in ("mean", "p50", "p99", "max")]
+        table.add_row(*cells)
+    return table
+
+
+def register(app: typer.Typer) -> None:
+    app.command("audit")(audit)

@@ -1,0 +1,241 @@
+"""`gangline demo`: one command from a task to rows that carry their proof."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+
+from gangline.cli.exits import Exit
+from gangline.cli.output import DataOption, JsonOption, console, notes, print_json
+from gangline.cli.up import EngineOption, Plan, run_service
+from gangline.domain.errors import InvalidRequest, RuntimeUnavailable
+from gangline.settings import Settings
+
+if TYPE_CHECKING:
+    from gangline.cli.running import Running
+    from gangline.client import ServerClient
+    from gangline.domain.session import SessionResult
+    from gangline.domain.views import TaskView
+
+__all__ = ["register"]
+
+
+class SessionLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One session of the demo's table."""
+
+    session_id: str
+    outcome: str
+    reward: float | None
+    num_turns: int
+    num_sampled_tokens: int
+    num_chains: int
+    num_exact: int
+    """Turns whose context is exact; a first turn, which has no context to differ from, counts."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What the demo found; `--json` prints it."""
+
+    sessions: tuple[SessionLine, ...]
+    mean_reward: float
+    full_success_rate: float
+    num_turns: int
+    num_exact: int
+    wall_s: float
+    sessions_overlap: float
+    """Sessions in flight on average: the sum of their stage times over the wall time."""
+    audit: dict[str, Any]
+    best_session: str
+    rows: str
+    picture: str
+    runtime: str
+
+
+def demo(
+    data: DataOption = None,
+    engine: EngineOption = "embedded:smollm2",
+    groups: Annotated[int, typer.Option(min=1, help="Tasks; each is one group.")] = 2,
+    samples: Annotated[int, typer.Option(min=1, help="Sessions in each group.")] = 8,
+    seed: Annotated[int, typer.Option(help="Of the files and words.")] = 0,
+    runtime: Annotated[str | None, typer.Option(help="sandbox, or process (no isolation).", show_default=False)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a small agent on a real model: sessions, rewards, an audit of every token, rows for a trainer.
+
+    Starts engine, server and node on loopback with data in ./.gangline, and stops them at the end.
+    """
+    plan = Plan(data_dir=(data or Settings.from_environ().data_dir).absolute(), port=0, engine=engine)
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(_demo(plan, groups, samples, seed, runtime, as_json))
+
+
+async def _demo(plan: Plan, groups: int, samples: int, seed: int, runtime: str | None, as_json: bool) -> None:
+    backend = runtime or await _choose_runtime()
+    name = time.strftime("demo-%Y%m%d-%H%M%S")
+    tasks = _tasks(name, groups, samples, seed, backend)
+    say = notes()
+    say.print(f"[bold]Starting[/] engine ({plan.engine}), server and node; logs in {plan.data_dir / 'logs'}")
+
+    async def body(live: Running) -> Report:
+        from gangline.client import ServerClient
+
+        async with ServerClient(live.server_url, live.control_token) as client:
+            started = time.monotonic()
+            submitted = [(await client.submit(task)).task_id for task in tasks]
+            await _watch(client, submitted)
+            wall_s = time.monotonic() - started
+            results = [result for task_id in submitted for result in await client.result(task_id)]
+        say.print("Auditing: every log-prob again, by teacher forcing")
+        return await asyncio.to_thread(_report, plan, name, results, wall_s, backend)
+
+    report = await run_service(plan, body)
+    if as_json:
+        print_json(report)
+    else:
+        _print(report, plan)
+    if not report.audit["ok"]:
+        raise typer.Exit(Exit.FAILED)
+
+
+async def _choose_runtime() -> str:
+    """The sandbox where it works; else no isolation, under a warning that nobody can miss."""
+    from gangline import plugins
+
+    try:
+        await plugins.make_runtime("sandbox").check()
+    except RuntimeUnavailable as error:
+        notes().print(
+            Panel(
+                f"{error}\n\nGoing on with runtime=process: the agent runs [bold]as you, with your files and your "
+                "network[/]. Fine for this demo's agent; never for code that you do not trust.",
+                title="[bold]NO SANDBOX[/]",
+                border_style="bold red",
+            )
+        )
+        return "process"
+    return "sandbox"
+
+
+def _tasks(name: str, groups: int, samples: int, seed: int, backend: str) -> list[dict[str, Any]]:
+    """The tasks of `examples/read_file`, as anyone would submit them; each run of the demo has its own."""
+    path = Path(__file__).resolve().parents[3] / "examples" / "read_file" / "tasks.py"
+    spec = importlib.util.spec_from_file_location("gangline_example_tasks", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise InvalidRequest(f"the demo's example is not at {path.parent}: run the demo from a checkout of Gangline.")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    tasks = module.build_tasks(groups, num_samples=samples, seed=seed, runtime=backend)
+    return [{**task, "task_id": f"{name}-{index + 1}"} for index, task in enumerate(tasks)]
+
+
+async def _watch(client: ServerClient, task_ids: list[str]) -> None:
+    """Show the groups until all have ended."""
+    with Live(console=notes(), refresh_per_second=4, transient=True) as live:
+        while True:
+            views = [await client.task(task_id) for task_id in task_ids]
+            live.update(_progress(views))
+            if all(view.ended for view in views):
+                return
+            await asyncio.sleep(0.5)
+
+
+def _progress(views: list[TaskView]) -> Table:
+    table = Table("group", "queued", "init", "ready", "run", "postrun", "ended", "mean reward", box=None)
+    for view in views:
+        stages = [session.stage for session in view.sessions]
+        rewards = [reward for reward in view.rewards if reward is not None]
+        mean = f"{sum(rewards) / len(rewards):.2f}" if rewards else ""
+        counts = [str(stages.count(stage)) for stage in ("init", "ready", "run", "postrun")]
+        table.add_row(view.task_id, str(view.states.get("queued", 0)), *counts, str(view.states.get("ended", 0)), mean)
+    return table
+
+
+def _report(plan: Plan, name: str, results: list[SessionResult], wall_s: float, backend: str) -> Report:
+    """Audit with the model, write rows and picture. Blocking."""
+    from gangline.cli.audit import audit_results
+    from gangline.cli.picture import draw_trajectory
+    from gangline.trajectories.export import export_rows
+
+    lines = tuple(map(_line, results))
+    rewards = [line.reward for line in lines if line.reward is not None]
+    model = plan.engine.partition(":")[2] if plan.engine.startswith("embedded:") else None
+    picture = plan.data_dir / "demo" / f"{name}.png"
+    rows = export_rows(results, picture.parent, name=name, format="parquet")
+    best = max(results, key=lambda result: (result.reward or 0.0, len(result.completions)))
+    draw_trajectory(best, picture)
+    return Report(
+        sessions=lines,
+        mean_reward=sum(rewards) / max(len(rewards), 1),
+        full_success_rate=sum(reward == 1.0 for reward in rewards) / max(len(rewards), 1),
+        num_turns=sum(line.num_turns for line in lines),
+        num_exact=sum(line.num_exact for line in lines),
+        wall_s=wall_s,
+        sessions_overlap=sum(map(_in_flight_s, results)) / wall_s,
+        audit=audit_results(results, model=model),
+        best_session=best.session_id,
+        rows=str(rows),
+        picture=str(picture),
+        runtime=backend,
+    )
+
+
+def _line(result: SessionResult) -> SessionLine:
+    return SessionLine(
+        session_id=result.session_id,
+        outcome=result.outcome,
+        reward=result.reward,
+        num_turns=len(result.completions),
+        num_sampled_tokens=sum(len(completion.sampled_ids) for completion in result.completions),
+        num_chains=len(result.trajectory.traces) if result.trajectory else 0,
+        num_exact=sum(completion.certificate.context != "diverged" for completion in result.completions),
+    )
+
+
+def _in_flight_s(result: SessionResult) -> float:
+    return sum(timing.ended_at - timing.started_at for timing in result.timings)
+
+
+def _print(report: Report, plan: Plan) -> None:
+    from gangline.cli.audit import print_audit
+
+    out = console()
+    table = Table("session", "outcome", box=None, header_style="bold", pad_edge=False)
+    for title in ("reward", "turns", "sampled tokens", "chains", "exact contexts"):
+        table.add_column(title, justify="right")
+    for line in report.sessions:
+        reward = "-" if line.reward is None else f"{line.reward:g}"
+        counts = (line.num_turns, line.num_sampled_tokens, line.num_chains, f"{line.num_exact}/{line.num_turns}")
+        table.add_row(line.session_id, line.outcome, reward, *map(str, counts))
+    out.print(table)
+    out.print(
+        f"\n{len(report.sessions)} sessions in {report.wall_s:.1f} s, {report.sessions_overlap:.1f} at a time; "
+        f"mean reward {report.mean_reward:.2f}, {report.full_success_rate:.0%} full successes; "
+        f"{report.num_exact} of {report.num_turns} contexts exact\n"
+    )
+    print_audit("audit", report.audit)
+    data = "" if plan.data_dir == Path.cwd() / ".gangline" else f" --data {plan.data_dir}"
+    out.print(f"\nrows     {report.rows}\npicture  {report.picture}  ({report.best_session})", markup=False)
+    out.print("\n[bold]What to try next[/]")
+    for command, what in (
+        (f"gangline show {report.best_session} --tokens{data}", "one session, token by token"),
+        (
+            f"gangline export {report.best_session.rpartition('.')[0]} --format jsonl{data}",
+            "its group's rows, readable",
+        ),
+        ("gangline up", "the service, for tasks of your own: docs/quickstart.md"),
+    ):
+        out.print(f"  {command:<55} {what}", markup=False)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("demo")(demo)
