@@ -129,6 +129,11 @@ class Child:
             await self._pump
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
+    @property
+    def ended_by_itself(self) -> bool:
+        """False when it was killed, and could not clean up."""
+        return self._process is None or (self._process.returncode or 0) >= 0
+
     def terminate(self) -> None:
         """Ask it to clean up and end."""
         if self._process is not None and self._process.returncode is None:

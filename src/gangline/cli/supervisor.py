@@ -76,8 +76,11 @@ class Supervisor:
         """Stop now: whatever still runs is killed, at once or as soon as `stop` begins."""
         self._hurry.set()
 
-    async def stop(self) -> None:
-        """End every child, last started first. Idempotent, and not to be cancelled half-way."""
+    async def stop(self) -> list[str]:
+        """End every child, last started first. Idempotent, and not to be cancelled half-way.
+
+        Returns the names of those that had to be killed and could not clean up.
+        """
         for child in reversed(self._children):
             child.terminate()
             ended = asyncio.ensure_future(child.wait())
@@ -88,6 +91,7 @@ class Supervisor:
                 _log.warning("child.killed %s pid=%d: it did not end in time", child.name, child.pid)
                 child.kill()
             await ended
+        return [child.name for child in self._children if not child.ended_by_itself]
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ import typer
 from rich.markup import escape
 
 from gangline.cli import running
-from gangline.cli.output import DataOption, JsonOption, console, log_to_stderr, print_json
+from gangline.cli.output import DataOption, JsonOption, console, log_to_stderr, notes, print_json
 from gangline.cli.serving import HostOption
 from gangline.domain.errors import InvalidRequest, NodeError, PortUnavailable
 from gangline.settings import Settings
@@ -30,6 +30,7 @@ __all__ = ["Plan", "bring_up", "register", "run_service"]
 T = TypeVar("T")
 
 DEFAULT_PORT = 8700
+_NODE_ID = "node-1"
 
 EngineOption = Annotated[
     str,
@@ -117,7 +118,7 @@ async def bring_up(plan: Plan, supervisor: Supervisor, token: str) -> running.Ru
     node = Child(
         "node",
         [
-            *("node", *data, "--host", plan.host, "--id", "node-1", "--server", server.url),
+            *("node", *data, "--host", plan.host, "--id", _NODE_ID, "--server", server.url),
             *("--engine", engine_url, "--engine-wait", str(plan.engine_wait_s), "--run-slots", str(plan.run_slots)),
         ],
         log_path=_log_path(plan, "node"),
@@ -182,6 +183,7 @@ async def _ended_by_signals(supervisor: Supervisor, data_dir: Path) -> AsyncGene
             supervisor.hurry()
         else:
             stopping = True
+            notes().print("Stopping; Ctrl-C again to stop at once.")
             task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -191,8 +193,15 @@ async def _ended_by_signals(supervisor: Supervisor, data_dir: Path) -> AsyncGene
         yield
     finally:
         stopping = True
-        await supervisor.stop()
+        if "node" in await supervisor.stop():
+            await _reap_after_node(data_dir)
         running.forget(data_dir)
+
+
+async def _reap_after_node(data_dir: Path) -> None:
+    from gangline.gateway.node import reap
+
+    await reap(data_dir, _NODE_ID)
 
 
 async def _first_of(body: Awaitable[T], keeping: Awaitable[None]) -> T:

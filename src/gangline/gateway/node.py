@@ -24,7 +24,7 @@ from gangline.gateway.pools import Pools, PoolSizes
 from gangline.gateway.proxy import Proxy
 from gangline.store.journal import Journal
 
-__all__ = ["serve"]
+__all__ = ["reap", "serve"]
 
 log = logging.getLogger("gangline.node")
 
@@ -51,8 +51,8 @@ async def serve(
     token ids or log-probs, PortUnavailable when the port is taken.
     """
     sizes = sizes or PoolSizes()
-    folder = await asyncio.to_thread((data_dir / "nodes" / node_id).resolve)
-    owner = f"gl{hashlib.sha256(str(folder).encode()).hexdigest()[:10]}"
+    folder = await asyncio.to_thread(_folder_of, data_dir, node_id)
+    owner = _owner_of(folder)
     async with AsyncExitStack() as stack:
         engine: Engine = plugins.load("engine", engine_kind)(engine_url)
         stack.push_async_callback(engine.close)
@@ -88,6 +88,21 @@ async def serve(
         if on_ready is not None:
             on_ready(url)
         await pipeline.run()
+
+
+async def reap(data_dir: Path, node_id: str) -> None:
+    """Remove what a node that was killed left running; one that ends by itself does so too, and one that starts."""
+    folder = await asyncio.to_thread(_folder_of, data_dir, node_id)
+    await _reap(_owner_of(folder), folder / "runtimes")
+
+
+def _folder_of(data_dir: Path, node_id: str) -> Path:
+    return (data_dir / "nodes" / node_id).resolve()
+
+
+def _owner_of(folder: Path) -> str:
+    """The label of what the node starts: the same over its lives."""
+    return f"gl{hashlib.sha256(str(folder).encode()).hexdigest()[:10]}"
 
 
 async def _probe(engine: Engine, url: str, wait_s: float) -> EngineCapabilities:
