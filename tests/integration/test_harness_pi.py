@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from folder_runtime import FolderRuntime
-from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict
-from gangline.domain.errors import HarnessError
+from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, RuntimeHandle, RuntimeStart
+from gangline.domain.errors import HarnessError, RuntimeUnavailable
+from gangline.domain.task import RuntimeSpec
 from gangline.harnesses.pi import PiConfig, PiHarness
+from gangline.runtimes.sandbox import SandboxRuntime
+from gangline.settings import Settings
 
 REPOSITORY = Path(__file__).parents[2]
 TOOLS = Path(os.environ.get("GANGLINE_TOOLS", REPOSITORY / ".tools")) / "node_modules" / ".bin"
@@ -75,7 +79,7 @@ def runtime(tmp_path: Path) -> FolderRuntime:
 
 
 async def run_pi(
-    runtime: FolderRuntime, base_url: str, instruction: str, **settings: Any
+    runtime: RuntimeHandle, base_url: str, instruction: str, **settings: Any
 ) -> tuple[ExecResult, HarnessVerdict]:
     harness = PiHarness(PiConfig(**settings))
     launch = await harness.prepare(
@@ -180,3 +184,29 @@ async def test_the_launch_filter_keeps_pis_exit_code(tmp_path: Path) -> None:
     assert result.exit_code == 5
     assert result.stdout == b'{"type":"agent_end"}\n{"type":"other"}\n'
     assert not verdict.ok
+
+
+@needs_pi
+async def test_pi_works_in_a_sandbox_whose_only_network_is_the_proxy(tmp_path: Path) -> None:
+    settings = Settings.from_environ({"GANGLINE_TOOLS": str(TOOLS.parents[1])})
+    sandboxes = SandboxRuntime(settings)
+    try:
+        await sandboxes.check()
+    except RuntimeUnavailable as error:
+        pytest.skip(str(error))
+    (tmp_path / "r1").mkdir()
+    async with chat_server([tool_call("c1", "echo one > a.txt"), text("done")]) as (url, _):
+        start = RuntimeStart(
+            runtime_id="r1",
+            owner="pi-test",
+            spec=RuntimeSpec(),
+            folder=tmp_path / "r1",
+            proxy_port=URL(url).port,
+        )
+        sandbox = await sandboxes.start(start)
+        try:
+            _, verdict = await run_pi(sandbox, f"{sandbox.proxy_url}/s/s1", "write a file")
+            assert verdict == HarnessVerdict(True)
+            assert await sandbox.download("a.txt") == b"one\n"
+        finally:
+            await sandbox.stop()
