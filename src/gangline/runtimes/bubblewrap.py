@@ -150,10 +150,13 @@ def private_files(etc: Path = Path("/etc")) -> list[Path]:
     Folders that not everyone may enter are told as their files.
     """
     found: list[Path] = []
-    for folder, _names, files in os.walk(etc):
-        closed = not os.stat(folder).st_mode & 0o001
-        for name in files:
-            path = Path(folder, name)
-            if not path.is_symlink() and (closed or not path.stat().st_mode & 0o004):
+    for name, folders, files in os.walk(etc):
+        folder = Path(name)
+        if not os.stat(folder).st_mode & 0o001:
+            folders.clear()
+            found += (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
+            continue
+        for path in (folder / file for file in files):
+            if not path.is_symlink() and not path.stat().st_mode & 0o004:
                 found.append(path)
     return found

@@ -1,0 +1,160 @@
+"""What a sandbox sees, how its limits are kept, and what people are told when it cannot be."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from gangline.domain.errors import InvalidRequest
+from gangline.domain.task import LimitsSpec
+from gangline.runtimes.bubblewrap import View, arguments, private_files
+from gangline.runtimes.cgroups import group_name, make_groups, remove_owned
+from gangline.runtimes.environment import argv_of, clean_environment, exposed_folders
+from gangline.runtimes.limits import enforcement
+from gangline.runtimes.obstacles import obstacle
+
+
+def view(tmp_path: Path, *, image: Path | None, expose: list[Path]) -> View:
+    return View(
+        image=image,
+        shared={"/workspace": tmp_path / "work", "/tmp": tmp_path / "tmp"},
+        expose=expose,
+        passwd=tmp_path / "passwd",
+        group=tmp_path / "group",
+        host_network=False,
+        user_namespace=True,
+    )
+
+
+def mounts(args: list[str], option: str) -> list[tuple[str, str]]:
+    return [(args[at + 1], args[at + 2]) for at, word in enumerate(args) if word == option]
+
+
+def test_an_image_that_holds_a_mount_point_is_bound_by_its_entries(tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    for name in ("usr/bin", "root/notes", "tmp/junk"):
+        (image / name).mkdir(parents=True)
+    (image / "bin").symlink_to("usr/bin")
+    args = arguments(view(tmp_path, image=image, expose=[Path("/root/tools")]))
+    bound = mounts(args, "--ro-bind")
+    assert (str(image / "usr"), "/usr") in bound
+    assert (str(image / "root/notes"), "/root/notes") in bound
+    assert (str(image / "root"), "/root") not in bound
+    assert not any(inside.startswith("/tmp") for _source, inside in bound)
+    assert mounts(args, "--symlink") == [("usr/bin", "/bin")]
+    assert args[-2:] == ["--remount-ro", "/"]
+
+
+def test_an_exposed_folder_inside_a_shared_one_is_mounted_after_it(tmp_path: Path) -> None:
+    args = arguments(view(tmp_path, image=None, expose=[Path("/tmp/tool")]))
+    assert args.index("/tmp") < max(at for at, word in enumerate(args) if word == "/tmp/tool")
+
+
+def test_an_image_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="folder"):
+        arguments(view(tmp_path, image=tmp_path / "none", expose=[]))
+
+
+def test_files_that_not_everyone_may_read_are_found(tmp_path: Path) -> None:
+    etc = tmp_path / "etc"
+    for name, mode in (("passwd", 0o644), ("shadow", 0o640), ("shut/deep/key", 0o644)):
+        (etc / name).parent.mkdir(parents=True, exist_ok=True)
+        (etc / name).write_text("")
+        (etc / name).chmod(mode)
+    (etc / "shut").chmod(0o700)
+    assert sorted(private_files(etc)) == [etc / "shadow", etc / "shut" / "deep" / "key"]
+
+
+def test_exposed_folders_exist_once_and_lend_their_programs_to_path(tmp_path: Path) -> None:
+    tool = tmp_path / "tool"
+    (tool / "node_modules" / ".bin").mkdir(parents=True)
+    folders = exposed_folders([tool, tool / "node_modules", tool, tmp_path / "absent", Path("/usr/lib")])
+    assert folders == [tool]
+    environ = clean_environment(folders, "/home/agent", {"A": "1"})
+    assert environ["PATH"] == f"{tool}/node_modules/.bin:/usr/local/bin:/usr/bin:/bin"
+    assert set(environ) == {"PATH", "HOME", "LANG", "A"}
+
+
+def test_a_command_must_name_a_program() -> None:
+    assert argv_of("a | b") == ["sh", "-c", "a | b"]
+    for empty in ([], [""]):
+        with pytest.raises(InvalidRequest):
+            argv_of(empty)
+
+
+def test_limits_fall_back_one_by_one_and_say_so() -> None:
+    limits = LimitsSpec(memory_bytes=1 << 30, cpus=2, max_pids=10)
+    chosen = enforcement(limits, {"max_pids": "cgroup v2"}, own_user=True)
+    assert chosen.told == {
+        "memory_bytes": "rlimit, per process",
+        "cpus": "not enforced",
+        "max_pids": "cgroup v2",
+        "max_file_bytes": "not set",
+    }
+    assert chosen.rlimits == {resource.RLIMIT_CORE: 0, resource.RLIMIT_DATA: 1 << 30}
+    assert enforcement(limits, {}, own_user=False).told["max_pids"] == "not enforced"
+
+
+def _v2(root: Path, handed: str) -> Path:
+    own = root / "user" / "node"
+    own.mkdir(parents=True)
+    for folder, text in ((root, handed), (root / "user", handed), (own, "")):
+        (folder / "cgroup.subtree_control").write_text(text)
+        (folder / "cgroup.procs").write_text("")
+    (root / "cgroup.controllers").write_text("cpu memory pids")
+    (own / "cgroup.subtree_control").unlink()
+    membership = root / "membership"
+    membership.write_text("0::/user/node\n")
+    return membership
+
+
+def test_version_2_groups_are_made_beside_the_nodes_own(tmp_path: Path) -> None:
+    membership = _v2(tmp_path, "cpu memory pids")
+    limits = LimitsSpec(memory_bytes=1 << 20, cpus=0.5, max_pids=7)
+    groups = make_groups("gangline@o@1", limits, root=tmp_path, membership=membership)
+    folder = tmp_path / "user" / "gangline@o@1"
+    assert groups.folders == [folder]
+    assert set(groups.enforced.values()) == {"cgroup v2"}
+    assert (folder / "cpu.max").read_text() == "50000 100000"
+    assert (folder / "memory.max").read_text() == str(1 << 20)
+    assert (folder / "pids.max").read_text() == "7"
+
+
+def test_version_1_groups_are_made_below_the_nodes_own_for_each_controller(tmp_path: Path) -> None:
+    for name in ("memory", "cpu/mine"):
+        (tmp_path / name).mkdir(parents=True)
+    membership = tmp_path / "membership"
+    membership.write_text("3:cpu:/mine\n2:memory:/\n")
+    limits = LimitsSpec(memory_bytes=1 << 20, cpus=0.5, max_pids=7)
+    groups = make_groups("g", limits, root=tmp_path, membership=membership)
+    assert groups.enforced == {"memory_bytes": "cgroup v1", "cpus": "cgroup v1"}
+    assert (tmp_path / "cpu" / "mine" / "g" / "cpu.cfs_quota_us").read_text() == "50000"
+
+
+async def test_groups_of_an_owner_are_removed_but_the_kept_ones(tmp_path: Path) -> None:
+    names = [group_name("me", "a"), group_name("me", "b"), group_name("you", "a")]
+    for name in names:
+        (tmp_path / "pids" / name).mkdir(parents=True)
+    await remove_owned("me", frozenset({"b"}), root=tmp_path)
+    assert sorted(path.name for path in (tmp_path / "pids").iterdir()) == sorted(names[1:])
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "line"),
+    [
+        ("kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", "sysctl -w kernel.apparmor_restrict"),
+        ("user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces="),
+    ],
+)
+def test_an_obstacle_comes_with_the_line_to_run(tmp_path: Path, setting: str, value: str, line: str) -> None:
+    (tmp_path / "bwrap").write_text("#!/bin/sh\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    (tmp_path / setting).parent.mkdir(parents=True)
+    (tmp_path / setting).write_text(f"{value}\n")
+    assert line in obstacle("setting up uid map: Permission denied", proc_sys=tmp_path, path=str(tmp_path))
+    assert "apt-get install" in obstacle("", proc_sys=tmp_path, path=str(tmp_path / "empty"))
+    mount = obstacle("Can't mount proc on /newroot/proc", proc_sys=tmp_path / "none", path=str(tmp_path))
+    assert "systempaths=unconfined" in mount
