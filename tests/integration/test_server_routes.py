@@ -265,7 +265,7 @@ async def test_mistakes_are_named(client: ServerClient, node: FakeNode):
         ("POST", "/v1/tasks", b"{", 400, "invalid_request"),
         ("POST", "/v1/nodes/n1/lease", b"{}", 400, "invalid_request"),
         ("POST", "/v1/nodes/n1/heartbeat", b"[]", 400, "invalid_request"),
-        ("POST", "/v1/nodes/n1/heartbeat", b'{"a":' * 50_000, 400, "invalid_request"),
+        pytest.param("POST", "/v1/nodes/n1/heartbeat", b'{"a":' * 50_000, 400, "invalid_request", id="nested"),
         ("POST", "/v1/sessions/t.0/result", b"\xc1", 400, "invalid_request"),
         ("GET", "/v1/tasks/t?wait_s=soon", None, 400, "invalid_request"),
         ("GET", "/v1/tasks/t?wait_s=nan", None, 400, "invalid_request"),
