@@ -167,7 +167,7 @@ def session_sample() -> Sample:
     talk = (*talk, second.response, user("more"))
     exact = [*sample.context("c0001"), 7, 8, 1]
     third = sample.add(prompt=exact, sampled=[14, 15, 2], messages=talk, parent_id=second.completion_id)
-    drifted = [*sample.prompts["c0003"], 99, 2, 7, 1]
+    drifted = [*sample.prompts["c0003"], 90, 2, 7, 1]
     talk = (*talk, third.response, user("last"))
     sample.add(prompt=drifted, sampled=[16, 2], messages=talk, parent_id=third.completion_id, cause="bpe_merge")
     sample.add(

@@ -120,11 +120,13 @@ def load_score(model: str) -> Score:
     """
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as hf_logging
 
     from gangline.domain.errors import NotFound
     from gangline.engines.embedded.models import resolve_model
     from gangline.engines.embedded.scoring import score_logprobs
 
+    hf_logging.disable_progress_bar()
     folder = resolve_model(model)
     loader: Any = AutoModelForCausalLM
     try:

@@ -6,10 +6,11 @@ Parquet is in `gangline.trajectories.parquet`, which needs an extra. All three r
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -22,7 +23,19 @@ from gangline.domain.session import SessionResult
 from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions, decode_msgpack, encode_json, encode_msgpack
 from gangline.domain.trajectory import Splice, TraceRole, TurnSpan
 
-__all__ = ["Row", "read_jsonl", "read_msgpack", "rows_of", "whole_file", "write_jsonl", "write_msgpack"]
+__all__ = [
+    "Format",
+    "Row",
+    "export_rows",
+    "read_jsonl",
+    "read_msgpack",
+    "rows_of",
+    "whole_file",
+    "write_jsonl",
+    "write_msgpack",
+]
+
+Format = Literal["parquet", "jsonl", "msgpack"]
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +109,23 @@ def rows_of(result: SessionResult) -> list[Row]:
         )
         for trace in trajectory.traces
     ]
+
+
+def export_rows(results: Iterable[SessionResult], folder: Path, *, name: str, format: Format = "parquet") -> Path:
+    """Write the rows of all `results` to `folder/name.format`. Results are taken one at a time.
+
+    Raises: InvalidRequest when the format's extra is not installed; the message names it.
+    """
+    path = folder / f"{name}.{format}"
+    rows = (row for result in results for row in rows_of(result))
+    if format == "jsonl":
+        write_jsonl(rows, path)
+    elif format == "msgpack":
+        write_msgpack(rows, path)
+    else:
+        # Behind an extra, so it is loaded when it is asked for.
+        importlib.import_module("gangline.trajectories.parquet").write_parquet(rows, path)
+    return path
 
 
 @contextlib.contextmanager

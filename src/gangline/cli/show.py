@@ -1,0 +1,98 @@
+"""`gangline show`: a session's turns, down to its tokens; or a task's sessions."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gangline.cli.output import DataOption, JsonOption, ServerOption, console
+
+if TYPE_CHECKING:
+    from gangline.domain.session import SessionResult
+    from gangline.domain.trajectory import Trace
+
+__all__ = ["register"]
+
+
+def show(
+    name: Annotated[str, typer.Argument(metavar="TASK|SESSION")],
+    tokens: Annotated[bool, typer.Option("--tokens", help="Every token: mask, log-prob, turn borders.")] = False,
+    trace: Annotated[int | None, typer.Option(help="Only this trace; 0 is the first.", show_default=False)] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="smollm2, a folder, a Hugging Face name. Default: ids, unless the model is a known one."),
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the session to this PNG.", show_default=False)] = None,
+    data: DataOption = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a session: turns, certificates, splits with their causes, tokens. For a task: its sessions."""
+    from gangline.cli.records import find_results, open_records
+    from gangline.domain.errors import InvalidRequest
+
+    results = list(find_results(open_records(data, server), name))
+    session = next((result for result in results if result.session_id == name), None)
+    if session is None and (tokens or trace is not None or picture is not None):
+        raise InvalidRequest(f"{name} is a task; name one of its sessions: {_names(results)}.")
+    if as_json:
+        _write_json(results if session is None else session)
+    elif session is None:
+        from gangline.cli.session_view import task_view
+
+        console().print(task_view(results))
+    else:
+        _show_session(session, tokens, trace, tokenizer)
+    if picture is not None and session is not None:
+        from gangline.cli.picture import draw_trajectory
+        from gangline.cli.token_runs import find_text_of
+
+        draw_trajectory(session, picture, text_of=find_text_of(tokenizer, session))
+
+
+def _names(results: list[SessionResult]) -> str:
+    shown = ", ".join(result.session_id for result in results[:4])
+    return f"{shown}, ..." if len(results) > 4 else shown
+
+
+def _write_json(document: SessionResult | list[SessionResult]) -> None:
+    from gangline.domain.tokens import encode_json
+
+    sys.stdout.buffer.write(encode_json(document) + b"\n")
+    sys.stdout.flush()
+
+
+def _show_session(result: SessionResult, tokens: bool, number: int | None, tokenizer: str | None) -> None:
+    from gangline.cli.session_view import session_view, token_legend, tokens_view, trace_view
+    from gangline.cli.token_runs import find_text_of
+
+    chosen = _chosen(result, number)
+    text_of = find_text_of(tokenizer, result) if tokens else None
+    out = console()
+    out.print(session_view(result))
+    for index, trace in chosen:
+        out.print()
+        out.print(trace_view(trace, index))
+        if tokens:
+            out.print(tokens_view(trace, text_of), soft_wrap=False)
+    if tokens and chosen:
+        out.print()
+        out.print(token_legend())
+
+
+def _chosen(result: SessionResult, number: int | None) -> list[tuple[int, Trace]]:
+    from gangline.domain.errors import NotFound
+
+    traces = list(enumerate(() if result.trajectory is None else result.trajectory.traces))
+    if number is None:
+        return traces
+    if not 0 <= number < len(traces):
+        raise NotFound(f"session {result.session_id} has {len(traces)} traces; there is no trace {number}.")
+    return [traces[number]]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("show")(show)

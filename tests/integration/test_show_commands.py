@@ -1,0 +1,175 @@
+"""`show`, `audit` and `export` on a data folder with real result files, and on a tiny real model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from fixtures_models import reference_model, write_tiny_model
+from gangline.cli import audit, export, show
+from gangline.domain.completion import CompletionTree
+from gangline.domain.errors import GanglineError, InvalidRequest, NotFound
+from gangline.domain.session import SessionResult
+from gangline.domain.tokens import encode_msgpack
+from gangline.engines.embedded.scoring import score_logprobs
+from gangline.store.results import ResultStore
+from gangline.trajectories.export import read_jsonl, rows_of
+from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from strategies import session_result
+
+pytestmark = pytest.mark.usefixtures("no_environment")
+
+
+@pytest.fixture
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GANGLINE_SERVER", "GANGLINE_DATA"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    save(tmp_path, session_result(session_id="task-1.2"), session_result(session_id="task-1.10"))
+    return tmp_path
+
+
+def save(data: Path, *results: SessionResult) -> None:
+    store = ResultStore(data / "server" / "results")
+    store.prepare()
+    for result in results:
+        store.save(result)
+
+
+def call(data: Path, *arguments: str) -> Result:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    for module in (show, audit, export):
+        module.register(app)
+    result = CliRunner().invoke(app, [*arguments, "--data", str(data)], env={"COLUMNS": "160"})
+    if isinstance(result.exception, GanglineError):
+        raise result.exception
+    return result
+
+
+def test_a_task_is_shown_in_the_order_of_its_samples(data: Path) -> None:
+    lines = call(data, "show", "task-1").stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["task-1.2", "task-1.10"]
+
+
+def test_a_session_is_shown_with_its_tokens(data: Path) -> None:
+    shown = call(data, "show", "task-1.2", "--tokens", "--trace", "0").stdout
+    assert "┃10 11 2 7 1 ┃12 2" in shown
+    assert "trace 1" not in shown
+
+
+def test_the_last_attempt_is_the_one_that_counts(data: Path) -> None:
+    save(data, session_result(session_id="task-1.2", attempt=2, reward=1.0))
+    assert json.loads(call(data, "show", "task-1.2", "--json").stdout)["attempt"] == 2
+
+
+def test_a_picture_is_drawn_on_demand(data: Path, tmp_path: Path) -> None:
+    call(data, "show", "task-1.2", "--picture", str(tmp_path / "a.png"))
+    assert (tmp_path / "a.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["show", "nothing"], NotFound),
+        (["show", "../etc"], InvalidRequest),
+        (["show", "*"], InvalidRequest),
+        (["show", "task-1.2", "--trace", "9"], NotFound),
+        (["show", "task-1", "--tokens"], InvalidRequest),
+        (["show", "task-1.2", "--tokens", "--tokenizer", "/no/such/folder"], NotFound),
+        (["audit", "task-1", "--model", "/no/such/folder"], NotFound),
+    ],
+)
+def test_what_is_not_there_is_said(arguments: list[str], error: type[GanglineError], data: Path) -> None:
+    with pytest.raises(error):
+        call(data, *arguments)
+
+
+def test_rows_are_exported_for_all_sessions_of_a_task(data: Path, tmp_path: Path) -> None:
+    answer = json.loads(call(data, "export", "task-1", "--format", "jsonl", "--out", str(tmp_path), "--json").stdout)
+    assert (answer["num_rows"], answer["num_sessions"]) == (8, 2)
+    rows = list(read_jsonl(Path(answer["path"])))
+    expected = rows_of(session_result(session_id="task-1.2")) + rows_of(session_result(session_id="task-1.10"))
+    assert list(map(encode_msgpack, rows)) == list(map(encode_msgpack, expected))
+
+
+@pytest.mark.parametrize("row_format", ["parquet", "msgpack"])
+def test_rows_are_exported_in_every_format(row_format: str, data: Path, tmp_path: Path) -> None:
+    call(data, "export", "task-1", "--format", row_format, "--out", str(tmp_path / "rows"))
+    assert (tmp_path / "rows" / f"task-1.{row_format}").stat().st_size > 0
+
+
+def test_exact_rows_pass_the_audit(data: Path) -> None:
+    answer = call(data, "audit", "task-1", "--json")
+    document = json.loads(answer.stdout)
+    assert answer.exit_code == 0
+    assert document["ok"]
+    assert document["report"]["num_sessions"] == 2
+    assert document["report"]["classes"]["exact_stitched"] == {"turns": 4, "tokens": 10}
+
+
+def corrupted() -> SessionResult:
+    result = session_result(session_id="task-1.3")
+    assert result.trajectory is not None
+    first, *rest = result.trajectory.traces
+    forged = msgspec.structs.replace(first, response_ids=first.response_ids[::-1].copy())
+    trajectory = msgspec.structs.replace(result.trajectory, traces=(forged, *rest))
+    return msgspec.structs.replace(result, trajectory=trajectory)
+
+
+def test_a_violation_is_told_and_is_exit_code_1(data: Path) -> None:
+    save(data, corrupted())
+    answer = call(data, "audit", "task-1")
+    assert answer.exit_code == 1
+    assert "session-1.t0, c0000: the ids are not the sampled ones" in answer.stdout
+
+
+def test_nothing_to_audit_is_not_a_pass(tmp_path: Path) -> None:
+    save(tmp_path, session_result(trajectory=None))
+    with pytest.raises(NotFound, match="nothing to audit"):
+        call(tmp_path, "audit", "task-1")
+
+
+def recorded_by(folder: Path, **how: str) -> SessionResult:
+    """`session_result` as if the model in `folder` had sampled it: log-probs under each call's own prompt."""
+    model = reference_model(folder)
+    result = session_result(session_id="task-1.2", **how)
+    before = CompletionTree(result.completions)
+    scored = [
+        msgspec.structs.replace(
+            completion,
+            logprobs=score_logprobs(model, before.context_ids(completion).tolist(), 0.7)[
+                -len(completion.sampled_ids) :
+            ].numpy(),
+        )
+        for completion in result.completions
+    ]
+    builder = PrefixMergingBuilder(PrefixMergingConfig.model_validate(how))
+    built = builder.build(CompletionTree(scored), session_id="task-1.2", task_id="task-1")
+    return msgspec.structs.replace(result, completions=tuple(scored), trajectory=built)
+
+
+def test_recomputed_logprobs_of_exact_rows_agree_and_of_spliced_rows_need_not(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    result = recorded_by(folder, on_divergence="splice")
+    save(tmp_path, result)
+    document = json.loads(call(tmp_path, "audit", "task-1", "--model", str(folder), "--json").stdout)
+    assert document["ok"]
+    assert document["logprobs"]["first"]["max"] < 1e-4
+    assert document["logprobs"]["exact_stitched"]["max"] < 1e-4
+    assert document["logprobs"]["spliced"]["mean"] > 1e-2
+
+
+def test_the_wrong_model_fails_the_audit(tmp_path: Path) -> None:
+    save(tmp_path, recorded_by(write_tiny_model(tmp_path / "model")))
+    other = write_tiny_model(tmp_path / "other", seed=1)
+    answer = call(tmp_path, "audit", "task-1", "--model", str(other))
+    assert answer.exit_code == 1
+    assert "is this the model, and the version, that sampled them?" in " ".join(answer.stdout.split())

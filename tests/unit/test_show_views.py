@@ -1,0 +1,122 @@
+"""What a person sees of a session: tables, tokens, a picture."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console, RenderableType
+
+from gangline.cli.picture import draw_trajectory
+from gangline.cli.session_view import session_view, task_view, tokens_view, trace_view
+from gangline.cli.token_runs import elided, runs_of
+from gangline.domain.errors import InvalidRequest
+from gangline.domain.tokens import token_ids
+from gangline.domain.trajectory import Trace
+from strategies import session_result
+
+
+def printed(*views: RenderableType) -> str:
+    out = io.StringIO()
+    Console(width=160, file=out).print(*views)
+    return out.getvalue()
+
+
+def traces(**how: str) -> tuple[Trace, ...]:
+    trajectory = session_result(**how).trajectory
+    assert trajectory is not None
+    return trajectory.traces
+
+
+def test_a_session_shows_outcome_reward_and_time_in_each_stage() -> None:
+    text = printed(session_view(session_result()))
+    assert "session-1  completed  reward 0.5" in text
+    assert "init 0.25 s, run 2.50 s, postrun 0.50 s" in text
+
+
+def test_a_trace_shows_how_each_turn_came_by_its_context() -> None:
+    text = printed(trace_view(traces()[0], 0))
+    assert "main, a new conversation" in text
+    assert "4 prompt ids, 13 response ids, 8 trainable, reward 0.5" in text
+    assert [line.split()[1:3] for line in text.splitlines()[3:6]] == [
+        ["c0000", "first"],
+        ["c0001", "exact_stitched"],
+        ["c0003", "exact_stitched"],
+    ]
+
+
+def test_a_split_says_where_and_why() -> None:
+    assert "split from session-1.t0 at id 14: bpe_merge" in printed(trace_view(traces()[2], 2))
+
+
+def test_an_aborted_call_says_why_it_is_not_trained_on() -> None:
+    assert "not trainable: aborted: the call ended before its reply did" in printed(trace_view(traces()[3], 3))
+
+
+def test_a_splice_is_told() -> None:
+    text = printed(trace_view(traces(on_divergence="splice")[0], 0))
+    assert "spliced at response id 13 before c0004: bpe_merge" in text
+
+
+def test_tokens_are_told_apart_by_kind_and_turn() -> None:
+    view = tokens_view(traces()[0], None)
+    assert view.plain.split() == [
+        "1",
+        "4",
+        "5",
+        "6",
+        "┃10",
+        "11",
+        "2",
+        "7",
+        "1",
+        "┃12",
+        "2",
+        "7",
+        "8",
+        "1",
+        "┃14",
+        "15",
+        "2",
+    ]
+    styles = {view.plain[span.start : span.end].strip(): span.style for span in view.spans}
+    assert styles["10"] != styles["11"], "their log-probs differ"
+    assert styles["5"] == styles["8"], "both are context"
+
+
+def test_tokens_are_shown_as_text_where_there_is_a_tokenizer() -> None:
+    texts = {10: "a", 11: "\n", 2: "<end>"}
+    assert "┃a↵\n<end>" in tokens_view(traces()[0], lambda token_id: texts.get(token_id, "·")).plain
+
+
+def test_a_long_prompt_is_shortened_in_its_middle() -> None:
+    trace = msgspec.structs.replace(traces()[0], prompt_ids=token_ids(range(1000)))
+    shown = tokens_view(trace, None).plain
+    assert "47  … 872 ids … 920" in shown
+    prompt = next(runs_of(trace))
+    assert elided(prompt, head=3, tail=2) == (3, 998)
+    assert elided(prompt, head=500, tail=499) == (1000, 1000)
+
+
+def test_a_task_shows_a_line_for_each_session() -> None:
+    failed = session_result(session_id="session-2", trajectory=None, completions=(), outcome="infra_error", reward=None)
+    text = printed(task_view([session_result(), failed]))
+    assert [line.split()[:3] for line in text.splitlines()[1:3]] == [
+        ["session-1", "completed", "0.5"],
+        ["session-2", "infra_error", "–"],
+    ]
+
+
+def test_a_picture_is_drawn_of_every_kind_of_turn(tmp_path: Path) -> None:
+    path = draw_trajectory(
+        session_result(on_divergence="splice"), tmp_path / "deep" / "a.png", text_of=lambda _: "日$x$"
+    )
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size > 10_000
+
+
+def test_a_session_without_traces_cannot_be_drawn(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="no trace to draw"):
+        draw_trajectory(session_result(trajectory=None), tmp_path / "a.png")
