@@ -186,19 +186,20 @@ class ReplyAccumulator:
     """Folds a stream into the reply that the same call would have given in one piece. Partial at any time."""
 
     def __init__(self) -> None:
+        self.prompt_ids: TokenIds | None = None
+        """As reported so far."""
         self._choices: dict[int, _Growing] = {}
-        self._prompt_ids: TokenIds | None = None
         self._usage: Usage | None = None
 
     def feed(self, delta: EngineDelta) -> None:
         if delta.prompt_ids is not None:
-            self._prompt_ids = delta.prompt_ids
+            self.prompt_ids = delta.prompt_ids
         self._usage = delta.usage or self._usage
         self._choices.setdefault(delta.shown.choice_index, _Growing()).feed(delta)
 
     def reply(self) -> EngineReply:
         choices = tuple(growing.choice(index) for index, growing in sorted(self._choices.items()))
-        return EngineReply(prompt_ids=self._prompt_ids, choices=choices, usage=self._usage)
+        return EngineReply(prompt_ids=self.prompt_ids, choices=choices, usage=self._usage)
 
 
 def assistant_message(thinking: str, text: str, calls: Sequence[ToolCall] = ()) -> Message:

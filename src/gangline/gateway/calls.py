@@ -137,8 +137,11 @@ class CallInFlight:
             return answer
         async with aclosing(self._engine.stream(request)) as pieces:
             async for piece in pieces:
+                if piece.prompt_ids is None and self._gathered.prompt_ids is None:
+                    raise _no_ids()  # before anything was shown
                 self._gathered.feed(piece)
-                self._show(piece.shown)
+                if piece.sampled_ids or not piece.shown.shows_nothing:
+                    self._show(piece.shown)
         return self._gathered.reply()
 
     def _show(self, delta: ReplyDelta) -> None:
@@ -160,10 +163,7 @@ class CallInFlight:
         if any(choice.finish_reason is None for choice in answer.choices):
             raise EngineUnavailable("the engine ended its reply without a finish reason")
         if answer.prompt_ids is None or any(choice.sampled_ids is None for choice in answer.choices):
-            raise EngineIncapable(
-                "the engine returned no token ids for this call. Reach it without a router that strips "
-                "`token_ids` and `prompt_token_ids`."
-            )
+            raise _no_ids()
         return answer
 
     # -- capture -------------------------------------------------------------------------------------------------
@@ -307,6 +307,13 @@ def _whole_delta(choice: EngineChoice) -> ReplyDelta:
         text="".join(part.text for part in message.parts if isinstance(part, Text)),
         tool_calls=tuple(ToolCallDelta(i, part.arguments, part.call_id, part.name) for i, part in enumerate(calls)),
         logprobs=choice.token_logprobs,
+    )
+
+
+def _no_ids() -> EngineIncapable:
+    return EngineIncapable(
+        "the engine returned no token ids for this call. Reach it without a router that strips `token_ids` and "
+        "`prompt_token_ids`."
     )
 
 

@@ -91,7 +91,8 @@ class PlaceIndex:
             return message
         keyed.add(owner)
         sampled = self._completions[owner].response
-        lost_text = not _assistant_text(message) and _calls(message) == _calls(sampled)
+        has_text = any(isinstance(part, Text) and part.text.strip() for part in message.parts)
+        lost_text = not has_text and _calls(message) == _calls(sampled)
         return sampled if lost_text else message
 
     def _choose(self, candidates: Sequence[str], echo: Message, keyed: set[str]) -> str:
@@ -147,7 +148,7 @@ def _calls(message: Message) -> list[tuple[str, str]]:
 def _normal_json(text: str) -> str:
     """Sorted, without white space, `1.0` as `1` (as JavaScript writes it); text that is no JSON as it is."""
     try:
-        return json.dumps(json.loads(text or "{}", parse_float=_number), sort_keys=True, separators=(",", ":"))
+        return _sorted_json.encode(_json.decode(text or "{}"))
     except (ValueError, RecursionError):
         return " ".join(text.split())
 
@@ -155,3 +156,8 @@ def _normal_json(text: str) -> str:
 def _number(text: str) -> Any:
     value = float(text)
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+# Made once: the module's functions make a new one per call when they are given options.
+_json = json.JSONDecoder(parse_float=_number)
+_sorted_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"))

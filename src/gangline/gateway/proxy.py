@@ -6,11 +6,11 @@ that the client understands, and names what is.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 
 from aiohttp import ClientConnectionResetError, web
 
@@ -77,9 +77,8 @@ class Proxy:
                 return await self._stream(request, flight)
             reply = await flight.reply()
             return _json(self._chat.reply_body(call, reply))
-        except (asyncio.CancelledError, ClientConnectionResetError):
-            flight.abort(_GONE)
-            raise
+        finally:
+            flight.abort(_GONE)  # nothing to abort where the call has ended
 
     async def _stream(self, request: web.Request, flight: CallInFlight) -> web.StreamResponse:
         """Until the first event, an error is a plain answer with its status; after it, an event of the stream."""
@@ -88,11 +87,10 @@ class Proxy:
         )
         writer = self._writer(flight.call, flight)
         try:
-            async for delta in flight.deltas():
-                data = writer.delta(delta)
-                if data:
+            async with aclosing(flight.deltas()) as deltas:
+                async for delta in deltas:
                     await _begin(request, response)
-                    await response.write(data)
+                    await response.write(writer.delta(delta))
             last = writer.finish(await flight.reply())
         except GanglineError as error:
             if not response.prepared:

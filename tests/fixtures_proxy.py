@@ -1,0 +1,82 @@
+"""A proxy with one session before an engine, all on loopback, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+from aiohttp import web
+
+from gangline.domain.completion import Completion
+from gangline.engines.vllm import VllmEngine
+from gangline.gateway.model_session import ModelSession
+from gangline.gateway.proxy import Proxy
+from gangline.testing.scripted_engine import scripted_server
+
+
+class MemoryJournal:
+    """Keeps what is appended; raises `failure` instead while it is set."""
+
+    def __init__(self) -> None:
+        self.completions: list[Completion] = []
+        self.failure: Exception | None = None
+
+    async def append(self, completion: Completion) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.completions.append(completion)
+
+
+@dataclass
+class Proxied:
+    url: str
+    proxy: Proxy
+    session: ModelSession
+    journal: MemoryJournal
+    engine: VllmEngine
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.url}/s/{self.session.session_id}/v1"
+
+    def client(self, **options: Any) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            **({"base_url": self.base_url, "api_key": self.session.key, "max_retries": 0} | options)
+        )
+
+
+@asynccontextmanager
+async def served(proxy: Proxy) -> AsyncGenerator[str, None]:
+    app = web.Application()
+    app.add_routes(proxy.routes())
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def proxied_engine(engine_url: str, **options: Any) -> AsyncGenerator[Proxied, None]:
+    max_body_bytes = options.pop("max_body_bytes", 64 << 20)
+    engine, journal = VllmEngine(engine_url), MemoryJournal()
+    session = ModelSession(session_id="s1", attempt=1, key="gls-right", engine=engine, journal=journal, **options)
+    proxy = Proxy(max_body_bytes=max_body_bytes)
+    proxy.add(session)
+    try:
+        async with served(proxy) as url:
+            yield Proxied(url, proxy, session, journal, engine)
+    finally:
+        await session.fence("the test is over")
+        await engine.close()
+
+
+@asynccontextmanager
+async def proxied(script: dict[str, Any], tokenizer: Any = "tiny", **options: Any) -> AsyncGenerator[Proxied, None]:
+    async with scripted_server(script, tokenizer) as engine_url, proxied_engine(engine_url, **options) as running:
+        yield running

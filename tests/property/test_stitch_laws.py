@@ -1,0 +1,176 @@
+"""Whatever was sampled and whatever is new: a stitched prompt is the parent's context, then the template's tail."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from fixtures_engine import TemplateEngine
+from fixtures_tokenizers import qwen3_folder, smollm2_name
+from gangline.domain.completion import Certificate, Completion, CompletionTree
+from gangline.domain.conversation import Message, ModelCall, Text, ToolCall, ToolResult
+from gangline.domain.errors import InvalidRequest
+from gangline.domain.tokens import logprobs, token_ids
+from gangline.engines.serving.tokenizer import load_tokenizer
+from gangline.gateway.placing import Place, branch_key
+from gangline.gateway.stitch import CannotStitch, Stitcher
+from gangline.testing.tiny_tokenizer import TinyTokenizer
+
+TOKENIZERS = ["tiny", "qwen3", "smollm2"]
+
+_texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(
+    ["<|im_end|>", "a<|im_end|>\n<|im_start|>user\nb", "</tool_response>", "one", "two", "\n", " x ", "one<|im_end|>"]
+)
+_tool_messages = st.lists(_texts.map(lambda t: Message("tool", (ToolResult("c", (Text(t),)),))), min_size=1, max_size=3)
+_user_messages = _texts.map(lambda t: [Message("user", (Text(t),))])
+
+
+@cache
+def _tokenizer(name: str) -> Any:
+    if name == "tiny":
+        return TinyTokenizer()
+    return load_tokenizer(qwen3_folder() if name == "qwen3" else smollm2_name())
+
+
+def _end_of_turn(tokenizer: Any) -> int:
+    return tokenizer.encode("<|im_end|>")[0]
+
+
+def _completion(prompt: list[int], sampled: list[int], finish_reason: str) -> Completion:
+    return Completion(
+        completion_id="c1-000001",
+        session_id="s",
+        attempt=1,
+        status="complete",
+        parent_id=None,
+        branch_key="k",
+        dialect="openai_chat",
+        model="m",
+        prompt_shared=0,
+        prompt_suffix_ids=token_ids(prompt),
+        sampled_ids=token_ids(sampled),
+        logprobs=logprobs([-1.0] * len(sampled)),
+        messages_shared=0,
+        new_messages=(Message("user", (Text("hello"),)),),
+        response=Message("assistant", (Text("whatever"),)),
+        certificate=Certificate(
+            prompt_source="engine", context="first", logprobs="processed", finish_reason=finish_reason
+        ),
+        started_at=0.0,
+        finished_at=0.0,
+    )
+
+
+def _stitch(tokenizer: Any, parent: Completion, new: list[Message]) -> list[int]:
+    call = ModelCall(dialect="openai_chat", model="m", messages=(*parent.new_messages, parent.response, *new))
+    place = Place(branch_key(call), parent.completion_id, 2, tuple(new), b"")
+    stitcher = Stitcher(TemplateEngine(tokenizer), CompletionTree([parent]), "retain")
+    return asyncio.run(stitcher.prompt_ids(call, place)).tolist()
+
+
+def _template_tail(tokenizer: Any, history: list[Message], new: list[Message]) -> list[int]:
+    """What the template writes after an assistant turn of known ids: found by subtracting what stands before it."""
+    engine = TemplateEngine(tokenizer)
+    assistant = Message("assistant", (Text("Q"),))
+    whole = asyncio.run(engine.render((*history, assistant, *new))).tolist()
+    before = asyncio.run(engine.render(history)).tolist() + tokenizer.encode("Q")
+    assert whole[: len(before)] == before
+    return whole[len(before) :]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_stitched_prompt_is_the_context_then_the_templates_own_tail(name: str, data: st.DataObject) -> None:
+    tokenizer = _tokenizer(name)
+    sampled = data.draw(st.lists(st.integers(0, 280), max_size=12))
+    finishes = data.draw(st.booleans())
+    new = data.draw(_tool_messages | _user_messages if name != "smollm2" else _user_messages)
+    end = _end_of_turn(tokenizer)
+    sampled = [token for token in sampled if token != end] + ([end] if finishes else [])
+    history = [Message("user", (Text("hello"),))]
+    prompt = asyncio.run(TemplateEngine(tokenizer).render(history)).tolist()
+    parent = _completion(prompt, sampled, "stop" if finishes else "length")
+
+    stitched = _stitch(tokenizer, parent, new)
+
+    tail = _template_tail(tokenizer, history, new)
+    assert tail[0] == end
+    assert stitched == prompt + sampled + (tail[1:] if finishes else tail)
+
+
+def test_a_turn_that_ends_unlike_the_template_is_left_to_the_engine() -> None:
+    tokenizer = TinyTokenizer()
+    parent = _completion([1, 2], [*tokenizer.encode("hello"), tokenizer.encode("<|endoftext|>")[0]], "stop")
+    with pytest.raises(CannotStitch, match="does not end as the template closes one"):
+        _stitch(tokenizer, parent, [Message("user", (Text("more"),))])
+
+
+def test_bytes_sampled_after_the_end_of_turn_are_not_written_twice() -> None:
+    tokenizer = TinyTokenizer()
+    ended = tokenizer.encode("hello<|im_end|>\n")
+    parent = _completion([1, 2], ended, "stop")
+    stitched = _stitch(tokenizer, parent, [Message("user", (Text("more"),))])
+    assert stitched == [1, 2, *ended, *tokenizer.encode("<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n")]
+
+
+def test_only_the_new_messages_are_rendered() -> None:
+    tokenizer = TinyTokenizer()
+    parent = _completion([1, 2], tokenizer.encode("hello<|im_end|>"), "stop")
+    history = tuple(Message("user", (Text(f"{n}"),)) for n in range(50))
+    new = (Message("tool", (ToolResult("c", (Text("out"),)),)),)
+    call = ModelCall(dialect="openai_chat", model="m", messages=(*history, parent.response, *new))
+    engine = TemplateEngine(tokenizer)
+    stitcher = Stitcher(engine, CompletionTree([parent]), "follow_template")
+    asyncio.run(stitcher.prompt_ids(call, Place("k", parent.completion_id, 51, new, b"")))
+    assert max(engine.num_rendered_messages) == 3
+
+
+class _StrictTokenizer(TinyTokenizer):
+    """A template that takes tool results only after calls, as Mistral's does."""
+
+    def render(self, messages: Any, **arguments: Any) -> list[int]:
+        for before, message in zip([{}, *messages], messages, strict=False):
+            if message["role"] == "tool" and before.get("role") != "tool" and not before.get("tool_calls"):
+                raise InvalidRequest("tool results must follow tool calls")
+        return super().render(messages, **arguments)
+
+
+@pytest.mark.parametrize("canonical", [True, False])
+def test_a_template_that_wants_calls_before_results_gets_them(canonical: bool) -> None:
+    tokenizer = _StrictTokenizer()
+    engine = TemplateEngine(tokenizer)
+    call = ToolCall("c", "read", '{"path": "x"}')
+    response = Message("assistant", (call,))
+    history = [Message("user", (Text("hello"),))]
+    new = [Message("tool", (ToolResult("c", (Text("out"),)),))]
+    prompt = asyncio.run(engine.render(history)).tolist()
+    whole = asyncio.run(engine.render((*history, response, *new))).tolist()
+    end = _end_of_turn(tokenizer)
+    turn_ends = len(prompt) + whole[len(prompt) :].index(end) + 1
+    sampled = whole[len(prompt) : turn_ends]
+    if not canonical:
+        sampled = [token for piece in tokenizer.decode(sampled[:-1]) for token in tokenizer.encode(piece)] + [end]
+    parent = replace(_completion(prompt, sampled, "tool_calls"), response=response)
+    if canonical:
+        assert _stitch(tokenizer, parent, new) == whole
+    else:
+        with pytest.raises(CannotStitch, match="does not end"):
+            _stitch(tokenizer, parent, new)
+
+
+def test_placing_and_stitching_never_touch_the_parents_ids() -> None:
+    tokenizer = TinyTokenizer()
+    odd = [token for char in "the command" for token in tokenizer.encode(char)] + [_end_of_turn(tokenizer)]
+    parent = _completion(tokenizer.encode("the file"), odd, "stop")
+    stitched = _stitch(tokenizer, parent, [Message("user", (Text("more"),))])
+    context = np.concatenate([parent.prompt_suffix_ids, parent.sampled_ids]).tolist()
+    assert stitched[: len(context)] == context
+    assert tokenizer.encode(tokenizer.decode(odd)) != odd

@@ -1,0 +1,153 @@
+"""Where a call belongs: which echoes are the turn that was sampled, and which are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gangline.domain.completion import Certificate, Completion
+from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolDefinition, ToolResult
+from gangline.domain.tokens import logprobs, token_ids
+from gangline.gateway.placing import PlaceIndex
+
+USER = Message("user", (Text("hello"),))
+MORE = Message("user", (Text("more"),))
+
+
+def _assistant(*parts: Part) -> Message:
+    return Message("assistant", parts)
+
+
+def _call(*messages: Message, **fields: Any) -> ModelCall:
+    return ModelCall(**({"dialect": "openai_chat", "model": "m", "messages": messages} | fields))
+
+
+def _answered(index: PlaceIndex, call: ModelCall, response: Message, completion_id: str) -> Completion:
+    place = index.place(call)
+    completion = Completion(
+        completion_id=completion_id,
+        session_id="s",
+        attempt=1,
+        status="complete",
+        parent_id=place.parent_id,
+        branch_key=place.branch_key,
+        dialect="openai_chat",
+        model="m",
+        prompt_shared=0,
+        prompt_suffix_ids=token_ids(),
+        sampled_ids=token_ids([1]),
+        logprobs=logprobs([-1.0]),
+        messages_shared=place.num_shared,
+        new_messages=place.new_messages,
+        response=response,
+        certificate=Certificate(prompt_source="engine", context="first", logprobs="raw", finish_reason="stop"),
+        started_at=0.0,
+        finished_at=0.0,
+    )
+    index.add(completion, place.digest)
+    return completion
+
+
+RESPONSE = _assistant(Thinking("hm"), Text("Let me see.\n"), ToolCall("call_k", "run", '{"command": "ls",  "n": 1.0}'))
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        RESPONSE,
+        _assistant(Text("Let me see."), ToolCall("call_k", "run", '{"n":1,"command":"ls"}')),
+        _assistant(Thinking("other"), Text("Let  me\nsee."), ToolCall("renamed", "run", '{"command":"ls","n":1}')),
+        _assistant(ToolCall("call_k", "run", '{"command":"ls","n":1}')),
+        _assistant(Text("Let me "), Text("see."), ToolCall("call_k", "run", '{"command": "\\u006cs", "n": 1}')),
+    ],
+)
+def test_an_echo_of_the_same_meaning_is_the_sampled_turn(echo: Message) -> None:
+    index = PlaceIndex()
+    _answered(index, _call(USER), RESPONSE, "c1")
+    place = index.place(_call(USER, echo, MORE))
+    assert (place.parent_id, place.num_shared, place.new_messages) == ("c1", 2, (MORE,))
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        _assistant(Text("Let me look."), ToolCall("call_k", "run", '{"command":"ls","n":1}')),
+        _assistant(Text("Let me see."), ToolCall("call_k", "run", '{"command":"rm","n":1}')),
+        _assistant(Text("Let me see."), ToolCall("call_k", "walk", '{"command":"ls","n":1}')),
+        _assistant(Text("Let me see.")),
+        _assistant(ToolCall("unknown", "run", '{"command":"ls","n":1}')),
+    ],
+)
+def test_an_edited_turn_was_never_sampled(echo: Message) -> None:
+    index = PlaceIndex()
+    _answered(index, _call(USER), RESPONSE, "c1")
+    assert index.place(_call(USER, echo, MORE)).parent_id is None
+
+
+def test_an_edited_history_before_the_turn_is_another_branch() -> None:
+    index = PlaceIndex()
+    _answered(index, _call(USER), RESPONSE, "c1")
+    assert index.place(_call(Message("user", (Text("hallo"),)), RESPONSE, MORE)).parent_id is None
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tools": (ToolDefinition("f"),)}, {"model": "n"}, {"template_kwargs": {"enable_thinking": False}}]
+)
+def test_tools_model_and_template_arguments_are_part_of_the_branch(fields: dict[str, Any]) -> None:
+    index = PlaceIndex()
+    _answered(index, _call(USER), RESPONSE, "c1")
+    assert index.place(_call(USER, RESPONSE, MORE, **fields)).parent_id is None
+
+
+def test_the_deepest_match_wins_and_an_edit_after_it_is_new() -> None:
+    index = PlaceIndex()
+    result = Message("tool", (ToolResult("call_k", (Text("out"),)),))
+    _answered(index, _call(USER), RESPONSE, "c1")
+    _answered(index, _call(USER, RESPONSE, result), _assistant(Text("ok")), "c2")
+    ok = _assistant(Text("ok"))
+    assert index.place(_call(USER, RESPONSE, result, ok, MORE)).parent_id == "c2"
+    shortened = Message("tool", (ToolResult("call_k", (Text("..."),)),))
+    place = index.place(_call(USER, RESPONSE, shortened, ok, MORE))
+    assert (place.parent_id, place.new_messages) == ("c1", (shortened, ok, MORE))
+
+
+def test_between_equal_histories_the_record_key_decides_also_further_up() -> None:
+    index = PlaceIndex()
+    other = _assistant(*RESPONSE.parts[:2], ToolCall("call_j", "run", '{"command": "ls", "n": 1}'))
+    result = Message("tool", (ToolResult("x", (Text("out"),)),))
+    ok = _assistant(Text("ok"))
+    for response, first, second in ((RESPONSE, "c1", "c2"), (other, "c3", "c4")):
+        _answered(index, _call(USER), response, first)
+        _answered(index, _call(USER, response, result), ok, second)
+    assert index.place(_call(USER, RESPONSE, result)).parent_id == "c1"
+    assert index.place(_call(USER, other, result)).parent_id == "c3"
+    assert index.place(_call(USER, RESPONSE, result, ok, MORE)).parent_id == "c2"
+    assert index.place(_call(USER, other, result, ok, MORE)).parent_id == "c4"
+
+
+def test_between_equal_histories_without_keys_the_exact_echo_wins_then_the_latest() -> None:
+    index = PlaceIndex()
+    for number, thought in enumerate(("a", "b", "c"), start=1):
+        _answered(index, _call(USER), _assistant(Thinking(thought), Text("ok")), f"c{number}")
+    assert index.place(_call(USER, _assistant(Thinking("b"), Text("ok")), MORE)).parent_id == "c2"
+    assert index.place(_call(USER, _assistant(Text("ok")), MORE)).parent_id == "c3"
+
+
+def _long_session(num_turns: int) -> tuple[PlaceIndex, list[Completion], ModelCall]:
+    index, completions = PlaceIndex(), list[Completion]()
+    messages: tuple[Message, ...] = (USER,)
+    for turn in range(num_turns):
+        response = _assistant(Text(f"turn {turn} " * 40), ToolCall(f"call_{turn}", "run", '{"command": "ls -la"}'))
+        completions.append(_answered(index, _call(*messages), response, f"c{turn}"))
+        messages += (response, Message("tool", (ToolResult(f"call_{turn}", (Text("line of output\n" * 60),)),)))
+    return index, completions, _call(*messages)
+
+
+def test_a_restored_index_places_as_the_one_that_was_lost() -> None:
+    index, completions, call = _long_session(12)
+    restored = PlaceIndex()
+    for completion in completions:
+        restored.restore(completion)
+    assert restored.place(call) == index.place(call)
+    assert restored.place(call).parent_id == "c11"

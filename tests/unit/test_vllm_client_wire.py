@@ -1,0 +1,120 @@
+"""vLLM's bodies: what is asked for, and what odd answers become."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gangline.domain.conversation import Message, ModelCall, Text, ToolChoice, ToolDefinition
+from gangline.domain.errors import EngineUnavailable
+from gangline.domain.tokens import token_ids
+from gangline.engines.contract import EngineCapabilities, EngineChoice, EngineRequest
+from gangline.engines.vllm_wire import WireReply, chat_body, decode, engine_reply
+from gangline.gateway.capture import Prompt, completion_of
+from gangline.gateway.placing import PlaceIndex
+
+CALL = ModelCall(dialect="openai_chat", model="asked", messages=(Message("developer", (Text("hi"),)),))
+CAPABILITIES = EngineCapabilities(
+    engine="vllm",
+    version="0.32",
+    model="served",
+    max_context=None,
+    reports_ids=True,
+    takes_prompt_ids=True,
+    streams_ids=True,
+    renders=True,
+    logprob_kind="processed",
+)
+
+
+def _choice(ids: list[int] | None, values: list[float | None] | None) -> EngineChoice:
+    logprobs = None if values is None else {"content": [{"token": "t", "logprob": value} for value in values]}
+    choice = {"index": 0, "message": {"content": "x"}, "finish_reason": "stop", "token_ids": ids, "logprobs": logprobs}
+    body = json.dumps({"choices": [choice], "prompt_token_ids": [1]}).encode()
+    return engine_reply(decode(body, WireReply, "URL")).choices[0]
+
+
+def test_a_request_asks_for_everything_that_makes_it_trainable() -> None:
+    body = json.loads(chat_body(EngineRequest(call=CALL, prompt_ids=token_ids([1, 2])), "served", stream=True))
+    assert body == {
+        "model": "served",
+        "messages": [{"role": "system", "content": "hi"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "logprobs": True,
+        "top_logprobs": 0,
+        "return_token_ids": True,
+        "return_weight_versions": True,
+        "include_reasoning": True,
+        "kv_transfer_params": {"prompt_token_ids": [1, 2]},
+    }
+
+
+def test_tools_and_their_choice_are_asked_for_in_openais_words() -> None:
+    call = ModelCall(
+        dialect="d",
+        model="m",
+        messages=(),
+        tools=(ToolDefinition("f", None, {"type": "object"}),),
+        tool_choice=ToolChoice("named", "f"),
+        parallel_tool_calls=False,
+    )
+    body = json.loads(chat_body(EngineRequest(call=call), "m", stream=False))
+    assert body["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    assert body["tool_choice"] == {"type": "function", "function": {"name": "f"}}
+    assert body["parallel_tool_calls"] is False
+
+
+@pytest.mark.parametrize(
+    ("ids", "values", "reason"),
+    [
+        ([1, 2], [-0.5, -1.0], None),
+        ([1, 2], [-0.5, 0.0], None),
+        ([1, 2], [-0.5, None], "log-prob of sampled token 1 is not finite"),
+        ([1, 2], [-0.5, float("nan")], "log-prob of sampled token 1 is not finite"),
+        ([1, 2], [-9999.0, -0.5], "log-prob of sampled token 0 is -9999.0"),
+        ([1, 2], [0.5, -0.5], "log-prob of sampled token 0 is positive"),
+        ([1, 2], [-0.5], "1 log-probs for 2 sampled ids"),
+        ([1, 2], None, "no log-probs"),
+        ([], [], "no sampled ids"),
+    ],
+)
+def test_a_record_is_trainable_only_with_one_good_log_prob_per_id(
+    ids: list[int], values: list[Any] | None, reason: str | None
+) -> None:
+    choice = _choice(ids, values)
+    prompt = Prompt(source="engine", context="first", parent_id=None, shared=0, suffix_ids=token_ids([1]))
+    completion = completion_of(
+        CALL,
+        PlaceIndex().place(CALL),
+        prompt,
+        choice,
+        CAPABILITIES,
+        session_id="s",
+        attempt=1,
+        started_at=0.0,
+        finished_at=1.0,
+    )
+    assert completion.certificate.untrainable == reason
+    assert completion.trainable == (reason is None)
+    assert len(completion.logprobs) == len(completion.sampled_ids) == len(ids)
+    assert completion.certificate.logprobs == ("missing" if values is None else "processed")
+
+
+def test_versions_are_numbers_with_or_without_a_v() -> None:
+    spans = [{"version": version, "start": 0, "end": 1} for version in ("v7", "8", 9, "main")]
+    choice = {"finish_reason": "stop", "token_ids": [1], "weight_versions": spans}
+    body = json.dumps({"choices": [choice], "prompt_token_ids": [1]}).encode()
+    found = engine_reply(decode(body, WireReply, "URL")).choices[0]
+    assert [span.version for span in found.version_spans] == [7, 8, 9]
+    assert found.sampled_ids is not None
+    assert found.sampled_ids.dtype == np.int32
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b'{"choices": 3}', b"[]", b'{"choices": [{"token_ids": ["x"]}]}'])
+def test_an_answer_that_is_no_reply_is_the_engines_fault_and_is_quoted(body: bytes) -> None:
+    with pytest.raises(EngineUnavailable, match="URL"):
+        decode(body, WireReply, "URL")
