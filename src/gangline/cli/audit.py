@@ -137,6 +137,7 @@ def load_score(model: str) -> Score:
 
 
 def print_audit(name: str, document: dict[str, Any]) -> None:
+    """Print what `audit_results` found."""
     out, report = console(), document["report"]
     out.print(
         f"[bold]{name}[/]: {report['num_sessions']} sessions, {report['num_traces']} rows, "

@@ -18,6 +18,9 @@ __all__ = ["Pipeline"]
 
 log = logging.getLogger("gangline.node")
 
+_LeaseKey = tuple[str, int]
+"""(session id, fence): a session that was lost and leased again is another lease."""
+
 
 class Pipeline:
     """`run()` until cancelled, then `close()`: what still ran goes back to the server unharmed."""
@@ -38,8 +41,8 @@ class Pipeline:
         self._url = url
         self._heartbeat_s = heartbeat_s
         self._lease_wait_s = lease_wait_s
-        self._attempts: dict[str, Attempt] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._attempts: dict[_LeaseKey, Attempt] = {}
+        self._tasks: dict[_LeaseKey, asyncio.Task[None]] = {}
         self._room = asyncio.Event()
         self._num_ended = 0
 
@@ -94,19 +97,23 @@ class Pipeline:
     def _start(self, lease: Lease) -> None:
         log.info("session.leased session=%s attempt=%d", lease.session_id, lease.attempt)
         attempt = Attempt(lease, self._parts)
-        self._attempts[lease.session_id] = attempt
-        task = asyncio.create_task(self._live(attempt), name=f"session.{lease.session_id}")
-        self._tasks[lease.session_id] = task
-        task.add_done_callback(lambda done: self._ended(lease.session_id, done))
+        key = (lease.session_id, lease.fence)
+        older = [task for (session_id, _), task in self._tasks.items() if session_id == lease.session_id]
+        self._attempts[key] = attempt
+        self._tasks[key] = asyncio.create_task(self._live(attempt, older), name=f"session.{lease.session_id}")
+        self._tasks[key].add_done_callback(lambda done: self._ended(key, done))
 
-    async def _live(self, attempt: Attempt) -> None:
+    async def _live(self, attempt: Attempt, older: list[asyncio.Task[None]]) -> None:
+        """One lease to its end. `older`: what still runs under lost leases of the session; it goes first."""
         waiting_for_run = asyncio.create_task(attempt.entered_run.wait())
         waiting_for_run.add_done_callback(lambda _: self._room.set())
-        lease = attempt.lease
         try:
+            for task in older:
+                task.cancel()
+            await asyncio.gather(*older, return_exceptions=True)
             result = await attempt.live()
         except asyncio.CancelledError:
-            await self._release(lease)
+            await self._release(attempt.lease)
             raise
         finally:
             waiting_for_run.cancel()
@@ -118,20 +125,19 @@ class Pipeline:
         except GanglineError as error:  # then the lease runs out by itself
             log.warning("lease.not_released session=%s message=%s", lease.session_id, error)
 
-    def _ended(self, session_id: str, task: asyncio.Task[None]) -> None:
-        self._attempts.pop(session_id, None)
-        self._tasks.pop(session_id, None)
+    def _ended(self, key: _LeaseKey, task: asyncio.Task[None]) -> None:
+        del self._attempts[key], self._tasks[key]
         self._num_ended += 1
         self._room.set()
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("session.lost session=%s", session_id, exc_info=error)
+            log.error("session.lost session=%s", key[0], exc_info=error)
 
     # -- leases kept ---------------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
         while True:
             held: dict[str, tuple[int, Stage]] = {
-                session_id: (attempt.lease.fence, attempt.stage) for session_id, attempt in self._attempts.items()
+                session_id: (fence, attempt.stage) for (session_id, fence), attempt in self._attempts.items()
             }
             beat = Heartbeat(
                 node_id=self._parts.node_id,
@@ -146,14 +152,14 @@ class Pipeline:
                 log.warning("heartbeat.failed message=%s", error)
             else:
                 for session_id in reply.lost:
-                    self._drop(session_id)
+                    self._drop((session_id, held[session_id][0]))
             await asyncio.sleep(self._heartbeat_s)
 
-    def _drop(self, session_id: str) -> None:
+    def _drop(self, key: _LeaseKey) -> None:
         """Cancelled, or given to another node: its runtime dies now."""
-        if session_id in self._tasks:
-            log.info("session.dropped session=%s", session_id)
-            self._tasks[session_id].cancel()
+        if key in self._tasks:
+            log.info("session.dropped session=%s", key[0])
+            self._tasks[key].cancel()
 
     # -- after a crash -------------------------------------------------------------------------------------------
 
