@@ -35,6 +35,7 @@ class Holder:
         self._pidfd = os.pidfd_open(first_pid)
         self.proc_fd = os.open(f"/proc/{first_pid}", os.O_DIRECTORY | os.O_RDONLY | os.O_CLOEXEC)
         """An open `/proc/<pid>` folder of the sandbox's first process; -1 once closed."""
+        self._doomed = False
 
     @classmethod
     async def start(cls, arguments: Sequence[str], label: str) -> Holder:
@@ -75,7 +76,8 @@ class Holder:
 
     @property
     def alive(self) -> bool:
-        if self._pidfd < 0:
+        """Whether commands can be started here: from the order to die on, they cannot."""
+        if self._doomed or self._pidfd < 0:
             return False
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
@@ -83,6 +85,7 @@ class Holder:
 
     def kill(self) -> None:
         """Order the death of every process in the sandbox. Returns at once."""
+        self._doomed = True
         if self._pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
