@@ -113,6 +113,15 @@ def test_a_turn_that_ends_unlike_the_template_is_left_to_the_engine() -> None:
         _stitch(tokenizer, parent, [Message("user", (Text("more"),))])
 
 
+def test_a_turn_that_a_stop_string_ended_is_closed_in_the_context_that_follows() -> None:
+    tokenizer = TinyTokenizer()
+    parent = _completion([1, 2], tokenizer.encode("hello STOP"), "stop")
+    parent = replace(parent, certificate=replace(parent.certificate, stop_reason="STOP"))
+    tail = tokenizer.encode("<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n")
+    stitched = _stitch(tokenizer, parent, [Message("user", (Text("more"),))])
+    assert stitched == [1, 2, *parent.sampled_ids.tolist(), *tail]
+
+
 def test_bytes_sampled_after_the_end_of_turn_are_not_written_twice() -> None:
     tokenizer = TinyTokenizer()
     ended = tokenizer.encode("hello<|im_end|>\n")

@@ -42,6 +42,9 @@ __all__ = ["CallInFlight"]
 
 _log = logging.getLogger("gangline.calls")
 
+_CAUSE_BUDGET_S = 10.0
+"""For asking the engine what ids say: the reply is there, and a hanging engine must not keep it."""
+
 
 class CallInFlight:
     """One admitted call. `start` it; then read `deltas()`, or wait for `reply()`, or `abort` it."""
@@ -83,7 +86,7 @@ class CallInFlight:
         return self._task is not None and self._task.done() and not self._task.cancelled() and self.error is None
 
     def abort(self, message: str) -> None:
-        """End the call: cancelled in the engine, kept as an aborted record. One that is being committed goes on."""
+        """End the call: cancelled in the engine, kept as an aborted record. One that is wholly sampled is committed."""
         if self._abort_message is None and not self._committing and self._task is not None:
             self._abort_message = message
             self._task.cancel()
@@ -115,8 +118,8 @@ class CallInFlight:
             decision = await self._tier.decide(self.call, place, capabilities)
             self._capabilities, self._sent_ids = capabilities, decision.prompt_ids
             answer = self._checked(await self._sample(capabilities))
-            prompt = await self._prompt(place, decision, answer)
             self._committing = True
+            prompt = await self._prompt(place, decision, answer)
             return await self._commit(place, prompt, answer, capabilities)
         except asyncio.CancelledError:
             if self._abort_message is None:
@@ -206,16 +209,20 @@ class CallInFlight:
         assert place.parent_id is not None
         tree = self._ledger.tree
         parent = tree[place.parent_id]
-        return await find_cause(
-            self._engine,
-            tree,
-            parent,
-            self.call.messages[: place.num_shared],
-            tree.context_ids(parent),
-            reported,
-            first,
-            user_turn_follows=any(message.role == "user" for message in place.new_messages),
-        )
+        try:
+            async with asyncio.timeout(_CAUSE_BUDGET_S):
+                return await find_cause(
+                    self._engine,
+                    tree,
+                    parent,
+                    self.call.messages[: place.num_shared],
+                    tree.context_ids(parent),
+                    reported,
+                    first,
+                    user_turn_follows=any(message.role == "user" for message in place.new_messages),
+                )
+        except TimeoutError:
+            return "unknown"
 
     async def _commit(
         self, place: Place, prompt: Prompt, answer: EngineReply, capabilities: EngineCapabilities

@@ -48,6 +48,7 @@ class ModelSession:
         self._tier = PromptTier(tier, Stitcher(engine, self._ledger.tree, thinking))
         self._max_turns = max_turns
         self._clock = clock
+        # The choices of one call share its start.
         self._num_calls = len({completion.started_at for completion in self.tree})
         self._fence_message: str | None = None
         self._in_flight: set[CallInFlight] = set()
