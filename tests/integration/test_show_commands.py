@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -12,14 +13,18 @@ from typer.testing import CliRunner, Result
 
 from fixtures_models import reference_model, write_tiny_model
 from gangline.cli import audit, export, show
+from gangline.cli.records import Records, ServerRecords, find_results, open_records
+from gangline.client import ServerClient
 from gangline.domain.completion import CompletionTree
 from gangline.domain.errors import GanglineError, InvalidRequest, NotFound
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import encode_msgpack
 from gangline.engines.embedded.scoring import score_logprobs
+from gangline.server.run import serving
 from gangline.store.results import ResultStore
 from gangline.trajectories.export import read_jsonl, rows_of
 from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from service import FakeNode, any_plugin, request
 from strategies import session_result
 
 pytestmark = pytest.mark.usefixtures("no_environment")
@@ -173,3 +178,25 @@ def test_the_wrong_model_fails_the_audit(tmp_path: Path) -> None:
     answer = call(tmp_path, "audit", "task-1", "--model", str(other))
     assert answer.exit_code == 1
     assert "is this the model, and the version, that sampled them?" in " ".join(answer.stdout.split())
+
+
+async def test_results_are_read_from_a_server_that_is_not_on_this_machine(tmp_path: Path) -> None:
+    async with (
+        serving(data_dir=tmp_path, check_task=any_plugin) as running,
+        ServerClient(running.url) as client,
+    ):
+        await client.submit(request("task-1", num_samples=2))
+        records = open_records(None, running.url)
+        assert isinstance(records, ServerRecords)
+        with pytest.raises(NotFound, match="has not ended yet"):
+            await asyncio.to_thread(records.session, "task-1.0")
+        node = FakeNode(client)
+        await node.finish(await node.lease())
+        assert [result.session_id for result in await found(records, "task-1")] == ["task-1.0", "task-1.1"]
+        assert [result.reward for result in await found(records, "task-1.1")] == [1.0]
+        with pytest.raises(NotFound, match="no result of a task or session 'task-9'"):
+            await found(records, "task-9")
+
+
+async def found(records: Records, name: str) -> list[SessionResult]:
+    return list(await asyncio.to_thread(find_results, records, name))

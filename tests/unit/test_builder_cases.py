@@ -106,6 +106,16 @@ def test_a_conversation_of_thousands_of_split_turns_is_built() -> None:
     assert len(built(sample).traces) == 2001
 
 
+def test_nothing_extends_an_aborted_call() -> None:
+    sample = Sample()
+    sample.add(prompt=[1, 4], sampled=[10, 11], messages=(user("go"),), status="aborted", finish_reason="abort")
+    sample.add(prompt=[1, 4, 10, 11, 7], sampled=[12, 2], messages=(user("go"), user("on")), parent_id="c0000")
+    aborted, continued = built(sample).traces
+    assert not aborted.loss_mask.any()
+    assert continued.prompt_ids.tolist() == [1, 4, 10, 11, 7]
+    assert continued.parent_trace_id == aborted.trace_id
+
+
 def test_no_completion_gives_an_empty_trajectory() -> None:
     assert built(Sample()).traces == ()
 
