@@ -13,15 +13,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["UpProcess", "gangline", "processes_with", "wait_for", "wait_until_gone"]
+from requirements import TOOLS
+
+__all__ = ["UpProcess", "clean_environment", "gangline", "processes_with", "wait_for", "wait_until_gone"]
 
 COMMAND = (sys.executable, "-m", "gangline")
 GIVE_UP_S = 60.0
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
+    """Ours without the operator's settings, but with the tests' agent programs."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GANGLINE_")}
-    return {**kept, **extra}
+    return {**kept, "GANGLINE_TOOLS": str(TOOLS), **extra}
 
 
 def gangline(

@@ -1,0 +1,162 @@
+"""The commands that talk to a running service, and the example of the README."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from cli_process import UpProcess, clean_environment, gangline
+from requirements import need_command
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Generator[UpProcess]:
+    service = UpProcess(tmp_path_factory.mktemp("up"), script={"default": {"text": "hello to you"}})
+    assert "server_url" in service.ready()
+    yield service
+    service.close()
+
+
+def shell_task(command: str, **fields: object) -> str:
+    task = {
+        "instruction": "go",
+        "runtime": {"backend": "process"},
+        "agent": {"harness": "shell", "settings": {"command": command}},
+        **fields,
+    }
+    return json.dumps(task)
+
+
+def test_submit_and_wait_gives_the_ended_task_as_json(up: UpProcess) -> None:
+    done = gangline("submit", "-", "--wait", "--json", "--data", up.data, stdin=shell_task("true", num_samples=2))
+    assert done.returncode == 0, done.stderr
+    task = json.loads(done.stdout)
+    assert task["status"] == "ended"
+    assert task["outcomes"] == {"completed": 2}
+    assert task["rewards"] == [1.0, 1.0]
+
+
+def test_a_task_from_options_alone(up: UpProcess) -> None:
+    options = ("--instruction", "go", "--command", "exit 3", "--runtime", "process", "--task-id", "from-options")
+    done = gangline("submit", *options, "--wait", "--data", up.data)
+    assert done.returncode == 0, done.stderr  # the agent failed, nothing of ours did
+    assert "agent_error" in done.stdout
+    shown = gangline("status", "from-options", "--json", "--data", up.data)
+    assert json.loads(shown.stdout)["outcomes"] == {"agent_error": 1}
+
+
+def test_submitting_again_is_harmless_and_other_content_is_a_conflict(up: UpProcess) -> None:
+    first, second = (
+        gangline("submit", "-", "--json", "--data", up.data, stdin=shell_task("true", task_id="again")) for _ in "ab"
+    )
+    assert (json.loads(first.stdout)["created"], json.loads(second.stdout)["created"]) == (True, False)
+    other = gangline("submit", "-", "--json", "--data", up.data, stdin=shell_task("false", task_id="again"))
+    assert other.returncode == 5
+    assert json.loads(other.stdout)["error"]["code"] == "conflict"
+
+
+def test_many_tasks_in_one_toml_file(up: UpProcess, tmp_path: Path) -> None:
+    agent = '{harness = "shell", settings = {command = "true"}}'
+    task = f'instruction = "go"\nruntime = {{backend = "process"}}\nagent = {agent}'
+    (tmp_path / "tasks.toml").write_text(f"[[task]]\n{task}\n[[task]]\n{task}\n")
+    done = gangline("submit", tmp_path / "tasks.toml", "--wait", "--json", "--data", up.data)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["status"] for line in done.stdout.splitlines()] == ["ended", "ended"]
+
+
+def test_a_wrong_task_is_refused_before_anything_is_sent(up: UpProcess) -> None:
+    done = gangline("submit", "-", "--data", up.data, stdin=shell_task("true", num_sample=2))
+    assert done.returncode == 2
+    assert "num_sample" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_watching_a_task_tells_its_events_and_ends_with_it(up: UpProcess) -> None:
+    gangline("submit", "-", "--data", up.data, stdin=shell_task("true", task_id="watched"))
+    done = gangline("watch", "watched", "--json", "--data", up.data)
+    kinds = [json.loads(line)["kind"] for line in done.stdout.splitlines()]
+    assert kinds[0] == "task.submitted"
+    assert kinds[-2:] == ["session.ended", "task.ended"]
+    plain = gangline("watch", "watched", "--data", up.data)
+    assert len(plain.stdout.splitlines()) == len(kinds)
+
+
+def test_a_running_task_and_one_session_can_be_cancelled(up: UpProcess) -> None:
+    gangline("submit", "-", "--data", up.data, stdin=shell_task("sleep 600", task_id="stopped", num_samples=2))
+    one = gangline("cancel", "stopped.0", "--json", "--data", up.data)
+    assert json.loads(one.stdout)["outcome"] == "cancelled"
+    both = gangline("cancel", "stopped", "--json", "--data", up.data)
+    assert json.loads(both.stdout)["outcomes"] == {"cancelled": 2}
+    waited = gangline(
+        "submit", "-", "--wait", "--data", up.data, stdin=shell_task("sleep 600", task_id="stopped", num_samples=2)
+    )
+    assert waited.returncode == 1
+
+
+def test_what_is_not_there_is_code_4(up: UpProcess) -> None:
+    for command in (("status", "nothing"), ("cancel", "nothing"), ("watch", "nothing")):
+        done = gangline(*command, "--data", up.data)
+        assert done.returncode == 4, done.stderr
+        assert "nothing" in done.stderr
+
+
+def test_a_wrong_token_is_code_6(up: UpProcess) -> None:
+    url = up.running()["server_url"]
+    done = gangline("status", "--server", url, env={"GANGLINE_TOKEN": "wrong"})
+    assert done.returncode == 6
+
+
+def test_status_shows_the_node(up: UpProcess) -> None:
+    done = gangline("status", "--json", "--data", up.data)
+    document = json.loads(done.stdout)
+    assert [node["node_id"] for node in document["status"]["nodes"]] == ["node-1"]
+    assert "node-1" in gangline("status", "--data", up.data).stdout
+
+
+def test_doctor_tells_of_every_check_and_of_the_running_service(up: UpProcess) -> None:
+    done = gangline("doctor", "--json", "--data", up.data)
+    document = json.loads(done.stdout)
+    checks = {check["name"]: check for check in document["checks"]}
+    assert str(up.process.pid) in checks["service"]["found"]
+    assert all(check["advice"] for check in checks.values() if check["state"] != "ok")
+    assert (done.returncode == 0) == document["ok"]
+    assert document["ok"] == all(check["state"] != "missing" for check in checks.values())
+
+
+def test_wrong_usage_is_code_2() -> None:
+    for arguments in (("nonsense",), ("up", "--port", "many"), ("submit",), ("engine", "--scripted", "/nowhere.json")):
+        assert gangline(*arguments).returncode == 2
+
+
+def test_the_version_is_told() -> None:
+    assert re.fullmatch(r"gangline \d+\.\d+\.\d+\n", gangline("--version").stdout)
+
+
+def test_the_readmes_example_runs_as_it_stands(up: UpProcess, tmp_path: Path) -> None:
+    need_command("bwrap", "apt-get install bubblewrap")
+    [example] = re.findall(
+        r"<!-- example: a test runs this -->\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S
+    )
+    running = up.running()
+    environment = clean_environment(GANGLINE_SERVER=running["server_url"], GANGLINE_TOKEN=running["control_token"])
+    done = subprocess.run(
+        [sys.executable, "-c", example],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4
+    assert all(re.search(r" completed 1\.0 \d+ tokens to train on$", line) for line in lines), lines

@@ -1,0 +1,55 @@
+"""Tasks as people write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gangline.cli.task_files import parse_tasks, read_tasks, validated
+from gangline.domain.errors import InvalidRequest, UnknownPlugin
+
+TASK = {"instruction": "go", "agent": {"harness": "shell", "settings": {"command": "true"}}}
+
+
+def test_json_of_one_task_and_of_many() -> None:
+    assert parse_tasks('{"instruction": "a"}', "x") == [{"instruction": "a"}]
+    assert parse_tasks('[{"instruction": "a"}, {"instruction": "b"}]', "x") == [
+        {"instruction": "a"},
+        {"instruction": "b"},
+    ]
+
+
+def test_toml_of_one_task_and_of_many() -> None:
+    assert parse_tasks('instruction = "a"\n[agent]\nharness = "shell"', "x.toml") == [
+        {"instruction": "a", "agent": {"harness": "shell"}}
+    ]
+    assert parse_tasks('[[task]]\ninstruction = "a"\n[[task]]\ninstruction = "b"', "x.toml") == [
+        {"instruction": "a"},
+        {"instruction": "b"},
+    ]
+
+
+@pytest.mark.parametrize("text", ["{", "a b c", "[]", "[1]", ""])
+def test_what_holds_no_task_is_refused_by_its_name(text: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"tasks\.json"):
+        validated(parse_tasks(text, "tasks.json")[0], "tasks.json")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"nowhere\.json"):
+        read_tasks(str(tmp_path / "nowhere.json"))
+
+
+def test_a_wrong_field_is_named() -> None:
+    with pytest.raises(InvalidRequest, match="num_sample: Extra inputs"):
+        validated({**TASK, "num_sample": 3}, "x")
+
+
+def test_an_unknown_harness_brings_the_nearest_one() -> None:
+    with pytest.raises(UnknownPlugin, match="Did you mean 'shell'"):
+        validated({**TASK, "agent": {"harness": "shel"}}, "x")
+
+
+def test_a_right_task_is_taken() -> None:
+    assert validated(TASK, "x").agent.harness == "shell"
