@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import resource
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -51,6 +52,7 @@ async def serve(
     token ids or log-probs, PortUnavailable when the port is taken.
     """
     sizes = sizes or PoolSizes()
+    _allow_many_files()
     folder = await asyncio.to_thread(_folder_of, data_dir, node_id)
     owner = _owner_of(folder)
     async with AsyncExitStack() as stack:
@@ -94,6 +96,12 @@ async def reap(data_dir: Path, node_id: str) -> None:
     """Remove what a node that was killed left running; one that ends by itself does so too, and one that starts."""
     folder = await asyncio.to_thread(_folder_of, data_dir, node_id)
     await _reap(_owner_of(folder), folder / "runtimes")
+
+
+def _allow_many_files() -> None:
+    """A sandbox takes about eight descriptors of the node; the usual soft limit of 1024 is for other programs."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _folder_of(data_dir: Path, node_id: str) -> Path:
