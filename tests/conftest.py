@@ -1,4 +1,7 @@
-"""Shared by all tests: a skip is a failure where everything is required (GANGLINE_REQUIRE_ALL=1, as in CI)."""
+"""Shared by all tests: a skip is a failure where everything is required (GANGLINE_REQUIRE_ALL=1, as in CI).
+
+A test that has no meaning here, rather than lacks something, says so: its reason begins with `does not apply:`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Generator
 
 import pytest
 
-from requirements import everything_is_required
+from requirements import DOES_NOT_APPLY, everything_is_required
 
 
 @pytest.hookimpl(wrapper=True)
@@ -15,7 +18,9 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.skipped and not hasattr(report, "wasxfail") and everything_is_required():
-        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        why = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+        if DOES_NOT_APPLY in why:
+            return report
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} may not be skipped here (GANGLINE_REQUIRE_ALL=1): {why}"
     return report

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["TOOLS", "everything_is_required", "need", "need_command", "need_module", "need_tool"]
+__all__ = ["DOES_NOT_APPLY", "TOOLS", "everything_is_required", "need", "need_command", "need_module", "need_tool"]
 
+DOES_NOT_APPLY = "does not apply:"
+"""How the reason of a skip begins that is right even where everything is required."""
 TOOLS = Path(os.environ.get("GANGLINE_TOOLS") or Path(__file__).parents[1] / ".tools")
 """Where `make tools` puts agent programs."""
 

@@ -145,7 +145,7 @@ async def test_a_killed_node_leaves_what_reap_removes(runtime: Runtime, tmp_path
     assert_nothing_left(owner, tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="does not apply: only root can become another user")
 async def test_the_sandbox_keeps_its_contract_for_an_ordinary_user(tmp_path: Path) -> None:
     try:
         await SandboxRuntime().check()
