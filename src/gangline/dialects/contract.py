@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, Protocol
 
 import msgspec
 
@@ -11,7 +11,28 @@ from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import GanglineError
 from gangline.domain.reply import Reply, ReplyDelta
 
-__all__ = ["Dialect", "ErrorAnswer", "EventWriter"]
+__all__ = ["Dialect", "DialectRoute", "ErrorAnswer", "EventWriter", "RawRequest", "RouteKind"]
+
+RouteKind = Literal["call", "count", "models", "model"]
+"""A model call; counting its prompt, without sampling; the list of models; one of them."""
+
+
+class DialectRoute(msgspec.Struct, frozen=True):
+    method: Literal["GET", "POST"]
+    path: str
+    """Behind the session's prefix; `{name}` and `{name:regex}` are variables, as aiohttp writes them."""
+    kind: RouteKind
+
+
+class RawRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What came over the wire, and nothing that only a server could know."""
+
+    body: bytes = b""
+    params: Mapping[str, str] = {}
+    """The path's variables."""
+    query: Mapping[str, str] = {}
+    headers: Mapping[str, str] = {}
+    """Names in lower case."""
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
@@ -25,6 +46,14 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
 class EventWriter(Protocol):
     """The provider's event grammar for one streamed reply. Each call answers the bytes to send, possibly none."""
 
+    def start(self, num_prompt_tokens: int) -> bytes:
+        """Everything that comes before the first delta. Called once, unless the stream breaks before."""
+        ...
+
+    def keep_alive(self) -> bytes:
+        """What this provider's clients accept at any time, before `start` too, and count as a sign of life."""
+        ...
+
     def delta(self, delta: ReplyDelta) -> bytes: ...
 
     def finish(self, reply: Reply) -> bytes:
@@ -32,23 +61,40 @@ class EventWriter(Protocol):
         ...
 
     def error(self, error: GanglineError) -> bytes:
-        """The end of a stream that broke after its first event."""
+        """The end of a stream that broke after its first byte."""
         ...
 
 
 class Dialect(Protocol):
     name: ClassVar[str]
+    title: ClassVar[str]
+    """For people: `Anthropic Messages`."""
+    routes: ClassVar[Sequence[DialectRoute]]
 
-    def parse_call(self, body: bytes) -> ModelCall:
+    def speaks(self, request: RawRequest) -> bool:
+        """Whether the headers say that this dialect's client sent it, where several dialects share a path."""
+        ...
+
+    def key_of(self, request: RawRequest) -> str | None:
+        """The session key, from wherever this provider's clients put theirs."""
+        ...
+
+    def parse_call(self, request: RawRequest) -> ModelCall:
         """Raises: InvalidRequest, naming the field (`param` in its details)."""
         ...
 
+    def parse_count(self, request: RawRequest) -> ModelCall:
+        """The call whose prompt is to be counted. Raises: InvalidRequest."""
+        ...
+
     def reply_body(self, call: ModelCall, reply: Reply) -> bytes: ...
+
+    def count_body(self, num_tokens: int) -> bytes: ...
 
     def event_writer(self, call: ModelCall, *, reply_id: str, model: str, created_at: int) -> EventWriter: ...
 
     def error_answer(self, error: GanglineError) -> ErrorAnswer: ...
 
-    def model_list(self, models: list[str]) -> bytes: ...
+    def model_list(self, models: list[str], max_context: int | None = None) -> bytes: ...
 
-    def model_card(self, model: str) -> bytes: ...
+    def model_card(self, model: str, max_context: int | None = None) -> bytes: ...

@@ -7,6 +7,8 @@ from typing import Any, Literal
 import msgspec
 
 __all__ = [
+    "Document",
+    "Image",
     "Message",
     "ModelCall",
     "Part",
@@ -31,6 +33,21 @@ class Text(msgspec.Struct, frozen=True, tag="text"):
 
 class Thinking(msgspec.Struct, frozen=True, tag="thinking"):
     text: str
+    signature: str | None = None
+    """The provider's opaque field (signature, encrypted_content, thoughtSignature). Ours holds a record key, so that an
+    echo finds its completion."""
+
+
+class Image(msgspec.Struct, frozen=True, tag="image"):
+    url: str
+    """`https://...`, or `data:MEDIA_TYPE;base64,...`."""
+    detail: str | None = None
+
+
+class Document(msgspec.Struct, frozen=True, tag="document"):
+    url: str
+    """`https://...`, or `data:MEDIA_TYPE;base64,...`."""
+    name: str | None = None
 
 
 class ToolCall(msgspec.Struct, frozen=True, tag="tool_call"):
@@ -42,10 +59,11 @@ class ToolCall(msgspec.Struct, frozen=True, tag="tool_call"):
 
 class ToolResult(msgspec.Struct, frozen=True, tag="tool_result"):
     call_id: str
-    content: tuple[Text, ...]
+    content: tuple[Text | Image | Document, ...]
+    is_error: bool = False
 
 
-Part = Text | Thinking | ToolCall | ToolResult
+Part = Text | Thinking | Image | Document | ToolCall | ToolResult
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -56,10 +74,18 @@ class Message(msgspec.Struct, frozen=True):
 
 class ToolDefinition(msgspec.Struct, frozen=True):
     name: str
+    """As the engine sees it: unique. Of a tool in a namespace, `NAMESPACE__NAME`."""
     description: str | None = None
     parameters: dict[str, Any] | None = None
     """JSON schema of the arguments."""
     strict: bool | None = None
+    kind: Literal["function", "custom"] = "function"
+    """`custom`: takes free text, by a grammar or not; the engine sees a function of one string, `input`."""
+    grammar: dict[str, Any] | None = None
+    """Of a custom tool, as the client gave it."""
+    namespace: str | None = None
+    local_name: str | None = None
+    """The name inside its namespace, as the client knows it; None outside of one."""
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -98,13 +124,20 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     response_format: dict[str, Any] | None = None
     template_kwargs: dict[str, Any] = {}
     dropped: tuple[str, ...] = ()
-    """Request fields that have no meaning here and were left out; kept for the record."""
+    """Request fields and hosted tools that have no meaning here and were left out; kept for the record."""
+    previous_reply_id: str | None = None
+    """The call goes on from the conversation of this earlier reply of the session; `messages` are what is new."""
+    echo: dict[str, Any] = {}
+    """Request fields that the dialect's reply repeats; nobody else reads them."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     num_sampled_tokens: int
     num_cached_tokens: int = 0
+    """Of the prompt tokens, those that the engine had computed before."""
+    num_thinking_tokens: int = 0
+    """Of the sampled tokens, those of thinking, where the engine says."""
 
 
 def message_text(message: Message) -> str:
@@ -114,5 +147,5 @@ def message_text(message: Message) -> str:
         if isinstance(part, Text):
             texts.append(part.text)
         elif isinstance(part, ToolResult):
-            texts.extend(piece.text for piece in part.content)
+            texts.extend(piece.text for piece in part.content if isinstance(piece, Text))
     return "".join(texts)
