@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import os
 import secrets
+import shutil
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
