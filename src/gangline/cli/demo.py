@@ -236,15 +236,18 @@ def _print(report: Report, plan: Plan) -> None:
         f"\nrows     {report.rows}\npicture  {report.picture}  ({report.best_session})", markup=False, soft_wrap=True
     )
     out.print("\n[bold]What to try next[/]")
+    task_id = report.best_session.rpartition(".")[0]
     for what, command in (
-        ("one session, token by token", f"gangline show {report.best_session} --tokens{data}"),
-        (
-            "its group's rows, readable",
-            f"gangline export {report.best_session.rpartition('.')[0]} --format jsonl{data}",
-        ),
-        ("tasks of your own (docs/quickstart.md)", "gangline up"),
+        ("one session, token by token", f"show {report.best_session} --tokens{data}"),
+        ("its group's rows, readable", f"export {task_id} --format jsonl{data}"),
+        ("tasks of your own (docs/quickstart.md)", "up"),
     ):
-        out.print(f"  {what:<40}{command}", markup=False, soft_wrap=True)
+        out.print(f"  {what:<40}{_program()} {command}", markup=False, soft_wrap=True)
+
+
+def _program() -> str:
+    """What to type for `gangline` here."""
+    return "gangline" if shutil.which("gangline") else os.path.relpath(sys.argv[0])
 
 
 def register(app: typer.Typer) -> None:
