@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable, Iterable
 
@@ -14,7 +15,12 @@ from gangline.gateway.calls import CallInFlight
 from gangline.gateway.ledger import CompletionJournal, Ledger
 from gangline.gateway.stitch import PromptTier, Stitcher, ThinkingPolicy, Tier
 
-__all__ = ["ModelSession"]
+__all__ = ["ModelSession", "key_digest"]
+
+
+def key_digest(key: str) -> bytes:
+    """What is kept of a key that must outlive the process: [32] bytes."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 class ModelSession:
@@ -24,7 +30,7 @@ class ModelSession:
         self,
         session_id: str,
         attempt: int,
-        key: str,
+        key: str | bytes,
         engine: Engine,
         journal: CompletionJournal,
         max_turns: int | None = None,
@@ -33,10 +39,15 @@ class ModelSession:
         clock: Callable[[], float] = time.time,
         completions: Iterable[Completion] = (),
     ) -> None:
-        """`completions`: what the journal already has of this attempt; their conversations go on."""
+        """
+        key: the session's key, or its digest where nobody here knows the key any more.
+        completions: what the journal already has of this attempt; their conversations go on.
+        """
         self.session_id = session_id
         self.attempt = attempt
-        self.key = key
+        self.key = key if isinstance(key, str) else ""
+        """Empty where only its digest is known."""
+        self.key_digest = key_digest(key) if isinstance(key, str) else key
         self.engine = engine
         self.turn_limit_reached = asyncio.Event()
         """Set by the first call beyond `max_turns`; that call was refused."""

@@ -45,13 +45,13 @@ class Proxy:
 
     def add(self, session: ModelSession) -> None:
         self._sessions[session.session_id] = session
-        self._by_key[_digest(session.key)] = session
+        self._by_key[session.key_digest] = session
 
     def remove(self, session_id: str) -> None:
         """Its key is dead from now on. Unknown ids are no error."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
-            self._by_key.pop(_digest(session.key), None)
+            self._by_key.pop(session.key_digest, None)
 
     def routes(self) -> list[web.RouteDef]:
         chat = self._chat
@@ -138,7 +138,7 @@ class Proxy:
         key = _digest(_bearer(request))
         session_id = request.match_info.get("session")
         session = self._by_key.get(key) if session_id is None else self._sessions.get(session_id)
-        if session is None or not hmac.compare_digest(_digest(session.key), key):
+        if session is None or not hmac.compare_digest(session.key_digest, key):
             raise Unauthorized("Incorrect API key provided: it is not the key of this session, or the session is over.")
         return session
 
