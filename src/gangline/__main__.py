@@ -1,5 +1,18 @@
-"""`python -m gangline`: the same as the `gangline` command."""
+"""The `gangline` command, and `python -m gangline`."""
 
-from gangline.cli.main import main
+import signal
 
-main()
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Until the commands are loaded there is nothing to clean up: a Ctrl-C then just ends the process."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from gangline.cli.main import main as run  # noqa: PLC0415 - after the line above
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    run()
+
+
+if __name__ == "__main__":
+    main()

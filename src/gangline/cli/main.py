@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gangline import __version__
-from gangline.cli.exits import report
+from gangline.cli.exits import Exit, report
 from gangline.domain.errors import GanglineError
 
 __all__ = ["build_app", "main"]
@@ -73,3 +73,5 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "--debug" in arguments:
             raise
         sys.exit(report(error, as_json="--json" in arguments))
+    except KeyboardInterrupt:
+        sys.exit(Exit.INTERRUPTED)
