@@ -43,11 +43,12 @@ class Ledger:
             if completion.status == "complete":
                 self.index.restore(completion)
 
-    async def commit(self, drafts: Sequence[Completion], history: bytes) -> None:
-        """Journal, then tree, then index. `history`: the digest of the call that the drafts answer.
+    async def commit(self, drafts: Sequence[Completion], history: bytes) -> list[Completion]:
+        """Journal, then tree, then index; the drafts with their ids. `history`: the digest of the call they answer.
 
         Raises: StoreError; what was not journaled is not in the tree.
         """
+        committed: list[Completion] = []
         async with self._order:
             for draft in drafts:
                 completion_id = f"c{self.attempt}-{self._num_committed + 1:06d}"
@@ -58,6 +59,8 @@ class Ledger:
                 if completion.status == "complete":
                     self.index.add(completion, history)
                 self._report(completion)
+                committed.append(completion)
+        return committed
 
     def _report(self, completion: Completion) -> None:
         certificate = completion.certificate

@@ -14,6 +14,7 @@ from gangline.engines.contract import Engine
 from gangline.gateway.calls import CallInFlight
 from gangline.gateway.ledger import CompletionJournal, Ledger
 from gangline.gateway.stitch import PromptTier, Stitcher, ThinkingPolicy, Tier
+from gangline.gateway.token_call import TokenCall, TokenRequest
 
 __all__ = ["ModelSession", "key_digest"]
 
@@ -62,7 +63,7 @@ class ModelSession:
         # The choices of one call share its start.
         self._num_calls = len({completion.started_at for completion in self.tree})
         self._fence_message: str | None = None
-        self._in_flight: set[CallInFlight] = set()
+        self._in_flight: set[CallInFlight | TokenCall] = set()
 
     @property
     def tree(self) -> CompletionTree:
@@ -75,16 +76,28 @@ class ModelSession:
 
     def start_call(self, call: ModelCall) -> CallInFlight:
         """Raises: SessionOver."""
+        self._admit()
+        flight = CallInFlight(call, self.engine, self._ledger, self._tier, self._clock)
+        self._in_flight.add(flight)
+        flight.start(self._ended)
+        return flight
+
+    def start_tokens(self, request: TokenRequest) -> TokenCall:
+        """A call in tokens. Raises: SessionOver."""
+        self._admit()
+        flight = TokenCall(request, self.engine, self._ledger, self._clock)
+        self._in_flight.add(flight)
+        flight.start(self._ended)
+        return flight
+
+    def _admit(self) -> None:
+        """Raises: SessionOver."""
         if self._fence_message is not None:
             raise SessionOver(self._fence_message)
         if self._max_turns is not None and self._num_calls >= self._max_turns:
             self.turn_limit_reached.set()
             raise SessionOver(f"the session's limit of {self._max_turns} model calls is reached")
-        flight = CallInFlight(call, self.engine, self._ledger, self._tier, self._clock)
         self._num_calls += 1
-        self._in_flight.add(flight)
-        flight.start(self._ended)
-        return flight
 
     async def fence(self, message: str) -> None:
         """Take no more calls; abort those in flight. Returns when all have ended and are recorded. Idempotent."""
@@ -95,7 +108,7 @@ class ModelSession:
         for flight in flights:
             await flight.ended()
 
-    def _ended(self, flight: CallInFlight) -> None:
+    def _ended(self, flight: CallInFlight | TokenCall) -> None:
         self._in_flight.discard(flight)
         error = flight.error
         if flight.answered:
