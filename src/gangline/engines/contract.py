@@ -13,7 +13,7 @@ import msgspec
 
 from gangline.domain.completion import LogprobKind, VersionSpan
 from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolDefinition, Usage
-from gangline.domain.reply import ReplyDelta, TokenLogprob
+from gangline.domain.reply import ReplyDelta, TokenLogprob, ToolCallDelta
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "EngineRequest",
     "ReplyAccumulator",
     "assistant_message",
+    "whole_deltas",
 ]
 
 
@@ -32,7 +33,7 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a probe found out by asking, not by believing."""
 
     engine: str
-    """Wire: `vllm`."""
+    """Wire: `vllm`, `sglang`, `openai_text`."""
     version: str
     model: str
     """The name that the engine serves its model under."""
@@ -52,7 +53,7 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     call: ModelCall
     prompt_ids: TokenIds | None = None
-    """Exact prompt [T]; None lets the engine render `call.messages`."""
+    """Exact prompt [T]; None lets the engine render `call.messages`. Never sent with media: ids do not hold pixels."""
 
 
 class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +79,8 @@ class EngineReply(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine says it conditioned the reply on [T]; None: it did not say."""
     choices: tuple[EngineChoice, ...]
     usage: Usage | None = None
+    metadata: dict[str, Any] = {}
+    """What the record keeps beside the tokens, such as `backend_replaced`."""
 
 
 class EngineDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +97,8 @@ class EngineDelta(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: TokenIds | None = None
     """On the first piece, where the engine says."""
     usage: Usage | None = None
+    metadata: dict[str, Any] = {}
+    """As in `EngineReply`."""
 
 
 class Engine(Protocol):
@@ -128,6 +133,10 @@ class Engine(Protocol):
         ...
 
     async def detokenize(self, ids: Sequence[int]) -> str: ...
+
+    async def check_health(self, timeout_s: float) -> None:
+        """Raises: EngineUnavailable when the engine is down, or does not answer in time."""
+        ...
 
     async def close(self) -> None: ...
 
@@ -190,8 +199,10 @@ class ReplyAccumulator:
         """As reported so far."""
         self._choices: dict[int, _Growing] = {}
         self._usage: Usage | None = None
+        self._metadata: dict[str, Any] = {}
 
     def feed(self, delta: EngineDelta) -> None:
+        self._metadata |= delta.metadata
         if delta.prompt_ids is not None:
             self.prompt_ids = delta.prompt_ids
         self._usage = delta.usage or self._usage
@@ -199,10 +210,42 @@ class ReplyAccumulator:
 
     def reply(self) -> EngineReply:
         choices = tuple(growing.choice(index) for index, growing in sorted(self._choices.items()))
-        return EngineReply(prompt_ids=self.prompt_ids, choices=choices, usage=self._usage)
+        return EngineReply(
+            prompt_ids=self.prompt_ids, choices=choices, usage=self._usage, metadata=dict(self._metadata)
+        )
 
 
 def assistant_message(thinking: str, text: str, calls: Sequence[ToolCall] = ()) -> Message:
     parts: list[Part] = [Thinking(thinking)] if thinking else []
     parts += [Text(text)] if text else []
     return Message("assistant", (*parts, *calls))
+
+
+def whole_deltas(reply: EngineReply) -> list[EngineDelta]:
+    """A reply that came in one piece, as a stream of one delta per choice."""
+    return [
+        EngineDelta(
+            shown=_shown(choice),
+            sampled_ids=None if choice.sampled_ids is None else choice.sampled_ids.tolist(),
+            logprobs=None if choice.logprobs is None else choice.logprobs.tolist(),
+            version_spans=choice.version_spans,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+            prompt_ids=reply.prompt_ids,
+            usage=reply.usage,
+            metadata=reply.metadata,
+        )
+        for choice in reply.choices
+    ]
+
+
+def _shown(choice: EngineChoice) -> ReplyDelta:
+    parts = choice.message.parts
+    calls = [part for part in parts if isinstance(part, ToolCall)]
+    return ReplyDelta(
+        choice_index=choice.index,
+        thinking="".join(part.text for part in parts if isinstance(part, Thinking)),
+        text="".join(part.text for part in parts if isinstance(part, Text)),
+        tool_calls=tuple(ToolCallDelta(i, call.arguments, call.call_id, call.name) for i, call in enumerate(calls)),
+        logprobs=choice.token_logprobs,
+    )

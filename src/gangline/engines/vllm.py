@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, asynccontextmanager
-from typing import Any, cast
+from contextlib import aclosing
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -17,9 +17,10 @@ import numpy as np
 
 from gangline.domain.completion import LogprobKind
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolDefinition
-from gangline.domain.errors import ContextOverflow, EngineError, EngineIncapable, EngineRefused, EngineUnavailable
+from gangline.domain.errors import EngineError, EngineIncapable, EngineRefused, EngineUnavailable
 from gangline.domain.tokens import TokenIds, token_ids
 from gangline.engines.contract import EngineCapabilities, EngineDelta, EngineReply, EngineRequest, ReplyAccumulator
+from gangline.engines.http import EngineHttp
 from gangline.engines.vllm_wire import (
     ModelCard,
     ModelList,
@@ -34,8 +35,6 @@ from gangline.engines.vllm_wire import (
 )
 
 __all__ = ["VllmEngine"]
-
-_JSON = {"Content-Type": "application/json"}
 
 _HOW_TO_START = (
     "Start vLLM 0.32 or newer with its OpenAI server (`--logprobs-mode processed_logprobs` is advised), reach it "
@@ -59,11 +58,9 @@ class VllmEngine:
         model: served name; None takes the first that the engine lists.
         timeout_s: longest silence of the engine within one call.
         """
-        self.url = url.rstrip("/").removesuffix("/v1")
-        self._session = session
-        self._owns_session = session is None
+        self._http = EngineHttp(url, session=session, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s)
+        self.url = self._http.url
         self._model = model
-        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout_s, sock_read=timeout_s)
         self._capabilities: EngineCapabilities | None = None
         self._probing = asyncio.Lock()
 
@@ -117,10 +114,10 @@ class VllmEngine:
 
     async def chat(self, request: EngineRequest) -> EngineReply:
         body = chat_body(request, await self._model_name(), stream=False)
-        answer = await self._post("/v1/chat/completions", body)
+        answer = await self._http.post("/v1/chat/completions", body)
         wire = decode(answer, WireReply, self.url)
         if wire.error is not None:
-            raise self._refusal(200, answer)
+            raise self._http.refusal(200, answer)
         if not wire.choices:
             raise EngineUnavailable(f"engine {self.url} answered without any choice")
         return engine_reply(wire, show_logprobs=request.call.num_top_logprobs is not None)
@@ -129,14 +126,14 @@ class VllmEngine:
         body = chat_body(request, await self._model_name(), stream=True)
         events = SseLines()
         show_logprobs = request.call.num_top_logprobs is not None
-        async with self._request("POST", "/v1/chat/completions", body) as response:
+        async with self._http.request("POST", "/v1/chat/completions", body) as response:
             async for piece in response.content.iter_any():
                 for data in events.feed(piece):
                     if data == b"[DONE]":
                         return
                     chunk = decode(data, WireReply, self.url)
                     if chunk.error is not None:
-                        raise self._refusal(500, data)
+                        raise self._http.refusal(500, data)
                     for delta in engine_deltas(chunk, show_logprobs=show_logprobs):
                         yield delta
         raise EngineUnavailable(f"engine {self.url} ended its stream before it was done")
@@ -149,16 +146,17 @@ class VllmEngine:
         add_generation_prompt: bool = True,
     ) -> TokenIds:
         body = render_body(await self._model_name(), messages, tools, template_kwargs, add_generation_prompt)
-        return token_ids(decode(await self._post("/tokenize", body), Rendered, self.url).tokens)
+        return token_ids(decode(await self._http.post("/tokenize", body), Rendered, self.url).tokens)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         body = msgspec.json.encode({"model": await self._model_name(), "tokens": [int(token) for token in ids]})
-        return decode(await self._post("/detokenize", body), dict[str, str], self.url).get("prompt", "")
+        return decode(await self._http.post("/detokenize", body), dict[str, str], self.url).get("prompt", "")
+
+    async def check_health(self, timeout_s: float) -> None:
+        await self._http.check_health(timeout_s)
 
     async def close(self) -> None:
-        if self._owns_session and self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._http.close()
 
     async def _model_name(self) -> str:
         if self._model is None:
@@ -167,7 +165,7 @@ class VllmEngine:
 
     async def _served_model(self) -> ModelCard:
         """Raises: EngineRefused when the engine does not serve the model it should."""
-        cards = decode(await self._get("/v1/models"), ModelList, self.url).data
+        cards = decode(await self._http.get("/v1/models"), ModelList, self.url).data
         found = [card for card in cards if self._model in (None, card.id)]
         if not found:
             known = ", ".join(card.id for card in cards) or "none"
@@ -176,7 +174,7 @@ class VllmEngine:
 
     async def _version(self) -> str:
         try:
-            return decode(await self._get("/version"), dict[str, str], self.url).get("version", "")
+            return decode(await self._http.get("/version"), dict[str, str], self.url).get("version", "")
         except EngineError:
             return ""
 
@@ -185,55 +183,6 @@ class VllmEngine:
             return await self.render(messages)
         except (EngineRefused, EngineUnavailable):
             return None
-
-    async def _get(self, path: str) -> bytes:
-        async with self._request("GET", path, None) as response:
-            return await response.read()
-
-    async def _post(self, path: str, body: bytes) -> bytes:
-        async with self._request("POST", path, body) as response:
-            return await response.read()
-
-    @asynccontextmanager
-    async def _request(self, method: str, path: str, body: bytes | None) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Raises: EngineUnavailable when nobody answers or the line breaks; what `_refusal` says for a status."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        try:
-            async with self._session.request(
-                method, self.url + path, data=body, headers=_JSON, timeout=self._timeout
-            ) as response:
-                if response.status >= 400:
-                    raise self._refusal(response.status, await response.read())
-                yield response
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            why = str(error) or type(error).__name__
-            raise EngineUnavailable(f"engine {self.url} did not answer {method} {path}: {why}") from error
-
-    def _refusal(self, status: int, body: bytes) -> EngineError:
-        message, code = _error_fields(body)
-        text = f"engine {self.url} answered {status}: {message}"
-        if code == "context_length_exceeded" or "maximum context length" in message:
-            return ContextOverflow(message)
-        if status >= 500 or status in (408, 425, 429):
-            return EngineUnavailable(text, status=status)
-        return EngineRefused(text, status=status)
-
-
-def _error_fields(body: bytes) -> tuple[str, str]:
-    """(message, code) of an error body in OpenAI's shape, vLLM's older flat one, or none."""
-    try:
-        fields = msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError):
-        return body[:500].decode("utf-8", "replace"), ""
-    inner: object = fields.get("error")
-    if isinstance(inner, dict):
-        fields = cast("dict[str, Any]", inner)
-    elif isinstance(inner, str):
-        return inner, ""
-    return str(fields.get("message") or fields.get("detail") or body[:500].decode("utf-8", "replace")), str(
-        fields.get("code") or ""
-    )
 
 
 def _user(text: str) -> Message:

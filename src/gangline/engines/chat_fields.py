@@ -1,0 +1,185 @@
+"""The canonical call as fields of OpenAI's chat request, which every engine reads. Pure.
+
+What OpenAI's format has no place for is carried where a model can see it: a custom tool as a function of one string,
+its grammar in the description; a tool result's error flag as the first word of its text. A text document becomes text.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from gangline.domain.conversation import (
+    Document,
+    Image,
+    Message,
+    ModelCall,
+    Part,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolDefinition,
+    ToolResult,
+)
+
+__all__ = ["call_fields", "has_media", "message_fields", "messages_fields", "tool_fields"]
+
+_MEDIA_AS_TEXT = ("text/", "application/json", "application/xml")
+
+CUSTOM_INPUT = {
+    "type": "object",
+    "properties": {"input": {"type": "string", "description": "The tool's whole input, as plain text."}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+def call_fields(call: ModelCall) -> dict[str, Any]:
+    """All of the call but model and stream; what was not asked for is left out."""
+    sampling = call.sampling
+    fields: dict[str, Any] = {
+        "messages": messages_fields(call.messages),
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": sampling.seed,
+        "stop": list(sampling.stop) or None,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "n": call.num_choices if call.num_choices > 1 else None,
+        "response_format": call.response_format,
+        "chat_template_kwargs": call.template_kwargs or None,
+    }
+    if call.tools:
+        fields["tools"] = [tool_fields(tool) for tool in call.tools]
+        fields["parallel_tool_calls"] = call.parallel_tool_calls
+        if call.tool_choice is not None:
+            named = {"type": "function", "function": {"name": call.tool_choice.name}}
+            fields["tool_choice"] = named if call.tool_choice.mode == "named" else call.tool_choice.mode
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def has_media(messages: Sequence[Message]) -> bool:
+    """Whether a message brings what no token ids can hold: an image, or a document that is not text."""
+    return any(_is_media(piece) for message in messages for part in message.parts for piece in _pieces(part))
+
+
+def messages_fields(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """One entry per message; of a message with several tool results, one per result, then the rest of it."""
+    return [fields for message in messages for fields in _split(message)]
+
+
+def _split(message: Message) -> list[dict[str, Any]]:
+    results = [part for part in message.parts if isinstance(part, ToolResult)]
+    rest = tuple(part for part in message.parts if not isinstance(part, ToolResult))
+    if not results or (len(results) == 1 and not rest):
+        return [message_fields(message)]
+    split = [message_fields(Message("tool", (result,))) for result in results]
+    if rest:
+        role = "user" if message.role == "tool" else message.role
+        split.append(message_fields(Message(role, rest, message.name)))
+    return split
+
+
+def message_fields(message: Message) -> dict[str, Any]:
+    """A message as engines read it. `developer` becomes `system`: some templates drop what they do not know."""
+    role = "system" if message.role == "developer" else message.role
+    fields: dict[str, Any] = {"role": role}
+    pieces = [part for part in message.parts if isinstance(part, Text | Image | Document)]
+    calls = [part for part in message.parts if isinstance(part, ToolCall)]
+    thoughts = [part.text for part in message.parts if isinstance(part, Thinking)]
+    for part in message.parts:
+        if isinstance(part, ToolResult):
+            fields["tool_call_id"] = part.call_id
+            pieces.extend(_marked(part) if part.is_error else part.content)
+    fields["content"] = None if calls and not pieces else _content(pieces)
+    if calls:
+        fields["tool_calls"] = [_tool_call_fields(call) for call in calls]
+    if thoughts:
+        # Both names: servers and templates differ in which they read.
+        fields["reasoning"] = fields["reasoning_content"] = "".join(thoughts)
+    if message.name is not None:
+        fields["name"] = message.name
+    return fields
+
+
+def _marked(result: ToolResult) -> tuple[Text | Image | Document, ...]:
+    """The content of a result that is an error, such that its text says so."""
+    first = result.content[0] if result.content else Text("")
+    if not isinstance(first, Text):
+        return Text("Error:"), *result.content
+    if first.text.lstrip().lower().startswith("error"):
+        return result.content
+    return Text(f"Error: {first.text}".rstrip()), *result.content[1:]
+
+
+def _content(pieces: Sequence[Text | Image | Document]) -> str | list[dict[str, Any]]:
+    if len(pieces) == 1 and isinstance(pieces[0], Text):
+        return pieces[0].text
+    return [_piece_fields(piece) for piece in pieces] or ""
+
+
+def _piece_fields(piece: Text | Image | Document) -> dict[str, Any]:
+    match piece:
+        case Text(text):
+            return {"type": "text", "text": text}
+        case Image(url, detail):
+            image = {"url": url} | ({"detail": detail} if detail is not None else {})
+            return {"type": "image_url", "image_url": image}
+        case Document(url, name):
+            text = _document_text(url)
+            if text is not None:
+                return {"type": "text", "text": text}
+            named = {"filename": name} if name is not None else {}
+            return {"type": "file", "file": {"file_data": url} | named}
+
+
+def _pieces(part: Part) -> Sequence[Part]:
+    return part.content if isinstance(part, ToolResult) else (part,)
+
+
+def _is_media(part: Part) -> bool:
+    return isinstance(part, Image) or (isinstance(part, Document) and _document_text(part.url) is None)
+
+
+def _document_text(url: str) -> str | None:
+    """Text of a `data:` URL that holds text; None for any other."""
+    head, comma, data = url.partition(",")
+    if not comma or not head.lower().startswith(tuple(f"data:{kind}" for kind in _MEDIA_AS_TEXT)):
+        return None
+    try:
+        raw = base64.b64decode(data, validate=True) if head.lower().endswith(";base64") else unquote_to_bytes(data)
+        return raw.decode()
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _tool_call_fields(call: ToolCall) -> dict[str, Any]:
+    return {
+        "id": call.call_id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def tool_fields(tool: ToolDefinition) -> dict[str, Any]:
+    optional = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+    if tool.kind == "custom":
+        optional |= {"description": _with_grammar(tool), "parameters": CUSTOM_INPUT}
+    function = {"name": tool.name} | {name: value for name, value in optional.items() if value is not None}
+    return {"type": "function", "function": function}
+
+
+def _with_grammar(tool: ToolDefinition) -> str | None:
+    if not tool.grammar:
+        return tool.description
+    syntax = str(tool.grammar.get("syntax") or "a")
+    definition = tool.grammar.get("definition")
+    rule = definition if isinstance(definition, str) else msgspec.json.encode(tool.grammar).decode()
+    return f"{tool.description or ''}\n\n`input` must match this {syntax} grammar:\n{rule}".strip()

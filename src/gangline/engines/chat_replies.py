@@ -1,0 +1,209 @@
+"""OpenAI's chat replies as engines write them: the parts that all of them share. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from gangline.domain.completion import VersionSpan
+from gangline.domain.conversation import Message, ToolCall, Usage
+from gangline.domain.errors import EngineUnavailable
+from gangline.domain.reply import ReplyDelta, TokenLogprob, ToolCallDelta
+from gangline.domain.tokens import TokenIds, token_ids
+from gangline.engines.contract import assistant_message
+
+__all__ = [
+    "ModelCard",
+    "ModelList",
+    "SseLines",
+    "WireFunction",
+    "WireLogprobs",
+    "WireMessage",
+    "WireSpan",
+    "WireToolCall",
+    "WireUsage",
+    "decode",
+    "delta_of",
+    "ids_of",
+    "logprob_values",
+    "message_of",
+    "token_logprobs",
+    "usage_of",
+    "version_spans",
+]
+
+WireT = TypeVar("WireT")
+
+
+class WireFunction(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class WireToolCall(msgspec.Struct):
+    index: int = 0
+    id: str | None = None
+    function: WireFunction = msgspec.field(default_factory=WireFunction)
+
+
+class WireMessage(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[WireToolCall] | None = None
+
+
+class WireTopLogprob(msgspec.Struct):
+    token: str = ""
+    logprob: float | None = None
+    bytes: list[int] | None = None
+
+
+class WireTokenLogprob(WireTopLogprob):
+    top_logprobs: list[WireTopLogprob] | None = None
+
+
+class WireLogprobs(msgspec.Struct):
+    content: list[WireTokenLogprob] | None = None
+
+
+class WireSpan(msgspec.Struct):
+    version: str | int
+    start: int
+    end: int
+
+
+class _CachedTokens(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _SampledTokens(msgspec.Struct):
+    reasoning_tokens: int | None = None
+
+
+class WireUsage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = 0
+    prompt_tokens_details: _CachedTokens | None = None
+    completion_tokens_details: _SampledTokens | None = None
+    reasoning_tokens: int | None = None
+    """SGLang's place for it."""
+
+
+class ModelCard(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class ModelList(msgspec.Struct):
+    data: list[ModelCard]
+
+
+def decode(body: bytes, kind: type[WireT], url: str) -> WireT:
+    """Raises: EngineUnavailable when the body is not what was asked for."""
+    try:
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            # Python servers write NaN, which is no JSON; one such log-prob must not cost the whole reply.
+            return msgspec.convert(json.loads(body), kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        start = body[:120].decode("utf-8", "replace")
+        raise EngineUnavailable(
+            f"engine {url} answered what is no chat reply: {error}; got {start!r}"
+        ) from error
+
+
+def message_of(message: WireMessage | None) -> Message:
+    """The assistant's turn; its tool calls have the engine's ids."""
+    found = message or WireMessage()
+    calls = [
+        ToolCall(call.id or "", call.function.name or "", call.function.arguments or "")
+        for call in found.tool_calls or ()
+    ]
+    return assistant_message(thinking_of(found), found.content or "", calls)
+
+
+def delta_of(message: WireMessage | None, index: int, logprobs: Sequence[TokenLogprob] = ()) -> ReplyDelta:
+    """What one chunk of a stream shows."""
+    found = message or WireMessage()
+    return ReplyDelta(
+        choice_index=index,
+        thinking=thinking_of(found),
+        text=found.content or "",
+        tool_calls=tuple(
+            ToolCallDelta(call.index, call.function.arguments or "", call.id, call.function.name)
+            for call in found.tool_calls or ()
+        ),
+        logprobs=tuple(logprobs),
+    )
+
+
+def thinking_of(message: WireMessage) -> str:
+    return message.reasoning or message.reasoning_content or ""
+
+
+def ids_of(values: list[int] | None) -> TokenIds | None:
+    return None if values is None else token_ids(values)
+
+
+def logprob_values(found: WireLogprobs | None) -> list[float] | None:
+    content = found.content if found is not None else None
+    if content is None:
+        return None
+    return [np.nan if entry.logprob is None else entry.logprob for entry in content]
+
+
+def token_logprobs(found: WireLogprobs | None) -> tuple[TokenLogprob, ...]:
+    content = found.content if found is not None else None
+    return tuple(
+        TokenLogprob(*_shown(entry), tuple(TokenLogprob(*_shown(top)) for top in entry.top_logprobs or ()))
+        for entry in content or ()
+    )
+
+
+def _shown(entry: WireTopLogprob) -> tuple[str, float, tuple[int, ...] | None]:
+    # As OpenAI writes "very unlikely": a client must get a number.
+    value = -9999.0 if entry.logprob is None or not np.isfinite(entry.logprob) else entry.logprob
+    return entry.token, value, None if entry.bytes is None else tuple(entry.bytes)
+
+
+def version_spans(spans: list[WireSpan] | None) -> tuple[VersionSpan, ...]:
+    """Versions that are no numbers (`v7` counts as 7) are left out: unknown."""
+    numbered = [(str(span.version).removeprefix("v"), span) for span in spans or ()]
+    return tuple(VersionSpan(int(text), span.start, span.end) for text, span in numbered if text.isdecimal())
+
+
+def usage_of(usage: WireUsage | None) -> Usage | None:
+    if usage is None:
+        return None
+    cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else None
+    details = usage.completion_tokens_details
+    thinking = usage.reasoning_tokens if details is None else details.reasoning_tokens
+    return Usage(
+        num_prompt_tokens=usage.prompt_tokens,
+        num_sampled_tokens=usage.completion_tokens or 0,
+        num_cached_tokens=cached or 0,
+        num_thinking_tokens=thinking or 0,
+    )
+
+
+class SseLines:
+    """Bytes in any cut -> the data of server-sent events, in order. Comments and other fields are skipped."""
+
+    def __init__(self) -> None:
+        self._open = bytearray()
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        self._open += piece
+        if b"\n" not in piece:
+            return []
+        *lines, rest = bytes(self._open).split(b"\n")
+        self._open = bytearray(rest)
+        return [line[5:].strip() for line in lines if line.startswith(b"data:")]

@@ -1,0 +1,123 @@
+"""What all engine clients share: one HTTP connection pool, and how an engine's refusals are named."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import aiohttp
+import msgspec
+
+from gangline.domain.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
+
+__all__ = ["EngineHttp"]
+
+_HEADERS = {"Content-Type": "application/json"}
+
+_OVERFLOW = re.compile(
+    # vLLM, old and new; the engines that Gangline starts
+    r"maximum context length"
+    r"|maximum model length"
+    r"|max_model_len"
+    # SGLang
+    r"|longer than the model'?s context length"
+    r"|exceeds the maximum allowed length"
+    r"|exceeds the context length"
+    # llama.cpp and providers
+    r"|exceeds the available context size"
+    r"|prompt is too long",
+    re.IGNORECASE,
+)
+
+
+class EngineHttp:
+    """One engine at `url` (without `/v1`). Open connections are its own unless a `session` is given."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        session: aiohttp.ClientSession | None = None,
+        timeout_s: float = 1800.0,
+        connect_timeout_s: float = 10.0,
+        api_key: str | None = None,
+    ) -> None:
+        """timeout_s: longest silence of the engine within one call."""
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._session = session
+        self._owns_session = session is None
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout_s, sock_read=timeout_s)
+        self._headers = _HEADERS | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+
+    async def get(self, path: str) -> bytes:
+        async with self.request("GET", path, None) as response:
+            return await response.read()
+
+    async def post(self, path: str, body: bytes) -> bytes:
+        async with self.request("POST", path, body) as response:
+            return await response.read()
+
+    @asynccontextmanager
+    async def request(self, method: str, path: str, body: bytes | None) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """Raises: EngineUnavailable when nobody answers or the line breaks; what `refusal` says for a status."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        try:
+            async with self._session.request(
+                method, self.url + path, data=body, headers=self._headers, timeout=self._timeout
+            ) as response:
+                if response.status >= 400:
+                    raise self.refusal(response.status, await response.read())
+                yield response
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            why = str(error) or type(error).__name__
+            raise EngineUnavailable(f"engine {self.url} did not answer {method} {path}: {why}") from error
+
+    async def check_health(self, timeout_s: float) -> None:
+        """Raises: EngineUnavailable when the engine is down, or does not answer in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                try:
+                    await self.get("/health")
+                except EngineRefused:
+                    # Not every server has the route; all of them list their models.
+                    await self.get("/v1/models")
+        except EngineRefused as refused:
+            raise EngineUnavailable(refused.message) from refused
+        except TimeoutError as late:
+            raise EngineUnavailable(f"engine {self.url} did not answer a health check in {timeout_s:g} s") from late
+
+    def refusal(self, status: int, body: bytes) -> EngineError:
+        """The error behind a body that is no reply."""
+        message, code = _error_fields(body)
+        text = f"engine {self.url} answered {status}: {message}"
+        if code == "context_length_exceeded" or _OVERFLOW.search(message):
+            return ContextOverflow(message)
+        if status >= 500 or status in (408, 425, 429):
+            return EngineUnavailable(text, status=status)
+        return EngineRefused(text, status=status)
+
+    async def close(self) -> None:
+        """Calls that are still open fail as EngineUnavailable."""
+        if self._owns_session and self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
+
+def _error_fields(body: bytes) -> tuple[str, str]:
+    """(message, code) of an error body in OpenAI's shape, vLLM's older flat one, or none."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        return body[:500].decode("utf-8", "replace"), ""
+    inner: object = fields.get("error")
+    if isinstance(inner, dict):
+        fields = cast("dict[str, Any]", inner)
+    elif isinstance(inner, str):
+        return inner, ""
+    return str(fields.get("message") or fields.get("detail") or body[:500].decode("utf-8", "replace")), str(
+        fields.get("code") or ""
+    )
