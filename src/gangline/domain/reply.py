@@ -49,6 +49,8 @@ class ReplyChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     message: Message
     finish_reason: str
+    stop_reason: str | None = None
+    """Stop string or stop id that ended the reply, where the engine reports one."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """None unless the client asked."""
 
