@@ -16,6 +16,8 @@ from gangline.gateway.model_session import ModelSession
 from gangline.gateway.proxy import Proxy
 from gangline.testing.scripted_engine import scripted_server
 
+_OF_PROXY = ("dialects", "max_body_bytes", "keep_alive_s", "body_timeout_s")
+
 
 class MemoryJournal:
     """Keeps what is appended; raises `failure` instead while it is set."""
@@ -63,10 +65,17 @@ async def served(proxy: Proxy) -> AsyncGenerator[str, None]:
 
 @asynccontextmanager
 async def proxied_engine(engine_url: str, **options: Any) -> AsyncGenerator[Proxied, None]:
-    max_body_bytes = options.pop("max_body_bytes", 64 << 20)
+    """`options`: of the proxy (see `_OF_PROXY`), the rest of its session. A client that vanished is given no grace."""
+    of_proxy = {name: options.pop(name) for name in _OF_PROXY if name in options}
     engine, journal = VllmEngine(engine_url), MemoryJournal()
-    session = ModelSession(session_id="s1", attempt=1, key="gls-right", engine=engine, journal=journal, **options)
-    proxy = Proxy(max_body_bytes=max_body_bytes)
+    session = ModelSession(
+        **(
+            {"session_id": "s1", "attempt": 1, "key": "gls-right", "engine": engine, "journal": journal}
+            | {"retry_grace_s": 0.0}
+            | options
+        )
+    )
+    proxy = Proxy(**of_proxy)
     proxy.add(session)
     try:
         async with served(proxy) as url:

@@ -1,7 +1,7 @@
 """The one door through which every plug-in comes, the built-in ones too: entry points.
 
-Groups: `gangline.engines`, `gangline.runtimes`, `gangline.harnesses`, `gangline.builders`, `gangline.evaluators`,
-`gangline.engine_servers`. Requests choose by name only; a dotted path is never taken from a request.
+Groups: `gangline.dialects`, `gangline.engines`, `gangline.runtimes`, `gangline.harnesses`, `gangline.builders`,
+`gangline.evaluators`, `gangline.engine_servers`. Requests choose by name only; a dotted path is never taken from a request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
     "names",
 ]
 
-Kind = Literal["engine", "runtime", "harness", "builder", "evaluator", "engine_server"]
+Kind = Literal["dialect", "engine", "runtime", "harness", "builder", "evaluator", "engine_server"]
 
 _PLURAL = {"harness": "harnesses"}
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.dialects.chat import ChatDialect
+from gangline.dialects.contract import RawRequest
 from gangline.domain.conversation import Message, Part, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.errors import InvalidRequest
 from gangline.engines.vllm_wire import SseLines, message_fields
@@ -46,7 +47,7 @@ _almost = st.fixed_dictionaries(
 )
 def test_any_body_is_a_call_or_a_400_in_shape(body: bytes) -> None:
     try:
-        CHAT.parse_call(body)
+        CHAT.parse_call(RawRequest(body=body))
     except InvalidRequest as refused:
         answer = CHAT.error_answer(refused)
         assert answer.status == 400
@@ -70,7 +71,7 @@ _message = (
 @given(st.lists(_message, min_size=1, max_size=5))
 def test_a_conversation_survives_the_way_to_the_engine_and_back(messages: list[Message]) -> None:
     body: dict[str, Any] = {"model": "m", "messages": [message_fields(message) for message in messages]}
-    assert CHAT.parse_call(json.dumps(body).encode()).messages == tuple(messages)
+    assert CHAT.parse_call(RawRequest(body=json.dumps(body).encode())).messages == tuple(messages)
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), min_size=1), max_size=5), st.data())

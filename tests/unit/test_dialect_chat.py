@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gangline.dialects.chat import ChatDialect
+from gangline.dialects.contract import RawRequest
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, ToolChoice, ToolResult, Usage
 from gangline.domain.errors import (
     ContextOverflow,
@@ -28,7 +29,7 @@ USER = {"role": "user", "content": "hello"}
 
 
 def _parse(**fields: Any) -> ModelCall:
-    return CHAT.parse_call(json.dumps({"model": "m", "messages": [USER]} | fields).encode())
+    return CHAT.parse_call(RawRequest(body=json.dumps({"model": "m", "messages": [USER]} | fields).encode()))
 
 
 def test_every_message_kind_is_carried_in_order() -> None:
@@ -130,7 +131,7 @@ def test_what_cannot_be_carried_is_refused_and_named(fields: dict[str, Any], par
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b'{"model":1}', b"[" * 10000])
 def test_bodies_that_are_no_requests_are_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        CHAT.parse_call(body)
+        CHAT.parse_call(RawRequest(body=body))
 
 
 def _reply(*choices: ReplyChoice) -> Reply:

@@ -79,6 +79,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.num_sampled_tokens,
         "total_tokens": usage.num_prompt_tokens + usage.num_sampled_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.num_thinking_tokens},
     }
 
 
@@ -101,6 +102,13 @@ class ChatEventWriter:
         object_kind = "chat.completion.chunk"
         self._head = {"id": f"chatcmpl-{reply_id}", "object": object_kind, "created": created_at, "model": model}
         self._begun: set[int] = set()
+
+    def start(self, num_prompt_tokens: int) -> bytes:
+        """The role of the first choice; the others begin with their first delta."""
+        return self._begin(0)
+
+    def keep_alive(self) -> bytes:
+        return b": keep-alive\n\n"
 
     def delta(self, delta: ReplyDelta) -> bytes:
         begin = self._begin(delta.choice_index)

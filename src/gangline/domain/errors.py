@@ -7,6 +7,8 @@
     │   ├── SessionOver        403: the session takes no more model calls
     │   ├── NotFound           404
     │   ├── Conflict           409
+    │   ├── RequestTimeout     408: the body did not come
+    │   ├── UpgradeRefused     426: WebSocket is not spoken
     │   ├── LimitExceeded      413 / 429
     │   └── UnknownPlugin      400, names the known ones
     ├── EngineError            the inference engine
@@ -59,6 +61,7 @@ __all__ = [
     "NodeError",
     "NotFound",
     "PortUnavailable",
+    "RequestTimeout",
     "RuntimeFailed",
     "RuntimeFault",
     "RuntimeUnavailable",
@@ -66,6 +69,7 @@ __all__ = [
     "StoreError",
     "Unauthorized",
     "UnknownPlugin",
+    "UpgradeRefused",
 ]
 
 Boundary = Literal["caller", "engine", "runtime", "harness", "builder", "evaluator", "store", "node"]
@@ -128,6 +132,19 @@ class NotFound(CallerError):
 class Conflict(CallerError):
     code = "conflict"
     status = 409
+
+
+class RequestTimeout(CallerError):
+    """The client stopped sending its request."""
+
+    code = "request_timeout"
+    status = 408
+    retryable = True
+
+
+class UpgradeRefused(CallerError):
+    code = "upgrade_refused"
+    status = 426
 
 
 class LimitExceeded(CallerError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gangline.domain.ids import ID_PATTERN
 
@@ -20,8 +20,10 @@ __all__ = [
     "ExecAction",
     "LimitsSpec",
     "NetworkPolicy",
+    "ParameterRule",
     "PrepareAction",
     "RuntimeSpec",
+    "SamplingPolicy",
     "TaskRequest",
     "WriteAction",
     "task_digest",
@@ -94,6 +96,39 @@ class AgentSpec(_Spec):
     """Model calls before the session is ended with outcome `turn_limit`; None is no limit."""
 
 
+class ParameterRule(_Spec):
+    """What becomes of one sampling parameter of the harness: overridden, clamped, or passed."""
+
+    override: float | None = None
+    """Always sent, whatever the harness wishes."""
+    default: float | None = None
+    """Sent when the harness sends none."""
+    min: float | None = None
+    max: float | None = None
+    """Bounds of what the harness may wish. Where it sends none and there is no `default`, the provider's usual value is
+    clamped: temperature and top_p 1, penalties 0, max_tokens and top_k without limit."""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> ParameterRule:
+        if self.override is not None and (self.default, self.min, self.max) != (None, None, None):
+            raise ValueError("override leaves nothing to default, min and max")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError("min is above max")
+        return self
+
+
+class SamplingPolicy(_Spec):
+    """The operator's word on sampling, over the harness's. What is not named passes."""
+
+    temperature: ParameterRule | None = None
+    top_p: ParameterRule | None = None
+    top_k: ParameterRule | None = None
+    max_tokens: ParameterRule | None = None
+    seed: ParameterRule | None = None
+    presence_penalty: ParameterRule | None = None
+    frequency_penalty: ParameterRule | None = None
+
+
 class CaptureSpec(_Spec):
     """How the session's model calls are captured."""
 
@@ -102,6 +137,8 @@ class CaptureSpec(_Spec):
     thinking: Literal["follow_template", "retain"] = "follow_template"
     """At a new user turn, where the template strips earlier thinking: start a new chain as deployment would see it,
     or stitch on."""
+    sampling: SamplingPolicy | None = None
+    """Sampling parameters as the trainer needs them; a policy of the node is applied after it."""
 
 
 class BuilderSpec(BaseModel):

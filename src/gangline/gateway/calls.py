@@ -12,16 +12,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from gangline.domain.completion import Completion, DivergenceCause
-from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, Usage
+from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, Thinking, ToolCall, Usage
 from gangline.domain.errors import EngineIncapable, EngineUnavailable, GanglineError, SessionOver
-from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, ToolCallDelta
+from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, TokenLogprob, ToolCallDelta
 from gangline.domain.tokens import TokenIds, common_prefix_len, token_ids
 from gangline.engines.contract import (
     Engine,
@@ -34,9 +35,11 @@ from gangline.engines.contract import (
 )
 from gangline.gateway.capture import Prompt, completion_of, tool_call_id, with_own_call_ids
 from gangline.gateway.divergence import find_cause
+from gangline.gateway.gate import Gate, GateMeter
 from gangline.gateway.ledger import Ledger
 from gangline.gateway.placing import Place
 from gangline.gateway.stitch import Decision, PromptTier
+from gangline.gateway.versions import VersionStamps
 
 __all__ = ["CallInFlight"]
 
@@ -47,24 +50,43 @@ _CAUSE_BUDGET_S = 10.0
 
 
 class CallInFlight:
-    """One admitted call. `start` it; then read `deltas()`, or wait for `reply()`, or `abort` it."""
+    """One admitted call. `start` it; then read `news()`, wait for `reply()`, or `abort` it. Any number may listen."""
 
     def __init__(
-        self, call: ModelCall, engine: Engine, ledger: Ledger, tier: PromptTier, clock: Callable[[], float]
+        self,
+        call: ModelCall,
+        engine: Engine,
+        ledger: Ledger,
+        tier: PromptTier,
+        clock: Callable[[], float],
+        *,
+        gate: Gate,
+        meter: GateMeter,
+        wished: SamplingParams | None = None,
     ) -> None:
+        """`wished`: what the harness asked for, where the operator's sampling policy made something else of it."""
         self.call = call
         self.record_key = secrets.token_hex(8)
         self.created_at = clock()
+        self.num_replays = 0
+        """Retries that were given this call's answer."""
         self._engine = engine
         self._ledger = ledger
         self._tier = tier
         self._clock = clock
+        self._gate = gate
+        self._meter = meter
+        self._wished = wished
         self._gathered = ReplyAccumulator()
+        self._stamps = VersionStamps(gate)
         self._sent_ids: TokenIds | None = None
+        self._num_prompt_tokens: int | None = None
         self._place: Place | None = None
         self._capabilities: EngineCapabilities | None = None
         """Set once the engine is asked to sample."""
-        self._shown: asyncio.Queue[ReplyDelta | None] = asyncio.Queue()
+        self._shown: list[ReplyDelta] = []
+        self._listeners: set[asyncio.Event] = set()
+        """Of each who reads `news`: set when there is something new."""
         self._abort_message: str | None = None
         self._committing = False
         self._task: asyncio.Task[Reply] | None = None
@@ -72,7 +94,14 @@ class CallInFlight:
     def start(self, on_end: Callable[[CallInFlight], None]) -> None:
         """`on_end` is called once, when the call has ended in any way."""
         self._task = asyncio.create_task(self._run())
-        self._task.add_done_callback(lambda _: on_end(self))
+        self._task.add_done_callback(lambda _: self._end(on_end))
+
+    def _end(self, on_end: Callable[[CallInFlight], None]) -> None:
+        on_end(self)
+        # A finished call may be kept for retries: they need its reply, and send their own body along.
+        self.call = msgspec.structs.replace(self.call, messages=(), tools=())
+        self._gathered, self._sent_ids, self._place = ReplyAccumulator(), None, None
+        self._wake()
 
     @property
     def error(self) -> BaseException | None:
@@ -84,6 +113,20 @@ class CallInFlight:
     @property
     def answered(self) -> bool:
         return self._task is not None and self._task.done() and not self._task.cancelled() and self.error is None
+
+    @property
+    def ended_already(self) -> bool:
+        return self._task is not None and self._task.done()
+
+    @property
+    def failed(self) -> bool:
+        """Ended without an answer."""
+        return self.ended_already and not self.answered
+
+    @property
+    def num_prompt_tokens(self) -> int | None:
+        """As the engine reported it; None until it did."""
+        return self._num_prompt_tokens
 
     def abort(self, message: str) -> None:
         """End the call: cancelled in the engine, kept as an aborted record. One that is wholly sampled is committed."""
@@ -104,54 +147,90 @@ class CallInFlight:
             raise SessionOver(self._abort_message or "the node is stopping")
         return self._task.result()
 
-    async def deltas(self) -> AsyncGenerator[ReplyDelta, None]:
-        """What may be shown so far, as it comes; ends with the call, however that ends."""
+    async def news(self, idle_s: float) -> AsyncGenerator[Sequence[ReplyDelta], None]:
+        """What may be shown, from the beginning, as it comes: each time all that is new; ends with the call, however
+        that ends. Empty: nothing came for `idle_s` seconds."""
         assert self._task is not None
-        self._task.add_done_callback(lambda _: self._shown.put_nowait(None))
-        while (delta := await self._shown.get()) is not None:
-            yield delta
+        num_read, fresh = 0, asyncio.Event()
+        self._listeners.add(fresh)
+        try:
+            while True:
+                if num_read < len(self._shown):
+                    new = self._shown[num_read:]
+                    num_read = len(self._shown)
+                    yield new
+                elif self._task.done():
+                    return
+                else:
+                    fresh.clear()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(idle_s):
+                            await fresh.wait()
+                    if not fresh.is_set():
+                        yield ()
+        finally:
+            self._listeners.discard(fresh)
+
+    def _wake(self) -> None:
+        for listener in self._listeners:
+            listener.set()
 
     async def _run(self) -> Reply:
         try:
-            self._place = place = self._ledger.index.place(self.call)
-            capabilities = await self._engine.capabilities()
-            decision = await self._tier.decide(self.call, place, capabilities)
-            self._capabilities, self._sent_ids = capabilities, decision.prompt_ids
-            answer = self._checked(await self._sample(capabilities))
-            self._committing = True
-            prompt = await self._prompt(place, decision, answer)
-            return await self._commit(place, prompt, answer, capabilities)
+            async with self._gate.pass_through(self._meter):
+                return await self._sample_and_commit()
         except asyncio.CancelledError:
             if self._abort_message is None:
                 raise
             await self._record_aborted(self._abort_message)
             raise SessionOver(self._abort_message) from None
 
+    async def _sample_and_commit(self) -> Reply:
+        self._place = place = self._ledger.index.place(self.call)
+        capabilities = await self._engine.capabilities()
+        decision = await self._tier.decide(self.call, place, capabilities)
+        self._capabilities, self._sent_ids = capabilities, decision.prompt_ids
+        answer = self._checked(await self._sample(capabilities), capabilities)
+        self._committing = True
+        prompt = await self._prompt(place, decision, answer)
+        return await self._commit(place, prompt, answer, capabilities)
+
     # -- sampling ------------------------------------------------------------------------------------------------
 
     async def _sample(self, capabilities: EngineCapabilities) -> EngineReply:
         request = EngineRequest(call=self.call, prompt_ids=self._sent_ids)
-        if not self.call.stream:
-            return await self._engine.chat(request)
-        if not capabilities.streams_ids:
+        self._stamps.begin()
+        if not (self.call.stream and capabilities.streams_ids):
             answer = await self._engine.chat(request)
-            for choice in answer.choices:
-                self._show(_whole_delta(choice))
+            self._note_prompt(answer)
+            if self.call.stream:
+                for choice in answer.choices:
+                    self._show(_whole_delta(choice.index, choice.message, choice.token_logprobs))
             return answer
         async with aclosing(self._engine.stream(request)) as pieces:
             async for piece in pieces:
                 if piece.prompt_ids is None and self._gathered.prompt_ids is None:
                     raise _no_ids()  # before anything was shown
                 self._gathered.feed(piece)
+                self._stamps.saw(piece.shown.choice_index, len(piece.sampled_ids or ()))
+                if self._num_prompt_tokens is None and piece.prompt_ids is not None:
+                    self._num_prompt_tokens = len(piece.prompt_ids)
                 if piece.sampled_ids or not piece.shown.shows_nothing:
                     self._show(piece.shown)
         return self._gathered.reply()
+
+    def _note_prompt(self, answer: EngineReply) -> None:
+        if answer.prompt_ids is not None:
+            self._num_prompt_tokens = len(answer.prompt_ids)
+        elif answer.usage is not None:
+            self._num_prompt_tokens = answer.usage.num_prompt_tokens
 
     def _show(self, delta: ReplyDelta) -> None:
         if delta.tool_calls:
             pieces = tuple(self._own_call_id(delta.choice_index, piece) for piece in delta.tool_calls)
             delta = msgspec.structs.replace(delta, tool_calls=pieces)
-        self._shown.put_nowait(delta)
+        self._shown.append(delta)
+        self._wake()
 
     def _own_call_id(self, choice_index: int, piece: ToolCallDelta) -> ToolCallDelta:
         if piece.name is None:
@@ -159,13 +238,15 @@ class CallInFlight:
         call_id = tool_call_id(self.record_key, choice_index, piece.index)
         return msgspec.structs.replace(piece, call_id=call_id)
 
-    def _checked(self, answer: EngineReply) -> EngineReply:
+    def _checked(self, answer: EngineReply, capabilities: EngineCapabilities) -> EngineReply:
         """Raises: EngineIncapable, EngineUnavailable when no record can be made of the answer."""
         if len(answer.choices) != self.call.num_choices:
             raise EngineUnavailable(f"the engine answered {len(answer.choices)} of {self.call.num_choices} choices")
         if any(choice.finish_reason is None for choice in answer.choices):
             raise EngineUnavailable("the engine ended its reply without a finish reason")
-        if answer.prompt_ids is None or any(choice.sampled_ids is None for choice in answer.choices):
+        # An engine that never reports ids was let in by the operator, who wants the text alone.
+        has_ids = answer.prompt_ids is not None and all(choice.sampled_ids is not None for choice in answer.choices)
+        if capabilities.reports_ids and not has_ids:
             raise _no_ids()
         return answer
 
@@ -174,7 +255,8 @@ class CallInFlight:
     async def _prompt(self, place: Place, decision: Decision, answer: EngineReply) -> Prompt:
         """What the engine says it conditioned on, against the parent's context."""
         reported = answer.prompt_ids
-        assert reported is not None
+        if reported is None:
+            return Prompt(source="engine", context="first", parent_id=None, shared=0, suffix_ids=token_ids())
         stitched = decision.prompt_ids is not None and np.array_equal(decision.prompt_ids, reported)
         fallback, cause = decision.fallback, decision.cause
         if decision.prompt_ids is not None and not stitched:
@@ -240,7 +322,7 @@ class CallInFlight:
         *,
         aborted: str | None = None,
     ) -> list[Completion]:
-        finished_at = self._clock()
+        finished_at, metadata = self._clock(), self._metadata()
         return [
             completion_of(
                 self.call,
@@ -253,13 +335,26 @@ class CallInFlight:
                 started_at=self.created_at,
                 finished_at=finished_at,
                 aborted=aborted,
+                metadata=metadata,
             )
             for choice in choices
         ]
 
+    def _metadata(self) -> dict[str, Any]:
+        """What the record says beside its fields: the reply's id, and what became of the harness's wishes."""
+        metadata: dict[str, Any] = {"reply_id": self.record_key}
+        if self.num_replays:
+            metadata["num_replays"] = self.num_replays
+        if self._wished is not None:
+            metadata["sampling_wished"] = msgspec.to_builtins(self._wished)
+        return metadata
+
     def _with_own_ids(self, choice: EngineChoice) -> EngineChoice:
+        """With tool-call ids of ours, and the gate's policy versions where the engine reports none."""
         message = with_own_call_ids(choice.message, self.record_key, choice.index)
-        return msgspec.structs.replace(choice, message=message)
+        num_ids = 0 if choice.sampled_ids is None else len(choice.sampled_ids)
+        spans = choice.version_spans or self._stamps.spans(choice.index, num_ids)
+        return msgspec.structs.replace(choice, message=message, version_spans=spans)
 
     def _reply(self, choices: list[EngineChoice], answer: EngineReply) -> Reply:
         num_prompt = 0 if answer.prompt_ids is None else len(answer.prompt_ids)
@@ -273,6 +368,7 @@ class CallInFlight:
                     index=choice.index,
                     message=choice.message,
                     finish_reason=choice.finish_reason or "",
+                    stop_reason=choice.stop_reason,
                     logprobs=None if self.call.num_top_logprobs is None else choice.token_logprobs,
                 )
                 for choice in choices
@@ -304,16 +400,15 @@ class CallInFlight:
         return msgspec.structs.replace(prompt, cause="unknown") if prompt.context == "diverged" else prompt
 
 
-def _whole_delta(choice: EngineChoice) -> ReplyDelta:
+def _whole_delta(index: int, message: Message, logprobs: tuple[TokenLogprob, ...]) -> ReplyDelta:
     """A reply that came in one piece, as the one delta of its stream."""
-    message: Message = choice.message
     calls = [part for part in message.parts if isinstance(part, ToolCall)]
     return ReplyDelta(
-        choice_index=choice.index,
+        choice_index=index,
         thinking="".join(part.text for part in message.parts if isinstance(part, Thinking)),
         text="".join(part.text for part in message.parts if isinstance(part, Text)),
         tool_calls=tuple(ToolCallDelta(i, part.arguments, part.call_id, part.name) for i, part in enumerate(calls)),
-        logprobs=choice.token_logprobs,
+        logprobs=logprobs,
     )
 
 

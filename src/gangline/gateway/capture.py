@@ -62,6 +62,7 @@ def completion_of(
     started_at: float,
     finished_at: float,
     aborted: str | None = None,
+    metadata: dict[str, Any] | None = None,
 ) -> Completion:
     """The record of one choice, without its id. `choice.message` has its final tool-call ids.
 
@@ -69,7 +70,7 @@ def completion_of(
     """
     ids = token_ids() if choice.sampled_ids is None else choice.sampled_ids
     follows = prompt.parent_id is not None
-    metadata: dict[str, Any] = {} if call.model == capabilities.model else {"requested_model": call.model}
+    requested = {} if call.model == capabilities.model else {"requested_model": call.model}
     return Completion(
         completion_id="",
         session_id=session_id,
@@ -92,7 +93,7 @@ def completion_of(
         started_at=started_at,
         finished_at=finished_at,
         dropped=call.dropped,
-        metadata=metadata,
+        metadata=(metadata or {}) | requested,
     )
 
 
@@ -120,7 +121,9 @@ def _certificate(
 
 def _untrainable(choice: EngineChoice) -> str | None:
     ids, values = choice.sampled_ids, choice.logprobs
-    if ids is None or len(ids) == 0:
+    if ids is None:
+        return "the engine reports no token ids"
+    if len(ids) == 0:
         return "no sampled ids"
     if values is None:
         return "no log-probs"

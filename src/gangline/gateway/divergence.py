@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from gangline.domain.completion import Completion, CompletionTree, DivergenceCause
-from gangline.domain.conversation import Message, Part, Text, Thinking, ToolCall
+from gangline.domain.conversation import Message, Part, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.errors import EngineError
 from gangline.domain.tokens import TokenIds
 from gangline.engines.contract import Engine
@@ -86,8 +86,10 @@ def _part_text(part: Part) -> str:
             return text
         case ToolCall(_, _, arguments):
             return arguments
+        case ToolResult(_, content):
+            return "".join(piece.text for piece in content if isinstance(piece, Text))
         case _:
-            return "".join(piece.text for piece in part.content)
+            return ""
 
 
 def _text(message: Message) -> str:

@@ -36,10 +36,15 @@ class Ledger:
         self.index = PlaceIndex()
         self._journal = journal
         self._num_committed = 0
+        self._replies: dict[str, list[str]] = {}
+        """reply id -> its completions, one per choice"""
+        self._continued: set[str] = set()
+        """Completions that another one goes on from."""
         self._order = asyncio.Lock()
         for completion in completions:
             self.tree.add(completion)
             self._num_committed += 1
+            self._note(completion)
             if completion.status == "complete":
                 self.index.restore(completion)
 
@@ -56,11 +61,30 @@ class Ledger:
                 await self._journal.append(completion)
                 self._num_committed += 1
                 self.tree.add(completion)
+                self._note(completion)
                 if completion.status == "complete":
                     self.index.add(completion, history)
                 self._report(completion)
                 committed.append(completion)
         return committed
+
+    def reply(self, reply_id: str) -> Completion | None:
+        """The first choice of a reply that was given whole, by its id with or without the dialect's prefix."""
+        for known in (reply_id, reply_id.rpartition("_")[2], reply_id.rpartition("-")[2]):
+            if known in self._replies:
+                return self.tree[self._replies[known][0]]
+        return None
+
+    def is_continued(self, reply_id: str) -> bool:
+        """Whether a later call goes on from any choice of this reply."""
+        return any(completion_id in self._continued for completion_id in self._replies.get(reply_id, ()))
+
+    def _note(self, completion: Completion) -> None:
+        reply_id = completion.metadata.get("reply_id")
+        if isinstance(reply_id, str) and completion.status == "complete":
+            self._replies.setdefault(reply_id, []).append(completion.completion_id)
+        if completion.parent_id is not None:
+            self._continued.add(completion.parent_id)
 
     def _report(self, completion: Completion) -> None:
         certificate = completion.certificate

@@ -5,14 +5,27 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import ModelCall
-from gangline.domain.errors import ContextOverflow, EngineRefused, Failure, GanglineError, SessionOver
+from gangline.domain.errors import (
+    ContextOverflow,
+    EngineRefused,
+    Failure,
+    GanglineError,
+    InvalidRequest,
+    SessionOver,
+)
+from gangline.domain.task import SamplingPolicy
 from gangline.engines.contract import Engine
 from gangline.gateway.calls import CallInFlight
+from gangline.gateway.gate import Gate, GateMeter
 from gangline.gateway.ledger import CompletionJournal, Ledger
+from gangline.gateway.retries import Attendance, CallMark, Retries
+from gangline.gateway.sampling_policy import apply_policies
 from gangline.gateway.stitch import PromptTier, Stitcher, ThinkingPolicy, Tier
 from gangline.gateway.token_call import TokenCall, TokenRequest
 
@@ -39,10 +52,17 @@ class ModelSession:
         tier: Tier = "auto",
         clock: Callable[[], float] = time.time,
         completions: Iterable[Completion] = (),
+        gate: Gate | None = None,
+        sampling: Sequence[SamplingPolicy] = (),
+        retry_window_s: float = 600.0,
+        retry_grace_s: float = 5.0,
     ) -> None:
         """
         key: the session's key, or its digest where nobody here knows the key any more.
         completions: what the journal already has of this attempt; their conversations go on.
+        gate: the node's; None is one of its own, open.
+        sampling: the operator's policies over what the harness wishes, the last one last.
+        retry_grace_s: how long a call whose client vanished before anything was sent waits for a retry.
         """
         self.session_id = session_id
         self.attempt = attempt
@@ -58,6 +78,11 @@ class ModelSession:
         """Likewise, of the journal."""
         self._ledger = Ledger(session_id, attempt, journal, completions)
         self._tier = PromptTier(tier, Stitcher(engine, self._ledger.tree, thinking))
+        self._gate = gate or Gate()
+        self.meter = GateMeter()
+        """How long the gate has held this session: budgets stand still meanwhile."""
+        self._sampling = tuple(sampling)
+        self._retries = Retries(self._has_gone_on, window_s=retry_window_s, grace_s=retry_grace_s)
         self._max_turns = max_turns
         self._clock = clock
         # The choices of one call share its start.
@@ -74,13 +99,61 @@ class ModelSession:
         """Model calls that were admitted, without those that failed and left no record."""
         return self._num_calls
 
+    def attend(self, call: ModelCall, mark: CallMark) -> Attendance:
+        """Listen to `call`: a new one, or the one that it is a retry of. Raises: SessionOver, InvalidRequest."""
+        if self._fence_message is not None:
+            raise SessionOver(self._fence_message)
+        return self._retries.attend(mark, lambda: self.start_call(call))
+
     def start_call(self, call: ModelCall) -> CallInFlight:
-        """Raises: SessionOver."""
+        """Raises: SessionOver, InvalidRequest."""
+        call = self._with_history(call)
+        used = apply_policies(self._sampling, call.sampling)
+        wished = None if used == call.sampling else call.sampling
+        call = call if wished is None else msgspec.structs.replace(call, sampling=used)
         self._admit()
-        flight = CallInFlight(call, self.engine, self._ledger, self._tier, self._clock)
+        flight = CallInFlight(
+            call,
+            self.engine,
+            self._ledger,
+            self._tier,
+            self._clock,
+            gate=self._gate,
+            meter=self.meter,
+            wished=wished,
+        )
         self._in_flight.add(flight)
         flight.start(self._ended)
         return flight
+
+    async def count(self, call: ModelCall) -> int:
+        """Tokens of the call's prompt, as the engine renders it. Samples nothing, and is no turn.
+
+        Raises: SessionOver, InvalidRequest, EngineError.
+        """
+        if self._fence_message is not None:
+            raise SessionOver(self._fence_message)
+        call = self._with_history(call)
+        return len(await self.engine.render(call.messages, call.tools, call.template_kwargs))
+
+    def _with_history(self, call: ModelCall) -> ModelCall:
+        """What a call that names an earlier reply goes on from, before its own messages. Its own instructions replace
+        those of the earlier call. Raises: InvalidRequest."""
+        if call.previous_reply_id is None:
+            return call
+        earlier = self._ledger.reply(call.previous_reply_id)
+        if earlier is None:
+            raise InvalidRequest(
+                f"Previous response with id '{call.previous_reply_id}' not found.", param="previous_response_id"
+            )
+        history = (*self.tree.messages(earlier), earlier.response)
+        if call.messages and call.messages[0].role == "system" and history[0].role == "system":
+            history = history[1:]
+            return msgspec.structs.replace(call, messages=(call.messages[0], *history, *call.messages[1:]))
+        return msgspec.structs.replace(call, messages=(*history, *call.messages))
+
+    def _has_gone_on(self, flight: CallInFlight) -> bool:
+        return self._ledger.is_continued(flight.record_key)
 
     def start_tokens(self, request: TokenRequest) -> TokenCall:
         """A call in tokens. Raises: SessionOver."""

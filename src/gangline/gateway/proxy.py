@@ -1,47 +1,65 @@
 """The routes that harnesses call: a session's own path, or the key alone. Answers in the provider's shapes, always.
 
-The key of a session opens that session's model calls and nothing else. What is not served is answered in the shape
-that the client understands, and names what is.
+The key of a session opens that session's model calls and nothing else. Which dialect a request speaks is told by its
+path, then by its headers. What is not served is answered in the shape that the client understands, and names what is.
 """
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from aiohttp import ClientConnectionResetError, web
 
-from gangline.dialects.chat import ChatDialect
-from gangline.dialects.contract import Dialect, EventWriter
+from gangline import plugins
+from gangline.dialects.contract import Dialect, DialectRoute, EventWriter, RawRequest
 from gangline.domain.conversation import ModelCall
-from gangline.domain.errors import GanglineError, LimitExceeded, NodeError, NotFound, Unauthorized
+from gangline.domain.errors import (
+    GanglineError,
+    LimitExceeded,
+    NodeError,
+    NotFound,
+    RequestTimeout,
+    Unauthorized,
+    UpgradeRefused,
+)
+from gangline.engines.contract import EngineCapabilities
 from gangline.gateway.calls import CallInFlight
-from gangline.gateway.model_session import ModelSession
+from gangline.gateway.dialect_routes import DialectRoutes, Match
+from gangline.gateway.model_session import ModelSession, key_digest
+from gangline.gateway.retries import Attendance, mark_of
 
 __all__ = ["Proxy"]
 
 _log = logging.getLogger("gangline.proxy")
 
-_SERVED = "OpenAI Chat (`/v1/chat/completions`, `/v1/models`)"
-
-_OTHER_DIALECTS = ("messages", "messages/count_tokens", "responses", "completions", "embeddings")
-
-_GONE = "client disconnected"
-
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
 
 class Proxy:
-    """The model routes of one node. Mount `routes()` on an application whose runner has `handler_cancellation`."""
+    """The model routes of one node. Mount `routes()` on an application whose runner has `handler_cancellation`, behind
+    the node's own routes."""
 
-    def __init__(self, *, max_body_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self,
+        *,
+        dialects: Sequence[Dialect] | None = None,
+        max_body_bytes: int = 64 << 20,
+        keep_alive_s: float = 10.0,
+        body_timeout_s: float = 60.0,
+    ) -> None:
+        """
+        dialects: None is all that are installed.
+        keep_alive_s: a stream that has nothing to say for so long sends a sign of life.
+        body_timeout_s: a client that sends nothing more of its body for so long is told so.
+        """
+        self._routes = DialectRoutes(_installed() if dialects is None else dialects)
         self._max_body_bytes = max_body_bytes
+        self._keep_alive_s = keep_alive_s
+        self._body_timeout_s = body_timeout_s
         self._sessions: dict[str, ModelSession] = {}
         self._by_key: dict[bytes, ModelSession] = {}
-        self._chat = ChatDialect()
 
     def add(self, session: ModelSession) -> None:
         self._sessions[session.session_id] = session
@@ -54,130 +72,24 @@ class Proxy:
             self._by_key.pop(session.key_digest, None)
 
     def routes(self) -> list[web.RouteDef]:
-        chat = self._chat
-        routes = [web.head("/", _alive), web.head("/api/hello", _alive), web.head("/s/{session}", _alive)]
-        for base in ("/s/{session}", ""):
-            routes += [
-                web.post(f"{base}/v1/chat/completions", _in_shape(chat, self._call)),
-                web.get(f"{base}/v1/models", _in_shape(chat, self._models), allow_head=False),
-                web.get(base + "/v1/models/{model:.+}", _in_shape(chat, self._model), allow_head=False),
-            ]
-        routes += [web.route("*", f"/v1/{path}", _in_shape(chat, _not_served)) for path in _OTHER_DIALECTS]
-        routes += [web.route("*", "/v1beta/{tail:.*}", _in_shape(chat, _not_served))]
-        return [*routes, web.route("*", "/s/{session}{tail:(/.*)?}", _in_shape(chat, _not_served))]
+        probes = [web.head(path, _alive) for path in ("/", "/api/hello", "/s/{session}", "/s/{session}/")]
+        return [
+            *probes,
+            web.route("*", "/s/{session}{path:(/.*)?}", self._answer),
+            *(web.route("*", f"/{{path:{root}(/.*)?}}", self._answer) for root in self._routes.roots),
+        ]
 
-    # -- model calls ---------------------------------------------------------------------------------------------
+    # -- any request ---------------------------------------------------------------------------------------------
 
-    async def _call(self, request: web.Request) -> web.StreamResponse:
-        session = self._authorised(request)
-        call = self._chat.parse_call(await self._body(request))
-        flight = session.start_call(call)
-        try:
-            if call.stream:
-                return await self._stream(request, flight)
-            reply = await flight.reply()
-            return _json(self._chat.reply_body(call, reply))
-        finally:
-            flight.abort(_GONE)  # nothing to abort where the call has ended
-
-    async def _stream(self, request: web.Request, flight: CallInFlight) -> web.StreamResponse:
-        """Until the first event, an error is a plain answer with its status; after it, an event of the stream."""
-        response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        """Finds the dialect, and answers every error in its shape."""
+        raw = RawRequest(
+            query=dict(request.query), headers={name.lower(): value for name, value in request.headers.items()}
         )
-        writer = self._writer(flight.call, flight)
+        path = "/" + request.match_info["path"].lstrip("/")
+        match = self._routes.find(request.method, path, raw)
         try:
-            async with aclosing(flight.deltas()) as deltas:
-                async for delta in deltas:
-                    await _begin(request, response)
-                    await response.write(writer.delta(delta))
-            last = writer.finish(await flight.reply())
-        except GanglineError as error:
-            if not response.prepared:
-                raise
-            last = writer.error(error)
-        await _begin(request, response)
-        await response.write(last)
-        await response.write_eof()
-        return response
-
-    def _writer(self, call: ModelCall, flight: CallInFlight) -> EventWriter:
-        return self._chat.event_writer(
-            call, reply_id=flight.record_key, model=call.model, created_at=int(flight.created_at)
-        )
-
-    async def _body(self, request: web.Request) -> bytes:
-        """Raises: LimitExceeded."""
-        body = bytearray()
-        if (request.content_length or 0) <= self._max_body_bytes:
-            async for piece in request.content.iter_any():
-                body += piece
-                if len(body) > self._max_body_bytes:
-                    break
-            else:
-                return bytes(body)
-        raise LimitExceeded(f"the request body is longer than {self._max_body_bytes} bytes")
-
-    # -- side routes ---------------------------------------------------------------------------------------------
-
-    async def _models(self, request: web.Request) -> web.StreamResponse:
-        capabilities = await self._authorised(request).engine.capabilities()
-        return _json(self._chat.model_list([capabilities.model]))
-
-    async def _model(self, request: web.Request) -> web.StreamResponse:
-        capabilities = await self._authorised(request).engine.capabilities()
-        model = request.match_info["model"]
-        if model != capabilities.model:
-            raise NotFound(f"the model {model!r} does not exist; this session is served {capabilities.model!r}.")
-        return _json(self._chat.model_card(model))
-
-    # -- keys ----------------------------------------------------------------------------------------------------
-
-    def _authorised(self, request: web.Request) -> ModelSession:
-        """Raises: Unauthorized, in the same words for a wrong key, another session's key and an unknown session."""
-        key = _digest(_bearer(request))
-        session_id = request.match_info.get("session")
-        session = self._by_key.get(key) if session_id is None else self._sessions.get(session_id)
-        if session is None or not hmac.compare_digest(session.key_digest, key):
-            raise Unauthorized("Incorrect API key provided: it is not the key of this session, or the session is over.")
-        return session
-
-
-def _bearer(request: web.Request) -> str:
-    """Raises: Unauthorized."""
-    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not key.strip():
-        raise Unauthorized("You didn't provide an API key: send the session's key as `Authorization: Bearer KEY`.")
-    return key.strip()
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-def _json(body: bytes) -> web.Response:
-    return web.Response(body=body, content_type="application/json")
-
-
-async def _begin(request: web.Request, response: web.StreamResponse) -> None:
-    if not response.prepared:
-        await response.prepare(request)
-
-
-async def _alive(request: web.Request) -> web.StreamResponse:
-    return web.Response()
-
-
-async def _not_served(request: web.Request) -> web.StreamResponse:
-    raise NotFound(f"{request.method} {request.path} is not served here. Served: {_SERVED}.")
-
-
-def _in_shape(dialect: Dialect, answer: Answer) -> Answer:
-    """Answer every error in the dialect's own shape."""
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        try:
-            return await answer(request)
+            return await self._dispatch(request, match, path)
         except GanglineError as error:
             known = error
         except (web.HTTPException, ClientConnectionResetError):
@@ -185,9 +97,145 @@ def _in_shape(dialect: Dialect, answer: Answer) -> Answer:
         except Exception as error:  # the boundary: a client must be told in a shape that it understands
             _log.exception("proxy.internal_error path=%s", request.path)
             known = NodeError(f"{type(error).__name__}: {error}")
-        shaped = dialect.error_answer(known)
-        return web.Response(
-            body=shaped.body, status=shaped.status, headers=dict(shaped.headers), content_type="application/json"
-        )
+        return _shaped(match.dialect, known)
 
-    return handler
+    async def _dispatch(self, request: web.Request, match: Match, path: str) -> web.StreamResponse:
+        """Raises: GanglineError."""
+        if request.headers.get("Upgrade", "").lower() == "websocket":
+            raise UpgradeRefused("WebSocket is not spoken here: send the request over HTTP.")
+        route = match.route
+        if route is None:
+            raise NotFound(f"{request.method} {request.path} is not served here. Served: {self._routes.served}.")
+        session = self._authorised(request, match)
+        if route.kind == "models" or route.kind == "model":
+            return _json(_models(match, route, await session.engine.capabilities()))
+        match = match.with_body(await self._body(request))
+        if route.kind == "count":
+            return _json(match.dialect.count_body(await session.count(match.dialect.parse_count(match.request))))
+        return await self._call(request, session, match, path)
+
+    def _authorised(self, request: web.Request, match: Match) -> ModelSession:
+        """Raises: Unauthorized, in the same words for a wrong key, another session's key and an unknown session."""
+        given = match.dialect.key_of(match.request)
+        if given is None:
+            raise Unauthorized("You didn't provide an API key: send the session's key, as `Authorization: Bearer KEY`.")
+        key = key_digest(given)
+        session_id = request.match_info.get("session")
+        session = self._by_key.get(key) if session_id is None else self._sessions.get(session_id)
+        if session is None or not hmac.compare_digest(session.key_digest, key):
+            raise Unauthorized("Incorrect API key provided: it is not the key of this session, or the session is over.")
+        return session
+
+    async def _body(self, request: web.Request) -> bytes:
+        """Raises: LimitExceeded, RequestTimeout."""
+        limit, body = self._max_body_bytes, bytearray()
+        if (request.content_length or 0) > limit:
+            raise LimitExceeded(f"the request body is longer than {limit} bytes")
+        while True:
+            try:
+                async with asyncio.timeout(self._body_timeout_s):
+                    piece = await request.content.readany()
+            except TimeoutError:
+                raise RequestTimeout(
+                    f"the request body stalled: nothing came for {self._body_timeout_s:g} s after {len(body)} bytes"
+                ) from None
+            if not piece:
+                return bytes(body)
+            body += piece
+            if len(body) > limit:
+                raise LimitExceeded(f"the request body is longer than {limit} bytes")
+
+    # -- model calls ---------------------------------------------------------------------------------------------
+
+    async def _call(self, request: web.Request, session: ModelSession, match: Match, path: str) -> web.StreamResponse:
+        call = match.dialect.parse_call(match.request)
+        attendance = session.attend(call, mark_of(match.dialect.name, path, match.request))
+        try:
+            if call.stream:
+                return await self._stream(request, match.dialect, call, attendance)
+            response = _json(match.dialect.reply_body(call, await attendance.flight.reply()))
+            await response.prepare(request)
+            await response.write_eof()
+            attendance.delivered()
+            return response
+        finally:
+            attendance.leave()
+
+    async def _stream(
+        self, request: web.Request, dialect: Dialect, call: ModelCall, attendance: Attendance
+    ) -> web.StreamResponse:
+        """Until the first byte, an error is a plain answer with its status; after it, an event of the stream."""
+        flight = attendance.flight
+        writer = dialect.event_writer(
+            call, reply_id=flight.record_key, model=call.model, created_at=int(flight.created_at)
+        )
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+        )
+        try:
+            async with aclosing(self._events(writer, flight)) as events:
+                async for event, is_content in events:
+                    attendance.has_sent |= is_content
+                    if not response.prepared:
+                        await response.prepare(request)
+                    await response.write(event)
+        except GanglineError as error:
+            if not response.prepared:
+                raise
+            await response.write(writer.error(error))
+            await response.write_eof()
+            return response
+        await response.write_eof()
+        attendance.delivered()
+        return response
+
+    async def _events(self, writer: EventWriter, flight: CallInFlight) -> AsyncGenerator[tuple[bytes, bool], None]:
+        """Bytes to send, and whether they are of the answer, not a mere sign of life. Raises: GanglineError."""
+        has_begun = False
+        async with aclosing(flight.news(self._keep_alive_s)) as news:
+            async for deltas in news:
+                if not deltas:
+                    yield writer.keep_alive(), False
+                    continue
+                begin = b"" if has_begun else writer.start(flight.num_prompt_tokens or 0)
+                has_begun = True
+                event = begin + b"".join([writer.delta(delta) for delta in deltas])
+                if event:
+                    yield event, True
+        reply = await flight.reply()
+        begin = b"" if has_begun else writer.start(reply.usage.num_prompt_tokens)
+        yield begin + writer.finish(reply), True
+
+
+def _installed() -> list[Dialect]:
+    return [plugins.load("dialect", name)() for name in plugins.names("dialect")]
+
+
+def _models(match: Match, route: DialectRoute, capabilities: EngineCapabilities) -> bytes:
+    """Raises: NotFound."""
+    served, max_context = capabilities.model, capabilities.max_context
+    if route.kind == "models":
+        return match.dialect.model_list([served], max_context)
+    model = match.request.params.get("model", "")
+    if model != served:
+        raise NotFound(f"the model {model!r} does not exist; this session is served {served!r}.")
+    return match.dialect.model_card(model, max_context)
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
+
+
+def _shaped(dialect: Dialect, error: GanglineError) -> web.Response:
+    shaped = dialect.error_answer(error)
+    # Statuses of HTTP itself, that a provider's own table does not have.
+    status = error.status if isinstance(error, (RequestTimeout, UpgradeRefused)) else shaped.status
+    headers = dict(shaped.headers) | ({"Upgrade": "HTTP/1.1"} if isinstance(error, UpgradeRefused) else {})
+    response = web.Response(body=shaped.body, status=status, headers=headers, content_type="application/json")
+    if isinstance(error, (LimitExceeded, RequestTimeout, UpgradeRefused)):
+        response.force_close()  # the rest of what the client sends is not read
+    return response
+
+
+async def _alive(request: web.Request) -> web.StreamResponse:
+    return web.Response()

@@ -1,0 +1,50 @@
+"""The operator's sampling policy over what a harness wishes: per parameter override, clamp or pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from gangline.domain.conversation import SamplingParams
+from gangline.domain.task import ParameterRule, SamplingPolicy
+
+__all__ = ["apply_policies"]
+
+_USUAL: dict[str, float] = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""What providers take where a request says nothing."""
+
+_UNLIMITED = ("max_tokens", "top_k")
+"""Where nothing is said, there is no limit."""
+
+_WHOLE = ("max_tokens", "top_k", "seed")
+
+
+def apply_policies(policies: Iterable[SamplingPolicy], wished: SamplingParams) -> SamplingParams:
+    """One after another: the last one has the last word."""
+    used = wished
+    for policy in policies:
+        changes: dict[str, Any] = {}
+        for name in SamplingPolicy.model_fields:
+            rule: ParameterRule | None = getattr(policy, name)
+            if rule is not None:
+                value = _ruled(name, rule, getattr(used, name))
+                changes[name] = int(value) if value is not None and name in _WHOLE else value
+        used = msgspec.structs.replace(used, **changes) if changes else used
+    return used
+
+
+def _ruled(name: str, rule: ParameterRule, wished: float | None) -> float | None:
+    if rule.override is not None:
+        return rule.override
+    value = rule.default if wished is None else wished
+    if rule.min is None and rule.max is None:
+        return value
+    if value is None and name in _UNLIMITED:
+        return rule.max
+    value = _USUAL.get(name) if value is None else value
+    if value is None:
+        return None
+    value = value if rule.min is None else max(value, rule.min)
+    return value if rule.max is None else min(value, rule.max)
