@@ -115,9 +115,7 @@ def decode(body: bytes, kind: type[WireT], url: str) -> WireT:
             return msgspec.convert(json.loads(body), kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         start = body[:120].decode("utf-8", "replace")
-        raise EngineUnavailable(
-            f"engine {url} answered what is no chat reply: {error}; got {start!r}"
-        ) from error
+        raise EngineUnavailable(f"engine {url} answered what is no chat reply: {error}; got {start!r}") from error
 
 
 def message_of(message: WireMessage | None) -> Message:

@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from gangline.domain.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
+from gangline.engines.chat_replies import ModelCard, ModelList, decode
 
 __all__ = ["EngineHttp"]
 
@@ -89,6 +90,18 @@ class EngineHttp:
             raise EngineUnavailable(refused.message) from refused
         except TimeoutError as late:
             raise EngineUnavailable(f"engine {self.url} did not answer a health check in {timeout_s:g} s") from late
+
+    async def served_model(self, wanted: str | None) -> ModelCard:
+        """What the engine says of the model `wanted`, or of the first that it lists.
+
+        Raises: EngineRefused when the engine does not serve it.
+        """
+        cards = decode(await self.get("/v1/models"), ModelList, self.url).data
+        found = [card for card in cards if wanted in (None, card.id)]
+        if not found:
+            known = ", ".join(card.id for card in cards) or "none"
+            raise EngineRefused(f"engine {self.url} does not serve {wanted!r}; it serves: {known}.", status=404)
+        return found[0]
 
     def refusal(self, status: int, body: bytes) -> EngineError:
         """The error behind a body that is no reply."""

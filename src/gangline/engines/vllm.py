@@ -22,8 +22,6 @@ from gangline.domain.tokens import TokenIds, token_ids
 from gangline.engines.contract import EngineCapabilities, EngineDelta, EngineReply, EngineRequest, ReplyAccumulator
 from gangline.engines.http import EngineHttp
 from gangline.engines.vllm_wire import (
-    ModelCard,
-    ModelList,
     Rendered,
     SseLines,
     WireReply,
@@ -69,7 +67,7 @@ class VllmEngine:
             return self._capabilities or await self.probe()
 
     async def probe(self) -> EngineCapabilities:
-        card = await self._served_model()
+        card = await self._http.served_model(self._model)
         self._model = card.id
         prompt_ids = await self._render_or_none([_user("One word.")])
         reply = await self.chat(_probe_request(prompt_ids))
@@ -160,17 +158,8 @@ class VllmEngine:
 
     async def _model_name(self) -> str:
         if self._model is None:
-            self._model = (await self._served_model()).id
+            self._model = (await self._http.served_model(self._model)).id
         return self._model
-
-    async def _served_model(self) -> ModelCard:
-        """Raises: EngineRefused when the engine does not serve the model it should."""
-        cards = decode(await self._http.get("/v1/models"), ModelList, self.url).data
-        found = [card for card in cards if self._model in (None, card.id)]
-        if not found:
-            known = ", ".join(card.id for card in cards) or "none"
-            raise EngineRefused(f"engine {self.url} does not serve {self._model!r}; it serves: {known}.", status=404)
-        return found[0]
 
     async def _version(self) -> str:
         try:
