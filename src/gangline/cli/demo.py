@@ -103,7 +103,7 @@ async def _demo(plan: Plan, groups: int, samples: int, seed: int, runtime: str |
             await _watch(client, submitted)
             wall_s = time.monotonic() - started
             results = [result for task_id in submitted for result in await client.result(task_id)]
-        say.print("Auditing: every log-prob again, by teacher forcing")
+        say.print("Auditing the rows")
         return await asyncio.to_thread(_report, plan, name, results, wall_s, backend)
 
     report = await run_service(plan, body)
