@@ -1,0 +1,106 @@
+"""Anthropic Messages: the reply -> one JSON body; and what the body and the events have in common.
+
+A tool call whose arguments are no JSON object goes out with the input `{}`: the client's own check of the input then
+tells the model. The record keeps what was sampled.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+
+from gangline.domain.conversation import ModelCall, Part, Text, Thinking, ToolCall, Usage
+from gangline.domain.reply import Reply, ReplyChoice
+
+__all__ = [
+    "input_json",
+    "is_whole_object",
+    "message_fields",
+    "messages_reply_body",
+    "signature_of",
+    "stop_fields",
+    "usage_fields",
+]
+
+_STOP_REASONS = {"length": "max_tokens", "abort": "max_tokens", "content_filter": "refusal", "tool_calls": "tool_use"}
+
+
+def messages_reply_body(call: ModelCall, reply: Reply) -> bytes:
+    choice = reply.choices[0]
+    blocks = [_block(part, reply.reply_id) for part in choice.message.parts if _is_shown(part)]
+    fields = message_fields(reply.reply_id, reply.model) | stop_fields(call, choice)
+    fields["content"] = blocks or [{"type": "text", "text": ""}]
+    fields["usage"] = usage_fields(reply.usage)
+    return msgspec.json.encode(fields)
+
+
+def message_fields(reply_id: str, model: str) -> dict[str, Any]:
+    """A message that has not begun."""
+    return {
+        "id": f"msg_{reply_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+    }
+
+
+def _is_shown(part: Part) -> bool:
+    return isinstance(part, ToolCall) or (isinstance(part, Text | Thinking) and part.text != "")
+
+
+def _block(part: Part, reply_id: str) -> dict[str, Any]:
+    match part:
+        case Thinking():
+            return {"type": "thinking", "thinking": part.text, "signature": signature_of(reply_id)}
+        case ToolCall():
+            arguments = msgspec.Raw(input_json(part.arguments).encode())
+            return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": arguments}
+        case Text():
+            return {"type": "text", "text": part.text}
+        case _:
+            raise AssertionError(f"a model does not reply with {type(part).__name__}")
+
+
+def signature_of(reply_id: str) -> str:
+    """What a client echoes with the thinking: the way back to the record."""
+    return base64.b64encode(f"gangline:{reply_id}".encode()).decode()
+
+
+def is_whole_object(arguments: str) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(arguments), dict)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return False
+
+
+def input_json(arguments: str) -> str:
+    """The arguments as a JSON object, whatever the model wrote."""
+    return arguments if is_whole_object(arguments) else "{}"
+
+
+def stop_fields(call: ModelCall, choice: ReplyChoice) -> dict[str, Any]:
+    reason = _STOP_REASONS.get(choice.finish_reason, "end_turn")
+    stopped_by = choice.stop_reason if choice.stop_reason in call.sampling.stop else None
+    if reason == "end_turn":
+        # Some engines say `stop` for a reply of calls when a tool was forced.
+        has_calls = any(isinstance(part, ToolCall) for part in choice.message.parts)
+        reason = "stop_sequence" if stopped_by is not None else "tool_use" if has_calls else reason
+    return {"stop_reason": reason, "stop_sequence": stopped_by if reason == "stop_sequence" else None}
+
+
+def usage_fields(usage: Usage) -> dict[str, Any]:
+    """The provider counts cached prompt tokens apart from `input_tokens`."""
+    fields: dict[str, Any] = {
+        "input_tokens": usage.num_prompt_tokens - usage.num_cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.num_cached_tokens,
+        "output_tokens": usage.num_sampled_tokens,
+    }
+    if usage.num_thinking_tokens:
+        fields["output_tokens_details"] = {"thinking_tokens": usage.num_thinking_tokens}
+    return fields

@@ -1,0 +1,141 @@
+"""Anthropic Messages: the request body -> the canonical call.
+
+A user's turn may mix tool results with text: each result becomes a message of its own, in the order given. Assistant
+messages that follow each other are one turn, as the provider reads them. Hosted tools are left out and named in
+`ModelCall.dropped`; content that cannot be carried (files by id, blocks of hosted tools) is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from gangline.dialects.anthropic_content import assistant_parts, system_parts, user_messages
+from gangline.dialects.anthropic_tools import encodable, tool_choice, tool_definitions
+from gangline.dialects.anthropic_wire import Body, MessageParam
+from gangline.domain.conversation import Message, ModelCall, SamplingParams
+from gangline.domain.errors import InvalidRequest
+
+__all__ = ["parse_messages_call", "parse_messages_count"]
+
+_KNOWN = frozenset(Body.__struct_fields__)
+
+_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_MISSING = re.compile(r"required field `(\w+)`")
+_INDEX = re.compile(r"\[(\d+)\]")
+
+
+def parse_messages_call(body: bytes) -> ModelCall:
+    """Raises: InvalidRequest; its details name the field as `param`."""
+    request = _decode(body, Body)
+    if request.max_tokens is None:
+        raise InvalidRequest("max_tokens: Field required", param="max_tokens")
+    return _call(body, request)
+
+
+def parse_messages_count(body: bytes) -> ModelCall:
+    """The body of count_tokens: a call without its sampling. Raises: InvalidRequest."""
+    return _call(body, _decode(body, Body))
+
+
+def _call(body: bytes, request: Body) -> ModelCall:
+    if not request.messages:
+        raise InvalidRequest("messages: at least one message is required", param="messages")
+    dropped: list[str] = sorted(set(_decode(body, dict[str, msgspec.Raw])) - _KNOWN) + _dropped_settings(request)
+    system, system_dropped = system_parts(request.system or "", "system")
+    tools, tools_dropped = tool_definitions(request.tools or ())
+    messages = _messages(request.messages, dropped)
+    choice, parallel = tool_choice(request.tool_choice, tools)
+    return ModelCall(
+        dialect="anthropic",
+        model=request.model,
+        messages=(Message("system", system), *messages) if system else messages,
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=parallel,
+        sampling=_sampling(request),
+        stream=bool(request.stream),
+        response_format=_response_format(request),
+        template_kwargs=_template_kwargs(request),
+        dropped=(*dropped, *system_dropped, *tools_dropped),
+    )
+
+
+def _decode(body: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise InvalidRequest(f"The request body is not valid JSON: {error}") from None
+
+
+def _invalid(error: msgspec.ValidationError) -> InvalidRequest:
+    """In the provider's manner: `messages.2.content.0.text: Field required`."""
+    text = str(error)
+    path = _PATH.search(text)
+    reason = text[: path.start()] if path else text
+    where = _INDEX.sub(r".\1", path.group(1).replace("[...]", "")) if path else ""
+    missing = _MISSING.search(reason)
+    if missing:
+        where, reason = f"{where}.{missing.group(1)}".strip("."), "Field required"
+    return InvalidRequest(f"{where or 'body'}: {reason}", param=where or None)
+
+
+def _messages(params: Iterable[MessageParam], dropped: list[str]) -> tuple[Message, ...]:
+    messages: list[Message] = []
+    for i, param in enumerate(params):
+        where = f"messages.{i}"
+        match param.role:
+            case "user":
+                messages += user_messages(param.content, where)
+            case "system":
+                parts, left_out = system_parts(param.content, where)
+                messages.append(Message("system", parts))
+                dropped += left_out
+            case "assistant":
+                parts = assistant_parts(param.content, where)
+                if messages and messages[-1].role == "assistant":
+                    parts = (*messages.pop().parts, *parts)
+                messages.append(Message("assistant", parts))
+    return tuple(messages)
+
+
+def _sampling(request: Body) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=request.max_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        stop=tuple(request.stop_sequences or ()),
+    )
+
+
+def _response_format(request: Body) -> dict[str, Any] | None:
+    """In OpenAI Chat's words, which engines read."""
+    chosen = request.output_config.format if request.output_config else None
+    chosen = chosen or request.output_format
+    if chosen is None:
+        return None
+    schema = encodable(chosen.schema, "output_config.format.schema")
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
+
+
+def _template_kwargs(request: Body) -> dict[str, Any]:
+    """Only `disabled` is said to the template: its default is what a trained model knows."""
+    off = request.thinking is not None and request.thinking.type == "disabled"
+    return {"enable_thinking": False} if off else {}
+
+
+def _dropped_settings(request: Body) -> list[str]:
+    """Known settings that no engine has."""
+    found: list[str] = []
+    if request.thinking is not None:
+        found += [name for name in ("budget_tokens", "display") if getattr(request.thinking, name) is not None]
+        found = [f"thinking.{name}" for name in found]
+    if request.output_config is not None and request.output_config.effort is not None:
+        found.append("output_config.effort")
+    return found

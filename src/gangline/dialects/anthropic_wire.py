@@ -1,0 +1,164 @@
+"""Anthropic Messages: the shapes of a request body. What a shape does not list is ignored where it only hints
+(`cache_control`, citations), and named in `ModelCall.dropped` where it would change the reply.
+
+Source: Anthropic API reference, messages; types of the Python SDK 2.12.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+__all__ = [
+    "Base64Source",
+    "Body",
+    "ContentSource",
+    "DocumentBlock",
+    "FileSource",
+    "ImageBlock",
+    "MessageParam",
+    "PlainTextSource",
+    "Readable",
+    "RedactedThinkingBlock",
+    "SearchResultBlock",
+    "TextBlock",
+    "ThinkingBlock",
+    "ToolChoiceParam",
+    "ToolParam",
+    "ToolReferenceBlock",
+    "ToolResultBlock",
+    "ToolUseBlock",
+    "UrlSource",
+]
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Base64Source(msgspec.Struct, tag="base64"):
+    media_type: str
+    data: str
+
+
+class UrlSource(msgspec.Struct, tag="url"):
+    url: str
+
+
+class FileSource(msgspec.Struct, tag="file"):
+    file_id: str
+
+
+class PlainTextSource(msgspec.Struct, tag="text"):
+    data: str
+
+
+class TextBlock(msgspec.Struct, tag="text"):
+    text: str
+
+
+class ImageBlock(msgspec.Struct, tag="image"):
+    source: Base64Source | UrlSource | FileSource
+
+
+class ContentSource(msgspec.Struct, tag="content"):
+    content: str | list[TextBlock | ImageBlock]
+
+
+class DocumentBlock(msgspec.Struct, tag="document"):
+    source: Base64Source | UrlSource | FileSource | PlainTextSource | ContentSource
+    title: str | None = None
+    context: str | None = None
+
+
+class SearchResultBlock(msgspec.Struct, tag="search_result"):
+    source: str
+    title: str
+    content: list[TextBlock]
+
+
+class ToolReferenceBlock(msgspec.Struct, tag="tool_reference"):
+    tool_name: str
+
+
+Readable = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock
+"""What a user or a tool may show the model."""
+
+
+class ThinkingBlock(msgspec.Struct, tag="thinking"):
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(msgspec.Struct, tag="redacted_thinking"):
+    data: str
+
+
+class ToolUseBlock(msgspec.Struct, tag="tool_use"):
+    id: Name
+    name: Name
+    input: msgspec.Raw
+    """A JSON object, as the client wrote it."""
+
+
+class ToolResultBlock(msgspec.Struct, tag="tool_result"):
+    tool_use_id: Name
+    content: str | list[Readable] | None = None
+    is_error: bool | None = None
+
+
+class MessageParam(msgspec.Struct):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Readable | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock]
+
+
+class ToolParam(msgspec.Struct):
+    name: str | None = None
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    input_examples: list[dict[str, Any]] | None = None
+    mcp_server_name: str | None = None
+
+
+class ToolChoiceParam(msgspec.Struct):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingParam(msgspec.Struct):
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class FormatParam(msgspec.Struct):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfigParam(msgspec.Struct):
+    format: FormatParam | None = None
+    effort: str | None = None
+
+
+class Body(msgspec.Struct):
+    model: Name
+    messages: list[MessageParam]
+    system: str | list[TextBlock] | None = None
+    max_tokens: Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: ToolChoiceParam | None = None
+    thinking: ThinkingParam | None = None
+    output_config: OutputConfigParam | None = None
+    output_format: FormatParam | None = None
+    """The beta's name of `output_config.format`."""
+    cache_control: Any = None
