@@ -27,7 +27,7 @@ from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.domain.views import Event, ResultReceipt, ServiceStatus, SessionView, Submitted, TaskPage, TaskView
 
-__all__ = ["ServerClient"]
+__all__ = ["NodeClient", "ServerClient"]
 
 T = TypeVar("T")
 
@@ -35,10 +35,10 @@ _MSGPACK = "application/msgpack"
 _POLL_S = 60.0
 
 
-class ServerClient:
-    """Calls one server. Enter it before use.
+class _HttpClient:
+    """Calls one server or node. Enter it before use.
 
-    token: the control token, if the server has one.
+    token: the control token, if there is one.
     timeout_s: for a call's answer, long polls excepted; results have ten times as long.
     """
 
@@ -62,6 +62,63 @@ class ServerClient:
         if self._http is not None:
             await self._http.close()
             self._http = None
+
+    # How calls are made.
+
+    async def _json(self, method: str, path: str, kind: type[T], **call: Any) -> T:
+        data = await self._call(method, path, **call)
+        with _readable(self.url):
+            return msgspec.json.decode(data, type=kind)
+
+    async def _msgpack(self, path: str, kind: type[T], params: Mapping[str, str] | None, *, method: str = "GET") -> T:
+        data = await self._call(method, path, params=params, accept=_MSGPACK, wait_s=9 * self._timeout_s)
+        with _readable(self.url):
+            return await asyncio.to_thread(decode_msgpack, data, kind)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        params: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        accept: str = "application/json",
+        wait_s: float = 0.0,
+    ) -> bytes:
+        """The body of a 2xx answer. Raises: the server's error, ServerUnavailable."""
+        headers = {"Accept": accept}
+        if body is not None:
+            headers["Content-Type"] = content_type
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s + wait_s)
+        try:
+            async with self._open().request(
+                method,
+                self.url + path,
+                data=None if body is None else BytesIO(body),
+                params=params,
+                headers=headers,
+                timeout=timeout,
+            ) as response:
+                data = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._unavailable(error) from error
+        if response.status >= 400:
+            raise _error_of(response.status, data, self.url)
+        return data
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            raise RuntimeError("enter the client first: `async with ServerClient(...) as client:`")
+        return self._http
+
+    def _unavailable(self, error: Exception) -> ServerUnavailable:
+        why = str(error) or type(error).__name__
+        return ServerUnavailable(f"the server at {self.url} does not answer ({why}); is it running? `gangline up`.")
+
+
+class ServerClient(_HttpClient):
+    """Calls the rollout server."""
 
     # The user's side.
 
@@ -171,50 +228,6 @@ class ServerClient:
             "POST", path, ResultReceipt, body=body, content_type=_MSGPACK, wait_s=9 * self._timeout_s
         )
 
-    # How calls are made.
-
-    async def _json(self, method: str, path: str, kind: type[T], **call: Any) -> T:
-        data = await self._call(method, path, **call)
-        with _readable(self.url):
-            return msgspec.json.decode(data, type=kind)
-
-    async def _msgpack(self, path: str, kind: type[T], params: Mapping[str, str] | None) -> T:
-        data = await self._call("GET", path, params=params, accept=_MSGPACK, wait_s=9 * self._timeout_s)
-        with _readable(self.url):
-            return await asyncio.to_thread(decode_msgpack, data, kind)
-
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: bytes | None = None,
-        params: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
-        accept: str = "application/json",
-        wait_s: float = 0.0,
-    ) -> bytes:
-        """The body of a 2xx answer. Raises: the server's error, ServerUnavailable."""
-        headers = {"Accept": accept}
-        if body is not None:
-            headers["Content-Type"] = content_type
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s + wait_s)
-        try:
-            async with self._open().request(
-                method,
-                self.url + path,
-                data=None if body is None else BytesIO(body),
-                params=params,
-                headers=headers,
-                timeout=timeout,
-            ) as response:
-                data = await response.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise self._unavailable(error) from error
-        if response.status >= 400:
-            raise _error_of(response.status, data, self.url)
-        return data
-
     async def _event_stream(self, params: Mapping[str, str], place: _Place) -> AsyncGenerator[Event]:
         """One connection's events. Raises: ServerUnavailable when it broke or ended."""
         headers = {"Accept": "text/event-stream"}
@@ -235,14 +248,43 @@ class ServerClient:
             raise self._unavailable(error) from error
         raise ServerUnavailable(f"the server at {self.url} ended the event stream.")
 
-    def _open(self) -> aiohttp.ClientSession:
-        if self._http is None:
-            raise RuntimeError("enter the client first: `async with ServerClient(...) as client:`")
-        return self._http
 
-    def _unavailable(self, error: Exception) -> ServerUnavailable:
-        why = str(error) or type(error).__name__
-        return ServerUnavailable(f"the server at {self.url} does not answer ({why}); is it running? `gangline up`.")
+class NodeClient(_HttpClient):
+    """Calls one node: sessions of your own agents, its engines, its gate.
+
+    opened = await node.open_session(max_turns=20)
+    run_my_agent(base_url=opened["base_urls"]["openai"], api_key=opened["api_key"])
+    result = await node.finalize(opened["session_id"])
+    """
+
+    async def status(self) -> dict[str, Any]:
+        return await self._json("GET", "/v1/status", dict[str, Any])
+
+    async def open_session(self, **request: Any) -> dict[str, Any]:
+        """`session_id`, `api_key` and `base_urls`. Fields of `request`: docs/guides/external-sessions.md.
+
+        Raises: InvalidRequest, Conflict when the id is taken, LimitExceeded.
+        """
+        return await self._json("POST", "/v1/sessions", dict[str, Any], body=msgspec.json.encode(request))
+
+    async def session(self, session_id: str) -> dict[str, Any]:
+        """Raises: NotFound."""
+        return await self._json("GET", f"/v1/sessions/{session_id}", dict[str, Any])
+
+    async def wait_session(self, session_id: str, timeout_s: float = 60.0) -> dict[str, Any]:
+        """The session once its agent is done, or after `timeout_s` (at most 300). Raises: NotFound."""
+        params = {"timeout_s": f"{timeout_s:g}"}
+        path = f"/v1/sessions/{session_id}/wait"
+        return await self._json("GET", path, dict[str, Any], params=params, wait_s=timeout_s)
+
+    async def finalize(self, session_id: str, *, completions: bool = False) -> SessionResult:
+        """The same result every time. Raises: NotFound, Conflict when it was aborted."""
+        params = {"completions": "1"} if completions else None
+        return await self._msgpack(f"/v1/sessions/{session_id}/finalize", SessionResult, params, method="POST")
+
+    async def abort_session(self, session_id: str) -> dict[str, Any]:
+        """Raises: NotFound, Conflict when it was finalized."""
+        return await self._json("POST", f"/v1/sessions/{session_id}/abort", dict[str, Any])
 
 
 class _Place:

@@ -4,32 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import hmac
 import logging
 import resource
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
 from gangline import plugins
 from gangline.client import ServerClient
 from gangline.domain.errors import EngineUnavailable, GanglineError, PortUnavailable
+from gangline.domain.task import CaptureSpec
 from gangline.engines.contract import Engine, EngineCapabilities
 from gangline.gateway.attempt import NodeParts
+from gangline.gateway.control import ControlRoute, answer, as_routes
+from gangline.gateway.control_sessions import SessionRoutes
 from gangline.gateway.delivery import Delivery
+from gangline.gateway.external import ExternalSessions
+from gangline.gateway.external_store import ExternalStore
+from gangline.gateway.model_session import ModelSession
 from gangline.gateway.pipeline import Pipeline
 from gangline.gateway.pools import Pools, PoolSizes
 from gangline.gateway.proxy import Proxy
 from gangline.store.journal import Journal
 
-__all__ = ["reap", "serve"]
+__all__ = ["control_routes", "reap", "serve"]
 
 log = logging.getLogger("gangline.node")
 
 _MAX_BODY_BYTES = 64 << 20
+_EXPIRE_EVERY_S = 30.0
 
 
 async def serve(
@@ -83,13 +90,17 @@ async def serve(
             journal=journal,
             pools=Pools(sizes),
         )
+        external = await _external_sessions(stack, folder, parts)
         pipeline = Pipeline(parts, client, Delivery(folder / "outgoing", client, journal), url=url)
-        await _listen(stack, _create_app(proxy, pipeline, control_token), listener)
+        routes = control_routes(parts, external, pipeline.status)
+        await _listen(stack, _create_app(proxy, routes, control_token), listener)
         stack.push_async_callback(pipeline.close)
         log.info("node.ready node=%s url=%s engine=%s model=%s", node_id, url, engine_url, capabilities.model)
         if on_ready is not None:
             on_ready(url)
-        await pipeline.run()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(pipeline.run())
+            group.create_task(_expire(external))
 
 
 async def reap(data_dir: Path, node_id: str) -> None:
@@ -149,10 +160,57 @@ def _bind(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _create_app(proxy: Proxy, pipeline: Pipeline, control_token: str | None) -> web.Application:
+async def _external_sessions(stack: AsyncExitStack, folder: Path, parts: NodeParts) -> ExternalSessions:
+    """Those of an earlier life of this node go on."""
+
+    def make_session(capture: CaptureSpec, **fields: Any) -> ModelSession:
+        return ModelSession(
+            engine=parts.engine, journal=parts.journal, thinking=capture.thinking, tier=capture.tier, **fields
+        )
+
+    external = ExternalSessions(
+        node_id=parts.node_id,
+        store=await asyncio.to_thread(ExternalStore, folder / "sessions"),
+        journal=parts.journal,
+        proxy=parts.proxy,
+        make_session=make_session,
+        release_engine=lambda _: None,
+    )
+    stack.push_async_callback(external.close)
+    await external.restore()
+    return external
+
+
+async def _expire(external: ExternalSessions) -> None:
+    while True:
+        await asyncio.sleep(_EXPIRE_EVERY_S)
+        try:
+            await external.expire()
+        except GanglineError as error:
+            log.error("external.not_expired message=%s", error)
+
+
+def control_routes(
+    parts: NodeParts, external: ExternalSessions, status: Callable[[], dict[str, Any]]
+) -> list[ControlRoute]:
+    """All of the node's own routes, in the order of their description."""
+
+    async def model() -> str:
+        return parts.model
+
+    async def show_status(request: web.Request) -> web.StreamResponse:
+        return answer(request, status() | {"num_external_sessions": external.num_open()})
+
+    return [
+        ControlRoute("GET", "/v1/status", show_status, "What the node is doing."),
+        *SessionRoutes(external, model).routes(),
+    ]
+
+
+def _create_app(proxy: Proxy, routes: list[ControlRoute], control_token: str | None) -> web.Application:
+    """The control routes come first: below `/s/SESSION` the proxy answers whatever else there is."""
     app = web.Application(client_max_size=_MAX_BODY_BYTES)
-    app[_PIPELINE], app[_TOKEN] = pipeline, control_token or ""
-    app.add_routes([web.get("/health", _health), web.get("/v1/status", _status), *proxy.routes()])
+    app.add_routes([web.get("/health", _health), *as_routes(routes, control_token), *proxy.routes()])
     return app
 
 
@@ -163,18 +221,5 @@ async def _listen(stack: AsyncExitStack, app: web.Application, listener: socket.
     await web.SockSite(runner, listener).start()
 
 
-_PIPELINE = web.AppKey("pipeline", Pipeline)
-_TOKEN = web.AppKey("control_token", str)
-
-
 async def _health(request: web.Request) -> web.Response:
     return web.json_response({"status": "ok"})
-
-
-async def _status(request: web.Request) -> web.Response:
-    """What the node is doing; needs the control token."""
-    token = request.app[_TOKEN]
-    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    if token and not hmac.compare_digest(given.encode(), token.encode()):
-        return web.json_response({"code": "unauthorized", "title": "the control token is missing or wrong"}, status=401)
-    return web.json_response(request.app[_PIPELINE].status())

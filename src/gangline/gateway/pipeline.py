@@ -12,6 +12,7 @@ from gangline.domain.lifecycle import Stage
 from gangline.domain.session import Heartbeat, Lease, SessionResult
 from gangline.gateway.attempt import Attempt, NodeParts
 from gangline.gateway.delivery import Delivery
+from gangline.gateway.external import is_external
 from gangline.store.journal import AttemptKey, AttemptOpened
 
 __all__ = ["Pipeline"]
@@ -167,7 +168,9 @@ class Pipeline:
         """Deliver what an earlier life of this node finished, and say what it left unfinished."""
         finished = self._delivery.leftover()
         unfinished = [
-            opened for opened in self._parts.journal.unclosed() if (opened.session_id, opened.attempt) not in finished
+            opened
+            for opened in self._parts.journal.unclosed()
+            if (opened.session_id, opened.attempt) not in finished and not is_external(opened)
         ]
         for key in finished:
             await self._delivery.deliver_leftover(key)

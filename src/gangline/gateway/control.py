@@ -1,0 +1,161 @@
+"""A node's own routes: what opens them, how they read bodies, how they answer errors (problem+json, RFC 9457).
+
+Two keys open two doors. The control token opens everything here; a session's key opens what its agent may say of
+itself, and nothing else. Model calls are not here: those are the proxy's, in the providers' shapes.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from gangline.domain.errors import GanglineError, InvalidRequest, LimitExceeded, NodeError, Unauthorized
+from gangline.domain.ids import validated_id
+from gangline.domain.tokens import encode_json, encode_msgpack
+from gangline.plugins import explain
+
+__all__ = ["MAX_WAIT_S", "ControlRoute", "answer", "as_routes", "key_of", "number", "path_id", "read_model"]
+
+log = logging.getLogger("gangline.node")
+
+MAX_WAIT_S = 300.0
+"""The longest long poll; longer ones are answered then, and asked again."""
+
+_MSGPACK = "application/msgpack"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class ControlRoute:
+    """One route, as it is served and as it is described."""
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    handler: Handler
+    summary: str
+    opened_by: Literal["control", "session"] = "control"
+    """`session`: the handler itself asks for the session's key."""
+
+
+def as_routes(routes: list[ControlRoute], control_token: str | None) -> list[web.RouteDef]:
+    """`control_token`: None asks for nothing (then listen on loopback only)."""
+    return [
+        web.route(
+            route.method, route.path, _in_problems(route, None if route.opened_by == "session" else control_token)
+        )
+        for route in routes
+    ]
+
+
+def _in_problems(route: ControlRoute, control_token: str | None) -> Handler:
+    """Ask for the token, and answer every error as a problem. Cancellation passes."""
+    token = control_token if route.opened_by == "control" else None
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        try:
+            if token:
+                _check_token(request, token)
+            return await route.handler(request)
+        except GanglineError as error:
+            if error.status >= 500:
+                log.error("control.failed %s %s code=%s message=%s", request.method, request.path, error.code, error)
+            return _problem(error)
+        except ValidationError as error:
+            return _problem(InvalidRequest(explain(error)))
+        except web.HTTPRequestEntityTooLarge:
+            return _problem(LimitExceeded("the body is too long."))
+        except web.HTTPException:
+            raise
+        except Exception as error:
+            if request.transport is None:  # its client has left
+                raise
+            log.exception("control.crashed %s %s", request.method, request.path)
+            return _problem(NodeError(f"the node made a mistake ({type(error).__name__}); its log says more."))
+
+    return handler
+
+
+def _check_token(request: web.Request, token: str) -> None:
+    """Raises: Unauthorized."""
+    given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+    if not hmac.compare_digest(given, f"Bearer {token}".encode()):
+        raise Unauthorized("the control token is missing or wrong; send `Authorization: Bearer TOKEN`.")
+
+
+def _problem(error: GanglineError) -> web.Response:
+    problem = {
+        "type": "about:blank",
+        "title": HTTPStatus(error.status).phrase,
+        "status": error.status,
+        "detail": error.message,
+        "code": error.code,
+        "boundary": error.boundary,
+        "retryable": error.retryable,
+        "details": error.details,
+    }
+    return web.Response(
+        body=msgspec.json.encode(problem),
+        status=error.status,
+        content_type="application/problem+json",
+        headers={"WWW-Authenticate": "Bearer"} if error.status == 401 else {},
+    )
+
+
+def answer(request: web.Request, record: Any) -> web.Response:
+    """JSON, or MessagePack where the client asks for it."""
+    if _MSGPACK in request.headers.get("Accept", ""):
+        return web.Response(body=encode_msgpack(record), content_type=_MSGPACK)
+    return web.Response(body=encode_json(record), content_type="application/json")
+
+
+async def read_model(request: web.Request, kind: type[ModelT], *, max_bytes: int = 4 << 20) -> ModelT:
+    """The body; an empty one is `{}`. Raises: LimitExceeded, ValidationError."""
+    too_long = LimitExceeded(f"the body has more than {max_bytes} bytes.", max_bytes=max_bytes)
+    if (request.content_length or 0) > max_bytes:
+        raise too_long
+    body = bytearray()
+    async for piece in request.content.iter_any():
+        body += piece
+        if len(body) > max_bytes:
+            raise too_long
+    return kind.model_validate_json(bytes(body) or b"{}")
+
+
+def path_id(request: web.Request, what: str) -> str:
+    """Raises: InvalidRequest."""
+    return validated_id(request.match_info[what], what)
+
+
+def key_of(request: web.Request) -> str:
+    """The session's key, from where any provider's SDK puts one. Raises: Unauthorized."""
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    found = key if scheme.lower() == "bearer" else ""
+    found = found or request.headers.get("x-api-key", "") or request.headers.get("x-goog-api-key", "")
+    if not found.strip():
+        raise Unauthorized("send the session's key as `Authorization: Bearer KEY`.")
+    return found.strip()
+
+
+def number(request: web.Request, name: str, default: float, *, low: float, high: float) -> float:
+    """A number from the query string, held to its bounds. Raises: InvalidRequest when it is none."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise InvalidRequest(f"{name} must be a number, got {text[:80]!r}.", param=name)
+    return min(max(value, low), high)

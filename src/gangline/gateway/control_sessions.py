@@ -1,0 +1,169 @@
+"""Routes of the sessions that callers open on a node, and of the agents in them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from aiohttp import web
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
+
+from gangline.domain.conversation import SamplingParams
+from gangline.domain.errors import GanglineError, InvalidRequest
+from gangline.domain.tokens import TokenIds, encode_json
+from gangline.gateway.control import MAX_WAIT_S, ControlRoute, answer, key_of, number, path_id, read_model
+from gangline.gateway.external import ClaimRequest, ExternalSessions, SessionRequest
+from gangline.gateway.model_session import key_digest
+from gangline.gateway.token_call import TokenCall, TokenRequest
+
+__all__ = ["GenerateRequest", "SessionRoutes", "TokenSampling"]
+
+_MAX_GENERATE_BYTES = 64 << 20
+_GONE = "client disconnected"
+
+
+class TokenSampling(BaseModel):
+    """How to sample. What is left out is the engine's default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    max_tokens: int | None = Field(default=None, gt=0, validation_alias=AliasChoices("max_tokens", "max_new_tokens"))
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+
+class GenerateRequest(BaseModel):
+    """Body of `POST /s/{session}/generate`: exact prompt ids."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    prompt_ids: Annotated[list[int], Field(min_length=1)] = Field(
+        validation_alias=AliasChoices("prompt_ids", "input_ids")
+    )
+    sampling_params: TokenSampling = TokenSampling()
+    stream: bool = False
+
+    def as_call(self) -> TokenRequest:
+        """Raises: InvalidRequest."""
+        sampling = SamplingParams(**self.sampling_params.model_dump())
+        return TokenRequest(prompt_ids=_ids(self.prompt_ids), sampling=sampling, stream=self.stream)
+
+
+def _ids(values: list[int]) -> TokenIds:
+    """Raises: InvalidRequest."""
+    try:
+        ids = np.array(values, dtype=np.int32)
+    except OverflowError:
+        ids = np.array([-1], dtype=np.int32)
+    if (ids < 0).any():
+        raise InvalidRequest("prompt_ids must be whole numbers from 0 to 2147483647.", param="prompt_ids")
+    return ids
+
+
+class SessionRoutes:
+    """`model`: asks for the name that the node's engines serve."""
+
+    def __init__(self, sessions: ExternalSessions, model: Callable[[], Awaitable[str]]) -> None:
+        self._sessions = sessions
+        self._model = model
+
+    def routes(self) -> list[ControlRoute]:
+        one = "/v1/sessions/{session}"
+        return [
+            ControlRoute("POST", "/v1/sessions", self.create, "Open a session; its key is told only here."),
+            ControlRoute("GET", "/v1/sessions", self.all, "The sessions that callers opened."),
+            ControlRoute("GET", one, self.view, "One of them."),
+            ControlRoute("GET", f"{one}/wait", self.wait, "The same, once its agent is done (`timeout_s`)."),
+            ControlRoute(
+                "POST", f"{one}/finalize", self.finalize, "Close it; its result, with all calls on `?completions=1`."
+            ),
+            ControlRoute("POST", f"{one}/abort", self.abort, "Close it and discard what it has."),
+            ControlRoute("POST", f"{one}/complete", self.complete, "The agent is done; what it claims.", "session"),
+            ControlRoute("POST", "/s/{session}/complete", self.complete, "The same, below its base URL.", "session"),
+            ControlRoute("POST", "/s/{session}/generate", self.generate, "A call in tokens.", "session"),
+        ]
+
+    # -- the owner's side ----------------------------------------------------------------------------------------
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        wanted = await read_model(request, SessionRequest)
+        origin = str(request.url.origin())
+        return answer(request, await self._sessions.create(wanted, origin, await self._model()))
+
+    async def all(self, request: web.Request) -> web.StreamResponse:
+        return answer(request, self._sessions.views())
+
+    async def view(self, request: web.Request) -> web.StreamResponse:
+        return answer(request, self._sessions.view(path_id(request, "session")))
+
+    async def wait(self, request: web.Request) -> web.StreamResponse:
+        timeout_s = number(request, "timeout_s", 60.0, low=0.0, high=MAX_WAIT_S)
+        return answer(request, await self._sessions.wait(path_id(request, "session"), timeout_s))
+
+    async def finalize(self, request: web.Request) -> web.StreamResponse:
+        result = await self._sessions.finalize(path_id(request, "session"))
+        if request.query.get("completions", "0") in ("", "0", "false"):
+            result = msgspec.structs.replace(result, completions=())
+        return answer(request, result)
+
+    async def abort(self, request: web.Request) -> web.StreamResponse:
+        return answer(request, await self._sessions.abort(path_id(request, "session")))
+
+    # -- the agent's side ----------------------------------------------------------------------------------------
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        session_id = path_id(request, "session")
+        self._sessions.authorised(session_id, key_digest(key_of(request)))
+        await self._sessions.complete(session_id, await read_model(request, ClaimRequest))
+        return answer(request, {"status": "completed"})
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        session = self._sessions.authorised(path_id(request, "session"), key_digest(key_of(request)))
+        wanted = await read_model(request, GenerateRequest, max_bytes=_MAX_GENERATE_BYTES)
+        call = session.start_tokens(wanted.as_call())
+        try:
+            if wanted.stream:
+                return await _stream(request, call)
+            return answer(request, await call.reply())
+        finally:
+            call.abort(_GONE)  # nothing to abort where the call has ended
+
+
+async def _stream(request: web.Request, call: TokenCall) -> web.StreamResponse:
+    """Events `{output_ids, logprobs}` as tokens come, then the whole reply, then `[DONE]`."""
+    response = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+    )
+    async with aclosing(call.pieces()) as pieces:
+        async for piece in pieces:
+            if not response.prepared:
+                await response.prepare(request)
+            await response.write(_event(piece))
+    try:
+        last = _event(await call.reply())
+    except GanglineError as error:
+        if not response.prepared:
+            raise
+        last = _event({"error": error.failure()})
+    if not response.prepared:
+        await response.prepare(request)
+    await response.write(last + b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+def _event(record: Any) -> bytes:
+    return b"data: " + encode_json(record) + b"\n\n"

@@ -1,0 +1,102 @@
+"""The files of sessions that callers opened: a state of each (0600, no key in clear), and its result once finalized."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from gangline.domain.errors import DiskFull, NotFound, StoreError
+from gangline.domain.session import SessionResult
+from gangline.domain.tokens import decode_msgpack, encode_msgpack
+
+__all__ = ["Claim", "ExternalState", "ExternalStore"]
+
+log = logging.getLogger("gangline.external")
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent said of itself when it was done."""
+
+    reward: float | None
+    info: dict[str, Any]
+
+
+class ExternalState(msgspec.Struct, frozen=True, kw_only=True):
+    """What outlives the process."""
+
+    session_id: str
+    key_digest: str
+    """SHA-256 of the key, in hexadecimal."""
+    request: dict[str, Any]
+    """The `SessionRequest`, as JSON data."""
+    model: str
+    created_at: float
+    status: Literal["open", "completed", "finalized", "aborted"] = "open"
+    claim: Claim | None = None
+    ended_at: float = 0.0
+    """0.0 while it has not ended."""
+
+
+class ExternalStore:
+    """`FOLDER/SESSION.json` and `FOLDER/SESSION.msgpack`. Session ids are validated before they come here."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder = folder
+
+    def load_all(self) -> list[ExternalState]:
+        """Blocking. A file that cannot be read is logged and left alone."""
+        states: list[ExternalState] = []
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                states.append(msgspec.json.decode(path.read_bytes(), type=ExternalState))
+            except (OSError, msgspec.MsgspecError) as error:
+                log.error("external.unreadable file=%s message=%s", path, error)
+        return states
+
+    async def save(self, state: ExternalState) -> None:
+        """Durable on return. Raises: StoreError, DiskFull."""
+        await asyncio.to_thread(_write, self._folder / f"{state.session_id}.json", msgspec.json.encode(state))
+
+    async def save_result(self, result: SessionResult) -> None:
+        """Durable on return. Raises: StoreError, DiskFull."""
+        path = self._folder / f"{result.session_id}.msgpack"
+        await asyncio.to_thread(lambda: _write(path, encode_msgpack(result)))
+
+    async def load_result(self, session_id: str) -> SessionResult:
+        """Raises: NotFound, StoreError."""
+        path = self._folder / f"{session_id}.msgpack"
+        try:
+            return decode_msgpack(await asyncio.to_thread(path.read_bytes), SessionResult)
+        except FileNotFoundError:
+            raise NotFound(f"there is no result of session {session_id!r}.") from None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise StoreError(f"the result of session {session_id!r} cannot be read: {error}") from error
+
+    def remove(self, session_id: str) -> None:
+        """Blocking."""
+        for suffix in ("json", "msgpack"):
+            (self._folder / f"{session_id}.{suffix}").unlink(missing_ok=True)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all, and readable by its owner only."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull("the node's disk is full: free some space") from error
+        raise StoreError(f"{path.name} cannot be written: {error}") from error
