@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import random
+from typing import cast
 
 import pytest
 import torch
 
+from gangline.engines.embedded.batch import Sequence as BatchSequence
+from gangline.engines.embedded.kv_cache import KvCache
 from gangline.engines.embedded.sampling import RowParameters, draw, processed_logprobs
+from gangline.engines.serving.sampler import SampleRequest
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, -1.0])
 
@@ -36,6 +41,20 @@ def test_each_id_is_drawn_as_often_as_its_probability_says():
     ids = [drawn.token_id for drawn in draw(LOGITS.expand(number, -1), rows, uniforms)]
     for token_id, probability in enumerate(probabilities.tolist()):
         assert ids.count(token_id) == pytest.approx(probability * number, abs=1)
+
+
+def test_penalties_are_taken_off_the_logits_before_the_temperature():
+    logprobs = processed_logprobs(LOGITS[None], [RowParameters(0.5, penalties={0: 1.5, 3: -1.0})])[0]
+    penalised = LOGITS - torch.tensor([1.5, 0.0, 0.0, -1.0])
+    assert logprobs.tolist() == pytest.approx((penalised / 0.5).log_softmax(0).tolist(), abs=1e-6)
+    assert one(RowParameters(0.0, penalties={0: 1.5})).token_id == 1
+
+
+def test_a_penalty_counts_what_was_sampled_and_not_the_prompt():
+    request = SampleRequest(prompt_ids=[7, 7], max_tokens=9, presence_penalty=0.5, frequency_penalty=0.25)
+    ids = [7, 7, 5, 5, 6]
+    sequence = BatchSequence(request, random.Random(0), ids, cast("KvCache", None), num_sampled=3)
+    assert sequence.parameters().penalties == {5: 1.0, 6: 0.75}
 
 
 def test_top_k_renormalises_over_the_k_most_probable():

@@ -30,8 +30,8 @@ def chat(**fields: Any) -> ChatRequest:
         ({"temperature": [1]}, "temperature"),
         ({"stop": [1]}, "stop[0]"),
         ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"repetition_penalty": 1.5}, "repetition_penalty"),
+        ({"response_format": {"type": "grammar"}}, "response_format.type"),
     ],
 )
 def test_a_wrong_or_unsupported_field_is_named(fields: dict[str, Any], param: str) -> None:
@@ -57,6 +57,12 @@ def test_neutral_values_of_unsupported_fields_and_unknown_fields_are_accepted() 
     assert asked.max_tokens is None
 
 
+def test_penalties_reach_the_sampler_and_a_response_format_is_accepted() -> None:
+    asked = chat(presence_penalty=0.5, frequency_penalty=-1, response_format={"type": "json_schema", "json_schema": {}})
+    request = plan(ScriptedSampler(Script(), TinyTokenizer()), asked, [1, 2], max_tokens=None)
+    assert (request.presence_penalty, request.frequency_penalty) == (0.5, -1.0)
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -65,6 +71,7 @@ def test_neutral_values_of_unsupported_fields_and_unknown_fields_are_accepted() 
         ({"top_k": -2}, "top_k"),
         ({"n": 0}, "n"),
         ({"min_tokens": -1}, "min_tokens"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
         ({"max_tokens": 0}, "max_tokens"),
     ],
 )

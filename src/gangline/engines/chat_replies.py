@@ -57,13 +57,13 @@ class WireMessage(msgspec.Struct):
     tool_calls: list[WireToolCall] | None = None
 
 
-class WireTopLogprob(msgspec.Struct):
+class WireTopLogprob(msgspec.Struct, gc=False):
     token: str = ""
     logprob: float | None = None
     bytes: list[int] | None = None
 
 
-class WireTokenLogprob(WireTopLogprob):
+class WireTokenLogprob(WireTopLogprob, gc=False):
     top_logprobs: list[WireTopLogprob] | None = None
 
 
@@ -112,7 +112,7 @@ def decode(body: bytes, kind: type[WireT], url: str) -> WireT:
             raise
         except msgspec.DecodeError:
             # Python servers write NaN, which is no JSON; one such log-prob must not cost the whole reply.
-            return msgspec.convert(json.loads(body), kind)
+            return msgspec.json.decode(msgspec.json.encode(json.loads(body)), type=kind)  # NaN becomes null
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         start = body[:120].decode("utf-8", "replace")
         raise EngineUnavailable(f"engine {url} answered what is no chat reply: {error}; got {start!r}") from error

@@ -65,7 +65,9 @@ class EngineHttp:
     async def request(self, method: str, path: str, body: bytes | None) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Raises: EngineUnavailable when nobody answers or the line breaks; what `refusal` says for a status."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar(), read_bufsize=_READ_BYTES
+            )
         try:
             async with self._session.request(
                 method, self.url + path, data=body, headers=self._headers, timeout=self._timeout

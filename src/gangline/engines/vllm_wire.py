@@ -31,6 +31,7 @@ from gangline.engines.chat_replies import (
     version_spans,
 )
 from gangline.engines.contract import EngineChoice, EngineDelta, EngineReply, EngineRequest
+from gangline.engines.json_ids import NO_IDS, ids_from_json
 
 __all__ = [
     "ModelCard",
@@ -63,7 +64,7 @@ class WireReply(msgspec.Struct):
 
     choices: list[_Choice] = []
     usage: WireUsage | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: msgspec.Raw = NO_IDS
     error: dict[str, Any] | str | None = None
 
 
@@ -114,7 +115,7 @@ def render_body(
 def engine_reply(reply: WireReply, *, show_logprobs: bool = False) -> EngineReply:
     """`show_logprobs`: the client asked for log-probs of its own."""
     return EngineReply(
-        prompt_ids=ids_of(reply.prompt_token_ids),
+        prompt_ids=ids_from_json(reply.prompt_token_ids),
         choices=tuple(_choice(choice, show_logprobs) for choice in reply.choices),
         usage=usage_of(reply.usage),
     )
@@ -136,7 +137,7 @@ def _choice(choice: _Choice, show_logprobs: bool) -> EngineChoice:
 
 def engine_deltas(chunk: WireReply, *, show_logprobs: bool = False) -> list[EngineDelta]:
     """One per choice in the chunk; a chunk without choices (the usage at the end) is one of its own."""
-    common: dict[str, Any] = {"prompt_ids": ids_of(chunk.prompt_token_ids), "usage": usage_of(chunk.usage)}
+    common: dict[str, Any] = {"prompt_ids": ids_from_json(chunk.prompt_token_ids), "usage": usage_of(chunk.usage)}
     if not chunk.choices:
         return [EngineDelta(**common)]
     return [_delta(choice, common, show_logprobs) for choice in chunk.choices]

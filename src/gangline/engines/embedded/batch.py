@@ -14,6 +14,7 @@ Laws of a step:
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,16 @@ class Sequence:
     def parameters(self) -> RowParameters:
         request = self.request
         banned = request.stop_ids if self.num_sampled < request.min_tokens else frozenset[int]()
-        return RowParameters(request.temperature, request.top_p, request.top_k, banned, request.num_top_logprobs)
+        return RowParameters(
+            request.temperature, request.top_p, request.top_k, banned, request.num_top_logprobs, self._penalties()
+        )
+
+    def _penalties(self) -> dict[int, float]:
+        presence, frequency = self.request.presence_penalty, self.request.frequency_penalty
+        if not (presence or frequency):
+            return {}
+        counts = Counter(self.ids[len(self.ids) - self.num_sampled :])
+        return {token_id: presence + frequency * count for token_id, count in counts.items()}
 
 
 class Batch:

@@ -8,7 +8,7 @@ number falls within that rounding of a border.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -23,6 +23,8 @@ class RowParameters(NamedTuple):
     top_k: int = 0
     banned_ids: frozenset[int] = frozenset()
     num_top_logprobs: int = 0
+    penalties: Mapping[int, float] = {}
+    """id -> what is taken off its logit."""
 
 
 class Draw(NamedTuple):
@@ -47,10 +49,15 @@ def draw(logits: torch.Tensor, rows: Sequence[RowParameters], uniforms: Sequence
 
 
 def processed_logprobs(logits: torch.Tensor, rows: Sequence[RowParameters]) -> torch.Tensor:
-    """Log-probs after banned ids, temperature, top-k, top-p, in vLLM's order. [B, vocab], -inf where excluded."""
+    """Log-probs after penalties, banned ids, temperature, top-k, top-p, in vLLM's order: [B, vocab].
+
+    -inf where an id is excluded.
+    """
     scale = torch.tensor([row.temperature or 1.0 for row in rows], dtype=torch.float32)
     scaled = logits.float() / scale[:, None]
     for i, row in enumerate(rows):
+        if row.penalties:
+            scaled[i, list(row.penalties)] -= torch.tensor(list(row.penalties.values())) / scale[i]
         if row.banned_ids:
             scaled[i, list(row.banned_ids)] = -math.inf
         if row.temperature > 0 and (row.top_k > 0 or row.top_p < 1):

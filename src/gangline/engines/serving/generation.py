@@ -78,6 +78,8 @@ def plan(
         temperature=1.0 if fields.temperature is None else fields.temperature,
         top_p=1.0 if fields.top_p is None else fields.top_p,
         top_k=max(fields.top_k or 0, 0),
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
         seed=fields.seed,
         stop_ids=own_stops | frozenset(fields.stop_token_ids or ()),
         min_tokens=fields.min_tokens or 0,
@@ -200,6 +202,8 @@ def _check(fields: SamplingFields, num_top_logprobs: int) -> None:
     rules: list[tuple[str, float | None, float, float]] = [
         ("n", fields.n, 1, MAX_CHOICES),
         ("temperature", fields.temperature, 0, float("inf")),
+        ("presence_penalty", fields.presence_penalty, -2, 2),
+        ("frequency_penalty", fields.frequency_penalty, -2, 2),
         ("top_k", fields.top_k, -1, float("inf")),
         ("min_tokens", fields.min_tokens, 0, float("inf")),
         ("top_logprobs", num_top_logprobs, 0, MAX_TOP_LOGPROBS),

@@ -29,6 +29,10 @@ class SampleRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     top_k: int = 0
     """0 means no limit."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of every id that was sampled before in this sequence."""
+    frequency_penalty: float = 0.0
+    """Likewise, once for each time."""
     seed: int | None = None
     stop_ids: frozenset[int] = frozenset()
     """Sampling one of these ends the sequence; the id is part of the reply."""
@@ -43,7 +47,7 @@ class SampleRequest(msgspec.Struct, frozen=True, kw_only=True):
 class SampledToken(msgspec.Struct, frozen=True):
     token_id: int
     logprob: float
-    """Under the distribution that was sampled (after temperature, top-k, top-p), as vLLM's `processed_logprobs`."""
+    """Under the distribution that was sampled: after penalties, temperature, top-k, top-p (vLLM's processed kind)."""
     version: int
     """Weight version that drew this token."""
     finish_reason: FinishReason | None = None

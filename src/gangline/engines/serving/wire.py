@@ -10,7 +10,7 @@ Source: vLLM 0.32/0.33 `entrypoints/openai` protocols; OpenAI API reference.
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -49,15 +49,12 @@ __all__ = [
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
     "echo": (None, False),
-    "frequency_penalty": (None, 0),
     "guided_json": (None,),
     "guided_regex": (None,),
     "logit_bias": (None, {}),
     "min_p": (None, 0),
-    "presence_penalty": (None, 0),
     "prompt_logprobs": (None,),
     "repetition_penalty": (None, 1),
-    "response_format": (None, {"type": "text"}),
     "structured_outputs": (None,),
     "suffix": (None, ""),
     "use_beam_search": (None, False),
@@ -96,6 +93,12 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
+class ResponseFormat(msgspec.Struct, frozen=True):
+    """Accepted, so that a client that sends it works; nothing constrains what is sampled."""
+
+    type: Literal["text", "json_object", "json_schema"]
+
+
 class SamplingFields(msgspec.Struct, kw_only=True):
     """What the chat and the completions request share."""
 
@@ -107,6 +110,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    response_format: ResponseFormat | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     stop: str | list[str] | None = None
