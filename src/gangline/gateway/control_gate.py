@@ -1,0 +1,61 @@
+"""Routes of the gate: what a trainer asks of a node around a weight update."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from gangline.gateway.control import ControlRoute, answer, read_model
+from gangline.gateway.gate import Gate
+
+__all__ = ["GateRoutes", "PauseRequest", "VersionRequest"]
+
+
+class PauseRequest(BaseModel):
+    """Body of `POST /v1/gate/pause`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    mode: Literal["drain", "keep"] = "drain"
+    """drain: answered once no call is in flight. keep: at once; calls in flight stay as they are."""
+    lease_s: float = Field(default=600.0, gt=0, le=86_400)
+    """The gate opens by itself after this many seconds; pausing again renews it."""
+
+
+class VersionRequest(BaseModel):
+    """Body of `POST /v1/gate/version`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    version: int = Field(ge=0)
+    """Policy version of what is sampled from now on; it never goes back."""
+
+
+class GateRoutes:
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def routes(self) -> list[ControlRoute]:
+        return [
+            ControlRoute("GET", "/v1/gate", self.show, "Whether model calls wait, and the policy version."),
+            ControlRoute(
+                "POST", "/v1/gate/pause", self.pause, "Let model calls wait (`drain` or `keep`, with a lease)."
+            ),
+            ControlRoute("POST", "/v1/gate/resume", self.resume, "Let them go on."),
+            ControlRoute("POST", "/v1/gate/version", self.set_version, "The policy version from now on."),
+        ]
+
+    async def show(self, request: web.Request) -> web.StreamResponse:
+        return answer(request, self._gate.state)
+
+    async def pause(self, request: web.Request) -> web.StreamResponse:
+        wanted = await read_model(request, PauseRequest)
+        return answer(request, await self._gate.pause(wanted.mode, wanted.lease_s))
+
+    async def resume(self, request: web.Request) -> web.StreamResponse:
+        return answer(request, self._gate.resume())
+
+    async def set_version(self, request: web.Request) -> web.StreamResponse:
+        return answer(request, self._gate.set_version((await read_model(request, VersionRequest)).version))
