@@ -14,6 +14,7 @@ from gangline.domain.errors import (
     GanglineError,
     LimitExceeded,
     NotFound,
+    RequestTimeout,
     ServerUnavailable,
     SessionOver,
     Unauthorized,
@@ -21,9 +22,10 @@ from gangline.domain.errors import (
 
 __all__ = ["messages_error"]
 
+# As vLLM and the embedded engine say it.
 _CONTEXT = re.compile(r"(?:maximum context length is|and the context) (\d+)")
-_PROMPT = re.compile(r"(?:has|passed|contains at least|resulted in) (\d+) (?:input )?tokens")
-_MAX_TOKENS = re.compile(r"max_(?:completion_)?tokens'? is too large: (\d+)")
+_PROMPT = re.compile(r"(?:has|contains|passed|resulted in)(?: at least)? (\d+)(?: input)? tokens")
+_MAX_TOKENS = re.compile(r"(?:requested|max_(?:completion_)?tokens'? is too large:) (\d+)(?! input)")
 
 
 def messages_error(error: GanglineError) -> ErrorAnswer:
@@ -46,6 +48,8 @@ def _status_and_type(error: GanglineError) -> tuple[int, str]:
             return 403, "permission_error"
         case NotFound():
             return 404, "not_found_error"
+        case RequestTimeout():
+            return 408, "timeout_error"
         case LimitExceeded():
             too_many = error.details.get("status") == 429
             return (429, "rate_limit_error") if too_many else (413, "request_too_large")

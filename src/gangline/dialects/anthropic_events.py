@@ -33,6 +33,9 @@ __all__ = ["AnthropicEventWriter"]
 
 Said = Literal["thinking", "text"]
 
+_PIECES_PER_PING = 64
+"""While a call's input is held back, that many pieces of it are answered with a sign of life."""
+
 
 class _HeldCall(msgspec.Struct):
     call_id: str = ""
@@ -52,6 +55,7 @@ class AnthropicEventWriter:
         self._calls: dict[int, _HeldCall] = {}
         self._num_calls_out = 0
         """Calls `[0, this)` are out whole; the block of the next one may be open."""
+        self._num_pieces = 0
         self._late: list[tuple[Said, str]] = []
 
     def start(self, num_prompt_tokens: int) -> bytes:
@@ -118,7 +122,9 @@ class AnthropicEventWriter:
         held = self._calls.setdefault(piece.index, _HeldCall())
         held.call_id, held.name = piece.call_id or held.call_id, piece.name or held.name
         held.arguments += piece.arguments
-        return self._advance(piece.index)
+        self._num_pieces += 1
+        ping = self.keep_alive() if self._num_pieces % _PIECES_PER_PING == 0 else b""
+        return self._advance(piece.index) + ping
 
     def _advance(self, index: int) -> bytes:
         """Begin the next call, after ending the one before it if that is whole and another one has begun."""

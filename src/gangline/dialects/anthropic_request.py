@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from gangline.dialects.anthropic_content import assistant_parts, system_parts, user_messages
-from gangline.dialects.anthropic_tools import encodable, tool_choice, tool_definitions
+from gangline.dialects.anthropic_tools import recordable, tool_choice, tool_definitions
 from gangline.dialects.anthropic_wire import Body, MessageParam
 from gangline.domain.conversation import Message, ModelCall, SamplingParams
 from gangline.domain.errors import InvalidRequest
@@ -120,7 +120,7 @@ def _response_format(request: Body) -> dict[str, Any] | None:
     chosen = chosen or request.output_format
     if chosen is None:
         return None
-    schema = encodable(chosen.schema, "output_config.format.schema")
+    schema = recordable(chosen.schema, "output_config.format.schema")
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
 
 

@@ -16,7 +16,7 @@ from gangline.dialects.anthropic_wire import ToolChoiceParam, ToolParam
 from gangline.domain.conversation import ToolChoice, ToolDefinition
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["encodable", "tool_choice", "tool_definitions"]
+__all__ = ["recordable", "tool_choice", "tool_definitions"]
 
 _HOSTED = ("web_search", "web_fetch", "code_execution", "tool_search_tool", "mcp_toolset", "advisor")
 
@@ -50,18 +50,15 @@ def _definition(param: ToolParam, where: str) -> ToolDefinition:
         raise InvalidRequest(f"{where}.name: Field required", param=f"{where}.name")
     if param.input_schema is None:
         raise InvalidRequest(f"{where}.input_schema: Field required", param=f"{where}.input_schema")
-    schema = encodable(param.input_schema, f"{where}.input_schema")
+    schema = recordable(param.input_schema, f"{where}.input_schema")
     return ToolDefinition(param.name, param.description, schema, param.strict)
 
 
-def encodable(schema: dict[str, Any], where: str) -> dict[str, Any]:
-    """The schema, if it can be sent on.
-
-    Raises: InvalidRequest for numbers beyond 64 bits: they decode, but never encode.
-    """
+def recordable(schema: dict[str, Any], where: str) -> dict[str, Any]:
+    """The schema, if it can be recorded. Raises: InvalidRequest for numbers beyond 64 bits, which MessagePack has not."""
     try:
-        msgspec.json.encode(schema)
-    except (OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        msgspec.msgpack.encode(schema)
+    except (OverflowError, RecursionError) as error:
         raise InvalidRequest(f"{where}: {error}", param=where) from None
     return schema
 
