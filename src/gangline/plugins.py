@@ -1,7 +1,8 @@
 """The one door through which every plug-in comes, the built-in ones too: entry points.
 
 Groups: `gangline.dialects`, `gangline.engines`, `gangline.runtimes`, `gangline.harnesses`, `gangline.builders`,
-`gangline.evaluators`, `gangline.engine_servers`. Requests choose by name only; a dotted path is never taken from a request.
+`gangline.evaluators`, `gangline.engine_servers`. Requests choose by name only; a dotted path is never taken from a
+request.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Laws
 - Whatever happens, the runtime is stopped, the session's key is dead and the result says at which boundary it broke.
-- Budgets count a stage's own time. Waiting for a pool counts against none of them.
+- Budgets count a stage's own time. Waiting for a pool, or being held by the gate, counts against none of them.
 - When RUN ends, for whatever reason: first the key is fenced, then every process of the runtime is killed, then POSTRUN
   begins. So nothing is sampled or written while a session is graded, and what was sampled before is kept.
 - A reward is given by the evaluator or not at all. Nothing is scored because *we* broke.
@@ -36,9 +36,10 @@ from gangline.domain.errors import EvaluatorError, Failure, GanglineError, Runti
 from gangline.domain.ids import new_secret
 from gangline.domain.lifecycle import Outcome, Stage
 from gangline.domain.session import HarnessExit, Lease, SessionResult, StageTiming
-from gangline.domain.task import ExecAction, RuntimeSpec, TaskRequest
+from gangline.domain.task import ExecAction, RuntimeSpec, SamplingPolicy, TaskRequest
 from gangline.domain.trajectory import Trajectory
 from gangline.engines.contract import Engine
+from gangline.gateway.gate import Gate
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.pools import Pools
 from gangline.gateway.proxy import Proxy
@@ -50,6 +51,7 @@ __all__ = ["Attempt", "NodeParts"]
 log = logging.getLogger("gangline.node")
 
 _MAX_LOG_BYTES = 256 << 10
+_KILL_GRACE_S = 15.0
 
 
 class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +68,9 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     proxy_port: int
     journal: Journal
     pools: Pools
+    gate: Gate = msgspec.field(default_factory=Gate)
+    sampling: SamplingPolicy | None = None
+    """The operator's, applied after a task's own."""
 
 
 class Attempt:
@@ -165,6 +170,8 @@ class Attempt:
             max_turns=task.agent.max_turns,
             thinking=task.capture.thinking,
             tier=task.capture.tier,
+            gate=parts.gate,
+            sampling=[policy for policy in (task.capture.sampling, parts.sampling) if policy is not None],
         )
         self._session = session
         parts.proxy.add(session)
@@ -220,21 +227,28 @@ class Attempt:
                 launch.command,
                 env=launch.env,
                 stdin=launch.stdin,
-                timeout_s=task.timeout_seconds,
                 max_output_bytes=_MAX_LOG_BYTES,
             )
         )
         limit = asyncio.create_task(session.turn_limit_reached.wait())
+        is_over = False
+        budget = asyncio.create_task(session.meter.elapse(task.timeout_seconds))
         try:
-            await asyncio.wait({execution, limit}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({execution, limit, budget}, return_when=asyncio.FIRST_COMPLETED)
             result = execution.result() if execution.done() else None
+            is_over = budget.done() and not execution.done() and not limit.done()
         finally:
             limit.cancel()
-            execution.cancel()
+            budget.cancel()
+            if not is_over:
+                execution.cancel()
             await session.fence("the session has ended")
             await handle.kill()
-            await asyncio.wait({execution, limit})
-        self._judge(result)
+            # What it wrote until then is kept where its budget ended it; the kill has ended it already.
+            await asyncio.wait({execution}, timeout=_KILL_GRACE_S)
+            execution.cancel()
+            await asyncio.wait({execution, limit, budget})
+        self._judge(_out_of_time(execution) if is_over else result)
 
     def _judge(self, result: ExecResult | None) -> None:
         """Outcome of RUN; `result` is None when the turn limit ended it."""
@@ -364,6 +378,15 @@ def _empty_trajectory(lease: Lease, task: TaskRequest) -> Trajectory:
         traces=(),
         num_completions=0,
     )
+
+
+def _out_of_time(execution: asyncio.Task[ExecResult]) -> ExecResult:
+    """Of a command that was killed when its budget had ended."""
+    said = ExecResult(exit_code=None, timed_out=True)
+    if execution.cancelled() or execution.exception() is not None:
+        return said
+    result = execution.result()
+    return msgspec.structs.replace(said, stdout=result.stdout, stderr=result.stderr, duration_s=result.duration_s)
 
 
 def _ended(result: ExecResult) -> str:

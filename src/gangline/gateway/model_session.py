@@ -156,9 +156,11 @@ class ModelSession:
         return self._ledger.is_continued(flight.record_key)
 
     def start_tokens(self, request: TokenRequest) -> TokenCall:
-        """A call in tokens. Raises: SessionOver."""
+        """A call in tokens. The operator's sampling policies hold for it too. Raises: SessionOver."""
+        used = apply_policies(self._sampling, request.sampling)
         self._admit()
-        flight = TokenCall(request, self.engine, self._ledger, self._clock)
+        request = msgspec.structs.replace(request, sampling=used)
+        flight = TokenCall(request, self.engine, self._ledger, self._clock, gate=self._gate, meter=self.meter)
         self._in_flight.add(flight)
         flight.start(self._ended)
         return flight

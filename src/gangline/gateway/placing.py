@@ -2,12 +2,14 @@
 
 A history is compared by meaning, not by bytes: arguments as parsed JSON, white space of sampled text normalised,
 thinking optional, tool-call ids left out (they only decide between equals). Each prefix of a history that ends with
-a sampled turn has a rolling digest, so placing costs one pass over the request, however many completions there are.
+a sampled turn has a rolling digest, so placing costs one pass over the request, however many completions there are; of
+a request that goes on from an earlier one, word by word, only what is new is digested.
 The deepest match wins; what no one sampled (an edited turn, a compaction) simply is new.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
@@ -16,9 +18,13 @@ from typing import Any
 import msgspec
 
 from gangline.domain.completion import Completion
-from gangline.domain.conversation import Message, ModelCall, Text, ToolCall, ToolResult
+from gangline.domain.conversation import Document, Image, Message, ModelCall, Text, Thinking, ToolCall, ToolResult
 
 __all__ = ["Place", "PlaceIndex", "branch_key", "same_meaning"]
+
+
+_MAX_WALKS = 3
+"""Conversations of one branch key that take turns without being digested anew."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -38,6 +44,16 @@ def branch_key(call: ModelCall) -> str:
     return hashlib.blake2b(material, digest_size=12).hexdigest()
 
 
+class _Walk(msgspec.Struct, frozen=True):
+    """One pass over a history, kept so that the next request of the same conversation passes over what is new only."""
+
+    messages: tuple[Message, ...]
+    digests: tuple[bytes, ...]
+    """After each message."""
+    owners: tuple[tuple[str, ...], ...]
+    """Of each message: the completions that it names by their record keys."""
+
+
 class PlaceIndex:
     """Finds parents among the completions of one session that were answered whole."""
 
@@ -46,18 +62,45 @@ class PlaceIndex:
         self._digests: dict[str, bytes] = {}
         """completion id -> digest of its history and response"""
         self._by_call_id: dict[str, str] = {}
+        self._by_reply_id: dict[str, list[str]] = {}
         self._completions: dict[str, Completion] = {}
+        self._walks: dict[str, list[_Walk]] = {}
+        """branch key -> the latest walks, newest last"""
 
     def place(self, call: ModelCall) -> Place:
         key = branch_key(call)
-        digest = key.encode()
+        walk = self._walk(key, call.messages)
         keyed: set[str] = set()
         parent_id, num_shared = None, 0
-        for position, message in enumerate(call.messages, start=1):
-            digest = _roll(digest, self._as_sampled(message, keyed))
-            if message.role == "assistant" and digest in self._by_digest:
-                parent_id, num_shared = self._choose(self._by_digest[digest], message, keyed), position
+        for position, (message, digest, owners) in enumerate(
+            zip(walk.messages, walk.digests, walk.owners, strict=True), start=1
+        ):
+            keyed.update(owners)
+            if message.role == "assistant" and (candidates := self._by_digest.get(digest)) is not None:
+                parent_id, num_shared = self._choose(candidates, message, keyed), position
+        digest = walk.digests[-1] if walk.digests else key.encode()
         return Place(key, parent_id, num_shared, call.messages[num_shared:], digest)
+
+    def _walk(self, key: str, messages: tuple[Message, ...]) -> _Walk:
+        walks = self._walks.setdefault(key, [])
+        num_known, known = max(
+            ((_num_equal(walk.messages, messages), walk) for walk in walks),
+            key=lambda found: found[0],
+            default=(0, None),
+        )
+        digests = list(known.digests[:num_known]) if known else []
+        owners = list(known.owners[:num_known]) if known else []
+        digest = digests[-1] if digests else key.encode()
+        for message in messages[num_known:]:
+            named = self._named_by(message)
+            digest = _roll(digest, self._as_sampled(message, named))
+            digests.append(digest)
+            owners.append(named)
+        walk = _Walk(messages, tuple(digests), tuple(owners))
+        if known is not None and num_known == len(known.messages):
+            walks.remove(known)
+        self._walks[key] = [*walks, walk][-_MAX_WALKS:]
+        return walk
 
     def add(self, completion: Completion, history: bytes) -> None:
         """`history`: the digest of the call that it answers, as `place` gave it."""
@@ -66,6 +109,9 @@ class PlaceIndex:
         self._by_digest.setdefault(digest, []).append(completion_id)
         self._digests[completion_id] = digest
         self._completions[completion_id] = completion
+        reply_id = completion.metadata.get("reply_id")
+        if isinstance(reply_id, str):
+            self._by_reply_id.setdefault(reply_id, []).append(completion_id)
         for part in completion.response.parts:
             if isinstance(part, ToolCall):
                 self._by_call_id[part.call_id] = completion_id
@@ -79,17 +125,24 @@ class PlaceIndex:
             digest = _roll(digest, message)
         self.add(completion, digest)
 
-    def _as_sampled(self, message: Message, keyed: set[str]) -> Message:
-        """The response that `message` echoes, when its tool-call ids say so and it only lost its text beside them.
+    def _named_by(self, message: Message) -> tuple[str, ...]:
+        """The completions whose record keys `message` carries: in tool-call ids, in the signatures of thinking."""
+        if message.role != "assistant":
+            return ()
+        named: list[str] = []
+        for part in message.parts:
+            if isinstance(part, ToolCall) and (owner := self._by_call_id.get(part.call_id)) is not None:
+                named.append(owner)
+            elif isinstance(part, Thinking) and part.signature:
+                named += self._by_reply_id.get(_signed_reply_id(part.signature), ())
+        return tuple(dict.fromkeys(named))
 
-        `keyed` collects the completions that the history names by their record keys.
-        """
-        call_ids = [part.call_id for part in message.parts if isinstance(part, ToolCall)]
-        owners = {self._by_call_id.get(call_id) for call_id in call_ids}
+    def _as_sampled(self, message: Message, named: tuple[str, ...]) -> Message:
+        """The response that `message` echoes, when its tool-call ids say so and it only lost its text beside them."""
+        owners = {self._by_call_id.get(part.call_id) for part in message.parts if isinstance(part, ToolCall)}
         owner = owners.pop() if len(owners) == 1 else None
         if owner is None:
             return message
-        keyed.add(owner)
         sampled = self._completions[owner].response
         has_text = any(isinstance(part, Text) and part.text.strip() for part in message.parts)
         lost_text = not has_text and _calls(message) == _calls(sampled)
@@ -100,7 +153,11 @@ class PlaceIndex:
         if len(candidates) == 1:
             return candidates[0]
         ranks = [
-            (self._nearest_keyed(candidate) in keyed, self._completions[candidate].response == echo, number)
+            (
+                candidate in keyed or self._nearest_keyed(candidate) in keyed,
+                self._completions[candidate].response == echo,
+                number,
+            )
             for number, candidate in enumerate(candidates)
         ]
         return candidates[max(ranks)[2]]
@@ -120,6 +177,24 @@ def same_meaning(a: Message, b: Message) -> bool:
     return _normal_form(a) == _normal_form(b)
 
 
+def _num_equal(a: tuple[Message, ...], b: tuple[Message, ...]) -> int:
+    """Length of the longest common front."""
+    length = min(len(a), len(b))
+    if a[:length] == b[:length]:
+        return length
+    return next(i for i in range(length) if a[i] != b[i])
+
+
+def _signed_reply_id(signature: str) -> str:
+    """The reply id in a signature that is ours; empty in others'."""
+    try:
+        text = base64.b64decode(signature, validate=True).decode()
+    except ValueError:
+        text = signature
+    owner, _, reply_id = text.partition(":")
+    return reply_id if owner == "gangline" else ""
+
+
 def _roll(digest: bytes, message: Message) -> bytes:
     return hashlib.blake2b(_normal_form(message), key=digest[:64], digest_size=16).digest()
 
@@ -128,7 +203,7 @@ def _normal_form(message: Message) -> bytes:
     role = "system" if message.role == "developer" else message.role
     if role == "assistant":
         return msgspec.json.encode((role, _assistant_text(message), _calls(message)))
-    texts = [part.text for part in message.parts if isinstance(part, Text)]
+    texts = [_piece(part) for part in message.parts if isinstance(part, (Text, Image, Document))]
     results = [_joined(part.content) for part in message.parts if isinstance(part, ToolResult)]
     return msgspec.json.encode((role, message.name, "\n".join(texts).strip(), results))
 
@@ -137,8 +212,13 @@ def _assistant_text(message: Message) -> str:
     return " ".join("".join(part.text for part in message.parts if isinstance(part, Text)).split())
 
 
-def _joined(pieces: Iterable[Text]) -> str:
-    return "\n".join(piece.text for piece in pieces).strip()
+def _joined(pieces: Iterable[Text | Image | Document]) -> str:
+    return "\n".join(map(_piece, pieces)).strip()
+
+
+def _piece(piece: Text | Image | Document) -> str:
+    """Its text, or what stands for its media."""
+    return piece.text if isinstance(piece, Text) else f"\0{type(piece).__name__}\0{piece.url}"
 
 
 def _calls(message: Message) -> list[tuple[str, str]]:

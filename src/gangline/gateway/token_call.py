@@ -29,8 +29,10 @@ from gangline.engines.contract import (
     assistant_message,
 )
 from gangline.gateway.capture import Prompt, completion_of, with_own_call_ids
+from gangline.gateway.gate import Gate, GateMeter
 from gangline.gateway.ledger import Ledger
 from gangline.gateway.placing import Place
+from gangline.gateway.versions import VersionStamps
 
 __all__ = ["TokenCall", "TokenPiece", "TokenReply", "TokenRequest"]
 
@@ -69,8 +71,20 @@ class TokenReply(msgspec.Struct, frozen=True, kw_only=True):
 class TokenCall:
     """One admitted call. `start` it; then read `pieces()`, or wait for `reply()`, or `abort` it."""
 
-    def __init__(self, request: TokenRequest, engine: Engine, ledger: Ledger, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        request: TokenRequest,
+        engine: Engine,
+        ledger: Ledger,
+        clock: Callable[[], float],
+        *,
+        gate: Gate,
+        meter: GateMeter,
+    ) -> None:
         self.request = request
+        self._gate = gate
+        self._meter = meter
+        self._stamps = VersionStamps(gate)
         self._engine = engine
         self._ledger = ledger
         self._clock = clock
@@ -126,20 +140,24 @@ class TokenCall:
 
     async def _run(self) -> TokenReply:
         try:
-            self._capabilities = capabilities = await self._engine.capabilities()
-            if not capabilities.takes_prompt_ids:
-                raise EngineIncapable(
-                    f"the engine ({capabilities.engine} {capabilities.version}) takes no exact prompt ids on its chat "
-                    "route, so calls in tokens cannot be answered."
-                )
-            choice = self._checked(await self._sample())
-            self._committing = True
-            return await self._commit(choice, capabilities)
+            async with self._gate.pass_through(self._meter):
+                return await self._sample_and_commit()
         except asyncio.CancelledError:
             if self._abort_message is None:
                 raise
             await self._record_aborted(self._abort_message)
             raise SessionOver(self._abort_message) from None
+
+    async def _sample_and_commit(self) -> TokenReply:
+        self._capabilities = capabilities = await self._engine.capabilities()
+        if not capabilities.takes_prompt_ids:
+            raise EngineIncapable(
+                f"the engine ({capabilities.engine} {capabilities.version}) takes no exact prompt ids on its chat "
+                "route, so calls in tokens cannot be answered."
+            )
+        choice = self._checked(await self._sample())
+        self._committing = True
+        return await self._commit(choice, capabilities)
 
     def _model_call(self) -> ModelCall:
         """As the record has it: no messages. The engine is sent a stand-in, which it ignores."""
@@ -151,6 +169,7 @@ class TokenCall:
         call = msgspec.structs.replace(self._model_call(), messages=_STAND_IN)
         request = EngineRequest(call=call, prompt_ids=self.request.prompt_ids)
         assert self._capabilities is not None
+        self._stamps.begin()
         if not (self.request.stream and self._capabilities.streams_ids):
             answer = await self._engine.chat(request)
             for choice in answer.choices[:1]:
@@ -159,6 +178,7 @@ class TokenCall:
         async with aclosing(self._engine.stream(request)) as deltas:
             async for delta in deltas:
                 self._gathered.feed(delta)
+                self._stamps.saw(delta.shown.choice_index, len(delta.sampled_ids or ()))
                 if delta.sampled_ids:
                     self._show(token_ids(delta.sampled_ids), logprobs(delta.logprobs or ()))
         return self._gathered.reply()
@@ -200,6 +220,8 @@ class TokenCall:
         shared = 0 if parent is None else self._ledger.tree.num_context_ids(parent.completion_id)
         branch_key = f"{_DIALECT}:{capabilities.model}" if parent is None else parent.branch_key
         message = with_own_call_ids(choice.message, self._record_key, choice.index)
+        num_ids = 0 if choice.sampled_ids is None else len(choice.sampled_ids)
+        spans = choice.version_spans or self._stamps.spans(choice.index, num_ids)
         return completion_of(
             self._model_call(),
             Place(branch_key, None if parent is None else parent.completion_id, 0, (), branch_key.encode()),
@@ -210,7 +232,7 @@ class TokenCall:
                 shared=shared,
                 suffix_ids=self.request.prompt_ids[shared:].copy(),
             ),
-            msgspec.structs.replace(choice, message=message),
+            msgspec.structs.replace(choice, message=message, version_spans=spans),
             capabilities,
             session_id=self._ledger.session_id,
             attempt=self._ledger.attempt,
