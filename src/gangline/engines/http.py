@@ -18,6 +18,9 @@ __all__ = ["EngineHttp"]
 
 _HEADERS = {"Content-Type": "application/json"}
 
+_READ_BYTES = 1 << 20
+"""Of an answer, read ahead: the ids of a long prompt are some hundred kilobytes."""
+
 _OVERFLOW = re.compile(
     # vLLM, old and new; the engines that Gangline starts
     r"maximum context length"
