@@ -55,7 +55,7 @@ def _definition(param: ToolParam, where: str) -> ToolDefinition:
 
 
 def recordable(schema: dict[str, Any], where: str) -> dict[str, Any]:
-    """The schema, if it can be recorded. Raises: InvalidRequest for numbers beyond 64 bits, which MessagePack has not."""
+    """A schema that can be recorded. Raises: InvalidRequest for numbers beyond 64 bits: MessagePack has none."""
     try:
         msgspec.msgpack.encode(schema)
     except (OverflowError, RecursionError) as error:
