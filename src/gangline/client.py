@@ -286,6 +286,40 @@ class NodeClient(_HttpClient):
         """Raises: NotFound, Conflict when it was finalized."""
         return await self._json("POST", f"/v1/sessions/{session_id}/abort", dict[str, Any])
 
+    # The gate, and the engines behind it.
+
+    async def gate(self) -> dict[str, Any]:
+        return await self._json("GET", "/v1/gate", dict[str, Any])
+
+    async def pause(self, mode: str = "drain", lease_s: float = 600.0) -> dict[str, Any]:
+        """Let model calls wait; with `drain`, returns when none is in flight. Raises: InvalidRequest."""
+        body = msgspec.json.encode({"mode": mode, "lease_s": lease_s})
+        return await self._json("POST", "/v1/gate/pause", dict[str, Any], body=body, wait_s=lease_s)
+
+    async def resume(self) -> dict[str, Any]:
+        return await self._json("POST", "/v1/gate/resume", dict[str, Any])
+
+    async def set_version(self, version: int) -> dict[str, Any]:
+        """Policy version of what is sampled from now on. Raises: InvalidRequest when it would go back."""
+        body = msgspec.json.encode({"version": version})
+        return await self._json("POST", "/v1/gate/version", dict[str, Any], body=body)
+
+    async def backends(self) -> list[dict[str, Any]]:
+        return await self._json("GET", "/v1/backends", list[dict[str, Any]])
+
+    async def add_backend(self, url: str, *, kind: str = "auto", label: str | None = None) -> dict[str, Any]:
+        """Raises: EngineUnavailable, EngineIncapable, Conflict when it serves another model than the others."""
+        body = msgspec.json.encode({"url": url, "kind": kind, "label": label})
+        return await self._json("POST", "/v1/backends", dict[str, Any], body=body)
+
+    async def remove_backend(self, backend_id: str, *, drain: bool = True) -> None:
+        """Raises: NotFound."""
+        params = {"drain": "1" if drain else "0"}
+        await self._json("DELETE", f"/v1/backends/{backend_id}", dict[str, Any], params=params, wait_s=3600.0)
+
+    async def clear_backends(self) -> None:
+        await self._json("DELETE", "/v1/backends", dict[str, Any], wait_s=3600.0)
+
 
 class _Place:
     """Where in the stream of events a client is. Reads server-sent events line by line."""

@@ -21,6 +21,7 @@ from gangline.domain.task import CaptureSpec
 from gangline.engines.contract import Engine, EngineCapabilities
 from gangline.gateway.attempt import NodeParts
 from gangline.gateway.control import ControlRoute, answer, as_routes
+from gangline.gateway.control_gate import GateRoutes
 from gangline.gateway.control_sessions import SessionRoutes
 from gangline.gateway.delivery import Delivery
 from gangline.gateway.external import ExternalSessions
@@ -165,7 +166,13 @@ async def _external_sessions(stack: AsyncExitStack, folder: Path, parts: NodePar
 
     def make_session(capture: CaptureSpec, **fields: Any) -> ModelSession:
         return ModelSession(
-            engine=parts.engine, journal=parts.journal, thinking=capture.thinking, tier=capture.tier, **fields
+            engine=parts.engine,
+            journal=parts.journal,
+            thinking=capture.thinking,
+            tier=capture.tier,
+            gate=parts.gate,
+            sampling=[policy for policy in (capture.sampling, parts.sampling) if policy is not None],
+            **fields,
         )
 
     external = ExternalSessions(
@@ -204,6 +211,7 @@ def control_routes(
     return [
         ControlRoute("GET", "/v1/status", show_status, "What the node is doing."),
         *SessionRoutes(external, model).routes(),
+        *GateRoutes(parts.gate).routes(),
     ]
 
 
