@@ -1,0 +1,97 @@
+"""What a pool of backends keeps of each engine and each session, and what it shows of them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from gangline.engines.contract import Engine, EngineCapabilities
+
+__all__ = ["Assignment", "Backend", "BackendState", "BackendView", "Rank"]
+
+BackendState = Literal["healthy", "unhealthy", "draining"]
+
+Rank = tuple[int, int, int]
+"""(sessions now, sessions ever, order of arrival): the least goes first."""
+
+
+class BackendView(msgspec.Struct, frozen=True, kw_only=True):
+    """One backend as an operator sees it."""
+
+    backend_id: str
+    url: str
+    engine: str
+    """Its kind: `vllm`, `sglang`, `openai_text`."""
+    label: str | None
+    """Where it runs, such as a host's or node's name."""
+    state: BackendState
+    model: str
+    version: str
+    num_sessions: int
+    """Assigned to it now."""
+    num_assigned: int
+    """Sessions that were ever assigned to it."""
+    num_calls: int
+    """In flight."""
+    num_failures: int
+    """Health checks failed in a row."""
+    error: str | None
+    since: float
+    """When it took this state. Unix time, UTC, seconds."""
+
+
+@dataclass(eq=False, slots=True)
+class Backend:
+    """One running engine, as the pool knows it."""
+
+    backend_id: str
+    number: int
+    url: str
+    label: str | None
+    engine: Engine
+    capabilities: EngineCapabilities
+    identity: dict[str, Any]
+    state: BackendState
+    since: float
+    num_sessions: int = 0
+    num_assigned: int = 0
+    num_calls: int = 0
+    num_failures: int = 0
+    error: str | None = None
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its last call in flight has ended."""
+
+    @property
+    def rank(self) -> Rank:
+        return self.num_sessions, self.num_assigned, self.number
+
+    def view(self) -> BackendView:
+        return BackendView(
+            backend_id=self.backend_id,
+            url=self.url,
+            engine=self.capabilities.engine,
+            label=self.label,
+            state=self.state,
+            model=self.capabilities.model,
+            version=self.capabilities.version,
+            num_sessions=self.num_sessions,
+            num_assigned=self.num_assigned,
+            num_calls=self.num_calls,
+            num_failures=self.num_failures,
+            error=self.error,
+            since=self.since,
+        )
+
+
+@dataclass(eq=False, slots=True)
+class Assignment:
+    """A session's backend, and the moves that no completion has recorded yet."""
+
+    session_id: str
+    task_id: str
+    backend: Backend | None = None
+    moves: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    is_over: bool = False
