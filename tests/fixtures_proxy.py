@@ -38,7 +38,7 @@ class Proxied:
     proxy: Proxy
     session: ModelSession
     journal: MemoryJournal
-    engine: VllmEngine
+    engine: Any
 
     @property
     def base_url(self) -> str:
@@ -64,10 +64,13 @@ async def served(proxy: Proxy) -> AsyncGenerator[str, None]:
 
 
 @asynccontextmanager
-async def proxied_engine(engine_url: str, **options: Any) -> AsyncGenerator[Proxied, None]:
-    """`options`: of the proxy (see `_OF_PROXY`), the rest of its session. A client that vanished is given no grace."""
+async def proxied_engine(engine: str | Any, **options: Any) -> AsyncGenerator[Proxied, None]:
+    """
+    engine: the URL of one that speaks vLLM's wire, or the engine itself.
+    options: of the proxy (see `_OF_PROXY`), the rest of its session. A client that vanished is given no grace.
+    """
     of_proxy = {name: options.pop(name) for name in _OF_PROXY if name in options}
-    engine, journal = VllmEngine(engine_url), MemoryJournal()
+    engine, journal = VllmEngine(engine) if isinstance(engine, str) else engine, MemoryJournal()
     session = ModelSession(
         **(
             {"session_id": "s1", "attempt": 1, "key": "gls-right", "engine": engine, "journal": journal}

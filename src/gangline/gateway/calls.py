@@ -310,7 +310,8 @@ class CallInFlight:
         self, place: Place, prompt: Prompt, answer: EngineReply, capabilities: EngineCapabilities
     ) -> Reply:
         choices = [self._with_own_ids(choice) for choice in answer.choices]
-        await self._ledger.commit(self._drafts(place, prompt, choices, capabilities), place.digest)
+        drafts = self._drafts(place, prompt, choices, capabilities, metadata=answer.metadata)
+        await self._ledger.commit(drafts, place.digest)
         return self._reply(choices, answer)
 
     def _drafts(
@@ -320,9 +321,11 @@ class CallInFlight:
         choices: list[EngineChoice],
         capabilities: EngineCapabilities,
         *,
+        metadata: dict[str, Any],
         aborted: str | None = None,
     ) -> list[Completion]:
-        finished_at, metadata = self._clock(), self._metadata()
+        """`metadata`: the engine's."""
+        finished_at, metadata = self._clock(), self._metadata() | metadata
         return [
             completion_of(
                 self.call,
@@ -383,7 +386,9 @@ class CallInFlight:
         partial = self._gathered.reply()
         prompt = self._prompt_so_far(self._place, partial.prompt_ids)
         choices = [self._with_own_ids(choice) for choice in partial.choices or (_nothing_sampled(),)]
-        drafts = self._drafts(self._place, prompt, choices, self._capabilities, aborted=message)
+        drafts = self._drafts(
+            self._place, prompt, choices, self._capabilities, metadata=partial.metadata, aborted=message
+        )
         try:
             await self._ledger.commit(drafts, self._place.digest)
         except GanglineError as error:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from gangline.domain.completion import Completion, CompletionTree, DivergenceCause
-from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolResult
+from gangline.domain.conversation import Document, Image, Message, ModelCall, Part, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.errors import EngineRefused
 from gangline.domain.tokens import TokenIds, common_prefix_len
 from gangline.engines.contract import Engine, EngineCapabilities
@@ -150,6 +150,16 @@ def has_thought(message: Message) -> bool:
     )
 
 
+def _has_media(call: ModelCall) -> bool:
+    return any(
+        isinstance(piece, (Image, Document))
+        for message in call.messages
+        if message.role != "assistant"
+        for part in message.parts
+        for piece in (part.content if isinstance(part, ToolResult) else (part,))
+    )
+
+
 def _overlap(sampled: TokenIds, tail: TokenIds) -> int:
     """Longest `k` such that `sampled` ends with `tail[:k]`."""
     for k in range(min(len(sampled), len(tail)), 0, -1):
@@ -170,6 +180,8 @@ class PromptTier:
         """Raises: EngineUnavailable."""
         if self._tier == "observe" or place.parent_id is None or not capabilities.takes_prompt_ids:
             return Decision()
+        if _has_media(call):
+            return Decision(fallback="images or documents in the conversation: ids alone do not hold them")
         if self._ignored:
             return Decision(fallback="the engine ignored the exact prompt ids of an earlier call")
         if not capabilities.renders:
