@@ -111,8 +111,8 @@ async def test_a_streamed_reply_is_the_whole_reply() -> None:
 
 
 def _values(reply: Message) -> list[Any]:
-    """Ids and signatures are of one reply only; `citations` and `caller` the client itself puts into whole replies."""
-    own = {"id", "signature", "citations", "caller"}
+    """Ids and signatures are of one reply only."""
+    own = {"id", "signature"}
     blocks = [{k: v for k, v in block.to_dict().items() if k not in own} for block in reply.content]
     return [blocks, reply.stop_reason, reply.usage.input_tokens, reply.usage.output_tokens]
 

@@ -212,12 +212,20 @@ def accumulated(events: list[dict[str, Any]]) -> dict[str, Any]:
             case _:
                 assert open_block is None
         snapshot = accumulate_event(event=EVENT.validate_python(event), current_snapshot=snapshot, json_bufs=buffers)
-    return snapshot.to_dict(exclude_none=True)
+    return without_nulls(snapshot.to_dict())
 
 
 def whole_body(reply: Reply) -> dict[str, Any]:
-    fields = json.loads(DIALECT.reply_body(CALL, reply))
-    return {name: value for name, value in fields.items() if value is not None}
+    return without_nulls(json.loads(DIALECT.reply_body(CALL, reply)))
+
+
+def without_nulls(value: Any) -> Any:
+    """The client's models do not tell null from absent."""
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {name: without_nulls(item) for name, item in value.items() if item is not None}
+    return value
 
 
 def streamed(reply: Reply, deltas: list[ReplyDelta]) -> bytes:

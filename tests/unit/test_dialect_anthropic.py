@@ -295,13 +295,9 @@ def test_a_reply_of_calls_stops_for_tool_use_unless_it_was_cut() -> None:
 
 
 def test_cached_tokens_are_counted_apart_and_thinking_tokens_named() -> None:
-    assert body(Text("x"))["usage"] == {
-        "input_tokens": 2,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 8,
-        "output_tokens": 4,
-        "output_tokens_details": {"thinking_tokens": 2},
-    }
+    usage = body(Text("x"))["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]) == (2, 8, 0)
+    assert (usage["output_tokens"], usage["output_tokens_details"]) == (4, {"thinking_tokens": 2})
 
 
 @pytest.mark.parametrize("arguments", ["", "{", "[1]", '{"a": NaN}', "not json", '{"a": "\\ud800"}', "[" * 99_999])
@@ -310,7 +306,7 @@ def test_arguments_that_are_no_object_go_out_as_an_empty_one(arguments: str) -> 
 
 
 def test_an_empty_reply_is_one_empty_text() -> None:
-    assert body()["content"] == [{"type": "text", "text": ""}]
+    assert body()["content"] == [{"type": "text", "text": "", "citations": None}]
 
 
 def events(*deltas: ReplyDelta, whole: Reply) -> list[dict[str, Any]]:

@@ -79,7 +79,7 @@ class AnthropicEventWriter:
         self._calls = {}
         events += b"".join(self._say(kind, text) for kind, text in late)
         if not self._num_blocks:
-            events += self._begin("text", {"text": ""})
+            events += self._begin("text", _empty("text"))
         events += self._close()
         events += _event(
             "message_delta", {"delta": stop_fields(self._call, choice), "usage": usage_fields(reply.usage)}
@@ -138,7 +138,8 @@ class AnthropicEventWriter:
         return events
 
     def _begin_call(self, held: _HeldCall) -> bytes:
-        return self._close() + self._begin("tool_use", {"id": held.call_id, "name": held.name, "input": {}})
+        fields = {"id": held.call_id, "name": held.name, "input": {}, "caller": {"type": "direct"}}
+        return self._close() + self._begin("tool_use", fields)
 
     def _end_call(self, held: _HeldCall) -> bytes:
         events = b"" if self._open == "tool_use" else self._begin_call(held)
@@ -167,7 +168,7 @@ class AnthropicEventWriter:
 
 
 def _empty(kind: Said) -> dict[str, Any]:
-    return {"text": ""} if kind == "text" else {"thinking": "", "signature": ""}
+    return {"text": "", "citations": None} if kind == "text" else {"thinking": "", "signature": ""}
 
 
 def _event(kind: str, fields: dict[str, Any]) -> bytes:

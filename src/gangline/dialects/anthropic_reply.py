@@ -31,7 +31,7 @@ def messages_reply_body(call: ModelCall, reply: Reply) -> bytes:
     choice = reply.choices[0]
     blocks = [_block(part, reply.reply_id) for part in choice.message.parts if _is_shown(part)]
     fields = message_fields(reply.reply_id, reply.model) | stop_fields(call, choice)
-    fields["content"] = blocks or [{"type": "text", "text": ""}]
+    fields["content"] = blocks or [{"type": "text", "text": "", "citations": None}]
     fields["usage"] = usage_fields(reply.usage)
     return msgspec.json.encode(fields)
 
@@ -46,6 +46,8 @@ def message_fields(reply_id: str, model: str) -> dict[str, Any]:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
+        "stop_details": None,
+        "container": None,
     }
 
 
@@ -59,9 +61,10 @@ def _block(part: Part, reply_id: str) -> dict[str, Any]:
             return {"type": "thinking", "thinking": part.text, "signature": signature_of(reply_id)}
         case ToolCall():
             arguments = msgspec.Raw(input_json(part.arguments).encode())
-            return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": arguments}
+            caller = {"type": "direct"}
+            return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": arguments, "caller": caller}
         case Text():
-            return {"type": "text", "text": part.text}
+            return {"type": "text", "text": part.text, "citations": None}
         case _:
             raise AssertionError(f"a model does not reply with {type(part).__name__}")
 
@@ -95,12 +98,14 @@ def stop_fields(call: ModelCall, choice: ReplyChoice) -> dict[str, Any]:
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
     """The provider counts cached prompt tokens apart from `input_tokens`."""
-    fields: dict[str, Any] = {
+    return {
         "input_tokens": usage.num_prompt_tokens - usage.num_cached_tokens,
         "cache_creation_input_tokens": 0,
+        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
         "cache_read_input_tokens": usage.num_cached_tokens,
         "output_tokens": usage.num_sampled_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.num_thinking_tokens},
+        "server_tool_use": None,
+        "service_tier": None,
+        "inference_geo": None,
     }
-    if usage.num_thinking_tokens:
-        fields["output_tokens_details"] = {"thinking_tokens": usage.num_thinking_tokens}
-    return fields
