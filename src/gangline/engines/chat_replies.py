@@ -26,6 +26,7 @@ __all__ = [
     "WireSpan",
     "WireToolCall",
     "WireUsage",
+    "WireValues",
     "decode",
     "delta_of",
     "ids_of",
@@ -69,6 +70,16 @@ class WireTokenLogprob(WireTopLogprob, gc=False):
 
 class WireLogprobs(msgspec.Struct):
     content: list[WireTokenLogprob] | None = None
+
+
+class _WireValue(msgspec.Struct, gc=False):
+    logprob: float | None = None
+
+
+class WireValues(msgspec.Struct):
+    """The log-probs alone: texts, bytes and other candidates are skipped, for only a client that asks wants them."""
+
+    content: list[_WireValue] | None = None
 
 
 class WireSpan(msgspec.Struct):
@@ -151,7 +162,7 @@ def ids_of(values: list[int] | None) -> TokenIds | None:
     return None if values is None else token_ids(values)
 
 
-def logprob_values(found: WireLogprobs | None) -> list[float] | None:
+def logprob_values(found: WireLogprobs | WireValues | None) -> list[float] | None:
     content = found.content if found is not None else None
     if content is None:
         return None

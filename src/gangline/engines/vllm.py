@@ -24,12 +24,12 @@ from gangline.engines.http import EngineHttp
 from gangline.engines.vllm_wire import (
     Rendered,
     SseLines,
-    WireReply,
     chat_body,
     decode,
     engine_deltas,
     engine_reply,
     render_body,
+    reply_type,
 )
 
 __all__ = ["VllmEngine"]
@@ -113,26 +113,26 @@ class VllmEngine:
     async def chat(self, request: EngineRequest) -> EngineReply:
         body = chat_body(request, await self._model_name(), stream=False)
         answer = await self._http.post("/v1/chat/completions", body)
-        wire = decode(answer, WireReply, self.url)
+        wire = decode(answer, reply_type(request.call), self.url)
         if wire.error is not None:
             raise self._http.refusal(200, answer)
         if not wire.choices:
             raise EngineUnavailable(f"engine {self.url} answered without any choice")
-        return engine_reply(wire, show_logprobs=request.call.num_top_logprobs is not None)
+        return engine_reply(wire)
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         body = chat_body(request, await self._model_name(), stream=True)
         events = SseLines()
-        show_logprobs = request.call.num_top_logprobs is not None
+        kind = reply_type(request.call)
         async with self._http.request("POST", "/v1/chat/completions", body) as response:
             async for piece in response.content.iter_any():
                 for data in events.feed(piece):
                     if data == b"[DONE]":
                         return
-                    chunk = decode(data, WireReply, self.url)
+                    chunk = decode(data, kind, self.url)
                     if chunk.error is not None:
                         raise self._http.refusal(500, data)
-                    for delta in engine_deltas(chunk, show_logprobs=show_logprobs):
+                    for delta in engine_deltas(chunk):
                         yield delta
         raise EngineUnavailable(f"engine {self.url} ended its stream before it was done")
 

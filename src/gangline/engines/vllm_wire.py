@@ -6,11 +6,12 @@ Source: vLLM 0.32/0.33 `entrypoints/openai` protocols; run against 0.32.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from gangline.domain.conversation import Message, ToolDefinition
+from gangline.domain.conversation import Message, ModelCall, ToolDefinition
+from gangline.domain.reply import TokenLogprob
 from gangline.domain.tokens import logprobs
 from gangline.engines.chat_fields import call_fields, has_media, message_fields, messages_fields, tool_fields
 from gangline.engines.chat_replies import (
@@ -21,6 +22,7 @@ from gangline.engines.chat_replies import (
     WireMessage,
     WireSpan,
     WireUsage,
+    WireValues,
     decode,
     delta_of,
     ids_of,
@@ -37,6 +39,7 @@ __all__ = [
     "ModelCard",
     "ModelList",
     "Rendered",
+    "ShownReply",
     "SseLines",
     "WireReply",
     "chat_body",
@@ -45,27 +48,36 @@ __all__ = [
     "engine_reply",
     "message_fields",
     "render_body",
+    "reply_type",
 ]
 
 
-class _Choice(msgspec.Struct):
+LogprobsT = TypeVar("LogprobsT", WireLogprobs, WireValues)
+
+
+class _Choice(msgspec.Struct, Generic[LogprobsT]):
     index: int = 0
     message: WireMessage | None = None
     delta: WireMessage | None = None
-    logprobs: WireLogprobs | None = None
+    logprobs: LogprobsT | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
     weight_versions: list[WireSpan] | None = None
 
 
-class WireReply(msgspec.Struct):
-    """A whole reply, one chunk of a stream, or the error that either may turn out to be."""
-
-    choices: list[_Choice] = []
+class _Reply(msgspec.Struct, Generic[LogprobsT]):
+    choices: list[_Choice[LogprobsT]] = []
     usage: WireUsage | None = None
     prompt_token_ids: msgspec.Raw = NO_IDS
     error: dict[str, Any] | str | None = None
+
+
+_AnyChoice = _Choice[WireValues] | _Choice[WireLogprobs]
+WireReply = _Reply[WireValues]
+"""A whole reply, one chunk of a stream, or the error that either may turn out to be."""
+ShownReply = _Reply[WireLogprobs]
+"""The same for a client that asked for log-probs of its own."""
 
 
 class Rendered(msgspec.Struct):
@@ -112,16 +124,20 @@ def render_body(
     return msgspec.json.encode(body)
 
 
-def engine_reply(reply: WireReply, *, show_logprobs: bool = False) -> EngineReply:
-    """`show_logprobs`: the client asked for log-probs of its own."""
+def reply_type(call: ModelCall) -> type[WireReply] | type[ShownReply]:
+    """What to decode: only a client that asks for log-probs needs more of them than the numbers."""
+    return WireReply if call.num_top_logprobs is None else ShownReply
+
+
+def engine_reply(reply: WireReply | ShownReply) -> EngineReply:
     return EngineReply(
         prompt_ids=ids_from_json(reply.prompt_token_ids),
-        choices=tuple(_choice(choice, show_logprobs) for choice in reply.choices),
+        choices=tuple(_choice(choice) for choice in reply.choices),
         usage=usage_of(reply.usage),
     )
 
 
-def _choice(choice: _Choice, show_logprobs: bool) -> EngineChoice:
+def _choice(choice: _AnyChoice) -> EngineChoice:
     values = logprob_values(choice.logprobs)
     return EngineChoice(
         index=choice.index,
@@ -131,20 +147,20 @@ def _choice(choice: _Choice, show_logprobs: bool) -> EngineChoice:
         sampled_ids=ids_of(choice.token_ids),
         logprobs=None if values is None else logprobs(values),
         version_spans=version_spans(choice.weight_versions),
-        token_logprobs=token_logprobs(choice.logprobs) if show_logprobs else (),
+        token_logprobs=_shown_logprobs(choice),
     )
 
 
-def engine_deltas(chunk: WireReply, *, show_logprobs: bool = False) -> list[EngineDelta]:
+def engine_deltas(chunk: WireReply | ShownReply) -> list[EngineDelta]:
     """One per choice in the chunk; a chunk without choices (the usage at the end) is one of its own."""
     common: dict[str, Any] = {"prompt_ids": ids_from_json(chunk.prompt_token_ids), "usage": usage_of(chunk.usage)}
     if not chunk.choices:
         return [EngineDelta(**common)]
-    return [_delta(choice, common, show_logprobs) for choice in chunk.choices]
+    return [_delta(choice, common) for choice in chunk.choices]
 
 
-def _delta(choice: _Choice, common: dict[str, Any], show_logprobs: bool) -> EngineDelta:
-    shown = delta_of(choice.delta, choice.index, token_logprobs(choice.logprobs) if show_logprobs else ())
+def _delta(choice: _AnyChoice, common: dict[str, Any]) -> EngineDelta:
+    shown = delta_of(choice.delta, choice.index, _shown_logprobs(choice))
     return EngineDelta(
         shown=shown,
         sampled_ids=choice.token_ids,
@@ -156,5 +172,9 @@ def _delta(choice: _Choice, common: dict[str, Any], show_logprobs: bool) -> Engi
     )
 
 
-def _stop_reason(choice: _Choice) -> str | None:
+def _shown_logprobs(choice: _AnyChoice) -> tuple[TokenLogprob, ...]:
+    return token_logprobs(choice.logprobs) if isinstance(choice.logprobs, WireLogprobs) else ()
+
+
+def _stop_reason(choice: _AnyChoice) -> str | None:
     return None if choice.stop_reason is None else str(choice.stop_reason)
