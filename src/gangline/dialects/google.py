@@ -1,5 +1,5 @@
 """The Google generateContent dialect: `POST /v1beta/models/MODEL:generateContent`, `:streamGenerateContent`,
-`:countTokens`, `GET /v1beta/models[/MODEL]`.
+`:countTokens`, `GET /v1beta/models[/MODEL]`; the same under `/v1`.
 
 A model's name may hold slashes. A stream is server-sent events with `?alt=sse`, else one JSON array, as Google's is.
 """
@@ -7,11 +7,11 @@ A model's name may hold slashes. A stream is server-sent events with `?alt=sse`,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from gangline.dialects.contract import DialectRoute, ErrorAnswer, RawRequest
+from gangline.dialects.contract import DialectRoute, ErrorAnswer, RawRequest, RouteKind
 from gangline.dialects.google_errors import google_error
 from gangline.dialects.google_reply import GoogleEventWriter, google_reply_body
 from gangline.dialects.google_request import parse_google_call, parse_google_count
@@ -21,20 +21,21 @@ from gangline.domain.reply import Reply
 
 __all__ = ["GoogleDialect"]
 
-_CALLED = "models/{model:.+}:{method:generateContent|streamGenerateContent}"
-_COUNTED = "models/{model:.+}:{method:countTokens}"
+_ROUTES: tuple[tuple[Literal["GET", "POST"], str, RouteKind], ...] = (
+    ("POST", "models/{model:.+}:{method:generateContent|streamGenerateContent}", "call"),
+    ("POST", "models/{model:.+}:{method:countTokens}", "count"),
+    ("GET", "models", "models"),
+    ("GET", "models/{model:.+}", "model"),
+)
 
 
 class GoogleDialect:
     name: ClassVar[str] = "google"
     title: ClassVar[str] = "Google generateContent"
-    routes: ClassVar[Sequence[DialectRoute]] = (
-        DialectRoute("POST", f"/v1beta/{_CALLED}", "call"),
-        DialectRoute("POST", f"/v1/{_CALLED}", "call"),
-        DialectRoute("POST", f"/v1beta/{_COUNTED}", "count"),
-        DialectRoute("POST", f"/v1/{_COUNTED}", "count"),
-        DialectRoute("GET", "/v1beta/models", "models"),
-        DialectRoute("GET", "/v1beta/models/{model:.+}", "model"),
+    routes: ClassVar[Sequence[DialectRoute]] = tuple(
+        DialectRoute(method, f"/{version}/{path}", kind)
+        for version in ("v1beta", "v1")  # the Python SDK's default is v1 since 3.0, everyone else's v1beta
+        for method, path, kind in _ROUTES
     )
 
     def speaks(self, request: RawRequest) -> bool:

@@ -45,10 +45,8 @@ class ContentReader:
         """Raises: InvalidRequest."""
         fields = Fields({"parts": [{"text": value}]} if isinstance(value, str) else value, where)
         fields.take("role")
-        parts = self._parts(fields)
-        if not all(isinstance(part, Text) for part in parts):
-            raise invalid(where, "A system instruction holds text parts only.")
-        self.messages.append(Message("system", tuple(parts)))
+        self._add_system(self._parts(fields), where)
+        self.dropped += fields.left()
 
     def add(self, value: object, where: str) -> None:
         """Raises: InvalidRequest."""
@@ -59,10 +57,15 @@ class ContentReader:
             case "model":
                 self._add_model(self._parts(fields), is_empty=not fields.items("parts"))
             case "system":
-                self.add_system(value, where)
+                self._add_system(self._parts(fields), where)
             case _:
                 raise invalid(fields.at("role"), "Please use a valid role: user, model.")
         self.dropped += fields.left()
+
+    def _add_system(self, parts: list[Part], where: str) -> None:
+        if not all(isinstance(part, Text) for part in parts):
+            raise invalid(where, "A system instruction holds text parts only.")
+        self.messages.append(Message("system", tuple(parts)))
 
     def _add_user(self, parts: list[Part], where: str) -> None:
         if not parts:
@@ -235,11 +238,15 @@ def _joined(parts: tuple[Part, ...]) -> tuple[Part, ...]:
                 pass
             case Thinking("", signature):
                 _sign(joined, signature or "")
-            case Thinking(text, signature) if isinstance(last, Thinking) and None in (signature, last.signature):
+            case Thinking(text, signature) if isinstance(last, Thinking) and _may_join(last.signature, signature):
                 joined[-1] = Thinking(last.text + text, last.signature or signature)
             case _:
                 joined.append(part)
     return tuple(joined)
+
+
+def _may_join(one: str | None, other: str | None) -> bool:
+    return one is None or other is None or one == other
 
 
 def _sign(parts: list[Part], signature: str) -> None:
