@@ -15,6 +15,7 @@ from aiohttp import web
 from gangline.cli.exits import EXPLAINED
 from gangline.cli.main import build_app
 from gangline.engines.serving.app import create_app
+from gangline.gateway.node import control_routes
 from gangline.gateway.proxy import Proxy
 from gangline.server.app import all_routes
 from gangline.server.openapi import describe
@@ -46,6 +47,9 @@ def command_line() -> str:
 
 
 def _command(name: str, command: Any) -> str:
+    if inner := getattr(command, "commands", None):
+        lines = [f"## gangline {name}\n", f"{inspect.cleandoc(command.help or '')}\n"]
+        return "\n".join([*lines, *(_command(f"{name} {sub}", one) for sub, one in inner.items())])
     shown = [param for param in command.params if not getattr(param, "hidden", False)]
     arguments = [param for param in shown if not any(opt.startswith("-") for opt in param.opts)]
     options = [param for param in shown if param not in arguments]
@@ -90,6 +94,10 @@ def http() -> str:
         "Errors have the shape of the provider whose API was called.\n",
         "| route |\n|---|",
         *_plain_routes(Proxy().routes()),
+        "\nThe node's own routes want the node's control token, or, where the table says so, the session's key. Errors "
+        "are problem+json. [Sessions of your own agents](../guides/external-sessions.md) shows them at work.\n",
+        "| route | what it does | key |\n|---|---|---|",
+        *_control_routes(),
         "\n## An engine server\n",
         "What `gangline engine` serves: vLLM's routes and fields, as far as Gangline uses them. See vLLM's "
         "documentation for the fields.\n",
@@ -97,6 +105,13 @@ def http() -> str:
         *_plain_routes(_engine_app().router.routes()),
     ]
     return "\n".join(parts) + "\n"
+
+
+def _control_routes() -> Iterator[str]:
+    parts: Any = SimpleNamespace(gate=None, backends=None)
+    for route in control_routes(parts, cast(Any, None), dict):
+        key = "control token" if route.opened_by == "control" else "session's key"
+        yield f"| `{route.method} {route.path}` | {_one_line(route.summary)} | {key} |"
 
 
 def _engine_app() -> web.Application:

@@ -43,7 +43,8 @@ async def running_node(folder: Path, *engine_urls: str, **options: Any) -> Async
             node_id="n1",
             server_url=NO_SERVER,
             control_token=TOKEN,
-            **(_engines(engine_urls) | options),
+            engine_urls=engine_urls,
+            **options,
             on_ready=ready.set_result,
         )
     )
@@ -57,7 +58,3 @@ async def running_node(folder: Path, *engine_urls: str, **options: Any) -> Async
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-
-
-def _engines(urls: tuple[str, ...]) -> dict[str, Any]:
-    return {"engine_url": urls[0]}

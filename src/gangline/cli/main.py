@@ -25,6 +25,8 @@ _COMMAND_MODULES = (
     "audit",
     "export",
     "doctor",
+    "gate",
+    "backend",
     "engine",
     "server",
     "node",

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import socket
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from gangline.cli.output import DataOption, JsonOption
 from gangline.cli.running import find_server
 from gangline.cli.serving import HostOption, ParentOption, serve
+from gangline.domain.errors import InvalidRequest
 from gangline.settings import Settings
+
+if TYPE_CHECKING:
+    from gangline.domain.task import SamplingPolicy
 
 __all__ = ["register"]
 
 
 def node(
-    engine: Annotated[str, typer.Option("--engine", help="URL of the inference engine.", show_default=False)],
+    engine: Annotated[
+        list[str], typer.Option("--engine", help="URL of an inference engine; may be given again.", show_default=False)
+    ],
     server: Annotated[
         str | None,
         typer.Option("--server", help="URL of the server. Default: the running one.", show_default=False),
@@ -25,8 +31,22 @@ def node(
     node_id: Annotated[
         str | None, typer.Option("--id", help="Default: node-HOSTNAME. Must be unique.", show_default=False)
     ] = None,
-    engine_kind: Annotated[str, typer.Option("--engine-kind", help="Engine plug-in that speaks to it.")] = "vllm",
+    engine_kind: Annotated[
+        str, typer.Option("--engine-kind", help="Engine plug-in that speaks to it; auto asks the engine.")
+    ] = "auto",
     engine_wait: Annotated[float, typer.Option("--engine-wait", help="Seconds the engine may take to be up.")] = 60,
+    capture: Annotated[
+        str,
+        typer.Option("--capture", help="ids; or text, for engines that report no token ids: nothing can be trained."),
+    ] = "ids",
+    sampling: Annotated[
+        str | None,
+        typer.Option(
+            "--sampling",
+            help='Policy over the harness\'s sampling parameters, as JSON: {"temperature": {"override": 1}}.',
+            show_default=False,
+        ),
+    ] = None,
     run_slots: Annotated[int, typer.Option("--run-slots", min=1, help="Sessions whose agent runs at once.")] = 16,
     ready_slots: Annotated[int, typer.Option("--ready-slots", min=1, help="Prepared sandboxes that wait to run.")] = 8,
     init_workers: Annotated[int, typer.Option("--init-workers", min=1, help="Sandboxes prepared at once.")] = 4,
@@ -52,9 +72,11 @@ def node(
             node_id=node_id or f"node-{socket.gethostname()}",
             server_url=address.server_url,
             control_token=address.control_token,
-            engine_url=engine,
+            engine_urls=engine,
             engine_kind=engine_kind,
             engine_wait_s=engine_wait,
+            capture=_capture(capture),
+            sampling=_policy(sampling),
             sizes=PoolSizes(
                 init_workers=init_workers,
                 ready_slots=ready_slots,
@@ -68,6 +90,28 @@ def node(
         kind="node",
         parent=parent,
     )
+
+
+def _capture(text: str) -> Literal["ids", "text"]:
+    """Raises: InvalidRequest."""
+    if text == "ids" or text == "text":
+        return text
+    raise InvalidRequest(f"--capture must be ids or text, got {text!r}.")
+
+
+def _policy(text: str | None) -> SamplingPolicy | None:
+    """Raises: InvalidRequest."""
+    if text is None:
+        return None
+    from pydantic import ValidationError
+
+    from gangline.domain.task import SamplingPolicy
+    from gangline.plugins import explain
+
+    try:
+        return SamplingPolicy.model_validate_json(text)
+    except ValidationError as error:
+        raise InvalidRequest(f"--sampling: {explain(error)}") from error
 
 
 def register(app: typer.Typer) -> None:

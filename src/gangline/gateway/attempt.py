@@ -38,7 +38,7 @@ from gangline.domain.lifecycle import Outcome, Stage
 from gangline.domain.session import HarnessExit, Lease, SessionResult, StageTiming
 from gangline.domain.task import ExecAction, RuntimeSpec, SamplingPolicy, TaskRequest
 from gangline.domain.trajectory import Trajectory
-from gangline.engines.contract import Engine
+from gangline.gateway.backends import BackendPool
 from gangline.gateway.gate import Gate
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.pools import Pools
@@ -61,9 +61,9 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     """Label of everything this node starts."""
     runtimes_folder: Path
-    engine: Engine
-    model: str
-    """Served model; the default for tasks that name none."""
+    backends: BackendPool
+    first_model: str
+    """Served when the node started."""
     proxy: Proxy
     proxy_port: int
     journal: Journal
@@ -71,6 +71,11 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     gate: Gate = msgspec.field(default_factory=Gate)
     sampling: SamplingPolicy | None = None
     """The operator's, applied after a task's own."""
+
+    @property
+    def model(self) -> str:
+        """Served model; the default for tasks that name none."""
+        return next((view.model for view in self.backends.views()), self.first_model)
 
 
 class Attempt:
@@ -165,7 +170,7 @@ class Attempt:
             session_id=self.lease.session_id,
             attempt=self.lease.attempt,
             key=new_secret("gls"),
-            engine=parts.engine,
+            engine=parts.backends.engine_for(self.lease.session_id, self.lease.task_id),
             journal=parts.journal,
             max_turns=task.agent.max_turns,
             thinking=task.capture.thinking,
@@ -358,6 +363,7 @@ class Attempt:
         if self._session is not None:
             await self._session.fence("the session has ended")
             self._parts.proxy.remove(self.lease.session_id)
+            self._parts.backends.release(self.lease.session_id)
         if self._fresh is not None:
             self._fresh.cancel()
             with suppress(asyncio.CancelledError, Exception):

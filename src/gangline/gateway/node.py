@@ -7,20 +7,21 @@ import hashlib
 import logging
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from aiohttp import web
 
 from gangline import plugins
 from gangline.client import ServerClient
 from gangline.domain.errors import EngineUnavailable, GanglineError, PortUnavailable
-from gangline.domain.task import CaptureSpec
-from gangline.engines.contract import Engine, EngineCapabilities
+from gangline.domain.task import CaptureSpec, SamplingPolicy
 from gangline.gateway.attempt import NodeParts
+from gangline.gateway.backends import BackendPool
 from gangline.gateway.control import ControlRoute, answer, as_routes
+from gangline.gateway.control_backends import BackendRoutes
 from gangline.gateway.control_gate import GateRoutes
 from gangline.gateway.control_sessions import SessionRoutes
 from gangline.gateway.delivery import Delivery
@@ -46,9 +47,11 @@ async def serve(
     node_id: str,
     server_url: str,
     control_token: str | None,
-    engine_url: str,
-    engine_kind: str = "vllm",
+    engine_urls: Sequence[str],
+    engine_kind: str = "auto",
     engine_wait_s: float = 60.0,
+    capture: Literal["ids", "text"] = "ids",
+    sampling: SamplingPolicy | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
     sizes: PoolSizes | None = None,
@@ -56,17 +59,22 @@ async def serve(
 ) -> None:
     """Run a node until cancelled; its state is in `data_dir/nodes/<node_id>`.
 
-    Raises: EngineUnavailable when the engine does not answer within `engine_wait_s`, EngineIncapable when it reports no
-    token ids or log-probs, PortUnavailable when the port is taken.
+    engine_urls: its backends at first; more may be added while it runs.
+    capture: `text` accepts engines that report no token ids; what they answer cannot be trained on.
+    sampling: the operator's policy, applied after a task's own.
+
+    Raises: EngineUnavailable when an engine does not answer within `engine_wait_s`, EngineIncapable when it reports no
+    token ids or log-probs, Conflict when the engines serve different models, PortUnavailable when the port is taken.
     """
     sizes = sizes or PoolSizes()
     _allow_many_files()
     folder = await asyncio.to_thread(_folder_of, data_dir, node_id)
     owner = _owner_of(folder)
     async with AsyncExitStack() as stack:
-        engine: Engine = plugins.load("engine", engine_kind)(engine_url)
-        stack.push_async_callback(engine.close)
-        capabilities = await _probe(engine, engine_url, engine_wait_s)
+        backends = BackendPool(node=socket.gethostname(), capture=capture)
+        stack.push_async_callback(backends.close)
+        for engine_url in engine_urls:
+            await _add(backends, engine_url, engine_kind, engine_wait_s)
         runtimes_folder = folder / "runtimes"
         await asyncio.to_thread(runtimes_folder.mkdir, parents=True, exist_ok=True)
         await _reap(owner, runtimes_folder)
@@ -84,19 +92,20 @@ async def serve(
             node_id=node_id,
             owner=owner,
             runtimes_folder=runtimes_folder,
-            engine=engine,
-            model=capabilities.model,
+            backends=backends,
+            first_model=next((view.model for view in backends.views()), ""),
             proxy=proxy,
             proxy_port=bound_port,
             journal=journal,
             pools=Pools(sizes),
+            sampling=sampling,
         )
         external = await _external_sessions(stack, folder, parts)
         pipeline = Pipeline(parts, client, Delivery(folder / "outgoing", client, journal), url=url)
         routes = control_routes(parts, external, pipeline.status)
         await _listen(stack, _create_app(proxy, routes, control_token), listener)
         stack.push_async_callback(pipeline.close)
-        log.info("node.ready node=%s url=%s engine=%s model=%s", node_id, url, engine_url, capabilities.model)
+        log.info("node.ready node=%s url=%s engines=%s model=%s", node_id, url, ",".join(engine_urls), parts.model)
         if on_ready is not None:
             on_ready(url)
         async with asyncio.TaskGroup() as group:
@@ -125,12 +134,12 @@ def _owner_of(folder: Path) -> str:
     return f"gl{hashlib.sha256(str(folder).encode()).hexdigest()[:10]}"
 
 
-async def _probe(engine: Engine, url: str, wait_s: float) -> EngineCapabilities:
-    """Ask the engine what it can do; an engine that is still starting gets `wait_s` seconds."""
+async def _add(backends: BackendPool, url: str, kind: str, wait_s: float) -> None:
+    """Take an engine in; one that is still starting gets `wait_s` seconds."""
     deadline = asyncio.get_running_loop().time() + wait_s
     while True:
         try:
-            return await engine.probe()
+            await backends.add(url, kind)
         except EngineUnavailable as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise EngineUnavailable(
@@ -138,6 +147,8 @@ async def _probe(engine: Engine, url: str, wait_s: float) -> EngineCapabilities:
                     "Start it, or name another with --engine."
                 ) from error
             await asyncio.sleep(0.5)
+        else:
+            return
 
 
 async def _reap(owner: str, folder: Path) -> None:
@@ -164,9 +175,10 @@ def _bind(host: str, port: int) -> socket.socket:
 async def _external_sessions(stack: AsyncExitStack, folder: Path, parts: NodeParts) -> ExternalSessions:
     """Those of an earlier life of this node go on."""
 
-    def make_session(capture: CaptureSpec, **fields: Any) -> ModelSession:
+    def make_session(session_id: str, capture: CaptureSpec, **fields: Any) -> ModelSession:
         return ModelSession(
-            engine=parts.engine,
+            session_id=session_id,
+            engine=parts.backends.engine_for(session_id, session_id),
             journal=parts.journal,
             thinking=capture.thinking,
             tier=capture.tier,
@@ -181,7 +193,7 @@ async def _external_sessions(stack: AsyncExitStack, folder: Path, parts: NodePar
         journal=parts.journal,
         proxy=parts.proxy,
         make_session=make_session,
-        release_engine=lambda _: None,
+        release_engine=parts.backends.release,
     )
     stack.push_async_callback(external.close)
     await external.restore()
@@ -212,6 +224,7 @@ def control_routes(
         ControlRoute("GET", "/v1/status", show_status, "What the node is doing."),
         *SessionRoutes(external, model).routes(),
         *GateRoutes(parts.gate).routes(),
+        *BackendRoutes(parts.backends).routes(),
     ]
 
 

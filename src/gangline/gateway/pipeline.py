@@ -6,6 +6,8 @@ import asyncio
 import logging
 from typing import Any
 
+import msgspec
+
 from gangline.client import ServerClient
 from gangline.domain.errors import Failure, GanglineError
 from gangline.domain.lifecycle import Stage
@@ -145,7 +147,7 @@ class Pipeline:
                 url=self._url,
                 sessions=held,
                 capacity=self._parts.pools.sizes.capacity,
-                backends=({"model": self._parts.model},),
+                backends=tuple(msgspec.to_builtins(view) for view in self._parts.backends.views()),
             )
             try:
                 reply = await self._client.heartbeat(beat)

@@ -1,0 +1,84 @@
+"""`gangline backend`: the running engines behind each node."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from gangline.cli.node_addresses import NodesOption, ask_nodes, find_nodes
+from gangline.cli.output import DataOption, JsonOption, console, print_json, run
+
+if TYPE_CHECKING:
+    from gangline.client import NodeClient
+
+__all__ = ["register"]
+
+backend = typer.Typer(no_args_is_help=True, help="Add, remove and list the running engines behind each node.")
+
+
+def _ask(
+    data: Path | None, nodes: list[str] | None, as_json: bool, change: Callable[[NodeClient], Awaitable[Any]]
+) -> None:
+    """Make the change on every node, then show what each has."""
+
+    async def changed(client: NodeClient) -> list[dict[str, Any]]:
+        await change(client)
+        return await client.backends()
+
+    answers = run(ask_nodes(find_nodes(data, nodes), changed))
+    if as_json:
+        print_json(answers)
+        return
+    table = Table("node", "backend", "url", "engine", "model", "state", "sessions", "calls", "error", box=None)
+    for url, backends in answers.items():
+        for one in backends:
+            told = ("backend_id", "url", "kind", "model", "state", "num_sessions", "num_calls")
+            table.add_row(url, *(str(one[name]) for name in told), one["error"] or "")
+    console().print(table)
+
+
+@backend.command()
+def add(
+    url: Annotated[str, typer.Argument(help="URL of a running engine.")],
+    kind: Annotated[str, typer.Option("--kind", help="Engine plug-in that speaks to it; auto asks it.")] = "auto",
+    label: Annotated[
+        str | None, typer.Option("--label", help="Its host: sessions of a node with the same one prefer it.")
+    ] = None,
+    data: DataOption = None,
+    node: NodesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add an engine; it must serve the same model as the others."""
+    _ask(data, node, as_json, lambda client: client.add_backend(url, kind=kind, label=label))
+
+
+@backend.command()
+def remove(
+    backend_id: Annotated[str, typer.Argument(help="As `gangline backend list` shows it.")],
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for its calls in flight.")] = False,
+    data: DataOption = None,
+    node: NodesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take an engine away; its sessions go on with another."""
+    _ask(data, node, as_json, lambda client: client.remove_backend(backend_id, drain=not now))
+
+
+@backend.command(name="list")
+def show(data: DataOption = None, node: NodesOption = None, as_json: JsonOption = False) -> None:
+    """Show the engines and how they are."""
+    _ask(data, node, as_json, lambda client: client.backends())
+
+
+@backend.command()
+def clear(data: DataOption = None, node: NodesOption = None, as_json: JsonOption = False) -> None:
+    """Take all engines away; model calls wait for new ones."""
+    _ask(data, node, as_json, lambda client: client.clear_backends())
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(backend, name="backend")

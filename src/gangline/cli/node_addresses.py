@@ -1,0 +1,62 @@
+"""How commands find the nodes that they talk to: the named ones, or those of the running service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from gangline.cli.running import read_running
+from gangline.domain.errors import ServerUnavailable
+from gangline.settings import Settings
+
+if TYPE_CHECKING:
+    from gangline.client import NodeClient
+
+__all__ = ["NodeAddress", "NodesOption", "ask_nodes", "find_nodes"]
+
+NodesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--node",
+        help="URL of a node; may be given again. Default: the nodes of the `gangline up` of the data folder. The "
+        "token of a named node comes from GANGLINE_TOKEN.",
+        show_default=False,
+    ),
+]
+
+
+class NodeAddress(msgspec.Struct, frozen=True):
+    url: str
+    control_token: str | None
+
+
+def find_nodes(data_dir: Path | None, urls: list[str] | None) -> list[NodeAddress]:
+    """Raises: ServerUnavailable when there is none."""
+    settings = Settings.from_environ()
+    if urls:
+        return [NodeAddress(url.rstrip("/"), settings.control_token) for url in urls]
+    folder = data_dir or settings.data_dir
+    running = read_running(folder)
+    if running is None:
+        raise ServerUnavailable(
+            f"no service is running on {folder}. Start one with `gangline up --data {folder}`, "
+            "or name a node with --node URL (and its token in GANGLINE_TOKEN)."
+        )
+    return [NodeAddress(url, running.control_token) for url in running.node_urls]
+
+
+async def ask_nodes(nodes: list[NodeAddress], question: Callable[[NodeClient], Awaitable[Any]]) -> dict[str, Any]:
+    """Every node's answer by its url, asked at once. Raises: what the first that failed raised."""
+    from gangline.client import NodeClient
+
+    async def ask(node: NodeAddress) -> Any:
+        async with NodeClient(node.url, node.control_token) as client:
+            return await question(client)
+
+    answers = await asyncio.gather(*map(ask, nodes))
+    return {node.url: found for node, found in zip(nodes, answers, strict=True)}

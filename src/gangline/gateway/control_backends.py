@@ -1,0 +1,68 @@
+"""Routes of the engines behind a node: added, removed and cleared while sessions run."""
+
+from __future__ import annotations
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from gangline.domain.errors import NotFound
+from gangline.gateway.backends import BackendPool
+from gangline.gateway.control import ControlRoute, answer, path_id, read_model
+
+__all__ = ["BackendRequest", "BackendRoutes"]
+
+
+class BackendRequest(BaseModel):
+    """Body of `POST /v1/backends`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    url: str = Field(pattern=r"^https?://[^\s/]+")
+    """Of a running engine."""
+    kind: str = "auto"
+    """Name of the engine plug-in that speaks to it; `auto` asks the engine."""
+    label: str | None = None
+    """Where it runs: a node prefers backends that carry its own host's name."""
+
+
+class BackendRoutes:
+    def __init__(self, pool: BackendPool) -> None:
+        self._pool = pool
+
+    def routes(self) -> list[ControlRoute]:
+        one = "/v1/backends/{backend}"
+        return [
+            ControlRoute("GET", "/v1/backends", self.all, "The engines behind the node, and how they are."),
+            ControlRoute("POST", "/v1/backends", self.add, "Probe a running engine and take it in."),
+            ControlRoute("DELETE", "/v1/backends", self.clear, "Take all away (`drain`); calls wait for new ones."),
+            ControlRoute("GET", one, self.view, "One of them."),
+            ControlRoute(
+                "DELETE", one, self.remove, "Take it away, once its calls have ended, or at once (`drain=0`)."
+            ),
+        ]
+
+    async def all(self, request: web.Request) -> web.StreamResponse:
+        return answer(request, self._pool.views())
+
+    async def view(self, request: web.Request) -> web.StreamResponse:
+        wanted = path_id(request, "backend")
+        found = next((view for view in self._pool.views() if view.backend_id == wanted), None)
+        if found is None:
+            raise NotFound(f"no backend {wanted!r}; GET /v1/backends lists them.")
+        return answer(request, found)
+
+    async def add(self, request: web.Request) -> web.StreamResponse:
+        wanted = await read_model(request, BackendRequest)
+        return answer(request, await self._pool.add(wanted.url, kind=wanted.kind, label=wanted.label))
+
+    async def remove(self, request: web.Request) -> web.StreamResponse:
+        await self._pool.remove(path_id(request, "backend"), drain=_drains(request))
+        return answer(request, {})
+
+    async def clear(self, request: web.Request) -> web.StreamResponse:
+        await self._pool.clear(drain=_drains(request))
+        return answer(request, {})
+
+
+def _drains(request: web.Request) -> bool:
+    return request.query.get("drain", "1") not in ("0", "false")
