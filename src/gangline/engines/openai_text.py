@@ -15,7 +15,7 @@ import msgspec
 
 from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.errors import EngineIncapable, EngineRefused, EngineUnavailable
-from gangline.domain.tokens import TokenIds, token_ids
+from gangline.domain.tokens import TokenIds
 from gangline.engines.chat_fields import call_fields
 from gangline.engines.chat_replies import (
     WireLogprobs,
@@ -110,7 +110,6 @@ class OpenAITextEngine:
         return self._capabilities
 
     async def chat(self, request: EngineRequest) -> EngineReply:
-        """Ids are empty, not None: that there are none is known, and no fault of this call."""
         call = request.call
         fields = call_fields(call) | {"model": (await self.capabilities()).model, "stream": False}
         if call.num_top_logprobs is not None:
@@ -122,7 +121,7 @@ class OpenAITextEngine:
         if not wire.choices:
             raise EngineUnavailable(f"engine {self.url} answered without any choice")
         return EngineReply(
-            prompt_ids=token_ids(),
+            prompt_ids=None,
             choices=tuple(_choice(choice, call.num_top_logprobs is not None) for choice in wire.choices),
             usage=usage_of(wire.usage),
         )
@@ -158,7 +157,7 @@ def _choice(choice: _Choice, show_logprobs: bool) -> EngineChoice:
         index=choice.index,
         message=message_of(choice.message),
         finish_reason=choice.finish_reason,
-        sampled_ids=token_ids(),
+        sampled_ids=None,
         logprobs=None,
         token_logprobs=token_logprobs(choice.logprobs) if show_logprobs else (),
     )
