@@ -1,0 +1,94 @@
+"""A node as the benchmark of the proxy needs it: sessions, proxy and a journal on disk; no tasks, no sandboxes.
+
+    python bench/proxy_node.py ENGINE_URL PORT FOLDER NUM_SESSIONS
+
+Sessions are `s0`, `s1` ... with the keys `gls-bench-s0` ...; `POST /bench/renew/{session}` ends one and opens it anew,
+as a node does when a session's result is safe. `GET /bench/stats` gives the process's memory, CPU time and the event
+loop's lags since the last such call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import sys
+from pathlib import Path
+
+from aiohttp import web
+
+from gangline.engines.vllm import VllmEngine
+from gangline.gateway.model_session import ModelSession
+from gangline.gateway.proxy import Proxy
+from gangline.store.journal import AttemptKey, AttemptOpened, Journal
+
+KEY = "gls-bench"
+LAG_EVERY_S = 0.005
+
+
+class BenchNode:
+    def __init__(self, engine_url: str, folder: Path) -> None:
+        self.engine = VllmEngine(engine_url)
+        self.journal = Journal.open(folder)
+        self.proxy = Proxy()
+        self.lags_s: list[float] = []
+        self._sessions: dict[str, ModelSession] = {}
+
+    async def open(self, session_id: str) -> None:
+        await self.journal.open_attempt(AttemptOpened(session_id, 1, "task", 1))
+        session = ModelSession(session_id, 1, f"{KEY}-{session_id}", self.engine, self.journal)
+        self._sessions[session_id] = session
+        self.proxy.add(session)
+
+    async def renew(self, request: web.Request) -> web.Response:
+        session_id = request.match_info["session"]
+        await self._sessions[session_id].fence("the session is over")
+        self.proxy.remove(session_id)
+        await self.journal.close_attempt(AttemptKey(session_id, 1))
+        await self.open(session_id)
+        return web.Response()
+
+    async def stats(self, request: web.Request) -> web.Response:
+        lags = sorted(self.lags_s) or [0.0]
+        self.lags_s = []
+        return web.json_response(
+            {
+                "rss_mb": _rss_bytes() / 1e6,
+                "cpu_s": sum(resource.getrusage(resource.RUSAGE_SELF)[:2]),
+                "num_lags": len(lags),
+                "lag_p50_ms": 1000 * lags[len(lags) // 2],
+                "lag_p99_ms": 1000 * lags[int(0.99 * (len(lags) - 1))],
+                "lag_max_ms": 1000 * lags[-1],
+            }
+        )
+
+    async def watch_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due_at = loop.time() + LAG_EVERY_S
+            await asyncio.sleep(LAG_EVERY_S)
+            self.lags_s.append(loop.time() - due_at)
+
+
+def _rss_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+async def main(engine_url: str, port: str, folder: str, num_sessions: str) -> None:
+    node = BenchNode(engine_url, Path(folder))
+    await node.engine.probe()
+    for number in range(int(num_sessions)):
+        await node.open(f"s{number}")
+    app = web.Application()
+    app.add_routes(
+        [web.get("/bench/stats", node.stats), web.post("/bench/renew/{session}", node.renew), *node.proxy.routes()]
+    )
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", int(port), backlog=1024).start()
+    await node.watch_lag()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
