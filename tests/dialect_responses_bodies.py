@@ -84,7 +84,8 @@ def _content(part: Part) -> dict[str, Any]:
 
 def gathered(output: list[dict[str, Any]], tools: tuple[ToolDefinition, ...]) -> Message:
     """The assistant's turn, as a client reads it off the finished items: thinking, text, calls."""
-    thinking = [piece["text"] for item in output if item["type"] == "reasoning" for piece in item["summary"]]
+    thoughts = [item.get("content") or item["summary"] for item in output if item["type"] == "reasoning"]
+    thinking = [piece["text"] for pieces in thoughts for piece in pieces]
     text = [piece["text"] for item in output if item["type"] == "message" for piece in item["content"]]
     names = {(tool.namespace, tool.local_name or tool.name): tool.name for tool in tools}
     calls: list[Part] = []

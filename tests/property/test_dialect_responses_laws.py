@@ -155,6 +155,7 @@ def _reply(message: Message, finish_reason: str = "stop") -> Reply:
 
 
 _CALL = _parse({"model": "m", "input": "hi", "tools": TOOLS, "stream": True})
+_SUMMARISED = _parse({"model": "m", "input": "hi", "tools": TOOLS, "stream": True, "reasoning": {"summary": "auto"}})
 
 
 @st.composite
@@ -238,7 +239,8 @@ def _check_grammar(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @settings(max_examples=300, deadline=None)
 @given(st.data(), _messages(arguments | texts | st.just("") | st.just('{"input": "x"}')))
 def test_any_split_of_a_reply_ends_in_the_same_message(data: st.DataObject, message: Message) -> None:
-    writer = RESPONSES.event_writer(_CALL, reply_id="ab12", model="m", created_at=1)
+    call = data.draw(st.sampled_from([_CALL, _SUMMARISED]))
+    writer = RESPONSES.event_writer(call, reply_id="ab12", model="m", created_at=1)
     stream = writer.keep_alive() if data.draw(st.booleans()) else b""
     stream += writer.start(7)
     for delta in data.draw(_deltas(message)):
@@ -247,7 +249,7 @@ def test_any_split_of_a_reply_ends_in_the_same_message(data: st.DataObject, mess
     events = _events(stream + writer.finish(_reply(message)))
     done = _check_grammar(events)
     final = events[-1]["response"]
-    whole = json.loads(RESPONSES.reply_body(_CALL, _reply(message)))
+    whole = json.loads(RESPONSES.reply_body(call, _reply(message)))
     assert final["output"] == done
     assert gathered(done, _CALL.tools) == gathered(whole["output"], _CALL.tools)
     assert {**final, "output": None} == {**whole, "output": None}

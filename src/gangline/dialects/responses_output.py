@@ -3,6 +3,9 @@
 One machine for whole replies and for streams, so that both say the same. Items never overlap: thinking, text and tool
 calls close what was open before them. A tool call goes out when it is whole. Half of one cannot be taken back, and
 clients run a call as soon as it looks finished: a truncated command must not look so.
+
+Thinking goes out as a summary, piece by piece, where the client asks for one, as OpenAI does it. Else it is the content
+of its finished item: clients that did not ask know no events for it.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ class OutputItems:
         """Those that are finished, in order."""
         self._call = call
         self._reply_id = reply_id
+        self._summarised = _wants_summary(call)
         self._open: Literal["thinking", "text"] | None = None
         self._pieces: list[str] = []
         self._logprobs: list[TokenLogprob] = []
@@ -37,6 +41,8 @@ class OutputItems:
     def think(self, piece: str) -> list[Event]:
         events = self._switch("thinking")
         self._pieces.append(piece)
+        if not self._summarised:
+            return events
         return [*events, self._at("response.reasoning_summary_text.delta", summary_index=0, delta=piece)]
 
     def say(self, piece: str, logprobs: tuple[TokenLogprob, ...] = ()) -> list[Event]:
@@ -82,20 +88,29 @@ class OutputItems:
             return []
         events = self.close()
         self._open = kind
-        if kind == "thinking":
-            item, part = self._reasoning([]), {"type": "summary_text", "text": ""}
-            begin = self._at("response.reasoning_summary_part.added", summary_index=0, part=part)
-        else:
-            item = self._message([], "in_progress")
-            begin = self._at("response.content_part.added", content_index=0, part=_text_part("", []))
-        return [*events, self._at("response.output_item.added", item=item, item_id=None), begin]
+        return [*events, *(self._begin_thinking() if kind == "thinking" else self._begin_text())]
+
+    def _begin_thinking(self) -> list[Event]:
+        added = self._at("response.output_item.added", item=self._reasoning(), item_id=None)
+        if not self._summarised:
+            return [added]
+        part = {"type": "summary_text", "text": ""}
+        return [added, self._at("response.reasoning_summary_part.added", summary_index=0, part=part)]
+
+    def _begin_text(self) -> list[Event]:
+        return [
+            self._at("response.output_item.added", item=self._message([], "in_progress"), item_id=None),
+            self._at("response.content_part.added", content_index=0, part=_text_part("", [])),
+        ]
 
     def _end_thinking(self, whole: str) -> list[Event]:
+        if not self._summarised:
+            return [self._finish(self._reasoning(content=[{"type": "reasoning_text", "text": whole}]))]
         part = {"type": "summary_text", "text": whole}
         return [
             self._at("response.reasoning_summary_text.done", summary_index=0, text=whole),
             self._at("response.reasoning_summary_part.done", summary_index=0, part=part),
-            self._finish(self._reasoning([part])),
+            self._finish(self._reasoning(summary=[part])),
         ]
 
     def _end_text(self, whole: str, status: ItemStatus) -> list[Event]:
@@ -107,9 +122,9 @@ class OutputItems:
             self._finish(self._message([part], status)),
         ]
 
-    def _reasoning(self, summary: list[dict[str, Any]]) -> dict[str, Any]:
+    def _reasoning(self, **fields: list[dict[str, Any]]) -> dict[str, Any]:
         key = base64.b64encode(f"gangline:{self._reply_id}".encode()).decode()
-        return {"id": self._item_id(), "type": "reasoning", "summary": summary, "encrypted_content": key}
+        return {"id": self._item_id(), "type": "reasoning", "summary": [], "encrypted_content": key, **fields}
 
     def _message(self, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
         return {"id": self._item_id(), "type": "message", "status": status, "role": "assistant", "content": content}
@@ -137,6 +152,11 @@ class OutputItems:
         if self._call.num_top_logprobs is None:
             return []
         return [_token(entry) | {"top_logprobs": [_token(top) for top in entry.top]} for entry in logprobs]
+
+
+def _wants_summary(call: ModelCall) -> bool:
+    asked: dict[str, Any] = call.echo.get("reasoning", {})
+    return bool(asked.get("summary") or asked.get("generate_summary"))
 
 
 def _text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:

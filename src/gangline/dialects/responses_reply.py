@@ -24,7 +24,7 @@ __all__ = ["ResponsesEventWriter", "responses_reply_body"]
 _INCOMPLETE = {"length": "max_output_tokens", "abort": "max_output_tokens", "content_filter": "content_filter"}
 
 _HELD_PIECES = 64
-"""Of tool calls, between two signs of life: while they are held back, the stream would seem dead to its client."""
+"""Between two signs of life, while all that comes is held back: else the stream would seem dead to its client."""
 
 _STATUS = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -60,7 +60,7 @@ class ResponsesEventWriter:
         if delta.choice_index != 0:
             return b""
         shown = self._begin() + self._written(self._feed(delta))
-        self._num_held = 0 if shown else self._num_held + len(delta.tool_calls)
+        self._num_held = 0 if shown else self._num_held + 1
         return self.keep_alive() if self._num_held >= _HELD_PIECES else shown
 
     def finish(self, reply: Reply) -> bytes:

@@ -77,6 +77,7 @@ _CARRIED = frozenset(
         "parallel_tool_calls",
         "presence_penalty",
         "previous_response_id",
+        "reasoning",
         "seed",
         "stop",
         "store",
@@ -108,7 +109,15 @@ def parse_responses_call(body: bytes, *, counting: bool = False) -> ModelCall:
     response_format, text_left_out = _response_format(fields)
     num_top_logprobs, includes_left_out = _includes(fields)
     unknown = (name for name in fields if name not in _CARRIED and fields[name] is not None)
-    left_out = [*unknown, *tools_left_out, *items_left_out, *text_left_out, *includes_left_out]
+    thinking_left_out = _others(fields, "reasoning", "summary")
+    left_out = [
+        *unknown,
+        *tools_left_out,
+        *items_left_out,
+        *text_left_out,
+        *thinking_left_out,
+        *includes_left_out,
+    ]
     return ModelCall(
         dialect="openai_responses",
         model=(string(fields, "model") or "") if counting else text(fields, "model"),
@@ -150,7 +159,7 @@ def _previous_reply_id(fields: Fields) -> str | None:
 def _response_format(fields: Fields) -> tuple[Fields | None, list[str]]:
     """As OpenAI Chat writes it; None for plain text."""
     config = optional_record(fields, "text") or {}
-    left_out = [f"text.{name}" for name, value in config.items() if name != "format" and value is not None]
+    left_out = _others(fields, "text", "format")
     chosen = optional_record(config, "format", "text") or {"type": "text"}
     match string(chosen, "type", "text.format"):
         case "text":
@@ -161,6 +170,12 @@ def _response_format(fields: Fields) -> tuple[Fields | None, list[str]]:
             return {"type": "json_schema", "json_schema": _json_schema(chosen)}, left_out
         case kind:
             raise invalid("text.format.type", f"{kind!r} is none of text, json_object, json_schema.")
+
+
+def _others(fields: Fields, name: str, carried: str) -> list[str]:
+    """What the settings object `name` says beside `carried`."""
+    settings = optional_record(fields, name) or {}
+    return [f"{name}.{key}" for key, value in settings.items() if key != carried and value is not None]
 
 
 def _json_schema(chosen: Fields) -> Fields:
@@ -214,8 +229,7 @@ def _stop(value: object) -> tuple[str, ...]:
 def _echo(fields: Fields, tools_left_out: list[str]) -> Fields:
     """Tools as they are in force: those that were left out are not among them."""
     flag(fields, "store")
-    for name in ("metadata", "reasoning"):
-        optional_record(fields, name)
+    optional_record(fields, "metadata")
     echo = {name: fields[name] for name in _ECHOED if fields.get(name) is not None}
     if "tools" in echo:
         gone = {entry.partition(":")[0] for entry in tools_left_out}
