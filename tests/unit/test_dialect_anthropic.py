@@ -306,7 +306,7 @@ def test_arguments_that_are_no_object_go_out_as_an_empty_one(arguments: str) -> 
 
 
 def test_an_empty_reply_is_one_empty_text() -> None:
-    assert body()["content"] == [{"type": "text", "text": "", "citations": None}]
+    assert body()["content"] == [{"type": "text", "text": "", "citations": []}]
 
 
 def events(*deltas: ReplyDelta, whole: Reply) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ import msgspec
 
 from gangline.dialects.anthropic_errors import messages_error
 from gangline.dialects.anthropic_reply import (
+    CONSTANT_FIELDS,
     input_json,
     is_whole_object,
     message_fields,
@@ -152,7 +153,7 @@ class AnthropicEventWriter:
     def _begin(self, kind: Said | Literal["tool_use"], fields: dict[str, Any]) -> bytes:
         self._open = kind
         self._num_blocks += 1
-        block = {"type": kind} | fields
+        block = {"type": kind} | fields | CONSTANT_FIELDS[kind]
         return _event("content_block_start", {"index": self._num_blocks - 1, "content_block": block})
 
     def _block_delta(self, delta: dict[str, Any]) -> bytes:

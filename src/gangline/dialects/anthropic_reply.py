@@ -15,6 +15,7 @@ from gangline.domain.conversation import ModelCall, Part, Text, Thinking, ToolCa
 from gangline.domain.reply import Reply, ReplyChoice
 
 __all__ = [
+    "CONSTANT_FIELDS",
     "input_json",
     "is_whole_object",
     "message_fields",
@@ -24,6 +25,13 @@ __all__ = [
     "usage_fields",
 ]
 
+CONSTANT_FIELDS: dict[str, dict[str, Any]] = {
+    "text": {"citations": []},
+    "thinking": {},
+    "tool_use": {"caller": {"type": "direct"}},
+}
+"""What the provider's specification requires of a block of each kind, and never differs here."""
+
 _STOP_REASONS = {"length": "max_tokens", "abort": "max_tokens", "content_filter": "refusal", "tool_calls": "tool_use"}
 
 
@@ -31,7 +39,7 @@ def messages_reply_body(call: ModelCall, reply: Reply) -> bytes:
     choice = reply.choices[0]
     blocks = [_block(part, reply.reply_id) for part in choice.message.parts if _is_shown(part)]
     fields = message_fields(reply.reply_id, reply.model) | stop_fields(call, choice)
-    fields["content"] = blocks or [{"type": "text", "text": "", "citations": None}]
+    fields["content"] = blocks or [_block(Text(""), reply.reply_id)]
     fields["usage"] = usage_fields(reply.usage)
     return msgspec.json.encode(fields)
 
@@ -61,10 +69,10 @@ def _block(part: Part, reply_id: str) -> dict[str, Any]:
             return {"type": "thinking", "thinking": part.text, "signature": signature_of(reply_id)}
         case ToolCall():
             arguments = msgspec.Raw(input_json(part.arguments).encode())
-            caller = {"type": "direct"}
-            return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": arguments, "caller": caller}
+            fields = {"id": part.call_id, "name": part.name, "input": arguments}
+            return {"type": "tool_use"} | fields | CONSTANT_FIELDS["tool_use"]
         case Text():
-            return {"type": "text", "text": part.text, "citations": None}
+            return {"type": "text", "text": part.text} | CONSTANT_FIELDS["text"]
         case _:
             raise AssertionError(f"a model does not reply with {type(part).__name__}")
 
