@@ -1,0 +1,141 @@
+"""A small server with SGLang's routes and fields, as its source was read; and one that speaks plain OpenAI."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from gangline.engines.serving.app import serving
+from gangline.engines.serving.messages import template_messages
+from gangline.testing.tiny_tokenizer import TinyTokenizer
+
+
+@dataclass
+class FakeSglang:
+    """What it was asked, and how it answers."""
+
+    text: str = "I am SGLang."
+    context_length: int = 4096
+    strips_fields: bool = False
+    """As a stock router does."""
+    ignores_input_ids: bool = False
+    spans: list[dict[str, Any]] | None = None
+    odd_logprobs: bool = False
+    bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    def __post_init__(self) -> None:
+        self.tokenizer = TinyTokenizer()
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/get_server_info", self._info)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/detokenize", self._detokenize)
+        return app
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _info(self, request: web.Request) -> web.Response:
+        return web.json_response({"model_path": "/models/m", "tokenizer_path": "/models/m", "version": "0.5.23"})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        card = {"id": "sg-model", "object": "model", "owned_by": "sglang", "max_model_len": self.context_length}
+        return web.json_response({"object": "list", "data": [card]})
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        assert body["skip_special_tokens"] is False
+        return web.json_response({"text": self.tokenizer.decode(body["tokens"])})
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.bodies.append(body)
+        if body.get("stream") and (body.get("return_prompt_token_ids") or body.get("return_token_ids")):
+            return _error("return_token_ids is not supported with streaming on /v1/chat/completions.")
+        prompt = body.get("input_ids")
+        if prompt is None or self.ignores_input_ids:
+            prompt = self.tokenizer.render(template_messages(body["messages"]), tools=body.get("tools"))
+        if len(prompt) >= self.context_length:
+            return _error(
+                f"The input ({len(prompt)} tokens) is longer than the model's context length "
+                f"({self.context_length} tokens)."
+            )
+        choices = [self._choice(index, body, prompt) for index in range(body.get("n") or 1)]
+        num_sampled = sum(len(choice["sampled"]) for choice in choices)
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": num_sampled, "reasoning_tokens": 1}
+        usage["prompt_tokens_details"] = {"cached_tokens": 2}
+        for choice in choices:
+            del choice["sampled"]
+        return web.json_response({"id": "x", "model": "sg-model", "choices": choices, "usage": usage})
+
+    def _choice(self, index: int, body: dict[str, Any], prompt: list[int]) -> dict[str, Any]:
+        ids = [*self.tokenizer.encode(self.text), *self.tokenizer.eos_ids][: body.get("max_tokens") or 999]
+        ended = ids[-1] in self.tokenizer.eos_ids
+        message = {
+            "role": "assistant",
+            "content": self.text if ended else "",
+            "reasoning_content": "Hm." if ended else None,
+        }
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": message,
+            "finish_reason": "stop" if ended else "length",
+            "matched_stop": ids[-1] if ended else None,
+            "sampled": ids,
+        }
+        if self.strips_fields:
+            return choice
+        if body.get("return_prompt_token_ids"):
+            choice["prompt_token_ids"] = prompt
+        if body.get("return_token_ids"):
+            choice["response_token_ids"] = ids
+        if body.get("return_meta_info") and body.get("logprobs"):
+            pairs: list[Any] = [[-0.25, token, None] for token in ids]
+            choice["meta_info"] = {
+                "output_token_logprobs": [["x"]] if self.odd_logprobs else pairs,
+                "weight_version": "v3",
+            } | ({"weight_versions": self.spans} if self.spans is not None else {})
+        return choice
+
+
+@asynccontextmanager
+async def sglang_server(fake: FakeSglang) -> AsyncGenerator[str, None]:
+    async with serving(fake.app()) as url:
+        yield url
+
+
+@asynccontextmanager
+async def text_server(status: int = 200) -> AsyncGenerator[str, None]:
+    """An OpenAI-compatible server that returns text and nothing more."""
+
+    async def models(request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "plain"}]})
+
+    async def chat(request: web.Request) -> web.Response:
+        body = await request.json()
+        if body.get("stream"):
+            return _error("no streams here")
+        said = body["messages"][-1]["content"]
+        message = {"role": "assistant", "content": f"You said {said}."}
+        choices = [{"index": i, "message": message, "finish_reason": "stop"} for i in range(body.get("n") or 1)]
+        usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+        return web.json_response({"id": "x", "model": "plain", "choices": choices, "usage": usage}, status=status)
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    app.router.add_post("/v1/chat/completions", chat)
+    async with serving(app) as url:
+        yield url
+
+
+def _error(message: str) -> web.Response:
+    return web.json_response(
+        {"object": "error", "message": message, "type": "BadRequestError", "code": 400}, status=400
+    )
