@@ -110,6 +110,13 @@ def test_sampling_fields_are_carried() -> None:
     assert _config(logprobs=5).num_top_logprobs is None
 
 
+def test_a_thinking_budget_of_nothing_turns_thinking_off() -> None:
+    assert _config(thinkingConfig={"thinkingBudget": 0}).template_kwargs == {"enable_thinking": False}
+    for budget in (-1, 512):
+        assert _config(thinkingConfig={"thinkingBudget": budget}).template_kwargs == {}
+    assert _config(thinkingConfig={"includeThoughts": True}).echo["thoughts"]
+
+
 def test_structured_output_is_the_canonical_json_schema() -> None:
     schema = {"type": "OBJECT", "properties": {"type": {"type": "STRING", "enum": ["a"], "nullable": True}}}
     call = _config(responseMimeType="application/json", responseSchema=schema)
@@ -160,7 +167,7 @@ def test_hosted_tools_and_fields_without_meaning_are_dropped_by_name() -> None:
         {
             "tools": [LS, {"googleSearch": {}}, {"codeExecution": {}}],
             "safetySettings": [{"category": "X"}],
-            "generationConfig": {"thinkingConfig": {"thinkingBudget": 0}, "mediaResolution": "LOW"},
+            "generationConfig": {"thinkingConfig": {"thinkingBudget": 512}, "mediaResolution": "LOW"},
             "fancy": 1,
         }
     )

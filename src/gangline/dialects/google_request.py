@@ -56,7 +56,7 @@ def _call(body: Fields, request: RawRequest, *, streams: bool = False, as_array:
     config = body.object("generationConfig") or Fields({}, "generationConfig")
     _refuse(config, _REFUSED_CONFIG)
     choice, choice_dropped = _tool_choice(body, tools)
-    shows_thoughts, thinking_dropped = _thinking(config)
+    shows_thoughts, template_kwargs, thinking_dropped = _thinking(config)
     sampling, num_choices, num_top_logprobs = _sampling(config), _num_choices(config), _num_top_logprobs(config)
     response_format = _response_format(config)
     dropped = [*reader.dropped, *hosted, *choice_dropped, *thinking_dropped, *config.left(), *body.left()]
@@ -72,6 +72,7 @@ def _call(body: Fields, request: RawRequest, *, streams: bool = False, as_array:
         include_usage=True,
         num_top_logprobs=num_top_logprobs,
         response_format=response_format,
+        template_kwargs=template_kwargs,
         dropped=tuple(sorted(dropped)),
         echo={"thoughts": shows_thoughts, "array": as_array},
     )
@@ -193,12 +194,18 @@ def _num_top_logprobs(config: Fields) -> int | None:
     return count
 
 
-def _thinking(config: Fields) -> tuple[bool, list[str]]:
-    """Whether the client wants to see thoughts. How much is thought is the operator's policy, not the client's."""
+def _thinking(config: Fields) -> tuple[bool, dict[str, Any], list[str]]:
+    """Whether the client is shown thoughts; what that makes the template do; what has no meaning here.
+
+    Only a budget of 0, no thinking at all, is something that chat templates know.
+    """
     thinking = config.object("thinkingConfig")
     if thinking is None:
-        return False, []
-    return thinking.flag("includeThoughts"), thinking.left()
+        return False, {}, []
+    shows = thinking.flag("includeThoughts")
+    budget = thinking.integer("thinkingBudget")
+    dropped = [] if budget in (None, 0) else [thinking.at("thinkingBudget")]
+    return shows, {"enable_thinking": False} if budget == 0 else {}, [*dropped, *thinking.left()]
 
 
 def _response_format(config: Fields) -> dict[str, Any] | None:
