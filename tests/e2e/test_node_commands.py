@@ -1,0 +1,116 @@
+"""`gangline gate` and `gangline backend` against a running service; a key that outlives `kill -9` of its node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from cli_process import UpProcess, gangline, wait_for
+from gangline.client import NodeClient
+from gangline.domain.errors import GanglineError
+from gangline.testing.scripted_engine import scripted_server
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Generator[UpProcess]:
+    running = UpProcess(tmp_path)
+    try:
+        assert running.ready()
+        yield running
+    finally:
+        running.close()
+
+
+def ask(up: UpProcess, *arguments: object) -> Any:
+    """The answer of the only node."""
+    done = gangline(*arguments, "--data", up.data, "--json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout).values()
+    return found
+
+
+def test_the_gate_is_closed_and_opened_from_the_command_line(up: UpProcess) -> None:
+    assert ask(up, "gate", "show")["is_paused"] is False
+    paused = ask(up, "gate", "pause", "--mode", "keep", "--lease", "60")
+    assert (paused["is_paused"], paused["mode"]) == (True, "keep")
+    assert ask(up, "gate", "version", "5")["version"] == 5
+    assert ask(up, "gate", "resume")["is_paused"] is False
+    shown = gangline("gate", "show", "--data", up.data)
+    assert "open" in shown.stdout
+    assert "5" in shown.stdout
+
+
+def test_a_wrong_mode_is_told_in_one_line(up: UpProcess) -> None:
+    done = gangline("gate", "pause", "--mode", "abort", "--data", up.data)
+    assert done.returncode != 0
+    assert "drain" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_engines_are_changed_from_the_command_line(up: UpProcess) -> None:
+    (first,) = await asyncio.to_thread(ask, up, "backend", "list")
+    assert first["state"] == "healthy"
+    async with scripted_server({"default": {"text": "the other"}}) as url:
+        # The service's engine has the same name and tokenizer, so that this one may stand beside it.
+        both = await asyncio.to_thread(ask, up, "backend", "add", url)
+        assert [one["url"] for one in both] == [first["url"], url]
+        (left,) = await asyncio.to_thread(ask, up, "backend", "remove", first["backend_id"])
+        assert left["url"] == url
+        assert await asyncio.to_thread(ask, up, "backend", "clear") == []
+    shown = await asyncio.to_thread(gangline, "backend", "remove", "b9", "--data", up.data)
+    assert shown.returncode != 0
+    assert "b9" in shown.stderr
+
+
+def test_without_a_service_the_commands_say_so(tmp_path: Path) -> None:
+    for command in (("gate", "show"), ("backend", "list")):
+        done = gangline(*command, "--data", tmp_path)
+        assert done.returncode != 0
+        assert "gangline up" in done.stderr
+
+
+async def turn(url: str, opened: dict[str, Any], messages: list[Any]) -> None:
+    async with openai.AsyncOpenAI(
+        base_url=f"{url}/s/{opened['session_id']}/v1", api_key=opened["api_key"], max_retries=0
+    ) as client:
+        messages.append({"role": "user", "content": f"message {len(messages)}"})
+        reply = await client.chat.completions.create(model=opened["model"], messages=messages)
+        messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+
+
+async def test_a_session_and_its_key_outlive_their_node(up: UpProcess) -> None:
+    running = up.running()
+    url, token = running["node_urls"][0], running["control_token"]
+    messages: list[Any] = []
+    async with NodeClient(url, token) as node:
+        opened = await node.open_session()
+        await turn(url, opened, messages)
+        await turn(url, opened, messages)
+    os.kill(running["pids"]["node"], signal.SIGKILL)
+    await asyncio.to_thread(wait_for, lambda: up.running()["pids"]["node"] != running["pids"]["node"])
+    async with NodeClient(url, token) as node:  # the same port again
+        await answers(node)
+        await turn(url, opened, messages)
+        result = await node.finalize(opened["session_id"], completions=True)
+    assert len(result.completions) == 3
+    assert result.trajectory is not None
+    assert len(result.trajectory.traces) == 1
+
+
+async def answers(node: NodeClient) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await node.status()
+            except GanglineError:
+                await asyncio.sleep(0.05)
+            else:
+                return
