@@ -9,6 +9,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from google import genai
 from google.genai import errors, types
 
@@ -16,6 +18,8 @@ from fixtures_proxy import Proxied, proxied
 from gangline.dialects.contract import RawRequest
 from gangline.dialects.google import GoogleDialect
 from gangline.domain.conversation import Text, Thinking, ToolCall, ToolResult
+from gangline.domain.errors import EngineUnavailable
+from gangline.domain.reply import ReplyDelta
 
 # The SDK derives its client session from aiohttp's, which aiohttp discourages.
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
@@ -197,6 +201,36 @@ async def test_a_wrong_key_and_a_bad_field_are_the_sdk_s_own_errors() -> None:
         assert (refused.value.code, refused.value.status) == (400, "INVALID_ARGUMENT")
         assert "cachedContent" in refused.value.message
     assert running.journal.completions == []
+
+
+async def _gather(client: Any, said: list[str | None]) -> None:
+    async for chunk in await client.models.generate_content_stream(model="m", contents="Hi."):
+        said.append(chunk.text)
+
+
+async def test_a_stream_that_breaks_is_the_sdk_s_server_error_and_keep_alives_are_nothing_to_it() -> None:
+    async def broken(request: web.Request) -> web.StreamResponse:
+        call = _parsed({"contents": [{"parts": [{"text": "Hi."}]}]})
+        writer = GoogleDialect().event_writer(call, reply_id="abc", model="m", created_at=1)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for piece in (writer.keep_alive(), writer.start(3), writer.delta(ReplyDelta(text="One"))):
+            await response.write(piece)
+        for piece in (writer.delta(ReplyDelta(text=" two")), writer.keep_alive(), writer.error(EngineUnavailable("x"))):
+            await response.write(piece)
+        return response
+
+    app = web.Application()
+    app.router.add_post("/{tail:.*}", broken)
+    said: list[str | None] = []
+    async with TestServer(app) as server:
+        client = genai.Client(api_key="k", http_options=types.HttpOptions(base_url=str(server.make_url("/"))))
+        async with client.aio as aio:
+            with pytest.raises(errors.ServerError) as broke:
+                await _gather(aio, said)
+        client.close()
+    assert said == ["One"]
+    assert (broke.value.code, broke.value.status) == (503, "UNAVAILABLE")
 
 
 async def test_a_stream_without_alt_sse_is_one_json_array() -> None:

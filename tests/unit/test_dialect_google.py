@@ -89,6 +89,13 @@ def test_names_may_be_snake_case_and_one_object_stands_for_a_list_of_one() -> No
     assert snake.dropped == ()
 
 
+def test_half_a_character_in_a_body_is_replaced_not_refused() -> None:
+    body = b'{"contents":[{"parts":[{"text":"a\\ud83d b\\ud83d\\ude00"}]}]}'
+    assert GOOGLE.parse_call(RawRequest(body=body)).messages[0].parts == (Text("a\ufffd b\U0001f600"),)
+    with pytest.raises(InvalidRequest):
+        GOOGLE.parse_call(RawRequest(body=body + b"}"))
+
+
 def test_a_model_s_name_may_hold_slashes_and_the_path_says_whether_to_stream() -> None:
     assert _call({}).model == "org/name"
     assert not _call({}).stream
