@@ -17,14 +17,16 @@ parameters = st.builds(
     top_k=st.integers(0, 40),
     banned_ids=st.just(frozenset()),
     num_top_logprobs=st.just(0),
+    penalties=st.just({}),
 )
 uniforms = st.one_of(st.floats(0, 1, exclude_max=True), st.just(0.0), st.just(1 - 2**-53))
 
 
-@given(logits, parameters, uniforms)
+@given(logits, parameters, uniforms, st.floats(-4, 4))
 def test_a_drawn_id_was_possible_and_its_logprob_is_the_distributions(
-    values: list[float], row: RowParameters, u: float
+    values: list[float], row: RowParameters, u: float, penalty: float
 ):
+    row = row._replace(penalties={0: penalty} if penalty else {})
     row_logits = torch.tensor([values])
     drawn = draw(row_logits, [row], [u])[0]
     logprobs = processed_logprobs(row_logits, [row])[0]
