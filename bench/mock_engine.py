@@ -136,13 +136,14 @@ class Connection(asyncio.Protocol):
             self._transport.write(b"0\r\n\r\n")
 
     async def _paced(self, ids: bytes) -> None:
-        """On absolute times: a late event does not delay those after it."""
+        """A token at each step, and all streams step together, as an engine's batch does."""
         loop = asyncio.get_running_loop()
         self._begin_stream()
         self._chunk(self._replies.opening(ids))
-        due_at = loop.time()
+        step = int(loop.time() * self._events_per_s)
         for event in self._replies.events:
-            due_at += 1 / self._events_per_s
+            step += 1
+            due_at = step / self._events_per_s
             if (wait_s := due_at - loop.time()) > 0:
                 await asyncio.sleep(wait_s)
             self._chunk(event)

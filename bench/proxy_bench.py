@@ -236,15 +236,32 @@ def lag_figures() -> Figures:
     """How long the event loop keeps others waiting while 256 streams are open, 20 tokens a second each."""
     with ExitStack() as stack:
         stand = Stand(stack, "2k_200", events_per_s=20, peers=False)
-        stand.load("ours", 8, 8, stream=True)
-        stand.stats()
-        stand.load("ours", 256, 256, stream=True)
-        seen = stand.stats()
+        seen = asyncio.run(_lag_of_open_streams(stand))
     note = (
-        f"256 streams of 2,000 prompt and 200 sampled tokens at once, 20 tokens/s each; "
-        f"p50 {seen['lag_p50_ms']:.1f} ms, most {seen['lag_max_ms']:.0f} ms"
+        "256 open streams of 2,000 prompt tokens, 20 tokens/s each, all at the same instants as a batch gives them; "
+        f"p50 {seen['lag_p50_ms']:.1f} ms, most {seen['lag_max_ms']:.0f} ms in 6 s"
     )
     return {"proxy.loop_lag_p99_ms": _figure(seen["lag_p99_ms"], "ms", note)}
+
+
+async def _lag_of_open_streams(stand: Stand) -> dict[str, float]:
+    """Streams open over two seconds; measured from then until before the first one ends."""
+    clients = [await HttpClient.connect(stand.ports["ours"]) for _ in range(256)]
+
+    async def stream(number: int, client: HttpClient) -> None:
+        await asyncio.sleep(2.0 * number / len(clients))
+        message = [{"role": "user", "content": f"{number} " + "word" * 2_000}]
+        body = json.dumps({"model": "mock", "stream": True, "messages": message}).encode()
+        await client.send(post(PATHS["ours"].format(number), body, f"gls-bench-s{number}"))
+        client.close()
+
+    async with asyncio.TaskGroup() as streams:
+        for number, client in enumerate(clients):
+            streams.create_task(stream(number, client))
+        await asyncio.sleep(3.0)
+        await asyncio.to_thread(stand.stats)
+        await asyncio.sleep(6.0)
+        return await asyncio.to_thread(stand.stats)
 
 
 def memory_figures() -> Figures:

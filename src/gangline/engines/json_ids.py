@@ -21,6 +21,8 @@ _LARGEST = np.iinfo(np.int32).max
 def ids_from_json(raw: msgspec.Raw) -> TokenIds | None:
     """A JSON list of ids -> [T]; None for null. Raises: EngineUnavailable for anything else."""
     text = bytes(raw)
+    if text == b"null":
+        return None
     # NumPy reads the digits in one pass; whatever is not a plain list of numbers goes the strict way.
     if text[:1] == b"[" and len(text) > 2:
         with suppress(ValueError):
@@ -28,8 +30,7 @@ def ids_from_json(raw: msgspec.Raw) -> TokenIds | None:
             if len(ids) == text.count(b",") + 1 and ids.max() <= _LARGEST:
                 return ids.astype(np.int32)
     try:
-        values = msgspec.json.decode(text, type=list[int] | None)
-        return None if values is None else token_ids(values)
+        return token_ids(msgspec.json.decode(text, type=list[int]))
     except (msgspec.MsgspecError, OverflowError) as error:
         start = text[:80].decode("utf-8", "replace")
         raise EngineUnavailable(f"the engine answered what are no token ids: {error}; got {start!r}") from error
