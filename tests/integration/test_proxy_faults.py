@@ -111,7 +111,7 @@ async def test_model_lists_name_the_served_model() -> None:
         (_body(messages=[]), "messages"),
         (
             _body(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
-            "messages[0].content[0]",
+            "messages[0].content[0].image_url.url",
         ),
         (_body(temperature="hot"), "temperature"),
         (_body(logit_bias={"1": 2}), "logit_bias"),

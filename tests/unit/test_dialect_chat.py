@@ -9,7 +9,18 @@ import pytest
 
 from gangline.dialects.chat import ChatDialect
 from gangline.dialects.contract import RawRequest
-from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, ToolChoice, ToolResult, Usage
+from gangline.domain.conversation import (
+    Document,
+    Image,
+    Message,
+    ModelCall,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolChoice,
+    ToolResult,
+    Usage,
+)
 from gangline.domain.errors import (
     ContextOverflow,
     DiskFull,
@@ -30,6 +41,63 @@ USER = {"role": "user", "content": "hello"}
 
 def _parse(**fields: Any) -> ModelCall:
     return CHAT.parse_call(RawRequest(body=json.dumps({"model": "m", "messages": [USER]} | fields).encode()))
+
+
+def _user(*content: Any) -> Any:
+    return {"role": "user", "content": list(content)}
+
+
+PIXEL = "data:image/png;base64,AAAA"
+
+
+def test_images_and_files_are_carried_also_in_tool_results() -> None:
+    image = {"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}}
+    file = {"type": "file", "file": {"filename": "a.pdf", "file_data": "QUJD"}}
+    call = _parse(
+        messages=[
+            _user({"type": "text", "text": "see"}, image, file),
+            {"role": "tool", "tool_call_id": "1", "content": [image]},
+        ]
+    )
+    seen = Image(PIXEL, "low")
+    assert call.messages == (
+        Message("user", (Text("see"), seen, Document("data:application/pdf;base64,QUJD", "a.pdf"))),
+        Message("tool", (ToolResult("1", (seen,)),)),
+    )
+
+
+GRAMMAR = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: WORD"}}
+PATCH = {"type": "custom", "custom": {"name": "patch", "description": "d", "format": GRAMMAR}}
+
+
+def test_a_custom_tool_is_a_function_of_one_string_on_its_way_in_and_itself_on_its_way_out() -> None:
+    echo = {"id": "c1", "type": "custom", "custom": {"name": "patch", "input": 'say "x"'}}
+    call = _parse(
+        tools=[PATCH, {"type": "web_search_preview"}],
+        tool_choice={"type": "custom", "custom": {"name": "patch"}},
+        messages=[USER, {"role": "assistant", "tool_calls": [echo]}],
+    )
+    (tool,) = call.tools
+    assert (tool.kind, tool.grammar) == ("custom", GRAMMAR)
+    assert "start: WORD" in str(tool.parameters)
+    assert call.dropped == ("tools[1]: web_search_preview",)
+    assert call.tool_choice == ToolChoice("named", "patch")
+    called = call.messages[1].parts[0]
+    assert called == ToolCall("c1", "patch", '{"input":"say \\"x\\""}')
+
+    assert isinstance(called, ToolCall)
+    message = Message("assistant", (Text("ok"), called, ToolCall("c2", "f", "{}")))
+    reply = _reply(ReplyChoice(index=0, message=message, finish_reason="tool_calls"))
+    whole = {"id": "c2", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert json.loads(CHAT.reply_body(call, reply))["choices"][0]["message"]["tool_calls"] == [echo, whole]
+
+    writer = CHAT.event_writer(call, reply_id="k", model="m", created_at=7)
+    data = writer.start(3)
+    data += writer.delta(ReplyDelta(tool_calls=(ToolCallDelta(0, '{"input": "sa', "c1", "patch"),)))
+    data += writer.delta(ReplyDelta(tool_calls=(ToolCallDelta(0, 'y"}'), ToolCallDelta(1, "{}", "c2", "f"))))
+    data += writer.finish(reply)
+    pieces = [p for e in _events(data)[:-1] for p in e["choices"][0]["delta"].get("tool_calls", ())]
+    assert pieces == [{"index": 1} | whole, {"index": 0} | echo]
 
 
 def test_every_message_kind_is_carried_in_order() -> None:
@@ -114,7 +182,14 @@ def test_fields_without_meaning_here_are_named_in_dropped() -> None:
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"n": 0}, "n"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0]"),
+        ({"tools": [{"type": "custom"}]}, "tools[0]"),
+        ({"tools": [{"type": "alien", "alien": {"name": "x"}}]}, "tools[0]"),
+        (
+            {"messages": [_user({"type": "image_url", "image_url": {"url": "x"}})]},
+            "messages[0].content[0].image_url.url",
+        ),
+        ({"messages": [_user({"type": "image_url"})]}, "messages[0].content[0].image_url"),
+        ({"messages": [_user({"type": "file", "file": {"file_id": "f"}})]}, "messages[0].content[0].file"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
         ({"tool_choice": "some"}, "tool_choice"),
         ({"model": None}, "model"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from gangline.dialects.chat_tools import custom_names, tool_call_fields
 from gangline.dialects.contract import ErrorAnswer
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, Usage
 from gangline.domain.errors import (
@@ -44,13 +45,13 @@ def chat_reply_body(call: ModelCall, reply: Reply) -> bytes:
 def _choice(call: ModelCall, choice: ReplyChoice) -> dict[str, Any]:
     return {
         "index": choice.index,
-        "message": _message(choice.message),
+        "message": _message(choice.message, custom_names(call.tools)),
         "logprobs": _logprobs(choice.logprobs or ()) if call.num_top_logprobs is not None else None,
         "finish_reason": _finish_reason(choice.finish_reason),
     }
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: Message, customs: frozenset[str]) -> dict[str, Any]:
     text = "".join(part.text for part in message.parts if isinstance(part, Text))
     thought = "".join(part.text for part in message.parts if isinstance(part, Thinking))
     calls = [part for part in message.parts if isinstance(part, ToolCall)]
@@ -58,12 +59,8 @@ def _message(message: Message) -> dict[str, Any]:
     if thought:
         fields["reasoning_content"] = fields["reasoning"] = thought
     if calls:
-        fields["tool_calls"] = [_tool_call(call) for call in calls]
+        fields["tool_calls"] = [tool_call_fields(call, customs) for call in calls]
     return fields
-
-
-def _tool_call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _finish_reason(reason: str) -> str:
@@ -102,6 +99,9 @@ class ChatEventWriter:
         object_kind = "chat.completion.chunk"
         self._head = {"id": f"chatcmpl-{reply_id}", "object": object_kind, "created": created_at, "model": model}
         self._begun: set[int] = set()
+        self._customs = custom_names(call.tools)
+        self._held: set[tuple[int, int]] = set()
+        """(choice, call) of custom calls: their text is known only when the call is whole."""
 
     def start(self, num_prompt_tokens: int) -> bytes:
         """The role of the first choice; the others begin with their first delta."""
@@ -119,18 +119,35 @@ class ChatEventWriter:
             fields["reasoning_content"] = fields["reasoning"] = delta.thinking
         if delta.text:
             fields["content"] = delta.text
-        if delta.tool_calls:
-            fields["tool_calls"] = [_tool_call_delta(piece) for piece in delta.tool_calls]
+        pieces = [piece for piece in delta.tool_calls if not self._is_held(delta.choice_index, piece)]
+        if pieces:
+            fields["tool_calls"] = [_tool_call_delta(piece) for piece in pieces]
+        if not fields and not delta.logprobs:
+            return begin
         return begin + self._choice_chunk(delta.choice_index, fields, logprobs=delta.logprobs)
 
     def finish(self, reply: Reply) -> bytes:
         pieces: list[bytes] = []
         for choice in reply.choices:
             pieces.append(self._begin(choice.index))
+            pieces += self._whole_customs(choice)
             pieces.append(self._choice_chunk(choice.index, {}, finish_reason=_finish_reason(choice.finish_reason)))
         if self._call.include_usage:
             pieces.append(_event(self._head | {"choices": [], "usage": _usage(reply.usage)}))
         return b"".join((*pieces, b"data: [DONE]\n\n"))
+
+    def _is_held(self, choice_index: int, piece: ToolCallDelta) -> bool:
+        if piece.name is not None and piece.name in self._customs:
+            self._held.add((choice_index, piece.index))
+        return (choice_index, piece.index) in self._held
+
+    def _whole_customs(self, choice: ReplyChoice) -> list[bytes]:
+        calls = [part for part in choice.message.parts if isinstance(part, ToolCall)]
+        return [
+            self._choice_chunk(choice.index, {"tool_calls": [{"index": i} | tool_call_fields(call, self._customs)]})
+            for i, call in enumerate(calls)
+            if call.name in self._customs
+        ]
 
     def error(self, error: GanglineError) -> bytes:
         """No `[DONE]` follows: a client that overlooks the error must not take the reply for whole."""

@@ -1,7 +1,7 @@
 """OpenAI Chat: the request body -> the canonical call.
 
-Strict about what would change the meaning of the call (images, legacy functions, biases: 400), forgiving about fields
-that mean nothing here: those are named in `ModelCall.dropped`.
+Strict about what would change the meaning of the call (audio, legacy functions, biases: 400), forgiving about fields
+that mean nothing here: those, and tools that run at the provider, are named in `ModelCall.dropped`.
 
 Source: OpenAI API reference, chat completions; vLLM's additions `top_k`, `chat_template_kwargs`.
 """
@@ -13,7 +13,11 @@ from typing import Any, cast
 
 import msgspec
 
+from gangline.dialects.chat_parts import content_parts
+from gangline.dialects.chat_tools import ChatTool, read_tool_choice, read_tools, shimmed
 from gangline.domain.conversation import (
+    Document,
+    Image,
     Message,
     ModelCall,
     Part,
@@ -22,8 +26,6 @@ from gangline.domain.conversation import (
     Text,
     Thinking,
     ToolCall,
-    ToolChoice,
-    ToolDefinition,
     ToolResult,
 )
 from gangline.domain.errors import InvalidRequest
@@ -52,8 +54,14 @@ class _Function(msgspec.Struct):
     arguments: str | dict[str, Any] | None = None
 
 
+class _Custom(msgspec.Struct):
+    name: str
+    input: str = ""
+
+
 class _ToolCall(msgspec.Struct):
-    function: _Function
+    function: _Function | None = None
+    custom: _Custom | None = None
     id: str = ""
     type: str = "function"
 
@@ -71,18 +79,6 @@ class _Message(msgspec.Struct):
     function_call: dict[str, Any] | None = None
 
 
-class _ToolFunction(msgspec.Struct):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class _Tool(msgspec.Struct):
-    type: str = "function"
-    function: _ToolFunction | None = None
-
-
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
@@ -90,7 +86,7 @@ class _StreamOptions(msgspec.Struct):
 class _Body(msgspec.Struct):
     model: str
     messages: list[_Message]
-    tools: list[_Tool] | None = None
+    tools: list[ChatTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_tokens: int | None = None
@@ -119,14 +115,15 @@ def parse_chat_call(body: bytes) -> ModelCall:
     fields = _decode(body, dict[str, msgspec.Raw])
     _refuse_what_cannot_be_carried(fields)
     request = _decode(body, _Body)
+    tools, left_out = read_tools(request.tools or [])
     if not request.messages:
         raise InvalidRequest("messages must not be empty.", param="messages")
     return ModelCall(
         dialect="openai_chat",
         model=request.model,
         messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)),
-        tools=tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ())),
-        tool_choice=_tool_choice(request.tool_choice),
+        tools=tools,
+        tool_choice=read_tool_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls,
         sampling=_sampling(request),
         num_choices=_num_choices(request.n),
@@ -135,7 +132,7 @@ def parse_chat_call(body: bytes) -> ModelCall:
         num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         response_format=request.response_format,
         template_kwargs=request.chat_template_kwargs or {},
-        dropped=tuple(sorted(set(fields) - _KNOWN - set(_REFUSED))),
+        dropped=(*sorted(set(fields) - _KNOWN - set(_REFUSED)), *left_out),
     )
 
 
@@ -170,79 +167,42 @@ def _message(message: _Message, where: str) -> Message:
         raise InvalidRequest(
             f"{where}: audio and function_call are not supported; use text and tool_calls.", param=where
         )
-    texts = _texts(message.content, where)
+    pieces = content_parts(message.content, where, may_hold_media=message.role in ("user", "tool"))
     match message.role:
         case "system" | "developer" | "user":
-            return Message(cast("Role", message.role), texts, message.name)
+            return Message(cast("Role", message.role), pieces, message.name)
         case "assistant":
-            return Message("assistant", _assistant_parts(message, texts, where), message.name)
+            return Message("assistant", _assistant_parts(message, pieces, where), message.name)
         case "tool":
             if message.tool_call_id is None:
                 raise InvalidRequest(f"{where}.tool_call_id is missing.", param=f"{where}.tool_call_id")
-            return Message("tool", (ToolResult(message.tool_call_id, texts),), message.name)
+            return Message("tool", (ToolResult(message.tool_call_id, pieces),), message.name)
         case _:
             known = "system, developer, user, assistant, tool"
             raise InvalidRequest(f"{where}.role {message.role!r} is none of {known}.", param=f"{where}.role")
 
 
-def _assistant_parts(message: _Message, texts: tuple[Text, ...], where: str) -> tuple[Part, ...]:
+def _assistant_parts(message: _Message, pieces: tuple[Text | Image | Document, ...], where: str) -> tuple[Part, ...]:
     thought = message.reasoning_content or message.reasoning
     parts: list[Part] = [Thinking(thought)] if thought else []
-    parts += [text for text in texts if text.text]
+    parts += [piece for piece in pieces if isinstance(piece, Text) and piece.text]
     parts += [Text(message.refusal)] if message.refusal else []
-    for i, call in enumerate(message.tool_calls or ()):
-        if call.type != "function":
-            at = f"{where}.tool_calls[{i}]"
-            raise InvalidRequest(f"{at} is of type {call.type!r}; only function is supported.", param=at)
-        parts.append(ToolCall(call.id, call.function.name, _arguments(call.function.arguments)))
+    parts += [_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())]
     return tuple(parts)
+
+
+def _tool_call(call: _ToolCall, where: str) -> ToolCall:
+    if call.type == "function" and call.function is not None:
+        return ToolCall(call.id, call.function.name, _arguments(call.function.arguments))
+    if call.type == "custom" and call.custom is not None:
+        return ToolCall(call.id, call.custom.name, shimmed(call.custom.input))
+    raise InvalidRequest(f"{where} of type {call.type!r} is no function call and no custom call.", param=where)
 
 
 def _arguments(arguments: str | dict[str, Any] | None) -> str:
     if isinstance(arguments, dict):
         return msgspec.json.encode(arguments).decode()
     return arguments or ""
-
-
-def _texts(content: str | list[dict[str, Any]] | None, where: str) -> tuple[Text, ...]:
-    if content is None:
-        return ()
-    if isinstance(content, str):
-        return (Text(content),)
-    return tuple(_text_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
-
-
-def _text_part(part: dict[str, Any], where: str) -> Text:
-    kind = part.get("type")
-    text = part.get("refusal") if kind == "refusal" else part.get("text")
-    if kind not in ("text", "refusal"):
-        raise InvalidRequest(
-            f"{where} is of type {kind!r}; the model behind this session reads text only.", param=where
-        )
-    if not isinstance(text, str):
-        raise InvalidRequest(f"{where}.text must be a string.", param=f"{where}.text")
-    return Text(text)
-
-
-def _tool(tool: _Tool, where: str) -> ToolDefinition:
-    if tool.type != "function" or tool.function is None:
-        raise InvalidRequest(f"{where} is of type {tool.type!r}; only function tools are supported.", param=where)
-    function = tool.function
-    if not function.name:
-        raise InvalidRequest(f"{where}.function.name is empty.", param=f"{where}.function.name")
-    return ToolDefinition(function.name, function.description, function.parameters, function.strict)
-
-
-def _tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice | None:
-    if choice is None:
-        return None
-    if isinstance(choice, str) and choice in ("auto", "none", "required"):
-        return ToolChoice(choice)
-    function: object = choice.get("function") if isinstance(choice, dict) else None
-    name: object = cast("dict[str, Any]", function).get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str):
-        raise InvalidRequest("tool_choice must be auto, none, required or name a function.", param="tool_choice")
-    return ToolChoice("named", name)
 
 
 def _sampling(request: _Body) -> SamplingParams:

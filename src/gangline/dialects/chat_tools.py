@@ -1,0 +1,116 @@
+"""OpenAI Chat: tools and tool choice, and the calls of tools both ways.
+
+Engines know functions only: a `custom` tool is a function of one string, `input`, with its grammar told in words, and
+its calls are written back as the client knows them. Tools that run at the provider are left out, by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+
+from gangline.domain.conversation import ToolCall, ToolChoice, ToolDefinition
+from gangline.domain.errors import InvalidRequest
+
+__all__ = ["ChatTool", "custom_names", "read_tool_choice", "read_tools", "shimmed", "tool_call_fields"]
+
+_HOSTED = ("code_interpreter", "computer", "file_search", "image_generation", "mcp", "web_search", "local_shell")
+
+
+class ToolFunction(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolCustom(msgspec.Struct):
+    name: str
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class ChatTool(msgspec.Struct):
+    type: str = "function"
+    function: ToolFunction | None = None
+    custom: ToolCustom | None = None
+
+
+def read_tools(tools: list[ChatTool]) -> tuple[tuple[ToolDefinition, ...], list[str]]:
+    """(tools, what was left out). Raises: InvalidRequest."""
+    read: list[ToolDefinition] = []
+    left_out: list[str] = []
+    for i, tool in enumerate(tools):
+        if tool.type.startswith(_HOSTED):
+            left_out.append(f"tools[{i}]: {tool.type}")
+        else:
+            read.append(_tool(tool, f"tools[{i}]"))
+    return tuple(read), left_out
+
+
+def _tool(tool: ChatTool, where: str) -> ToolDefinition:
+    known = {"function": tool.function, "custom": tool.custom}.get(tool.type)
+    if known is None:
+        raise InvalidRequest(f"{where} of type {tool.type!r} is no function and no custom tool.", param=where)
+    if not known.name:
+        raise InvalidRequest(f"{where}.{tool.type}.name is empty.", param=f"{where}.{tool.type}.name")
+    if isinstance(known, ToolCustom):
+        shim = _shim_schema(known.format)
+        return ToolDefinition(known.name, known.description, shim, None, "custom", known.format)
+    return ToolDefinition(known.name, known.description, known.parameters, known.strict)
+
+
+def _shim_schema(grammar: dict[str, Any] | None) -> dict[str, Any]:
+    what = "The whole input of the tool, as free text."
+    inner: object = (grammar or {}).get("grammar")
+    if isinstance(inner, dict):
+        told = cast("dict[str, Any]", inner)
+        what += f" It must match this {told.get('syntax')} grammar:\n{told.get('definition')}"
+    properties = {"input": {"type": "string", "description": what}}
+    return {"type": "object", "properties": properties, "required": ["input"], "additionalProperties": False}
+
+
+def read_tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice | None:
+    """Raises: InvalidRequest."""
+    if choice is None:
+        return None
+    if isinstance(choice, str) and choice in ("auto", "none", "required"):
+        return ToolChoice(choice)
+    kind = choice.get("type", "function") if isinstance(choice, dict) else None
+    named: object = choice.get(kind) if isinstance(choice, dict) and kind in ("function", "custom") else None
+    name: object = cast("dict[str, Any]", named).get("name") if isinstance(named, dict) else None
+    if not isinstance(name, str):
+        raise InvalidRequest("tool_choice must be auto, none, required or name a tool.", param="tool_choice")
+    return ToolChoice("named", name)
+
+
+def shimmed(text: str) -> str:
+    """The free text of a custom call -> the arguments of the function that stands for it."""
+    return msgspec.json.encode({"input": text}).decode()
+
+
+def custom_names(tools: tuple[ToolDefinition, ...]) -> frozenset[str]:
+    return frozenset(tool.name for tool in tools if tool.kind == "custom")
+
+
+def tool_call_fields(call: ToolCall, customs: frozenset[str]) -> dict[str, Any]:
+    if call.name in customs:
+        return {
+            "id": call.call_id,
+            "type": "custom",
+            "custom": {"name": call.name, "input": _free_text(call.arguments)},
+        }
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _free_text(arguments: str) -> str:
+    """What stands in the shim; arguments that are none are themselves the text."""
+    try:
+        return msgspec.json.decode(arguments, type=_Shim).input
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return arguments
+
+
+class _Shim(msgspec.Struct):
+    input: str
