@@ -71,10 +71,12 @@ BASE: dict[str, Any] = {
             "role": "user",
             "content": [
                 {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "x"}]},
+                {"type": "tool_result", "tool_use_id": "2", "content": [{"type": "tool_reference", "tool_name": "b"}]},
                 {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}},
                 {"type": "document", "source": {"type": "url", "url": "https://e.invalid/a.pdf"}},
             ],
         },
+        {"role": "system", "content": [{"type": "tool_addition", "tool": {"type": "tool_reference", "name": "bash"}}]},
     ],
 }
 JUNK: list[Any] = [None, True, -1, 0, 1e308, 2**70, "", "x", "tool_use", "\u0000", [], [1], [[]], {}, {"type": "x"}]

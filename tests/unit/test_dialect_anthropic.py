@@ -113,10 +113,47 @@ def test_what_a_model_can_read_as_text_becomes_text() -> None:
     found = {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "x"}]}
     plain = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "d"}, "title": "T"}
     inner = {"type": "document", "source": {"type": "content", "content": "c"}, "context": "why"}
-    result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "tool_reference", "tool_name": "grep"}]}
-    call = parse(messages=[{"role": "user", "content": [found, plain, inner, result]}])
+    call = parse(messages=[{"role": "user", "content": [found, plain, inner]}])
     assert call.messages[0].parts == (Text("t\ns\nx"), Text("T\nd"), Text("why"), Text("c"))
-    assert call.messages[1].parts == (ToolResult("a", (Text("Tool found: grep"),)),)
+
+
+LATE = {"name": "late", "description": "d", "input_schema": {"type": "object"}, "defer_loading": True}
+LATE_SHOWN = (
+    '<functions>\n<function>{"description":"d","name":"late","parameters":{"type":"object"}}</function>\n</functions>'
+)
+
+
+def test_a_deferred_tool_is_shown_where_the_conversation_refers_to_it_and_the_offer_stays() -> None:
+    found = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "tool_reference", "tool_name": "late"}]}
+    before = parse(tools=[BASH])
+    after = parse(tools=[BASH, LATE], messages=[USER, {"role": "user", "content": [found]}])
+    assert (after.tools, after.dropped) == (before.tools, ())
+    assert after.messages[1].parts == (ToolResult("a", (Text(LATE_SHOWN),)),)
+
+
+def test_deferred_tools_are_offered_at_once_where_only_the_provider_could_search_them() -> None:
+    call = parse(tools=[BASH, LATE, {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}])
+    assert [tool.name for tool in call.tools] == ["bash", "late"]
+    assert call.dropped == ("tools[1].defer_loading", "tools[2]: tool_search_tool_regex")
+
+
+def test_tools_that_come_and_go_on_the_way_are_told_in_their_place() -> None:
+    def change(kind: str, tool: dict[str, Any]) -> dict[str, Any]:
+        return {"role": "system", "content": [{"type": kind, "tool": tool}]}
+
+    definition = {name: value for name, value in LATE.items() if name != "defer_loading"}
+    said = [
+        change("tool_addition", {"type": "tool_reference", "name": "late"}),
+        change("tool_addition", {"type": "tool_definition", "definition": definition}),
+        change("tool_removal", {"type": "tool_reference", "name": "late"}),
+        change("tool_addition", {"type": "mcp_toolset_reference", "server_name": "s"}),
+        {"role": "system", "output_config": {"effort": "low"}},
+        {"role": "system", "content": "Now.", "clear_at": "next_user_message"},
+    ]
+    call = parse(tools=[BASH, LATE], messages=[USER, *said])
+    texts = (LATE_SHOWN, LATE_SHOWN, "The tool late is no longer available.")
+    assert [message.parts for message in call.messages[1:]] == [(Text(text),) for text in (*texts, "Now.")]
+    assert call.dropped == ("messages.4.content[0]: mcp_toolset", "messages[5].output_config", "messages[6].clear_at")
 
 
 def test_images_and_documents_in_tool_results() -> None:
@@ -129,7 +166,7 @@ def test_images_and_documents_in_tool_results() -> None:
 
 def test_hosted_tools_and_unknown_fields_are_dropped_by_name() -> None:
     tools = [BASH, {"type": "web_search_20260318", "name": "web_search"}, {"type": "mcp_toolset"}]
-    tools.append({"name": "late", "input_schema": {}, "defer_loading": True, "cache_control": {"type": "ephemeral"}})
+    tools.append({"name": "b", "input_schema": {}, "input_examples": [{}], "cache_control": {"type": "ephemeral"}})
     call = parse(
         tools=tools,
         metadata={"user_id": "u"},
@@ -137,10 +174,10 @@ def test_hosted_tools_and_unknown_fields_are_dropped_by_name() -> None:
         thinking={"type": "enabled", "budget_tokens": 2048},
         output_config={"effort": "high"},
     )
-    assert [tool.name for tool in call.tools] == ["bash", "late"]
+    assert [tool.name for tool in call.tools] == ["bash", "b"]
     assert call.dropped == (
         *("context_management", "metadata", "thinking.budget_tokens", "output_config.effort"),
-        *("tools[1]: web_search", "tools[2]: mcp_toolset", "tools[3].defer_loading"),
+        *("tools[1]: web_search", "tools[2]: mcp_toolset", "tools[3].input_examples"),
     )
 
 
@@ -221,13 +258,13 @@ def user(block: dict[str, Any]) -> list[Any]:
             "messages.0.content.0.source.url",
             "HTTP(S)",
         ),
-        ({"messages": [{"role": "system", "content": [{"type": "thinking", "thinking": "t"}]}]}, None, "text only"),
+        ({"messages": [{"role": "system", "content": [{"type": "thinking", "thinking": "t"}]}]}, None, "holds text"),
         ({"tools": [{"name": "a"}]}, "tools.0.input_schema", "Field required"),
         ({"tools": [BASH, BASH]}, "tools", "unique"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type", "input_schema"),
         ({"tools": [{"name": "a", "input_schema": {"maximum": 2**70}}]}, "tools.0.input_schema", "64"),
         ({"tool_choice": {"type": "any"}}, "tool_choice", "needs a tool"),
-        ({"tools": [BASH], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name", "'x' not found"),
+        ({"tools": [BASH], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name", "'x' is not offered"),
         ({"thinking": {"type": "x"}}, "thinking.type", "Invalid enum value"),
         ({"stop_sequences": [1]}, "stop_sequences.0", "Expected `str`"),
     ],

@@ -1,7 +1,7 @@
 """Anthropic Messages: content blocks -> canonical parts.
 
-What an engine has no notion of but a model can read (search results, tool references, plain-text documents) becomes
-text. A redacted thought is one without words, its data kept as the signature.
+What an engine has no notion of but a model can read (search results, plain-text documents, tools that are added on the
+way) becomes text. A redacted thought is one without words, its data kept as the signature.
 """
 
 from __future__ import annotations
@@ -11,18 +11,23 @@ from typing import Any
 
 import msgspec
 
+from gangline.dialects.anthropic_tools import Toolbox, tool_definition
 from gangline.dialects.anthropic_wire import (
     Base64Source,
     ContentSource,
+    DefinedTool,
     DocumentBlock,
     FileSource,
     ImageBlock,
+    NamedTool,
     PlainTextSource,
     RedactedThinkingBlock,
     SearchResultBlock,
     TextBlock,
     ThinkingBlock,
+    ToolAdditionBlock,
     ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
     ToolUseBlock,
     UrlSource,
@@ -42,26 +47,41 @@ Shown = Text | Image | Document
 Content = str | Sequence[Any]
 
 
-def system_parts(content: Content, where: str) -> tuple[tuple[Text, ...], list[str]]:
+def system_parts(content: Content, where: str, toolbox: Toolbox) -> tuple[tuple[Text, ...], list[str]]:
     """The texts, and what was left out of them. An empty string is no text."""
     if isinstance(content, str):
         content = [TextBlock(content)] if content else []
     texts: list[Text] = []
     dropped: list[str] = []
     for i, block in enumerate(content):
-        if not isinstance(block, TextBlock):
-            raise _refused(block, f"{where}.content.{i}", "a system message holds text only")
-        text = block.text
-        if text.startswith(_BILLING_HEADER):
-            dropped.append(f"{where}[{i}]: {_BILLING_HEADER.rstrip(':')}")
-            text = text.partition("\n")[2]
-            if not text:
-                continue
-        texts.append(Text(text))
+        text, left_out = _system_text(block, f"{where}.{i}", toolbox)
+        texts += [] if text is None else [Text(text)]
+        dropped += [f"{where}[{i}]: {left_out}"] if left_out else []
     return tuple(texts), dropped
 
 
-def user_messages(content: Content, where: str) -> list[Message]:
+def _system_text(block: object, where: str, toolbox: Toolbox) -> tuple[str | None, str | None]:
+    """(text or None, what was left out or None)"""
+    match block:
+        case TextBlock() if block.text.startswith(_BILLING_HEADER):
+            return block.text.partition("\n")[2] or None, _BILLING_HEADER.rstrip(":")
+        case TextBlock():
+            return block.text, None
+        case ToolAdditionBlock(tool=DefinedTool() as added):
+            tool = tool_definition(added.definition, f"{where}.tool.definition")
+            toolbox.known[tool.name] = tool
+            return toolbox.shown([tool.name]), None
+        case ToolAdditionBlock(tool=NamedTool() as added):
+            return toolbox.shown([added.name]), None
+        case ToolRemovalBlock(tool=NamedTool() as removed):
+            return f"The tool {removed.name} is no longer available.", None
+        case ToolAdditionBlock() | ToolRemovalBlock():
+            return None, "mcp_toolset"
+        case _:
+            raise _refused(block, where, "a system message holds text and changes of tools")
+
+
+def user_messages(content: Content, where: str, toolbox: Toolbox) -> list[Message]:
     """One message per tool result, and one for what stands before, between or after them."""
     if isinstance(content, str):
         return [Message("user", (Text(content),))]
@@ -75,7 +95,7 @@ def user_messages(content: Content, where: str) -> list[Message]:
         if shown:
             messages.append(Message("user", tuple(shown)))
             shown = []
-        messages.append(Message("tool", (_tool_result(block, at),)))
+        messages.append(Message("tool", (_tool_result(block, at, toolbox),)))
     if shown or not messages:
         messages.append(Message("user", tuple(shown)))
     return messages
@@ -113,9 +133,14 @@ def _arguments(raw: msgspec.Raw, where: str) -> str:
     raise InvalidRequest(f"{where}.input: Input should be an object", param=f"{where}.input")
 
 
-def _tool_result(block: ToolResultBlock, where: str) -> ToolResult:
+def _tool_result(block: ToolResultBlock, where: str, toolbox: Toolbox) -> ToolResult:
     content = [TextBlock(block.content)] if isinstance(block.content, str) else block.content or ()
-    shown = (piece for i, inner in enumerate(content) for piece in _shown(inner, f"{where}.content.{i}"))
+    shown: list[Shown] = []
+    found = [inner.tool_name for inner in content if isinstance(inner, ToolReferenceBlock)]
+    for i, inner in enumerate(content):
+        if not isinstance(inner, ToolReferenceBlock):
+            shown += _shown(inner, f"{where}.content.{i}")
+    shown += [Text(toolbox.shown(found))] if found else []
     return ToolResult(block.tool_use_id, tuple(shown), bool(block.is_error))
 
 
@@ -130,8 +155,6 @@ def _shown(block: object, where: str) -> list[Shown]:
         case SearchResultBlock():
             head = f"{block.title}\n{block.source}\n"
             return [Text(head + "\n".join(piece.text for piece in block.content))]
-        case ToolReferenceBlock():
-            return [Text(f"Tool found: {block.tool_name}")]
         case _:
             raise _refused(block, where, "it does not belong in this message")
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from gangline.dialects.anthropic_content import assistant_parts, system_parts, user_messages
-from gangline.dialects.anthropic_tools import recordable, tool_choice, tool_definitions
+from gangline.dialects.anthropic_tools import Toolbox, read_tools, recordable, tool_choice
 from gangline.dialects.anthropic_wire import Body, MessageParam
 from gangline.domain.conversation import Message, ModelCall, SamplingParams
 from gangline.domain.errors import InvalidRequest
@@ -45,22 +45,22 @@ def _call(body: bytes, request: Body) -> ModelCall:
     if not request.messages:
         raise InvalidRequest("messages: at least one message is required", param="messages")
     dropped: list[str] = sorted(set(_decode(body, dict[str, msgspec.Raw])) - _KNOWN) + _dropped_settings(request)
-    system, system_dropped = system_parts(request.system or "", "system")
-    tools, tools_dropped = tool_definitions(request.tools or ())
-    messages = _messages(request.messages, dropped)
-    choice, parallel = tool_choice(request.tool_choice, tools)
+    toolbox = read_tools(request.tools or ())
+    system, system_dropped = system_parts(request.system or "", "system", toolbox)
+    messages = _messages(request.messages, toolbox, dropped)
+    choice, parallel = tool_choice(request.tool_choice, toolbox.offered)
     return ModelCall(
         dialect="anthropic",
         model=request.model,
         messages=(Message("system", system), *messages) if system else messages,
-        tools=tools,
+        tools=toolbox.offered,
         tool_choice=choice,
         parallel_tool_calls=parallel,
         sampling=_sampling(request),
         stream=bool(request.stream),
         response_format=_response_format(request),
         template_kwargs=_template_kwargs(request),
-        dropped=(*dropped, *system_dropped, *tools_dropped),
+        dropped=(*dropped, *system_dropped, *toolbox.dropped),
     )
 
 
@@ -85,19 +85,24 @@ def _invalid(error: msgspec.ValidationError) -> InvalidRequest:
     return InvalidRequest(f"{where or 'body'}: {reason}", param=where or None)
 
 
-def _messages(params: Iterable[MessageParam], dropped: list[str]) -> tuple[Message, ...]:
+def _messages(params: Iterable[MessageParam], toolbox: Toolbox, dropped: list[str]) -> tuple[Message, ...]:
     messages: list[Message] = []
     for i, param in enumerate(params):
-        where = f"messages.{i}"
+        where, content = f"messages.{i}", param.content
+        dropped += [f"messages[{i}].{name}" for name in ("output_config", "clear_at") if getattr(param, name)]
+        if content is None:
+            if param.role != "system" or param.output_config is None:
+                raise InvalidRequest(f"{where}.content: Field required", param=f"{where}.content")
+            continue
         match param.role:
             case "user":
-                messages += user_messages(param.content, where)
+                messages += user_messages(content, where, toolbox)
             case "system":
-                parts, left_out = system_parts(param.content, where)
-                messages.append(Message("system", parts))
+                parts, left_out = system_parts(content, f"{where}.content", toolbox)
+                messages += [Message("system", parts)] if parts or not left_out else []
                 dropped += left_out
             case "assistant":
-                parts = assistant_parts(param.content, where)
+                parts = assistant_parts(content, where)
                 if messages and messages[-1].role == "assistant":
                     parts = (*messages.pop().parts, *parts)
                 messages.append(Message("assistant", parts))

@@ -2,12 +2,16 @@
 
 Three kinds of tools: the client's own, with a schema; hosted ones, which the provider would run (left out, named);
 and client-run ones whose schema is inside the provider's models (refused: another model cannot know it).
+
+A tool with `defer_loading` is shown where the conversation first refers to it, as the provider does: the tools in front
+of the conversation stay the same, so every call continues the one before. Where only the provider could have searched
+for deferred tools, they are offered from the start.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,30 +20,56 @@ from gangline.dialects.anthropic_wire import ToolChoiceParam, ToolParam
 from gangline.domain.conversation import ToolChoice, ToolDefinition
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["recordable", "tool_choice", "tool_definitions"]
+__all__ = ["Toolbox", "read_tools", "recordable", "tool_choice", "tool_definition"]
 
 _HOSTED = ("web_search", "web_fetch", "code_execution", "tool_search_tool", "mcp_toolset", "advisor")
 
 _DATE = re.compile(r"_\d{8}$")
 
 
-def tool_definitions(params: Sequence[ToolParam]) -> tuple[tuple[ToolDefinition, ...], list[str]]:
-    """The tools, and what was left out. Raises: InvalidRequest."""
-    tools: list[ToolDefinition] = []
+class Toolbox(msgspec.Struct):
+    """What a request offers."""
+
+    offered: tuple[ToolDefinition, ...]
+    """In front of the conversation."""
+    known: dict[str, ToolDefinition]
+    """By name, deferred ones too."""
+    dropped: tuple[str, ...]
+
+    def shown(self, names: Iterable[str]) -> str:
+        """Definitions inside the conversation, in the form that tools for searching promise to the model."""
+        lines = [f"<function>{self._fields(name)}</function>" for name in names]
+        return "\n".join(["<functions>", *lines, "</functions>"])
+
+    def _fields(self, name: str) -> str:
+        tool = self.known.get(name, ToolDefinition(name))
+        fields = {"description": tool.description, "name": name, "parameters": tool.parameters}
+        return msgspec.json.encode({key: value for key, value in fields.items() if value is not None}).decode()
+
+
+def read_tools(params: Sequence[ToolParam]) -> Toolbox:
+    """Raises: InvalidRequest."""
+    offered: list[ToolDefinition] = []
+    known: dict[str, ToolDefinition] = {}
     dropped: list[str] = []
+    searched_by_provider = any((param.type or "").startswith("tool_search_tool") for param in params)
     for i, param in enumerate(params):
         if param.type is not None and param.type.startswith(_HOSTED):
             dropped.append(f"tools[{i}]: {_DATE.sub('', param.type)}")
             continue
-        tools.append(_definition(param, f"tools.{i}"))
-        hints = (("defer_loading", param.defer_loading), ("input_examples", param.input_examples))
-        dropped += [f"tools[{i}].{name}" for name, value in hints if value]
-    if len({tool.name for tool in tools}) < len(tools):
-        raise InvalidRequest("tools: Tool names must be unique.", param="tools")
-    return tuple(tools), dropped
+        tool = tool_definition(param, f"tools.{i}")
+        if tool.name in known:
+            raise InvalidRequest("tools: Tool names must be unique.", param="tools")
+        known[tool.name] = tool
+        if searched_by_provider or not param.defer_loading:
+            offered.append(tool)
+            dropped += [f"tools[{i}].defer_loading"] if param.defer_loading else []
+        dropped += [f"tools[{i}].input_examples"] if param.input_examples else []
+    return Toolbox(tuple(offered), known, tuple(dropped))
 
 
-def _definition(param: ToolParam, where: str) -> ToolDefinition:
+def tool_definition(param: ToolParam, where: str) -> ToolDefinition:
+    """Raises: InvalidRequest."""
     if param.type not in (None, "custom"):
         raise InvalidRequest(
             f"{where}.type: {param.type!r} is known to the provider's models only; "
@@ -74,7 +104,7 @@ def tool_choice(
         case "tool":
             if param.name not in {tool.name for tool in tools}:
                 raise InvalidRequest(
-                    f"tool_choice.name: Tool {param.name!r} not found in the provided tools, hosted ones left out",
+                    f"tool_choice.name: Tool {param.name!r} is not offered; hosted and deferred tools are not",
                     param="tool_choice.name",
                 )
             return ToolChoice("named", param.name), parallel

@@ -14,19 +14,23 @@ __all__ = [
     "Base64Source",
     "Body",
     "ContentSource",
+    "DefinedTool",
     "DocumentBlock",
     "FileSource",
     "ImageBlock",
     "MessageParam",
+    "NamedTool",
     "PlainTextSource",
     "Readable",
     "RedactedThinkingBlock",
     "SearchResultBlock",
     "TextBlock",
     "ThinkingBlock",
+    "ToolAdditionBlock",
     "ToolChoiceParam",
     "ToolParam",
     "ToolReferenceBlock",
+    "ToolRemovalBlock",
     "ToolResultBlock",
     "ToolUseBlock",
     "UrlSource",
@@ -81,7 +85,7 @@ class ToolReferenceBlock(msgspec.Struct, tag="tool_reference"):
     tool_name: str
 
 
-Readable = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock
+Readable = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
 """What a user or a tool may show the model."""
 
 
@@ -103,13 +107,8 @@ class ToolUseBlock(msgspec.Struct, tag="tool_use"):
 
 class ToolResultBlock(msgspec.Struct, tag="tool_result"):
     tool_use_id: Name
-    content: str | list[Readable] | None = None
+    content: str | list[Readable | ToolReferenceBlock] | None = None
     is_error: bool | None = None
-
-
-class MessageParam(msgspec.Struct):
-    role: Literal["user", "assistant", "system"]
-    content: str | list[Readable | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock]
 
 
 class ToolParam(msgspec.Struct):
@@ -121,6 +120,43 @@ class ToolParam(msgspec.Struct):
     defer_loading: bool | None = None
     input_examples: list[dict[str, Any]] | None = None
     mcp_server_name: str | None = None
+
+
+class NamedTool(msgspec.Struct, tag="tool_reference"):
+    name: str
+
+
+class DefinedTool(msgspec.Struct, tag="tool_definition"):
+    definition: ToolParam
+
+
+class McpTool(msgspec.Struct, tag="mcp_tool_reference"):
+    pass
+
+
+class McpToolset(msgspec.Struct, tag="mcp_toolset_reference"):
+    pass
+
+
+class ToolAdditionBlock(msgspec.Struct, tag="tool_addition"):
+    """In a system message: from here on the tool is there."""
+
+    tool: NamedTool | DefinedTool | McpTool | McpToolset
+
+
+class ToolRemovalBlock(msgspec.Struct, tag="tool_removal"):
+    tool: NamedTool | McpTool | McpToolset
+
+
+Spoken = Readable | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+
+
+class MessageParam(msgspec.Struct):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Spoken | ToolAdditionBlock | ToolRemovalBlock] | None = None
+    """None only of a system message that changes nothing but `output_config`."""
+    output_config: Any = None
+    clear_at: str | None = None
 
 
 class ToolChoiceParam(msgspec.Struct):
