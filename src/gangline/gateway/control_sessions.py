@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Annotated, Any
@@ -117,7 +118,7 @@ class SessionRoutes:
         result = await self._sessions.finalize(path_id(request, "session"))
         if request.query.get("completions", "0") in ("", "0", "false"):
             result = msgspec.structs.replace(result, completions=())
-        return answer(request, result)
+        return await asyncio.to_thread(answer, request, result)  # it may be large
 
     async def abort(self, request: web.Request) -> web.StreamResponse:
         return answer(request, await self._sessions.abort(path_id(request, "session")))

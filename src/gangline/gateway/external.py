@@ -29,6 +29,7 @@ from gangline.domain.ids import ID_PATTERN, new_id, new_secret
 from gangline.domain.lifecycle import Outcome
 from gangline.domain.session import SessionResult
 from gangline.domain.task import BuilderSpec, CaptureSpec
+from gangline.domain.tokens import encode_msgpack
 from gangline.domain.trajectory import Trajectory
 from gangline.gateway.external_store import Claim, ExternalState, ExternalStore
 from gangline.gateway.model_session import ModelSession, key_digest
@@ -49,10 +50,22 @@ log = logging.getLogger("gangline.external")
 
 _ATTEMPT = 0
 """No lease stands behind these sessions; theirs begin at 1."""
+_MAX_STRANGER_BYTES = 64 << 10
 
 
 def is_external(opened: AttemptOpened) -> bool:
     return opened.attempt == _ATTEMPT
+
+
+def _that_travels(value: dict[str, Any]) -> dict[str, Any]:
+    """A stranger's data must not be what a result cannot be written with. Raises: ValueError."""
+    try:
+        size = len(encode_msgpack(value))
+    except OverflowError:
+        raise ValueError("whole numbers must fit 64 bits") from None
+    if size > _MAX_STRANGER_BYTES:
+        raise ValueError(f"must not be larger than {_MAX_STRANGER_BYTES} bytes")
+    return value
 
 
 class SessionRequest(BaseModel):
@@ -73,7 +86,9 @@ class SessionRequest(BaseModel):
     ttl_s: float = Field(default=86_400.0, gt=0, le=31_536_000)
     """An unused session is aborted after this many seconds; an ended one is forgotten."""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """The caller's own; given back, never read."""
+    """The caller's own, at most 64 KiB; given back, never read."""
+
+    _metadata_travels = field_validator("metadata")(_that_travels)
 
     @field_validator("builder", mode="before")
     @classmethod
@@ -88,6 +103,9 @@ class ClaimRequest(BaseModel):
 
     reward: float | None = Field(default=None, allow_inf_nan=False)
     info: dict[str, Any] = Field(default_factory=dict)
+    """At most 64 KiB."""
+
+    _info_travels = field_validator("info")(_that_travels)
 
 
 class OpenedSession(msgspec.Struct, frozen=True, kw_only=True):

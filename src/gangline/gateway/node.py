@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ipaddress
 import logging
 import resource
 import socket
@@ -16,7 +17,7 @@ from aiohttp import web
 
 from gangline import plugins
 from gangline.client import ServerClient
-from gangline.domain.errors import EngineUnavailable, GanglineError, PortUnavailable
+from gangline.domain.errors import EngineUnavailable, GanglineError, InvalidRequest, PortUnavailable
 from gangline.domain.task import CaptureSpec, SamplingPolicy
 from gangline.gateway.attempt import NodeParts
 from gangline.gateway.backends import BackendPool
@@ -64,8 +65,10 @@ async def serve(
     sampling: the operator's policy, applied after a task's own.
 
     Raises: EngineUnavailable when an engine does not answer within `engine_wait_s`, EngineIncapable when it reports no
-    token ids or log-probs, Conflict when the engines serve different models, PortUnavailable when the port is taken.
+    token ids or log-probs, Conflict when the engines serve different models, PortUnavailable when the port is taken,
+    InvalidRequest when anyone could reach the control routes.
     """
+    _refuse_open_door(host, control_token)
     sizes = sizes or PoolSizes()
     _allow_many_files()
     folder = await asyncio.to_thread(_folder_of, data_dir, node_id)
@@ -117,6 +120,19 @@ async def reap(data_dir: Path, node_id: str) -> None:
     """Remove what a node that was killed left running; one that ends by itself does so too, and one that starts."""
     folder = await asyncio.to_thread(_folder_of, data_dir, node_id)
     await _reap(_owner_of(folder), folder / "runtimes")
+
+
+def _refuse_open_door(host: str, control_token: str | None) -> None:
+    """Raises: InvalidRequest."""
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    if not (control_token or is_loopback):
+        raise InvalidRequest(
+            f"{host} can be reached from elsewhere, and no control token is set: anyone could open sessions here. "
+            "Set GANGLINE_TOKEN, or listen on 127.0.0.1."
+        )
 
 
 def _allow_many_files() -> None:
