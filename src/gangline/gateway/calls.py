@@ -13,7 +13,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -85,8 +85,8 @@ class CallInFlight:
         self._capabilities: EngineCapabilities | None = None
         """Set once the engine is asked to sample."""
         self._shown: list[ReplyDelta] = []
-        self._listeners: set[asyncio.Event] = set()
-        """Of each who reads `news`: set when there is something new."""
+        self._listeners: set[_Listener] = set()
+        """Of each who reads `news`: told when there is something new."""
         self._abort_message: str | None = None
         self._committing = False
         self._task: asyncio.Task[Reply] | None = None
@@ -151,8 +151,8 @@ class CallInFlight:
         """What may be shown, from the beginning, as it comes: each time all that is new; ends with the call, however
         that ends. Empty: nothing came for `idle_s` seconds."""
         assert self._task is not None
-        num_read, fresh = 0, asyncio.Event()
-        self._listeners.add(fresh)
+        num_read, listener = 0, _Listener(idle_s)
+        self._listeners.add(listener)
         try:
             while True:
                 if num_read < len(self._shown):
@@ -161,19 +161,15 @@ class CallInFlight:
                     yield new
                 elif self._task.done():
                     return
-                else:
-                    fresh.clear()
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(idle_s):
-                            await fresh.wait()
-                    if not fresh.is_set():
-                        yield ()
+                elif not await listener.heard():
+                    yield ()
         finally:
-            self._listeners.discard(fresh)
+            self._listeners.discard(listener)
+            listener.close()
 
     def _wake(self) -> None:
         for listener in self._listeners:
-            listener.set()
+            listener.notify()
 
     async def _run(self) -> Reply:
         try:
@@ -403,6 +399,40 @@ class CallInFlight:
         if self._sent_ids is not None and np.array_equal(self._sent_ids, known):
             return msgspec.structs.replace(prompt, source="stitched")
         return msgspec.structs.replace(prompt, cause="unknown") if prompt.context == "diverged" else prompt
+
+
+class _Listener:
+    """Waits for something new, or for `idle_s` seconds without. One timer for all waits: a stream has hundreds."""
+
+    def __init__(self, idle_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._idle_s = idle_s
+        self._wakened = asyncio.Event()
+        self._has_news = False
+        self._waiting_since = self._loop.time()
+        self._timer = self._loop.call_later(idle_s, self._check)
+
+    def notify(self) -> None:
+        self._has_news = True
+        self._wakened.set()
+
+    async def heard(self) -> bool:
+        """True: there is something new. False: nothing came for `idle_s` seconds."""
+        self._has_news = False
+        self._wakened.clear()
+        self._waiting_since = self._loop.time()
+        await self._wakened.wait()
+        return self._has_news
+
+    def _check(self) -> None:
+        left_s = self._waiting_since + self._idle_s - self._loop.time()
+        if left_s <= 0:
+            self._wakened.set()
+            left_s = self._idle_s
+        self._timer = self._loop.call_later(left_s, self._check)
+
+    def close(self) -> None:
+        self._timer.cancel()
 
 
 def _whole_delta(index: int, message: Message, logprobs: tuple[TokenLogprob, ...]) -> ReplyDelta:
