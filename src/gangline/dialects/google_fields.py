@@ -33,7 +33,7 @@ def decode_body(body: bytes) -> dict[str, Any]:
     """Raises: InvalidRequest."""
     try:
         value = _decoded(body)
-    except (ValueError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"Invalid JSON payload received. {error}") from None
     if not isinstance(value, dict):
         raise InvalidRequest("Invalid JSON payload received. The body must be an object.")
@@ -73,10 +73,13 @@ class Fields:
         return f"{self.where}.{name}" if self.where else name
 
     def take(self, name: str) -> Any:
-        snake = _snake(name)
-        self._taken.update((name, snake))
         value = self._values.get(name)
-        return self._values.get(snake) if value is None else value
+        if value is None:
+            name = _snake(name)
+            value = self._values.get(name)
+        if value is not None:
+            self._taken.add(name)
+        return value
 
     def text(self, name: str) -> str | None:
         return self._typed(name, "TYPE_STRING", lambda value: value if isinstance(value, str) else None)
