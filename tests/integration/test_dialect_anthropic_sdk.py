@@ -148,6 +148,16 @@ async def test_models_are_listed_and_found() -> None:
             await client.models.retrieve("other")
 
 
+async def test_the_beta_routes_are_the_same_routes() -> None:
+    async with proxied(SCRIPT) as running, client_of(running) as client:
+        request: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "betas": ["anything-2026-01-01"]}
+        thinking: Any = {"type": "adaptive"}
+        reply = await client.beta.messages.create(**ASK, **request, thinking=thinking)
+        assert reply.content[0].type == "text"
+        (record,) = running.journal.completions
+        assert record.dialect == "anthropic"
+
+
 async def test_a_stop_sequence_is_named() -> None:
     async with proxied(SCRIPT) as running, client_of(running) as client:
         reply = await ask(client, False, messages=[{"role": "user", "content": "x"}], stop_sequences=["world"])
