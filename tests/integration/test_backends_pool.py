@@ -8,11 +8,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from fixtures_backends import KillableEngine
 from gangline.domain.conversation import Message, ModelCall, Text, message_text
 from gangline.domain.errors import Conflict, EngineIncapable, EngineRefused, EngineUnavailable, NotFound
 from gangline.engines.contract import EngineRequest, ReplyAccumulator
+from gangline.engines.serving.app import serving
+from gangline.engines.vllm import VllmEngine
 from gangline.gateway.backends import BackendPool
 
 HELLO = EngineRequest(call=ModelCall(dialect="d", model="m", messages=(Message("user", (Text("hello"),)),)))
@@ -264,3 +267,31 @@ async def test_a_session_that_is_over_takes_no_place() -> None:
         with pytest.raises(EngineUnavailable, match="over"):
             await session.chat(HELLO)
         assert pool.views()[0].num_sessions == 0
+
+
+async def test_an_engine_that_accepts_and_never_answers_is_not_healthy() -> None:
+    async def never(request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        return web.Response()
+
+    silent = web.Application()
+    silent.router.add_get("/{path:.*}", never)
+    async with serving(silent) as url, _pool(add=False, probe_timeout_s=0.05) as (pool, _):
+        engine = VllmEngine(url)
+        with pytest.raises(EngineUnavailable, match="did not answer a health check"):
+            await engine.check_health(0.05)
+        await engine.close()
+        with pytest.raises(EngineUnavailable, match="did not answer a probe"):
+            await pool.add(url, kind="vllm")
+        assert pool.views() == []
+
+
+async def test_two_hundred_sessions_are_spread_evenly_and_a_death_spreads_its_share() -> None:
+    async with _pool({}, {}, {}, {}) as (pool, engines):
+        sessions = [pool.engine_for(f"s{i}", f"t{i % 10}") for i in range(200)]
+        for session in sessions:
+            await session.capabilities()
+        assert [view.num_sessions for view in pool.views()] == [50] * 4
+        await engines[2].kill()
+        await asyncio.gather(*(session.chat(HELLO) for session in sessions))
+        assert sorted(view.num_sessions for view in pool.views()) == [0, 66, 67, 67]

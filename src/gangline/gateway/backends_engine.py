@@ -49,9 +49,7 @@ class PooledEngine:
 
     async def chat(self, request: EngineRequest) -> EngineReply:
         reply = await self._ask(lambda engine: engine.chat(request))
-        moves = self._moves()
-        self._recorded(moves)
-        return msgspec.structs.replace(reply, metadata=reply.metadata | moves)
+        return msgspec.structs.replace(reply, metadata=reply.metadata | self._take_moves())
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         for attempt in range(_MAX_BACKENDS_PER_CALL):
@@ -61,10 +59,10 @@ class PooledEngine:
                 with self._pool.in_use(backend) as engine:
                     async with aclosing(engine.stream(request)) as deltas:
                         async for delta in deltas:
-                            moves = {} if started else self._moves()
-                            started = True
-                            yield msgspec.structs.replace(delta, metadata=delta.metadata | moves) if moves else delta
-                            self._recorded(moves)
+                            if not started:
+                                started = True
+                                delta = msgspec.structs.replace(delta, metadata=delta.metadata | self._take_moves())
+                            yield delta
                 return
             except EngineUnavailable as error:
                 is_lost = await self._pool.is_lost(backend, error)
@@ -102,11 +100,6 @@ class PooledEngine:
                     raise
             attempt += 1
 
-    def _moves(self) -> dict[str, Any]:
-        moves = self._assignment.moves
-        return {"backend_replaced": list(moves)} if moves else {}
-
-    def _recorded(self, moves: dict[str, Any]) -> None:
-        for move in moves.get("backend_replaced", ()):
-            if move in self._assignment.moves:
-                self._assignment.moves.remove(move)
+    def _take_moves(self) -> dict[str, Any]:
+        moves, self._assignment.moves = self._assignment.moves, []
+        return {"backend_replaced": moves} if moves else {}
