@@ -53,7 +53,7 @@ class CallMark(msgspec.Struct, frozen=True):
 
 
 def mark_of(dialect: str, path: str, request: RawRequest) -> CallMark:
-    digest = hashlib.blake2b(request.body, digest_size=16, person=b"call")
+    digest = hashlib.sha256(request.body)
     digest.update(f"\0{dialect}\0{path}".encode(errors="replace"))
     count = request.headers.get("x-stainless-retry-count", "0")
     return CallMark(digest.digest(), request.headers.get("idempotency-key"), count.isdecimal() and int(count) > 0)
