@@ -411,7 +411,7 @@ def test_what_is_held_back_for_long_shows_signs_of_life() -> None:
     writer = _writer(_parse())
     writer.start(7)
     piece = ReplyDelta(tool_calls=(ToolCallDelta(0, " ", "1", "shell"),))
-    stream = b"".join(writer.delta(piece) for _ in range(150))
+    stream = b"".join(writer.delta(piece) for _ in range(600))
     assert _kinds(stream) == ["in_progress", "in_progress"]
 
 

@@ -23,7 +23,7 @@ __all__ = ["ResponsesEventWriter", "responses_reply_body"]
 # Why a reply is incomplete; an `abort` is a reply that was cut short.
 _INCOMPLETE = {"length": "max_output_tokens", "abort": "max_output_tokens", "content_filter": "content_filter"}
 
-_HELD_PIECES = 64
+_HELD_PIECES = 256
 """Between two signs of life, while all that comes is held back: else the stream would seem dead to its client."""
 
 _STATUS = Literal["in_progress", "completed", "incomplete", "failed"]
