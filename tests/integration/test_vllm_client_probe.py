@@ -9,7 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gangline.domain.conversation import Message, ModelCall, Text
+from gangline.domain.conversation import (
+    Document,
+    Image,
+    Message,
+    ModelCall,
+    SamplingParams,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolChoice,
+    ToolDefinition,
+    ToolResult,
+)
 from gangline.domain.errors import ContextOverflow, EngineIncapable, EngineRefused, EngineUnavailable
 from gangline.domain.tokens import token_ids
 from gangline.engines.contract import EngineRequest, ReplyAccumulator
@@ -112,6 +124,43 @@ async def test_overflow_and_refusals_have_their_own_errors() -> None:
         with pytest.raises(EngineRefused) as refused:
             await engine.render(())
         assert refused.value.details["status"] == 400
+
+
+async def test_what_an_engine_of_text_cannot_read_is_refused_and_never_dropped() -> None:
+    image = ModelCall(dialect="d", model="m", messages=(Message("user", (Image("data:image/png;base64,AA=="),)),))
+    async with _engine({}) as engine:
+        with pytest.raises(EngineRefused, match="reads text only") as refused:
+            await engine.chat(EngineRequest(call=image))
+        assert refused.value.details["status"] == 400
+
+
+async def test_a_call_with_everything_in_it_is_taken_as_it_is() -> None:
+    tool = ToolDefinition("patch", kind="custom", grammar={"syntax": "lark", "definition": "start: WORD"})
+    call = ModelCall(
+        dialect="d",
+        model="m",
+        messages=(
+            Message("developer", (Text("Be brief."),)),
+            Message("user", (Document("data:text/plain;base64,aGk=", "a.txt"), Text("go"))),
+            Message("assistant", (Thinking("Hm."), ToolCall("c1", "patch", '{"input": "x"}'))),
+            Message("tool", (ToolResult("c1", (Text("no"),), is_error=True),)),
+        ),
+        tools=(tool,),
+        tool_choice=ToolChoice("auto"),
+        parallel_tool_calls=False,
+        sampling=SamplingParams(max_tokens=64, top_k=5, seed=1, stop=("END",), presence_penalty=0.5),
+        num_choices=2,
+        num_top_logprobs=1,
+        response_format={"type": "json_object"},
+    )
+    async with _engine({"default": {"text": "done"}}) as engine:
+        reply = await engine.chat(EngineRequest(call=call))
+        assert [choice.message for choice in reply.choices] == [Message("assistant", (Text("done"),))] * 2
+        assert all(choice.token_logprobs for choice in reply.choices)
+        assert reply.prompt_ids is not None
+        seen = await engine.detokenize(reply.prompt_ids.tolist())
+        for part in ("Be brief.", "hi", "Error: no", "start: WORD"):
+            assert part in seen
 
 
 async def test_a_stream_that_is_cut_off_is_unavailable() -> None:

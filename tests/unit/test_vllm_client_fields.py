@@ -100,6 +100,12 @@ def test_a_custom_tool_is_a_function_of_one_string_with_its_grammar_told() -> No
     assert function["description"] == "Edits.\n\n`input` must match this lark grammar:\nstart: WORD"
 
 
+def test_a_custom_tool_whose_dialect_made_it_a_function_is_sent_as_that() -> None:
+    made = {"type": "object", "properties": {"input": {"type": "string", "description": "By this grammar: x"}}}
+    tool = ToolDefinition("patch", "Edits.", made, kind="custom", grammar={"syntax": "lark", "definition": "x"})
+    assert tool_fields(tool)["function"] == {"name": "patch", "description": "Edits.", "parameters": made}
+
+
 def test_every_sampling_parameter_is_carried_and_none_is_made_up() -> None:
     sampling = SamplingParams(
         max_tokens=5,

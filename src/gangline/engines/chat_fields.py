@@ -170,7 +170,7 @@ def _tool_call_fields(call: ToolCall) -> dict[str, Any]:
 
 def tool_fields(tool: ToolDefinition) -> dict[str, Any]:
     optional = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
-    if tool.kind == "custom":
+    if tool.kind == "custom" and tool.parameters is None:
         optional |= {"description": _with_grammar(tool), "parameters": CUSTOM_INPUT}
     function = {"name": tool.name} | {name: value for name, value in optional.items() if value is not None}
     return {"type": "function", "function": function}
