@@ -7,8 +7,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 
+from fixtures_proxy import MemoryJournal, served
 from fixtures_sglang import FakeSglang, sglang_server
 from gangline.domain.completion import VersionSpan
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking
@@ -16,6 +18,8 @@ from gangline.domain.errors import ContextOverflow, EngineIncapable, EngineRefus
 from gangline.domain.tokens import token_ids
 from gangline.engines.contract import EngineRequest, ReplyAccumulator
 from gangline.engines.sglang import SglangEngine
+from gangline.gateway.model_session import ModelSession
+from gangline.gateway.proxy import Proxy
 
 
 @asynccontextmanager
@@ -126,3 +130,30 @@ async def test_health_is_asked_of_the_engine() -> None:
     with pytest.raises(EngineUnavailable):
         await engine.check_health(5.0)
     await engine.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_session_on_sglang_is_stitched_turn_after_turn(stream: bool) -> None:
+    async with _engine() as (engine, fake):
+        journal, proxy = MemoryJournal(), Proxy()
+        session = ModelSession(session_id="s1", attempt=1, key="gls-right", engine=engine, journal=journal)
+        proxy.add(session)
+        async with (
+            served(proxy) as url,
+            openai.AsyncOpenAI(base_url=f"{url}/s/s1/v1", api_key="gls-right", max_retries=0) as client,
+        ):
+            messages: list[Any] = [{"role": "user", "content": "one"}]
+            for turn in ("two", "three"):
+                reply: Any = await client.chat.completions.create(model="m", messages=messages, stream=stream)
+                said = (
+                    "".join([chunk.choices[0].delta.content or "" async for chunk in reply if chunk.choices])
+                    if stream
+                    else reply.choices[0].message.content
+                )
+                assert said == "I am SGLang."
+                messages += [{"role": "assistant", "content": said}, {"role": "user", "content": turn}]
+        await session.fence("over")
+    second = journal.completions[1].certificate
+    assert (second.prompt_source, second.context, second.fallback) == ("stitched", "exact", None)
+    assert (second.engine, second.logprobs, second.untrainable) == ("sglang", "temperature_scaled", None)
+    assert "input_ids" in fake.bodies[-1]
