@@ -228,10 +228,13 @@ async def test_what_is_kept_for_retries_is_bounded_and_small() -> None:
     async with proxied({}) as running, running.client() as client:
         for number in range(40):
             messages: Any = [{"role": "user", "content": f"hello {number}"}]
-            await client.chat.completions.create(model="scripted", messages=messages)
+            stream: Any = await client.chat.completions.create(model="scripted", messages=messages, stream=True)
+            assert len([chunk async for chunk in stream]) > 3
+        await _ask(running, BODY)
         entries = running.session._retries._entries
         assert len(entries) <= 17
         assert all(entry.flight.call.messages == () for entry in entries)
+        assert all(len(entry.flight._shown) <= 1 for entry in entries)
 
 
 async def test_the_sdk_sees_nothing_of_all_this() -> None:

@@ -101,6 +101,7 @@ class CallInFlight:
         # A finished call may be kept for retries: they need its reply, and send their own body along.
         self.call = msgspec.structs.replace(self.call, messages=(), tools=())
         self._gathered, self._sent_ids, self._place = ReplyAccumulator(), None, None
+        self.compact()
         self._wake()
 
     @property
@@ -127,6 +128,12 @@ class CallInFlight:
     def num_prompt_tokens(self) -> int | None:
         """As the engine reported it; None until it did."""
         return self._num_prompt_tokens
+
+    def compact(self) -> None:
+        """Keep of an answered stream what a replay needs: one delta for each choice, not one for each token."""
+        if self._task is not None and self.answered and self._shown and not self._listeners:
+            choices = self._task.result().choices
+            self._shown = [_whole_delta(choice.index, choice.message, choice.logprobs or ()) for choice in choices]
 
     def abort(self, message: str) -> None:
         """End the call: cancelled in the engine, kept as an aborted record. One that is wholly sampled is committed."""

@@ -97,6 +97,8 @@ class Attendance:
     def leave(self) -> None:
         entry = self._entry
         entry.num_listeners -= 1
+        if entry.flight.ended_already:
+            entry.flight.compact()
         if entry.num_listeners or entry.flight.ended_already:
             return
         if self.has_sent or self._grace_s <= 0:
