@@ -114,3 +114,28 @@ async def answers(node: NodeClient) -> None:
                 await asyncio.sleep(0.05)
             else:
                 return
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--capture", "tokens"), ("--sampling", '{"temprature": {}}'), ("--sampling", "{")]
+)
+def test_wrong_options_of_the_node_are_told_before_anything_starts(tmp_path: Path, option: str, value: str) -> None:
+    done = gangline("up", "--data", tmp_path, option, value)
+    assert done.returncode != 0
+    assert option in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_the_service_hands_the_operators_policy_to_its_node(tmp_path: Path) -> None:
+    up = UpProcess(tmp_path, "--sampling", '{"temperature": {"override": 0.5}}')
+    try:
+        await asyncio.to_thread(up.ready)
+        running = up.running()
+        url = running["node_urls"][0]
+        async with NodeClient(url, running["control_token"]) as node:
+            opened = await node.open_session()
+            await turn(url, opened, [])
+            result = await node.finalize(opened["session_id"], completions=True)
+    finally:
+        await asyncio.to_thread(up.close)
+    assert result.completions[0].certificate.sampling.temperature == 0.5

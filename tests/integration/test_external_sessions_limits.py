@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fixtures_node import RunningNode, running_node
-from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound
+from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound, StoreError
 from gangline.domain.task import CaptureSpec
 from gangline.engines.vllm import VllmEngine
 from gangline.gateway.external import ClaimRequest, ExternalSessions, SessionRequest
@@ -173,3 +173,12 @@ async def test_a_node_that_anyone_could_reach_wants_a_control_token(tmp_path: Pa
             engine_urls=[NOBODY],
             host="0.0.0.0",
         )
+
+
+async def test_an_id_is_free_again_when_its_session_could_not_be_opened(tmp_path: Path) -> None:
+    async with opened_sessions(tmp_path, Clock()) as sessions:
+        (tmp_path / "sessions").rename(tmp_path / "away")
+        with pytest.raises(StoreError):
+            await sessions.create(request(session_id="mine"), "http://node", "m")
+        (tmp_path / "away").rename(tmp_path / "sessions")
+        assert (await sessions.create(request(session_id="mine"), "http://node", "m")).session_id == "mine"

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 import typer
 
+from gangline.cli.node_options import CaptureOption, SamplingOption, read_capture, read_policy
 from gangline.cli.output import DataOption, JsonOption
 from gangline.cli.running import find_server
 from gangline.cli.serving import HostOption, ParentOption, serve
-from gangline.domain.errors import InvalidRequest
 from gangline.settings import Settings
-
-if TYPE_CHECKING:
-    from gangline.domain.task import SamplingPolicy
 
 __all__ = ["register"]
 
@@ -35,18 +32,8 @@ def node(
         str, typer.Option("--engine-kind", help="Engine plug-in that speaks to it; auto asks the engine.")
     ] = "auto",
     engine_wait: Annotated[float, typer.Option("--engine-wait", help="Seconds the engine may take to be up.")] = 60,
-    capture: Annotated[
-        str,
-        typer.Option("--capture", help="ids; or text, for engines that report no token ids: nothing can be trained."),
-    ] = "ids",
-    sampling: Annotated[
-        str | None,
-        typer.Option(
-            "--sampling",
-            help='Policy over the harness\'s sampling parameters, as JSON: {"temperature": {"override": 1}}.',
-            show_default=False,
-        ),
-    ] = None,
+    capture: CaptureOption = "ids",
+    sampling: SamplingOption = None,
     run_slots: Annotated[int, typer.Option("--run-slots", min=1, help="Sessions whose agent runs at once.")] = 16,
     ready_slots: Annotated[int, typer.Option("--ready-slots", min=1, help="Prepared sandboxes that wait to run.")] = 8,
     init_workers: Annotated[int, typer.Option("--init-workers", min=1, help="Sandboxes prepared at once.")] = 4,
@@ -75,8 +62,8 @@ def node(
             engine_urls=engine,
             engine_kind=engine_kind,
             engine_wait_s=engine_wait,
-            capture=_capture(capture),
-            sampling=_policy(sampling),
+            capture=read_capture(capture),
+            sampling=read_policy(sampling),
             sizes=PoolSizes(
                 init_workers=init_workers,
                 ready_slots=ready_slots,
@@ -90,28 +77,6 @@ def node(
         kind="node",
         parent=parent,
     )
-
-
-def _capture(text: str) -> Literal["ids", "text"]:
-    """Raises: InvalidRequest."""
-    if text == "ids" or text == "text":
-        return text
-    raise InvalidRequest(f"--capture must be ids or text, got {text!r}.")
-
-
-def _policy(text: str | None) -> SamplingPolicy | None:
-    """Raises: InvalidRequest."""
-    if text is None:
-        return None
-    from pydantic import ValidationError
-
-    from gangline.domain.task import SamplingPolicy
-    from gangline.plugins import explain
-
-    try:
-        return SamplingPolicy.model_validate_json(text)
-    except ValidationError as error:
-        raise InvalidRequest(f"--sampling: {explain(error)}") from error
 
 
 def register(app: typer.Typer) -> None:

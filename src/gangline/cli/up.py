@@ -16,6 +16,7 @@ import typer
 from rich.markup import escape
 
 from gangline.cli import running
+from gangline.cli.node_options import CaptureOption, SamplingOption, read_capture, read_policy
 from gangline.cli.output import DataOption, JsonOption, console, log_to_stderr, notes, print_json
 from gangline.cli.serving import HostOption
 from gangline.domain.errors import InvalidRequest, NodeError, PortUnavailable
@@ -52,6 +53,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     run_slots: int = 16
     engine_wait_s: float = 10.0
     """How long a running engine may take to answer at first."""
+    capture: str = "ids"
+    sampling: str | None = None
+    """The operator's sampling policy, as JSON."""
 
 
 def _engine_child(plan: Plan) -> Child | None:
@@ -120,6 +124,7 @@ async def bring_up(plan: Plan, supervisor: Supervisor, token: str) -> running.Ru
         [
             *("node", *data, "--host", plan.host, "--id", _NODE_ID, "--server", server.url),
             *("--engine", engine_url, "--engine-wait", str(plan.engine_wait_s), "--run-slots", str(plan.run_slots)),
+            *("--capture", plan.capture, *(() if plan.sampling is None else ("--sampling", plan.sampling))),
         ],
         log_path=_log_path(plan, "node"),
         env=env,
@@ -233,6 +238,8 @@ def up(
         float, typer.Option("--engine-wait", help="Seconds a running engine may take to be up.")
     ] = 10,
     run_slots: Annotated[int, typer.Option("--run-slots", min=1, help="Sessions whose agent runs at once.")] = 16,
+    capture: CaptureOption = "ids",
+    sampling: SamplingOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run the whole service on this machine until Ctrl-C or SIGTERM: engine, server and node.
@@ -242,6 +249,8 @@ def up(
     """
     settings = Settings.from_environ()
     log_to_stderr()
+    read_capture(capture)
+    read_policy(sampling)
     plan = Plan(
         data_dir=(data or settings.data_dir).absolute(),
         host=host,
@@ -251,6 +260,8 @@ def up(
         control_token=settings.control_token,
         run_slots=run_slots,
         engine_wait_s=engine_wait,
+        capture=capture,
+        sampling=sampling,
     )
 
     async def serve(live: running.Running) -> None:

@@ -254,8 +254,10 @@ class ExternalSessions:
             await self._store.save(state)
             await self._journal.open_attempt(AttemptOpened(session_id, _ATTEMPT, session_id, 0))
             live.session = self._serve(session_id, key, request, ())
-        except BaseException:
+        except BaseException:  # its caller left, or the disk is full: the id is free again
             del self._sessions[session_id]
+            with suppress(GanglineError):
+                await self._journal.close_attempt(AttemptKey(session_id, _ATTEMPT))
             await asyncio.to_thread(self._store.remove, session_id)
             raise
         base = f"{origin}/s/{session_id}"

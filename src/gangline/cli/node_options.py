@@ -1,0 +1,49 @@
+"""Options of `gangline node` that `gangline up` hands on to its node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from gangline.domain.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from gangline.domain.task import SamplingPolicy
+
+__all__ = ["CaptureOption", "SamplingOption", "read_capture", "read_policy"]
+
+CaptureOption = Annotated[
+    str,
+    typer.Option("--capture", help="ids; or text, for engines that report no token ids: nothing can be trained."),
+]
+SamplingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--sampling",
+        help='Policy over the harness\'s sampling parameters, as JSON: {"temperature": {"override": 1}}.',
+        show_default=False,
+    ),
+]
+
+
+def read_capture(text: str) -> Literal["ids", "text"]:
+    """Raises: InvalidRequest."""
+    if text == "ids" or text == "text":
+        return text
+    raise InvalidRequest(f"--capture must be ids or text, got {text!r}.")
+
+
+def read_policy(text: str | None) -> SamplingPolicy | None:
+    """Raises: InvalidRequest."""
+    if text is None:
+        return None
+    from pydantic import ValidationError
+
+    from gangline.domain.task import SamplingPolicy
+    from gangline.plugins import explain
+
+    try:
+        return SamplingPolicy.model_validate_json(text)
+    except ValidationError as error:
+        raise InvalidRequest(f"--sampling: {explain(error)}") from error
