@@ -151,3 +151,21 @@ async def test_media_in_a_conversation_is_never_stitched() -> None:
         one, two = running.journal.completions
         assert two.parent_id == one.completion_id
         assert "images" in (two.certificate.fallback or "")
+
+
+async def test_a_client_that_does_not_read_holds_up_neither_the_record_nor_the_end_of_the_session() -> None:
+    engine = HeldEngine()
+    async with proxied_engine(engine) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        body = b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "hello"}]}'
+        head = f"POST /s/s1/v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {running.session.key}\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        (await engine.asked(1)).finish(*["word " * 20_000] * 300)
+        async with asyncio.timeout(20):
+            while not running.journal.completions:
+                await asyncio.sleep(0.005)
+            await running.session.fence("the session has ended")
+        (completion,) = running.journal.completions
+        assert (completion.status, len(completion.sampled_ids)) == ("complete", 300)
+        writer.transport.abort()

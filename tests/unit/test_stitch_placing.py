@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
+import msgspec
 import pytest
 
 from gangline.domain.completion import Certificate, Completion
@@ -151,3 +153,36 @@ def test_a_restored_index_places_as_the_one_that_was_lost() -> None:
         restored.restore(completion)
     assert restored.place(call) == index.place(call)
     assert restored.place(call).parent_id == "c11"
+
+
+def test_a_signature_with_our_record_key_tells_equal_turns_apart() -> None:
+    index = PlaceIndex()
+    same = _assistant(Thinking("hm"), Text("yes"))
+    for completion_id, reply_id in (("c1", "aa11"), ("c2", "bb22")):
+        call = _call(USER)
+        place = index.place(call)
+        completion = _answered(index, call, same, completion_id)
+        index.add(msgspec.structs.replace(completion, metadata={"reply_id": reply_id}), place.digest)
+    for encode in (lambda key: base64.b64encode(key.encode()).decode(), str):
+        signed = _assistant(Thinking("hm", encode("gangline:aa11")), Text("yes"))
+        assert index.place(_call(USER, signed, MORE)).parent_id == "c1"
+    assert index.place(_call(USER, same, MORE)).parent_id == "c2"
+    foreign = _assistant(Thinking("hm", "EqQBCkYIBxgCIkD/+w=="), Text("yes"))
+    assert index.place(_call(USER, foreign, MORE)).parent_id == "c2"
+
+
+def test_conversations_that_take_turns_are_placed_as_if_each_were_alone() -> None:
+    together, alone = PlaceIndex(), [PlaceIndex() for _ in range(5)]
+    histories: list[tuple[Message, ...]] = [(Message("user", (Text(f"task {number}"),)),) for number in range(5)]
+    for turn in range(6):
+        for number, history in enumerate(histories):
+            # An edited history in between: what was digested before must not be taken for it.
+            edited = (Message("user", (Text(f"task {number}!"),)), *history[1:])
+            assert together.place(_call(*edited)).parent_id is None
+            place, reference = together.place(_call(*history)), alone[number].place(_call(*history))
+            assert place == reference
+            response = _assistant(Text(f"answer {turn} of {number}"))
+            for index in (together, alone[number]):
+                _answered(index, _call(*history), response, f"c{number}-{turn}")
+            histories[number] = (*history, response, Message("user", (Text(f"and {turn}?"),)))
+    assert together.place(_call(*histories[3])).parent_id == "c3-5"
