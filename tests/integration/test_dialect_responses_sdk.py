@@ -250,3 +250,17 @@ async def test_failed_tools_and_late_system_messages_are_recorded_in_order() -> 
             Message("tool", (ToolResult("c1", (Text("no such file"),)),)),
             Message("developer", (Text("Say less."),)),
         )
+
+
+async def test_items_may_be_referred_to_by_their_ids() -> None:
+    """The AI SDK does so unless it is told not to store."""
+    async with proxied(SCRIPT) as running:
+        said: list[Any] = [{"role": "user", "content": "What is here?"}]
+        first = await _ask(running, True, input=said, tools=TOOLS)
+        said += [{"type": "item_reference", "id": item.id} for item in first.output]
+        second = await _ask(running, True, input=[*said, *_outputs(first)], tools=TOOLS)
+        assert second.output_text == "There is a file."
+        one, two = running.journal.completions
+        assert (two.parent_id, two.certificate.context) == (one.completion_id, "exact")
+        with pytest.raises(openai.BadRequestError):
+            await _ask(running, False, input=[{"type": "item_reference", "id": "msg_0123456789abcdef00"}])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import mimetypes
+import re
 from typing import cast
 
 import msgspec
@@ -20,7 +22,7 @@ from gangline.domain.conversation import (
     ToolResult,
 )
 
-__all__ = ["MALFORMED", "flat_name", "read_input"]
+__all__ = ["MALFORMED", "flat_name", "read_input", "record_key"]
 
 MALFORMED = "malformed_arguments"
 """The one key of the object in which arguments that are no JSON object go out; their echo is unwrapped again."""
@@ -30,7 +32,14 @@ _HOSTED_ITEMS = frozenset(
     {"code_interpreter_call", "file_search_call", "image_generation_call", "mcp_list_tools", "web_search_call"}
 )
 
+_ITEM_ID = re.compile(r"[a-z]+_([0-9a-z]+)[0-9a-f]{2}")
+
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
+
+
+def record_key(reply_id: str) -> str:
+    """What thinking carries, so that its echo leads back to what was sampled."""
+    return base64.b64encode(f"gangline:{reply_id}".encode()).decode()
 
 
 def flat_name(namespace: str | None, name: str) -> str:
@@ -59,6 +68,11 @@ class _History:
 
     def continue_turn(self, *parts: Part) -> None:
         self._turn = [*(self._turn or ()), *parts]
+
+    def refer_to(self, key: Thinking) -> None:
+        """All items of one reply have one key; a turn of nothing else stands for the whole reply."""
+        if self._turn is None or key not in self._turn:
+            self.continue_turn(key)
 
     def add(self, message: Message) -> None:
         self._close()
@@ -92,7 +106,7 @@ def _read_item(item: Fields, where: str, history: _History) -> None:
         case _ if kind in _HOSTED_ITEMS:
             history.left_out.append(f"{where}: {kind}")
         case "item_reference":
-            raise invalid(where, "item_reference is not supported; send the item itself (`store: false`).")
+            history.refer_to(_reply_key(item, where))
         case _:
             raise invalid(f"{where}.type", f"{kind!r} is not supported here.")
 
@@ -115,6 +129,15 @@ def _thought(item: Fields, where: str) -> str:
     whole = records(item.get("content"), f"{where}.content")
     pieces, name = (whole, "content") if whole else (records(item.get("summary"), f"{where}.summary"), "summary")
     return "".join(text(piece, "text", f"{where}.{name}[{i}]") for i, piece in enumerate(pieces))
+
+
+def _reply_key(item: Fields, where: str) -> Thinking:
+    """Ours are `KIND_REPLYID` and two digits more."""
+    item_id = text(item, "id", where)
+    found = _ITEM_ID.fullmatch(item_id)
+    if found is None:
+        raise invalid(f"{where}.id", f"item {item_id!r} not found.")
+    return Thinking("", record_key(found[1]))
 
 
 def _tool_call(item: Fields, where: str, arguments: str) -> ToolCall:

@@ -10,9 +10,9 @@ of its finished item: clients that did not ask know no events for it.
 
 from __future__ import annotations
 
-import base64
 from typing import Any, Literal
 
+from gangline.dialects.responses_items import record_key
 from gangline.dialects.responses_tools import tool_call_item
 from gangline.domain.conversation import ModelCall, ToolCall
 from gangline.domain.reply import TokenLogprob
@@ -123,7 +123,7 @@ class OutputItems:
         ]
 
     def _reasoning(self, **fields: list[dict[str, Any]]) -> dict[str, Any]:
-        key = base64.b64encode(f"gangline:{self._reply_id}".encode()).decode()
+        key = record_key(self._reply_id)
         return {"id": self._item_id(), "type": "reasoning", "summary": [], "encrypted_content": key, **fields}
 
     def _message(self, content: list[dict[str, Any]], status: str) -> dict[str, Any]:

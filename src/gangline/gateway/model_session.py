@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree
-from gangline.domain.conversation import ModelCall
+from gangline.domain.conversation import Message, ModelCall, Thinking
 from gangline.domain.errors import (
     ContextOverflow,
     EngineRefused,
@@ -24,6 +24,7 @@ from gangline.engines.contract import Engine
 from gangline.gateway.calls import CallInFlight
 from gangline.gateway.gate import Gate, GateMeter
 from gangline.gateway.ledger import CompletionJournal, Ledger
+from gangline.gateway.placing import signed_reply_id
 from gangline.gateway.retries import Attendance, CallMark, Retries
 from gangline.gateway.sampling_policy import apply_policies
 from gangline.gateway.stitch import PromptTier, Stitcher, ThinkingPolicy, Tier
@@ -139,6 +140,7 @@ class ModelSession:
     def _with_history(self, call: ModelCall) -> ModelCall:
         """What a call that names an earlier reply goes on from, before its own messages. Its own instructions replace
         those of the earlier call. Raises: InvalidRequest."""
+        call = msgspec.structs.replace(call, messages=tuple(self._whole(message) for message in call.messages))
         if call.previous_reply_id is None:
             return call
         earlier = self._ledger.reply(call.previous_reply_id)
@@ -151,6 +153,22 @@ class ModelSession:
             history = history[1:]
             return msgspec.structs.replace(call, messages=(call.messages[0], *history, *call.messages[1:]))
         return msgspec.structs.replace(call, messages=(*history, *call.messages))
+
+    def _whole(self, message: Message) -> Message:
+        """A turn that is nothing but our record key refers to a reply: what was sampled stands for it.
+
+        Raises: InvalidRequest.
+        """
+        only = message.parts[0] if len(message.parts) == 1 else None
+        if not isinstance(only, Thinking) or only.text or not only.signature:
+            return message
+        reply_id = signed_reply_id(only.signature)
+        if not reply_id:
+            return message
+        referred = self._ledger.reply(reply_id)
+        if referred is None:
+            raise InvalidRequest(f"A message refers to the reply {reply_id!r}, which is none of this session.")
+        return referred.response
 
     def _has_gone_on(self, flight: CallInFlight) -> bool:
         return self._ledger.is_continued(flight.record_key)

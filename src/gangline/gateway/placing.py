@@ -20,7 +20,7 @@ import msgspec
 from gangline.domain.completion import Completion
 from gangline.domain.conversation import Document, Image, Message, ModelCall, Text, Thinking, ToolCall, ToolResult
 
-__all__ = ["Place", "PlaceIndex", "branch_key", "same_meaning"]
+__all__ = ["Place", "PlaceIndex", "branch_key", "same_meaning", "signed_reply_id"]
 
 
 _MAX_WALKS = 3
@@ -134,7 +134,7 @@ class PlaceIndex:
             if isinstance(part, ToolCall) and (owner := self._by_call_id.get(part.call_id)) is not None:
                 named.append(owner)
             elif isinstance(part, Thinking) and part.signature:
-                named += self._by_reply_id.get(_signed_reply_id(part.signature), ())
+                named += self._by_reply_id.get(signed_reply_id(part.signature), ())
         return tuple(dict.fromkeys(named))
 
     def _as_sampled(self, message: Message, named: tuple[str, ...]) -> Message:
@@ -185,7 +185,7 @@ def _num_equal(a: tuple[Message, ...], b: tuple[Message, ...]) -> int:
     return next(i for i in range(length) if a[i] != b[i])
 
 
-def _signed_reply_id(signature: str) -> str:
+def signed_reply_id(signature: str) -> str:
     """The reply id in a signature that is ours; empty in others'."""
     try:
         text = base64.b64decode(signature, validate=True).decode()
