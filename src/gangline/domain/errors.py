@@ -66,6 +66,7 @@ __all__ = [
     "RuntimeFault",
     "RuntimeUnavailable",
     "ServerUnavailable",
+    "SessionOver",
     "StoreError",
     "Unauthorized",
     "UnknownPlugin",
