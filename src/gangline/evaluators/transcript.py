@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from gangline.domain.contracts import EvaluationContext
-from gangline.domain.conversation import Message, Text, Thinking, ToolCall, ToolResult
+from gangline.domain.conversation import Document, Image, Message, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.trajectory import Trace, Trajectory
 
 __all__ = ["chat_messages", "last_answer", "transcript"]
@@ -64,19 +64,37 @@ def _trace(trace: Trace) -> dict[str, Any]:
 def _chat_items(message: Message) -> list[dict[str, Any]]:
     results = [part for part in message.parts if isinstance(part, ToolResult)]
     items: list[dict[str, Any]] = [
-        {"role": "tool", "tool_call_id": result.call_id, "content": "".join(piece.text for piece in result.content)}
-        for result in results
+        {"role": "tool", "tool_call_id": result.call_id, "content": _content(result.content)} for result in results
     ]
     if len(results) < len(message.parts) or not results:
         items.append(_spoken(message))
     return items
 
 
+def _content(pieces: Sequence[Text | Image | Document]) -> str | list[dict[str, Any]]:
+    """One string where there is text alone, else parts in order."""
+    if all(isinstance(piece, Text) for piece in pieces):
+        return "".join(piece.text for piece in pieces if isinstance(piece, Text))
+    return [_content_part(piece) for piece in pieces]
+
+
+def _content_part(piece: Text | Image | Document) -> dict[str, Any]:
+    match piece:
+        case Text():
+            return {"type": "text", "text": piece.text}
+        case Image():
+            detail = {} if piece.detail is None else {"detail": piece.detail}
+            return {"type": "image_url", "image_url": {"url": piece.url} | detail}
+        case Document():
+            name = {} if piece.name is None else {"filename": piece.name}
+            return {"type": "file", "file": {"file_data": piece.url} | name}
+
+
 def _spoken(message: Message) -> dict[str, Any]:
     item: dict[str, Any] = {"role": message.role}
     if message.name is not None:
         item["name"] = message.name
-    item["content"] = "".join(part.text for part in message.parts if isinstance(part, Text))
+    item["content"] = _content([part for part in message.parts if isinstance(part, Text | Image | Document)])
     thinking = "".join(part.text for part in message.parts if isinstance(part, Thinking))
     if thinking:
         item["reasoning_content"] = thinking
