@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +26,10 @@ class MemoryJournal:
         self.completions: list[Completion] = []
         self.failure: Exception | None = None
 
-    async def append(self, completion: Completion) -> None:
+    async def append_all(self, completions: Sequence[Completion]) -> None:
         if self.failure is not None:
             raise self.failure
-        self.completions.append(completion)
+        self.completions += completions
 
 
 @dataclass

@@ -95,6 +95,21 @@ async def test_a_torn_tail_is_cut_and_all_before_it_is_kept(tmp_path: Path, cut:
     await third.close()
 
 
+async def test_the_choices_of_one_call_are_kept_or_lost_together(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    await journal.append_all([completion(0), completion(1)])
+    await journal.append_all([completion(2), completion(3), completion(4)])
+    assert [c.completion_id for c in await journal.read(KEY)] == [f"c{n:06d}" for n in range(5)]
+    await journal.close()
+    (segment,) = tmp_path.glob("*.log")
+    os.truncate(segment, segment.stat().st_size - 1)
+    again = Journal.open(tmp_path)
+    assert [c.completion_id for c in await again.read(KEY)] == ["c000000", "c000001"]
+    with pytest.raises(ValueError, match="several attempts"):
+        await again.append_all([completion(2), completion(3, session="s-2")])
+    await again.close()
+
+
 async def test_a_flipped_bit_is_never_read_as_a_completion(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path)
     for number in range(3):

@@ -327,14 +327,14 @@ async def _finishes(client: openai.AsyncOpenAI, **options: Any) -> list[str]:
 async def test_nothing_is_finished_before_the_journal_has_it() -> None:
     async with proxied({}) as running:
         gate, reached = asyncio.Event(), asyncio.Event()
-        append = running.journal.append
+        append_all = running.journal.append_all
 
-        async def slow_append(completion: Any) -> None:
+        async def slow_append(completions: Any) -> None:
             reached.set()
             await gate.wait()
-            await append(completion)
+            await append_all(completions)
 
-        running.journal.append = slow_append  # type: ignore[method-assign]
+        running.journal.append_all = slow_append  # type: ignore[method-assign]
         running.session._ledger._journal = running.journal
         async with running.client() as client:
             asked = asyncio.create_task(_finishes(client))

@@ -18,8 +18,8 @@ _log = logging.getLogger("gangline.calls")
 
 
 class CompletionJournal(Protocol):
-    async def append(self, completion: Completion) -> None:
-        """Durable on return. Raises: StoreError, DiskFull."""
+    async def append_all(self, completions: Sequence[Completion]) -> None:
+        """Durable on return; over a crash or an error, all or none. Raises: StoreError, DiskFull."""
         ...
 
 
@@ -51,21 +51,22 @@ class Ledger:
     async def commit(self, drafts: Sequence[Completion], history: bytes) -> list[Completion]:
         """Journal, then tree, then index; the drafts with their ids. `history`: the digest of the call they answer.
 
-        Raises: StoreError; what was not journaled is not in the tree.
+        Raises: StoreError; then none of them is in the journal or the tree.
         """
-        committed: list[Completion] = []
         async with self._order:
-            for draft in drafts:
-                completion_id = f"c{self.attempt}-{self._num_committed + 1:06d}"
-                completion = msgspec.structs.replace(draft, completion_id=completion_id)
-                await self._journal.append(completion)
+            first = self._num_committed + 1
+            committed = [
+                msgspec.structs.replace(draft, completion_id=f"c{self.attempt}-{number:06d}")
+                for number, draft in enumerate(drafts, start=first)
+            ]
+            await self._journal.append_all(committed)
+            for completion in committed:
                 self._num_committed += 1
                 self.tree.add(completion)
                 self._note(completion)
                 if completion.status == "complete":
                     self.index.add(completion, history)
                 self._report(completion)
-                committed.append(completion)
         return committed
 
     def reply(self, reply_id: str) -> Completion | None:

@@ -19,7 +19,7 @@ import os
 import struct
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
@@ -54,8 +54,12 @@ class AttemptOpened(msgspec.Struct, frozen=True, tag="opened"):
     fence: int
 
 
-class Appended(msgspec.Struct, frozen=True, tag="completion"):
-    completion: Completion
+class Appended(msgspec.Struct, frozen=True, tag="completions"):
+    """The choices of one call: one entry, so that a crash keeps all of them or none."""
+
+    session_id: str
+    attempt: int
+    completions: tuple[Completion, ...]
 
 
 class AttemptClosed(msgspec.Struct, frozen=True, tag="closed"):
@@ -74,9 +78,8 @@ class _Place(NamedTuple):
     length: int
 
 
-def _key(entry: _Entry) -> AttemptKey:
-    record = entry.completion if isinstance(entry, Appended) else entry
-    return AttemptKey(record.session_id, record.attempt)
+def _key(entry: _Entry | Completion) -> AttemptKey:
+    return AttemptKey(entry.session_id, entry.attempt)
 
 
 def _decode(payload: bytes) -> _Entry:
@@ -119,7 +122,14 @@ class Journal:
 
     async def append(self, completion: Completion) -> None:
         """Durable on return."""
-        await self._write(Appended(completion))
+        await self.append_all([completion])
+
+    async def append_all(self, completions: Sequence[Completion]) -> None:
+        """Completions of one attempt, at least one. On return all are durable; over a crash or an error, all or none."""
+        first = completions[0]
+        if any(_key(other) != _key(first) for other in completions):
+            raise ValueError("completions of several attempts cannot be appended together")
+        await self._write(Appended(first.session_id, first.attempt, tuple(completions)))
 
     async def close_attempt(self, key: AttemptKey) -> None:
         await self._write(AttemptClosed(*key))
@@ -201,7 +211,7 @@ class Journal:
                 file.seek(place.offset)
                 entry = _decode(file.read(place.length))
             if isinstance(entry, Appended):
-                yield entry.completion
+                yield from entry.completions
 
     # -- index ---------------------------------------------------------------------------------------------------
 
