@@ -152,15 +152,15 @@ async def test_the_sandbox_keeps_its_contract_for_an_ordinary_user(tmp_path: Pat
     except RuntimeUnavailable as error:
         pytest.skip(error.message)
     os.chown(tmp_path, 54321, 54321)
-    # Python itself may lie under /root: give the user a view in which it can be reached.
+    # Python itself, or this checkout, may lie under /root or /tmp: give the user a view in which both can be reached.
     view = ["bwrap", "--dev-bind", "/", "/", "--bind", str(tmp_path), "/tmp", "--tmpfs", "/root"]
-    for prefix in {sys.prefix, sys.base_prefix}:
+    suite = Path(__file__).with_name("test_runtime_conformance.py")
+    for prefix in sorted({sys.base_prefix, str(suite.parents[2]), sys.prefix}):
         for parent in reversed(Path(prefix).parents):
             view += ["--perms", "0755", "--dir", str(parent)]
         view += ["--ro-bind", prefix, prefix]
     user = ["setpriv", "--reuid", "54321", "--regid", "54321", "--clear-groups", "--bounding-set=-all"]
     checks = "sandbox and (timeout_kills or nothing_else or proxy_is or kills_all or limits or cancel or not_root)"
-    suite = Path(__file__).with_name("test_runtime_conformance.py")
     pytest_run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", checks, str(suite)]
     environ = {"HOME": "/tmp", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
     done = await asyncio.to_thread(
