@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gangline.engines.serving.parsing import CallEvent, ContentEvent, Parsers, ReasoningEvent, ReplyParser
 from gangline.engines.serving.text import IncrementalText, StopStrings
 from gangline.testing.tiny_tokenizer import TinyTokenizer
 
@@ -19,9 +18,6 @@ SPECIAL = "<|im_end|>"
 NUM_IDS = TOKENIZER.encode("</think>")[0] + 1  # the last added token has the highest id
 
 any_ids = st.lists(st.integers(0, NUM_IDS - 1), max_size=40)
-CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
-tags = [CALL, "<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"a": 1}}', "<", "\n"]
-replies = st.lists(st.sampled_from([*tags, "x", " ", "tool", '{"name": 1}', "日"]), max_size=12).map("".join)
 cuts = st.lists(st.integers(0, 200), max_size=12)
 
 
@@ -88,29 +84,3 @@ def test_stop_strings_cut_any_stream_where_their_definition_says(
 ) -> None:
     expected = stopped_by_definition(text, stops, include=include)
     assert stopped(pieces(text, at), stops, include=include) == expected
-
-
-def parsed(chunks: Sequence[str], *, inside: bool) -> tuple[str, str, list[CallEvent]]:
-    parser = ReplyParser(Parsers("hermes", "qwen3"), in_reasoning=inside)
-    events = [event for chunk in chunks for event in parser.feed(chunk)] + parser.finish()
-    return (
-        "".join(e.text for e in events if isinstance(e, ContentEvent)),
-        "".join(e.text for e in events if isinstance(e, ReasoningEvent)),
-        [e for e in events if isinstance(e, CallEvent)],
-    )
-
-
-@patient
-@given(text=replies, at=cuts, inside=st.booleans())
-@example(text=f"{CALL}\nx", at=[len(CALL) + 1], inside=False)
-def test_a_reply_parses_alike_however_it_is_cut(text: str, at: list[int], inside: bool) -> None:
-    assert parsed(pieces(text, at), inside=inside) == parsed([text], inside=inside)
-
-
-@patient
-@given(text=replies, at=cuts)
-def test_parsing_loses_nothing_but_tags_calls_and_white_space(text: str, at: list[int]) -> None:
-    content, reasoning, calls = parsed(pieces(text, at), inside=False)
-    kept = content + reasoning + "".join(f"{call.name}{call.arguments}" for call in calls)
-    for letter in "x日":
-        assert kept.count(letter) == text.count(letter)

@@ -17,7 +17,6 @@ from aiohttp import web
 
 from gangline.domain.errors import InvalidRequest
 from gangline.engines.serving.app import create_app, serving
-from gangline.engines.serving.parsing import Parsers
 from gangline.engines.serving.sampler import (
     ChatTokenizer,
     FinishReason,
@@ -26,6 +25,7 @@ from gangline.engines.serving.sampler import (
     SampleRequest,
 )
 from gangline.engines.serving.tokenizer import load_tokenizer
+from gangline.engines.text_parsing.parser import Parsers
 from gangline.testing.scripted_engine_faults import (
     current_faults,
     fault_middleware,
@@ -75,7 +75,7 @@ async def scripted_server(
 
 def create_scripted_app(sampler: ScriptedSampler) -> web.Application:
     """The engine routes over `sampler`, with the faults of its script."""
-    parsers = Parsers(tool="hermes", reasoning="qwen3")  # the formats that `ReplyEncoder` writes
+    parsers = Parsers(tools="hermes", thinking="qwen3")  # the formats that `ReplyEncoder` writes
     app = create_app(sampler, parsers=parsers, read_body=read_faulty_body)
     app.middlewares.append(fault_middleware(sampler.script, sampler.tokenizer))
     return app

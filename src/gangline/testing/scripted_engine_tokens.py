@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gangline.domain.errors import InvalidRequest
-from gangline.engines.serving.parsing import opens_reasoning
 from gangline.engines.serving.sampler import ChatTokenizer
+from gangline.engines.text_parsing.detect import opens_thinking
 from gangline.testing.scripted_engine_script import CallTool, Reply
 
 __all__ = ["ReplyEncoder", "scripted_logprob"]
@@ -43,7 +43,7 @@ class ReplyEncoder:
         return ids if ids and reply.finish == "length" else [*ids, self.end_of_turn_id]
 
     def _thinking(self, thinking: str | None, prompt_ids: Sequence[int]) -> list[str]:
-        if opens_reasoning(self._tokenizer, prompt_ids):
+        if opens_thinking(self._tokenizer, prompt_ids):
             return [f"{thinking or ''}\n", "</think>", "\n\n"]
         closed = self._tokenizer.decode(prompt_ids[-8:]).rstrip().endswith("</think>")
         return [] if thinking is None or closed else ["<think>", f"\n{thinking}\n", "</think>", "\n\n"]

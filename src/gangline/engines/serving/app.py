@@ -19,7 +19,6 @@ from gangline.engines.serving.chat import ChatRoute, plan_chat, render_chat
 from gangline.engines.serving.completions import CompletionRoute
 from gangline.engines.serving.control import ControlRoutes
 from gangline.engines.serving.messages import template_messages
-from gangline.engines.serving.parsing import Parsers
 from gangline.engines.serving.sampler import Sampler
 from gangline.engines.serving.sse import as_api_error
 from gangline.engines.serving.wire import (
@@ -31,6 +30,8 @@ from gangline.engines.serving.wire import (
     decode_request,
     encode,
 )
+from gangline.engines.text_parsing.detect import detect_parsers
+from gangline.engines.text_parsing.parser import Parsers
 
 __all__ = ["PortUnavailable", "create_app", "run_app", "serving"]
 
@@ -55,7 +56,7 @@ def create_app(
     read_body: how a model call's body is read; the seam at which a test double may alter it.
     """
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
-    app.add_routes(_Routes(sampler, parsers or Parsers.detect(sampler.tokenizer), read_body).routes())
+    app.add_routes(_Routes(sampler, parsers or detect_parsers(sampler.tokenizer), read_body).routes())
     if dev_mode:
         app.add_routes(ControlRoutes(sampler).routes())
     return app

@@ -12,6 +12,7 @@ import uuid
 from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -28,15 +29,6 @@ from gangline.engines.serving.generation import (
     weight_spans,
 )
 from gangline.engines.serving.messages import check_tools, template_messages
-from gangline.engines.serving.parsing import (
-    CallEvent,
-    ContentEvent,
-    Event,
-    Parsers,
-    ReasoningEvent,
-    ReplyParser,
-    opens_reasoning,
-)
 from gangline.engines.serving.sampler import SampledToken, Sampler, SampleRequest
 from gangline.engines.serving.sse import EventStream
 from gangline.engines.serving.wire import (
@@ -53,6 +45,9 @@ from gangline.engines.serving.wire import (
     Usage,
     encode,
 )
+from gangline.engines.text_parsing.detect import opens_thinking
+from gangline.engines.text_parsing.events import CallEvent, Event, TextEvent, ThinkingEvent
+from gangline.engines.text_parsing.parser import Parsers, ReplyParser
 
 __all__ = ["ChatRoute", "plan_chat", "render_chat"]
 
@@ -106,9 +101,12 @@ class _ChatCall:
         self._chat = chat
         self._prompt_ids = render_chat(sampler, chat)
         self._request = plan_chat(sampler, chat, self._prompt_ids)
-        wants_tools = bool(chat.tools) and chat.tool_choice != "none"
-        self._parsers = Parsers(parsers.tool if wants_tools else None, parsers.reasoning)
-        self._in_reasoning = parsers.reasoning is not None and opens_reasoning(sampler.tokenizer, self._prompt_ids)
+        self._parsers = parsers
+        self._wants_tools = bool(chat.tools) and chat.tool_choice != "none"
+        rules = text_rules(chat)
+        skips = rules.skip_special and not parsers.need_special_tokens
+        self._text_rules = msgspec.structs.replace(rules, skip_special=skips)
+        self._in_thinking = parsers.thinking is not None and opens_thinking(sampler.tokenizer, self._prompt_ids)
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._num_choices = chat.n or 1
@@ -139,17 +137,20 @@ class _ChatCall:
         return events.response
 
     async def _steps(self, index: int) -> AsyncGenerator[_Step, None]:
-        parser = ReplyParser(self._parsers, in_reasoning=self._in_reasoning)
-        called = False
-        async with aclosing(generate(self._sampler, self._request, text_rules(self._chat), index)) as pieces:
+        parser = ReplyParser(
+            self._parsers,
+            in_thinking=self._in_thinking,
+            schemas=_schemas(self._chat.tools or ()),
+            reads_calls=self._wants_tools,
+        )
+        async with aclosing(generate(self._sampler, self._request, self._text_rules, index)) as pieces:
             async for piece in pieces:
                 events = parser.feed(piece.text)
                 if piece.finish_reason is not None:
                     events += parser.finish()
-                called = called or any(isinstance(event, CallEvent) for event in events)
-                reason = "tool_calls" if called and piece.finish_reason == "stop" else piece.finish_reason
+                reason = "tool_calls" if parser.num_calls and piece.finish_reason == "stop" else piece.finish_reason
                 if not self._chat.include_reasoning:
-                    events = [event for event in events if not isinstance(event, ReasoningEvent)]
+                    events = [event for event in events if not isinstance(event, ThinkingEvent)]
                 yield _Step(events, piece, reason)
 
     async def _choice(self, index: int) -> tuple[ChatChoice, int]:
@@ -161,8 +162,8 @@ class _ChatCall:
         choice = ChatChoice(
             index=index,
             message=ChatMessage(
-                content="".join(e.text for e in events if isinstance(e, ContentEvent)) or _none_if(calls),
-                reasoning="".join(e.text for e in events if isinstance(e, ReasoningEvent)) or None,
+                content="".join(e.text for e in events if isinstance(e, TextEvent)) or _none_if(calls),
+                reasoning="".join(e.text for e in events if isinstance(e, ThinkingEvent)) or None,
                 tool_calls=[self._tool_call(index, number, call) for number, call in enumerate(calls)],
             ),
             logprobs=self._logprobs(tokens),
@@ -195,9 +196,9 @@ class _ChatCall:
         deltas: list[Delta] = []
         for event in step.events:
             match event:
-                case ContentEvent(text):
+                case TextEvent(text):
                     deltas.append(Delta(content=text))
-                case ReasoningEvent(text):
+                case ThinkingEvent(text):
                     deltas.append(Delta(reasoning=text))
                 case CallEvent():
                     call = self._tool_call(index, num_calls, event)
@@ -237,6 +238,11 @@ class _ChatCall:
     def _usage(self, num_sampled: int) -> Usage:
         num_prompt = len(self._prompt_ids)
         return Usage(num_prompt, num_sampled, num_prompt + num_sampled)
+
+
+def _schemas(tools: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    functions = [tool["function"] for tool in tools]
+    return {function["name"]: function.get("parameters") or {} for function in functions}
 
 
 def _none_if(calls: Sequence[CallEvent]) -> str | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gangline.engines.serving.sampler import ChatTokenizer
+from gangline.engines.text_parsing.events import held_length
 
-__all__ = ["IncrementalText", "StopStrings", "held_length"]
+__all__ = ["IncrementalText", "StopStrings"]
 
 _REPLACEMENT = "�"
 
@@ -65,7 +66,7 @@ class StopStrings:
         if matches:
             end, _, stop = min(matches)
             return text[: end if self._include else end - len(stop)], stop
-        keep = max((held_length(text, stop) for stop in self._stops), default=0)
+        keep = held_length(text, self._stops)
         cut = len(text) - keep
         self._held = text[cut:]
         return text[:cut], None
@@ -73,11 +74,3 @@ class StopStrings:
     def flush(self) -> str:
         text, self._held = self._held, ""
         return text
-
-
-def held_length(text: str, marker: str) -> int:
-    """Length of the longest end of `text` that could still grow into `marker`."""
-    for length in range(min(len(text), len(marker) - 1), 0, -1):
-        if marker.startswith(text[-length:]):
-            return length
-    return 0

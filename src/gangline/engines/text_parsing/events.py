@@ -1,0 +1,59 @@
+"""What a parser answers, and how it holds text back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+__all__ = ["CallEvent", "CallFormat", "Event", "ParseStatus", "Schemas", "TextEvent", "ThinkingEvent", "held_length"]
+
+
+@dataclass(frozen=True)
+class TextEvent:
+    text: str
+
+
+@dataclass(frozen=True)
+class ThinkingEvent:
+    text: str
+
+
+@dataclass(frozen=True)
+class CallEvent:
+    name: str
+    arguments: str
+    """JSON text of an object; byte for byte as sampled where the format is JSON."""
+
+
+Event = TextEvent | ThinkingEvent | CallEvent
+
+ParseStatus = Literal["ok", "partial", "failed"]
+"""`failed`: the model began calls and none of them could be read; `partial`: some."""
+
+Schemas = Mapping[str, Mapping[str, Any]]
+"""Tool name -> JSON schema of its arguments."""
+
+
+class CallFormat(Protocol):
+    """Reads tool calls out of text that comes in any cut."""
+
+    num_broken: int
+    """Calls that were begun and could not be read: they came out as text."""
+
+    def feed(self, text: str) -> list[Event]: ...
+
+    def finish(self) -> list[Event]:
+        """What is still held back. Called once, after the last text."""
+        ...
+
+
+def held_length(text: str, markers: str | Sequence[str]) -> int:
+    """Length of the longest end of `text` that could still grow into one of `markers`."""
+    known = (markers,) if isinstance(markers, str) else markers
+    longest = min(len(text), max((len(marker) for marker in known), default=1) - 1)
+    for length in range(longest, 0, -1):
+        tail = text[-length:]
+        if any(len(marker) > length and marker.startswith(tail) for marker in known):
+            return length
+    return 0
