@@ -238,6 +238,7 @@ async def test_a_stream_without_alt_sse_is_one_json_array() -> None:
         url = f"{running.url}/s/s1/v1beta/models/scripted:streamGenerateContent"
         body = {"contents": [{"parts": [{"text": "Hi."}]}]}
         async with http.post(url, json=body, headers={"x-goog-api-key": running.session.key}) as response:
+            assert response.content_type == "application/json"
             chunks = json.loads(await response.read())
     texts = [part["text"] for chunk in chunks for part in chunk["candidates"][0]["content"]["parts"]]
     assert "".join(texts) == "Hello world."

@@ -12,6 +12,7 @@ from gangline.dialects.anthropic_events import AnthropicEventWriter
 from gangline.dialects.anthropic_reply import messages_reply_body
 from gangline.dialects.anthropic_request import parse_messages_call, parse_messages_count
 from gangline.dialects.contract import DialectRoute, ErrorAnswer, RawRequest
+from gangline.dialects.lone_surrogates import parse_mended
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import GanglineError
 from gangline.domain.reply import Reply
@@ -39,10 +40,10 @@ class AnthropicDialect:
         return request.headers.get("x-api-key", "").strip() or bearer or None
 
     def parse_call(self, request: RawRequest) -> ModelCall:
-        return parse_messages_call(request.body)
+        return parse_mended(parse_messages_call, request.body)
 
     def parse_count(self, request: RawRequest) -> ModelCall:
-        return parse_messages_count(request.body)
+        return parse_mended(parse_messages_count, request.body)
 
     def reply_body(self, call: ModelCall, reply: Reply) -> bytes:
         return messages_reply_body(call, reply)

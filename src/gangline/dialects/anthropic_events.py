@@ -47,6 +47,8 @@ class _HeldCall(msgspec.Struct):
 class AnthropicEventWriter:
     """One stream. Order is the caller's: `start`, deltas, then `finish` or `error`, once."""
 
+    media_type = "text/event-stream"
+
     def __init__(self, call: ModelCall, *, reply_id: str, model: str) -> None:
         self._call = call
         self._reply_id = reply_id

@@ -94,6 +94,8 @@ def _token_logprob(entry: TokenLogprob) -> dict[str, Any]:
 class ChatEventWriter:
     """One stream. Order is the caller's: deltas, then `finish` or `error`, once."""
 
+    media_type = "text/event-stream"
+
     def __init__(self, call: ModelCall, *, reply_id: str, model: str, created_at: int) -> None:
         self._call = call
         object_kind = "chat.completion.chunk"

@@ -46,6 +46,11 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
 class EventWriter(Protocol):
     """The provider's event grammar for one streamed reply. Each call answers the bytes to send, possibly none."""
 
+    @property
+    def media_type(self) -> str:
+        """Of the whole stream: `text/event-stream`, unless the client asked for another framing."""
+        ...
+
     def start(self, num_prompt_tokens: int) -> bytes:
         """Everything that comes before the first delta. Called once, unless the stream breaks before."""
         ...

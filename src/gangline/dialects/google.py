@@ -15,6 +15,7 @@ from gangline.dialects.contract import DialectRoute, ErrorAnswer, RawRequest, Ro
 from gangline.dialects.google_errors import google_error
 from gangline.dialects.google_reply import GoogleEventWriter, google_reply_body
 from gangline.dialects.google_request import parse_google_call, parse_google_count
+from gangline.dialects.lone_surrogates import parse_mended
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import GanglineError
 from gangline.domain.reply import Reply
@@ -50,10 +51,10 @@ class GoogleDialect:
         return token.strip() or None if scheme.lower() == "bearer" else None
 
     def parse_call(self, request: RawRequest) -> ModelCall:
-        return parse_google_call(request)
+        return parse_mended(lambda body: parse_google_call(_with_body(request, body)), request.body)
 
     def parse_count(self, request: RawRequest) -> ModelCall:
-        return parse_google_count(request)
+        return parse_mended(lambda body: parse_google_count(_with_body(request, body)), request.body)
 
     def reply_body(self, call: ModelCall, reply: Reply) -> bytes:
         return google_reply_body(call, reply)
@@ -73,6 +74,10 @@ class GoogleDialect:
 
     def model_card(self, model: str, max_context: int | None = None) -> bytes:
         return msgspec.json.encode(_card(model, max_context))
+
+
+def _with_body(request: RawRequest, body: bytes) -> RawRequest:
+    return msgspec.structs.replace(request, body=body)
 
 
 def _card(model: str, max_context: int | None) -> dict[str, Any]:

@@ -6,7 +6,6 @@ a list of one, numbers may come as strings, `null` means absent. What nobody too
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -19,7 +18,6 @@ from gangline.domain.errors import InvalidRequest
 __all__ = ["Fields", "decode_body", "invalid"]
 
 _UPPER = re.compile(r"(?<!^)([A-Z])")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _INT32 = 1 << 31
 
 T = TypeVar("T")
@@ -32,23 +30,12 @@ def invalid(where: str, reason: str) -> InvalidRequest:
 def decode_body(body: bytes) -> dict[str, Any]:
     """Raises: InvalidRequest."""
     try:
-        value = _decoded(body)
+        value = msgspec.json.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"Invalid JSON payload received. {error}") from None
     if not isinstance(value, dict):
         raise InvalidRequest("Invalid JSON payload received. The body must be an object.")
     return cast("dict[str, Any]", value)
-
-
-def _decoded(body: bytes) -> Any:
-    """Half a surrogate pair becomes U+FFFD: clients in JavaScript cut tool output anywhere. Raises: ValueError."""
-    try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeError):
-        if b"\\ud" not in body.lower():
-            raise
-    text = json.dumps(json.loads(body), ensure_ascii=False)
-    return msgspec.json.decode(_SURROGATE.sub("\ufffd", text))
 
 
 @lru_cache(maxsize=256)

@@ -181,6 +181,10 @@ class GoogleEventWriter:
         self._has_begun = False
         self._choices: dict[int, _Streamed] = {}
 
+    @property
+    def media_type(self) -> str:
+        return "application/json" if self._as_array else "text/event-stream"
+
     def start(self, num_prompt_tokens: int) -> bytes:
         return b""
 

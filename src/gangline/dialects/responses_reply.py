@@ -38,6 +38,8 @@ def responses_reply_body(call: ModelCall, reply: Reply) -> bytes:
 class ResponsesEventWriter:
     """One stream. Order is the caller's: `start`, deltas, then `finish` or `error`, once; `keep_alive` at any time."""
 
+    media_type = "text/event-stream"
+
     def __init__(self, call: ModelCall, *, reply_id: str, model: str, created_at: int) -> None:
         self._call = call
         self._skeleton = _skeleton(call, reply_id, model, created_at)

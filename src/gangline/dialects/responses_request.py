@@ -27,7 +27,7 @@ from gangline.dialects.responses_items import read_input
 from gangline.dialects.responses_tools import read_tool_choice, read_tools
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text
 
-__all__ = ["RESPONSE_ID_PREFIX", "parse_responses_call"]
+__all__ = ["RESPONSE_ID_PREFIX", "parse_responses_call", "parse_responses_count"]
 
 RESPONSE_ID_PREFIX = "resp_"
 
@@ -97,11 +97,17 @@ _LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = frozenset({_LOGPROBS, "reasoning.encrypted_content"})
 
 
-def parse_responses_call(body: bytes, *, counting: bool = False) -> ModelCall:
-    """counting: only the prompt's length is asked for; then `model` may be missing.
+def parse_responses_call(body: bytes) -> ModelCall:
+    """Raises: InvalidRequest; its details name the field as `param`."""
+    return _call(body, counting=False)
 
-    Raises: InvalidRequest; its details name the field as `param`.
-    """
+
+def parse_responses_count(body: bytes) -> ModelCall:
+    """Only the prompt's length is asked for; `model` may be missing. Raises: InvalidRequest."""
+    return _call(body, counting=True)
+
+
+def _call(body: bytes, *, counting: bool) -> ModelCall:
     fields = decode_body(body)
     _refuse_what_cannot_be_carried(fields)
     tools, tools_left_out = read_tools(fields.get("tools"))

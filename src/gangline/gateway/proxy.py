@@ -170,7 +170,7 @@ class Proxy:
             call, reply_id=flight.record_key, model=call.model, created_at=int(flight.created_at)
         )
         response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+            headers={"Content-Type": f"{writer.media_type}; charset=utf-8", "Cache-Control": "no-cache"}
         )
         try:
             async with aclosing(self._events(writer, flight)) as events:
