@@ -21,6 +21,8 @@ TOOLS = (ToolDefinition(name="bash", parameters={"type": "object", "properties":
 CAUSES = ("bpe_merge", "thinking_dropped", "whitespace", "history_edited", "unknown")
 
 ids_lists = st.lists(st.integers(0, 9), max_size=5)
+placeholders = st.sampled_from([[], [], [30], [30] * 12])
+"""What an image expands to: many times the same id."""
 
 
 @dataclass
@@ -103,8 +105,9 @@ def user(text: str) -> Message:
 
 @st.composite
 def completion_trees(draw: st.DrawFn, max_size: int = 10) -> Sample:
-    """Roots, exact children, siblings, diverged children (mid-prompt or inside the sampled ids), aborted, truncated,
-    untrainable and empty completions, several policy versions in a reply."""
+    """Roots, exact children, siblings, choices of one call, diverged children (mid-prompt or inside the sampled ids),
+    aborted, truncated, untrainable and empty completions, runs of one placeholder id in a prompt (an image), several
+    policy versions in a reply."""
     sample = Sample()
     for index in range(draw(st.integers(0, max_size))):
         _add_random(draw, sample, index)
@@ -115,8 +118,15 @@ def _add_random(draw: st.DrawFn, sample: Sample, index: int) -> None:
     parents = [c.completion_id for c in sample.tree if c.status == "complete"]
     parent_id = draw(st.sampled_from([None, *parents, *parents[-1:] * 3]))
     news = user(f"message {draw(st.integers(0, 2))}")
-    if parent_id is None:
-        prompt, messages = [1, *draw(ids_lists)], (news,)
+    twin = draw(st.sampled_from([None, None, None, *sample.tree]))
+    if twin is not None:
+        parent_id, prompt, messages = (
+            twin.parent_id,
+            sample.prompts[twin.completion_id],
+            sample.messages[twin.completion_id],
+        )
+    elif parent_id is None:
+        prompt, messages = [1, *draw(ids_lists), *draw(placeholders)], (news,)
     else:
         prompt, messages = _child_prompt(draw, sample, parent_id, news)
     finish = draw(st.sampled_from(["stop", "stop", "tool_calls", "length"]))
@@ -151,7 +161,7 @@ def _child_prompt(
     elif how == "cut":
         context = [*context[:at], 20]  # no sampled id, so never exact by chance
         messages = (*sample.messages[parent_id], news)
-    return context + draw(ids_lists) + [1], messages
+    return context + draw(ids_lists) + draw(placeholders) + [1], messages
 
 
 def session_sample() -> Sample:

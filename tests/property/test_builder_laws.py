@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from gangline.domain.completion import Completion, CompletionTree
-from gangline.domain.tokens import encode_msgpack
+from gangline.domain.contracts import Builder
+from gangline.domain.tokens import common_prefix_len, encode_msgpack
 from gangline.domain.trajectory import Trace, Trajectory
+from gangline.trajectories.audit import audit
+from gangline.trajectories.message_prefix import MessagePrefixBuilder, MessagePrefixConfig
 from gangline.trajectories.per_request import PerRequestBuilder
 from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.trajectories.shared_prefixes import with_whole_prompts
+from gangline.trajectories.tree import TreeBuilder, token_tree
 from strategies import END_OF_TURN, Sample, completion_trees
 
 SPLIT = PrefixMergingBuilder()
 SPLICE = PrefixMergingBuilder(PrefixMergingConfig(on_divergence="splice", end_of_turn_ids=(END_OF_TURN,)))
 EACH = PerRequestBuilder()
-builders = pytest.mark.parametrize("builder", [SPLIT, SPLICE, EACH], ids=["split", "splice", "per_request"])
+BY_MESSAGES = MessagePrefixBuilder()
+BY_MESSAGES_SPLICED = MessagePrefixBuilder(MessagePrefixConfig(on_divergence="splice", end_of_turn_ids=(END_OF_TURN,)))
+TREE = TreeBuilder()
+BUILDERS = {
+    "split": SPLIT,
+    "splice": SPLICE,
+    "per_request": EACH,
+    "message_prefix": BY_MESSAGES,
+    "message_prefix_splice": BY_MESSAGES_SPLICED,
+    "tree": TREE,
+}
+builders = pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
 few = settings(max_examples=60, deadline=None)
-Builder = PrefixMergingBuilder | PerRequestBuilder
 
 
 def build(builder: Builder, sample: Sample) -> Trajectory:
-    return builder.build(sample.tree, session_id="session-1", task_id="task-1")
+    """With whole prompts; those of a tree are written out."""
+    built = builder.build(sample.tree, session_id="session-1", task_id="task-1")
+    return msgspec.structs.replace(built, traces=tuple(with_whole_prompts(built.traces)))
 
 
 def may_train(completion: Completion) -> bool:
@@ -190,7 +210,8 @@ def test_lineage_leads_to_the_trace_that_holds_the_parent(builder: Builder, samp
 def test_the_same_journal_gives_the_same_bytes(builder: Builder, sample: Sample) -> None:
     again = CompletionTree(list(sample.tree))
     rebuilt = builder.build(again, session_id="session-1", task_id="task-1")
-    assert encode_msgpack(build(builder, sample)) == encode_msgpack(rebuilt)
+    built = builder.build(sample.tree, session_id="session-1", task_id="task-1")
+    assert encode_msgpack(built) == encode_msgpack(rebuilt)
 
 
 @settings(max_examples=5, deadline=None)
@@ -206,3 +227,87 @@ def test_a_merged_session_holds_no_id_twice(sample: Sample) -> None:
         for c in sample.tree
     )
     assert num_ids == expected
+
+
+@builders
+@few
+@given(sample=completion_trees())
+def test_the_audit_agrees(builder: Builder, sample: Sample) -> None:
+    """It shares no code with the builders."""
+    built = builder.build(sample.tree, session_id="session-1", task_id="task-1")
+    assert audit(built, sample.tree).violations == ()
+
+
+@few
+@given(sample=completion_trees())
+def test_a_tree_is_the_merged_rows_and_nothing_else(sample: Sample) -> None:
+    merged = msgspec.structs.replace(build(SPLIT, sample), builder="tree")
+    assert encode_msgpack(build(TREE, sample)) == encode_msgpack(merged)
+
+
+@few
+@given(sample=completion_trees(max_size=16))
+def test_a_tree_holds_no_context_id_twice(sample: Sample) -> None:
+    """Each prompt shares as much as any earlier trace has of it."""
+    built = TREE.build(sample.tree, session_id="session-1", task_id="task-1")
+    streams: list[list[int]] = []
+    for kept, whole in zip(built.traces, with_whole_prompts(built.traces), strict=True):
+        most = max((common_prefix_len(whole.prompt_ids, np.array(ids, np.int32)) for ids in streams), default=0)
+        assert (0 if kept.shared_prefix is None else kept.shared_prefix.num_ids) == most
+        assert len(kept.prompt_ids) == len(whole.prompt_ids) - most
+        streams.append([*whole.prompt_ids.tolist(), *whole.response_ids.tolist()])
+
+
+@few
+@given(sample=completion_trees())
+def test_the_flat_tree_holds_each_sampled_token_once_and_every_row_as_a_path(sample: Sample) -> None:
+    built = TREE.build(sample.tree, session_id="session-1", task_id="task-1")
+    flat = token_tree(built)
+    trained = Counter(zip(flat.ids[flat.loss_mask == 1], flat.logprobs[flat.loss_mask == 1].tolist(), strict=True))
+    expected: Counter[tuple[int, float]] = Counter()
+    for completion in filter(may_train, sample.tree):
+        expected.update(zip(completion.sampled_ids.tolist(), completion.logprobs.tolist(), strict=True))
+    assert trained == expected
+    for trace in build(SPLIT, sample).traces:
+        row = [*trace.prompt_ids.tolist(), *trace.response_ids.tolist()]
+        kept = next(one for one in built.traces if one.trace_id == trace.trace_id)
+        num_own = len(kept.prompt_ids) + len(kept.response_ids)
+        if num_own:
+            assert path_to(flat.trace_starts[trace.trace_id] + num_own - 1, flat.parents, flat.ids) == row
+            assert flat.depths[flat.trace_starts[trace.trace_id] + num_own - 1] == len(row) - 1
+
+
+def path_to(at: int, parents: np.ndarray, ids: np.ndarray) -> list[int]:
+    path: list[int] = []
+    while at >= 0:
+        path.append(int(ids[at]))
+        assert parents[at] < at
+        at = int(parents[at])
+    return path[::-1]
+
+
+@few
+@given(sample=completion_trees())
+def test_rows_of_messages_never_leave_out_or_reorder_a_call(sample: Sample) -> None:
+    """The rule has one open trace: read one after the other, the rows give the calls in the order they were made."""
+    for builder in (BY_MESSAGES, BY_MESSAGES_SPLICED):
+        completed = [c.completion_id for c in sample.tree if c.status == "complete"]
+        turns = [span.completion_id for trace in build(builder, sample).traces for span in trace.spans]
+        assert [turn for turn in turns if sample.tree[turn].status == "complete"] == completed
+
+
+@few
+@given(sample=completion_trees())
+def test_a_row_of_messages_goes_on_exactly_where_the_messages_do(sample: Sample) -> None:
+    follows = {
+        span.completion_id: before.completion_id
+        for trace in build(BY_MESSAGES, sample).traces
+        for before, span in zip(trace.spans, trace.spans[1:], strict=False)
+    }
+    completed = [completion for completion in sample.tree if completion.status == "complete"]
+    for before, completion in pairwise(completed):
+        history = (*sample.messages[before.completion_id], before.response)
+        continues = sample.messages[completion.completion_id][: len(history)] == history
+        exact = completion.certificate.context == "exact" and completion.parent_id == before.completion_id
+        expected = before.completion_id if continues and exact else None
+        assert follows.get(completion.completion_id) == expected

@@ -10,7 +10,7 @@ from gangline.domain.completion import Certificate, DivergenceCause
 from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions
 
-__all__ = ["Splice", "Trace", "TraceRole", "Trajectory", "TurnSpan"]
+__all__ = ["SharedPrefix", "Splice", "Trace", "TraceRole", "Trajectory", "TurnSpan"]
 
 TraceRole = Literal["main", "sub_agent", "side"]
 
@@ -32,12 +32,24 @@ class Splice(msgspec.Struct, frozen=True):
     cause: DivergenceCause
 
 
+class SharedPrefix(msgspec.Struct, frozen=True):
+    """Ids that stand before a trace's `prompt_ids` and are kept with another trace of its trajectory."""
+
+    trace_id: str
+    """A trace before this one in `Trajectory.traces`."""
+    num_ids: int
+    """How many leading ids of that trace's whole stream: its own shared prefix, its prompt, its response."""
+
+
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """One append-only token stream with a loss mask: one training sample. All arrays below are [len(response_ids)]."""
 
     trace_id: str
     session_id: str
+    shared_prefix: SharedPrefix | None = None
+    """Only from the `tree` builder: what the prompt begins with, kept elsewhere. None: the prompt is whole."""
     prompt_ids: TokenIds
+    """After `shared_prefix`, if there is one."""
     response_ids: TokenIds
     loss_mask: LossMask
     response_logprobs: Logprobs

@@ -81,7 +81,7 @@ def audit(trajectory: Trajectory, completions: Iterable[Completion]) -> AuditRep
         ) from error
     violations = list(_check_session(trajectory, tree))
     classes: dict[str, ClassCount] = {}
-    for trace in trajectory.traces:
+    for trace in _with_whole_prompts(trajectory):
         found = list(_check_trace(trace, tree))
         violations += found
         if not any(violation.rule == "lengths" for violation in found):
@@ -120,6 +120,19 @@ def _count_classes(trace: Trace, classes: dict[str, ClassCount]) -> None:
         name = turn_class(trace, index)
         before = classes.get(name, ClassCount(0, 0))
         classes[name] = ClassCount(before.turns + 1, before.tokens + span.end - span.start)
+
+
+def _with_whole_prompts(trajectory: Trajectory) -> Iterator[Trace]:
+    """The traces, with the ids that a tree keeps elsewhere; a prompt of which some cannot be found stays too short."""
+    streams: dict[str, TokenIds] = {}
+    for trace in trajectory.traces:
+        prompt_ids = trace.prompt_ids
+        if (place := trace.shared_prefix) is not None:
+            kept = streams.get(place.trace_id, np.empty(0, np.int32))[: place.num_ids]
+            prompt_ids = np.concatenate([kept, prompt_ids])
+            trace = msgspec.structs.replace(trace, prompt_ids=prompt_ids)
+        streams[trace.trace_id] = np.concatenate([prompt_ids, trace.response_ids])
+        yield trace
 
 
 def _check_session(trajectory: Trajectory, tree: CompletionTree) -> Iterator[Violation]:

@@ -21,7 +21,7 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.lifecycle import Outcome
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions, decode_msgpack, encode_json, encode_msgpack
-from gangline.domain.trajectory import Splice, TraceRole, TurnSpan
+from gangline.domain.trajectory import SharedPrefix, Splice, TraceRole, TurnSpan
 
 __all__ = [
     "Format",
@@ -50,6 +50,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None
     """The trace's own."""
     session_reward: float | None
+    shared_prefix: SharedPrefix | None = None
+    """What stands before `prompt_ids`, in an earlier row of the session; None but in rows of the `tree` builder."""
     prompt_ids: TokenIds
     response_ids: TokenIds
     loss_mask: LossMask
@@ -88,6 +90,7 @@ def rows_of(result: SessionResult) -> list[Row]:
             outcome=result.outcome,
             reward=trace.reward,
             session_reward=result.reward,
+            shared_prefix=trace.shared_prefix,
             prompt_ids=trace.prompt_ids,
             response_ids=trace.response_ids,
             loss_mask=trace.loss_mask,

@@ -46,6 +46,7 @@ _STRUCTS: dict[str, Any] = {
     "spans": pa.struct([("completion_id", pa.string()), ("start", pa.int32()), ("end", pa.int32())]),
     "splices": pa.struct([("completion_id", pa.string()), ("at", pa.int32()), ("cause", pa.string())]),
 }
+_STRUCT = {"shared_prefix": pa.struct([("trace_id", pa.string()), ("num_ids", pa.int32())])}
 _NUMBERS = {"attempt": pa.int32(), "reward": pa.float64(), "session_reward": pa.float64()}
 
 
@@ -54,7 +55,7 @@ def _type(name: str) -> Any:
         return pa.list_(_ARRAYS[name])
     if name in _STRUCTS:
         return pa.list_(_STRUCTS[name])
-    return _NUMBERS.get(name, pa.string())
+    return _STRUCT.get(name) or _NUMBERS.get(name, pa.string())
 
 
 SCHEMA = pa.schema([(name, _type(name)) for name in Row.__struct_fields__])
@@ -80,6 +81,8 @@ def _column(name: str, values: Sequence[Any]) -> Any:
         return pa.array([msgspec.json.encode(value).decode() for value in values], pa.string())
     if name in _STRUCTS:
         values = [[msgspec.structs.asdict(item) for item in items] for items in values]
+    if name in _STRUCT:
+        values = [None if item is None else msgspec.structs.asdict(item) for item in values]
     return pa.array(values, _type(name))
 
 
