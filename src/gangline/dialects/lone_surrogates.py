@@ -1,7 +1,7 @@
 r"""Bodies with half a character in them: clients in JavaScript cut tool output anywhere, also inside an emoji, and what
 is left of it goes out as a lone escape (`"\ud83d"`), which is no character and which strict decoders refuse.
 
-An agent must not die of that: each lone half becomes U+FFFD, and `dropped` of the call says so. The same half becomes the
+An agent must not die of that: each lone half becomes U+FFFD, and `dropped` says so. The same half becomes the
 same when it comes back as history, so the conversation stays one. A body without one costs nothing: it is looked for
 only where the body was refused.
 """
