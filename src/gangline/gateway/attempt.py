@@ -32,7 +32,7 @@ from gangline.domain.contracts import (
     RuntimeHandle,
     RuntimeStart,
 )
-from gangline.domain.errors import EvaluatorError, Failure, GanglineError, RuntimeFailed
+from gangline.domain.errors import EvaluatorError, Failure, GanglineError, NodeError, RuntimeFailed
 from gangline.domain.ids import new_secret
 from gangline.domain.lifecycle import Outcome, Stage
 from gangline.domain.session import HarnessExit, Lease, SessionResult, StageTiming
@@ -147,6 +147,7 @@ class Attempt:
 
     async def _init_and_run(self) -> None:
         pools = self._parts.pools
+        self._refuse_taken_id()
         opened = AttemptOpened(*self.key, self.lease.task_id, self.lease.fence)
         await self._parts.journal.open_attempt(opened)
         async with pools.init:
@@ -163,6 +164,11 @@ class Attempt:
         finally:
             pools.run.release()
 
+    def _refuse_taken_id(self) -> None:
+        """Raises: NodeError when a caller's own session has the id here; another node may still take the lease."""
+        if self._parts.proxy.serves(self.lease.session_id):
+            raise NodeError(f"a session of its caller's own has the id {self.lease.session_id!r} open on this node.")
+
     async def _init(self) -> tuple[RuntimeHandle, Launch]:
         task, parts = self._task, self._parts
         handle = await self._start_runtime("agent", task.runtime)
@@ -178,9 +184,9 @@ class Attempt:
             gate=parts.gate,
             sampling=[policy for policy in (task.capture.sampling, parts.sampling) if policy is not None],
         )
-        self._session = session
         parts.proxy.add(session)
         harness = plugins.make_harness(task.agent.harness, task.agent.settings)
+        self._session = session
         context = HarnessContext(
             session_id=self.lease.session_id,
             task_id=self.lease.task_id,

@@ -237,7 +237,7 @@ class ExternalSessions:
         """
         plugins.make_builder(request.builder.strategy, request.builder.config)
         session_id = request.session_id or new_id("session")
-        if session_id in self._sessions or any(opened.session_id == session_id for opened in self._journal.unclosed()):
+        if session_id in self._sessions or self._is_leased(session_id):
             raise Conflict(f"session {session_id!r} exists already; its key is told only once.")
         if self.num_open() >= self._max_open:
             raise LimitExceeded(f"{self._max_open} sessions are open; finalize or abort some.", limit=self._max_open)
@@ -263,6 +263,11 @@ class ExternalSessions:
         base = f"{origin}/s/{session_id}"
         urls = {"openai": f"{base}/v1", "anthropic": base, "google": base}
         return OpenedSession(session_id=session_id, api_key=key, base_urls=urls, model=state.model)
+
+    def _is_leased(self, session_id: str) -> bool:
+        """Or was, and its result is not delivered yet."""
+        in_journal = any(opened.session_id == session_id for opened in self._journal.unclosed())
+        return in_journal or self._proxy.serves(session_id)
 
     def _serve(
         self, session_id: str, key: str | bytes, request: SessionRequest, completions: Sequence[Completion]

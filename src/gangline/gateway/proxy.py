@@ -18,6 +18,7 @@ from gangline import plugins
 from gangline.dialects.contract import Dialect, DialectRoute, EventWriter, RawRequest
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import (
+    Conflict,
     GanglineError,
     LimitExceeded,
     NodeError,
@@ -62,8 +63,14 @@ class Proxy:
         self._by_key: dict[bytes, ModelSession] = {}
 
     def add(self, session: ModelSession) -> None:
+        """Raises: Conflict when another session of this id is served: its key must go on opening that one alone."""
+        if self.serves(session.session_id):
+            raise Conflict(f"session {session.session_id!r} is open on this node already.")
         self._sessions[session.session_id] = session
         self._by_key[session.key_digest] = session
+
+    def serves(self, session_id: str) -> bool:
+        return session_id in self._sessions
 
     def remove(self, session_id: str) -> None:
         """Its key is dead from now on. Unknown ids are no error."""

@@ -1,0 +1,107 @@
+"""One id, one session: neither a lease nor a caller takes over a session that is open under the same id."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures_proxy import served
+from gangline.domain.errors import Conflict
+from gangline.domain.session import Lease
+from gangline.domain.task import CaptureSpec
+from gangline.engines.vllm import VllmEngine
+from gangline.gateway.attempt import Attempt, NodeParts
+from gangline.gateway.backends import BackendPool
+from gangline.gateway.external import ExternalSessions, SessionRequest
+from gangline.gateway.external_store import ExternalStore
+from gangline.gateway.model_session import ModelSession, key_digest
+from gangline.gateway.pools import Pools, PoolSizes
+from gangline.gateway.proxy import Proxy
+from gangline.store.journal import Journal
+
+NOBODY = "http://127.0.0.1:9"
+
+
+def _lease() -> Lease:
+    task: dict[str, Any] = {
+        "instruction": "say hi",
+        "runtime": {"backend": "process"},
+        "agent": {"harness": "shell", "settings": {"command": "touch was_run"}},
+    }
+    return Lease(
+        session_id="s1",
+        task_id="t1",
+        sample_index=0,
+        attempt=1,
+        fence=1,
+        expires_at=time.time() + 600,
+        lease_s=600,
+        task=task,
+    )
+
+
+async def test_a_lease_of_an_open_sessions_id_is_refused_and_the_open_one_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "runtimes").mkdir()
+    journal, engine, proxy, backends = Journal.open(tmp_path / "journal"), VllmEngine(NOBODY), Proxy(), BackendPool()
+
+    def make_session(capture: CaptureSpec, **fields: Any) -> ModelSession:
+        return ModelSession(engine=engine, journal=journal, **fields)
+
+    sessions = ExternalSessions(
+        node_id="n1",
+        store=ExternalStore(tmp_path / "sessions"),
+        journal=journal,
+        proxy=proxy,
+        make_session=make_session,
+        release_engine=backends.release,
+    )
+    async with served(proxy) as url:
+        opened = await sessions.create(SessionRequest(session_id="s1"), url, "m")
+        parts = NodeParts(
+            node_id="n1",
+            owner="gltest",
+            runtimes_folder=tmp_path / "runtimes",
+            backends=backends,
+            first_model="m",
+            proxy=proxy,
+            proxy_port=int(url.rpartition(":")[2]),
+            journal=journal,
+            pools=Pools(PoolSizes()),
+        )
+        result = await Attempt(_lease(), parts).live()
+        assert (result.outcome, result.failure.boundary if result.failure else None) == ("infra_error", "node")
+        assert result.failure
+        assert result.failure.retryable
+        assert "'s1'" in result.failure.message
+        assert list((tmp_path / "runtimes").iterdir()) == []
+        assert proxy.serves("s1")
+        sessions.authorised("s1", key_digest(opened.api_key))
+        assert sessions.view("s1").status == "open"
+        await sessions.close()
+    await backends.close()
+    await journal.close()
+    await engine.close()
+
+
+async def test_a_caller_does_not_get_the_id_of_a_session_that_is_served(tmp_path: Path) -> None:
+    journal, engine, proxy = Journal.open(tmp_path / "journal"), VllmEngine(NOBODY), Proxy()
+    leased = ModelSession(session_id="s1", attempt=1, key="gls-leased", engine=engine, journal=journal)
+    proxy.add(leased)
+    with pytest.raises(Conflict):
+        proxy.add(ModelSession(session_id="s1", attempt=0, key="gls-other", engine=engine, journal=journal))
+    sessions = ExternalSessions(
+        node_id="n1",
+        store=ExternalStore(tmp_path / "sessions"),
+        journal=journal,
+        proxy=proxy,
+        make_session=lambda **fields: pytest.fail("the id is taken"),
+        release_engine=lambda session_id: pytest.fail("the leased session's backend was let go"),
+    )
+    with pytest.raises(Conflict):
+        await sessions.create(SessionRequest(session_id="s1"), NOBODY, "m")
+    assert proxy.serves("s1")
+    await journal.close()
+    await engine.close()
