@@ -185,8 +185,8 @@ class Attempt:
             sampling=[policy for policy in (task.capture.sampling, parts.sampling) if policy is not None],
         )
         parts.proxy.add(session)
-        harness = plugins.make_harness(task.agent.harness, task.agent.settings)
         self._session = session
+        harness = plugins.make_harness(task.agent.harness, task.agent.settings)
         context = HarnessContext(
             session_id=self.lease.session_id,
             task_id=self.lease.task_id,
