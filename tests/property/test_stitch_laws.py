@@ -106,8 +106,25 @@ def test_a_stitched_prompt_is_the_context_then_the_templates_own_tail(name: str,
     assert stitched == prompt + sampled + (tail[1:] if finishes else tail)
 
 
-def test_a_turn_that_ends_unlike_the_template_is_left_to_the_engine() -> None:
+def test_another_end_of_turn_than_the_templates_stands_in_its_place() -> None:
     tokenizer = TinyTokenizer()
+    ended = [*tokenizer.encode("hello"), tokenizer.encode("<|endoftext|>")[0]]
+    parent = _completion([1, 2], ended, "stop")
+    stitched = _stitch(tokenizer, parent, [Message("user", (Text("more"),))])
+    tail = tokenizer.encode("\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n")
+    assert stitched == [1, 2, *ended, *tail]
+
+
+class _OpenTokenizer(TinyTokenizer):
+    """A template that writes nothing after a turn: the opener of the next one ends it, as GLM's does."""
+
+    def render(self, messages: Any, **arguments: Any) -> list[int]:
+        ids, end = super().render(messages, **arguments), _end_of_turn(self)
+        return [token for token in ids if token not in (end, *self.encode("\n"))]
+
+
+def test_a_turn_that_ends_unlike_any_closing_is_left_to_the_engine() -> None:
+    tokenizer = _OpenTokenizer()
     parent = _completion([1, 2], [*tokenizer.encode("hello"), tokenizer.encode("<|endoftext|>")[0]], "stop")
     with pytest.raises(CannotStitch, match="does not end as the template closes one"):
         _stitch(tokenizer, parent, [Message("user", (Text("more"),))])
@@ -152,24 +169,24 @@ class _StrictTokenizer(TinyTokenizer):
         return super().render(messages, **arguments)
 
 
-@pytest.mark.parametrize("canonical", [True, False])
-def test_a_template_that_wants_calls_before_results_gets_them(canonical: bool) -> None:
+@pytest.mark.parametrize(
+    ("written", "is_stitched"),
+    [
+        ('\n<tool_call>\n{"name": "read", "arguments": "{\\"path\\": \\"x\\"}"}\n</tool_call>', True),
+        ('<tool_call>{"name": "read", "arguments": "{\\"path\\":\\"x\\"}" }\n</tool_call>', True),
+        ('<tool_call>{"name": "read", "arguments": "{}"}', False),  # the tag itself is missing
+    ],
+)
+def test_a_template_that_wants_calls_before_results_gets_them(written: str, is_stitched: bool) -> None:
     tokenizer = _StrictTokenizer()
-    engine = TemplateEngine(tokenizer)
-    call = ToolCall("c", "read", '{"path": "x"}')
-    response = Message("assistant", (call,))
-    history = [Message("user", (Text("hello"),))]
+    response = Message("assistant", (ToolCall("c", "read", '{"path": "x"}'),))
+    prompt = tokenizer.encode("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
+    parent = _completion(prompt, [*tokenizer.encode(written), _end_of_turn(tokenizer)], "tool_calls")
+    parent = replace(parent, response=response)
     new = [Message("tool", (ToolResult("c", (Text("out"),)),))]
-    prompt = asyncio.run(engine.render(history)).tolist()
-    whole = asyncio.run(engine.render((*history, response, *new))).tolist()
-    end = _end_of_turn(tokenizer)
-    turn_ends = len(prompt) + whole[len(prompt) :].index(end) + 1
-    sampled = whole[len(prompt) : turn_ends]
-    if not canonical:
-        sampled = [token for piece in tokenizer.decode(sampled[:-1]) for token in tokenizer.encode(piece)] + [end]
-    parent = replace(_completion(prompt, sampled, "tool_calls"), response=response)
-    if canonical:
-        assert _stitch(tokenizer, parent, new) == whole
+    if is_stitched:
+        tail = tokenizer.encode("\n<|im_start|>tool\nout<|im_end|>\n<|im_start|>assistant\n")
+        assert _stitch(tokenizer, parent, new) == [*prompt, *parent.sampled_ids.tolist(), *tail]
     else:
         with pytest.raises(CannotStitch, match="does not end"):
             _stitch(tokenizer, parent, new)

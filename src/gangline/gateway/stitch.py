@@ -14,11 +14,12 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from gangline.domain.completion import Completion, CompletionTree, DivergenceCause
 from gangline.domain.conversation import Document, Image, Message, ModelCall, Part, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.errors import EngineRefused
-from gangline.domain.tokens import TokenIds, common_prefix_len
+from gangline.domain.tokens import TokenIds, common_prefix_len, token_ids
 from gangline.engines.contract import Engine, EngineCapabilities
 from gangline.gateway.placing import Place
 
@@ -53,6 +54,8 @@ class Stitcher:
         self._thinking = thinking
         self._appends_user_turns: dict[str, bool] = {}
         """branch key -> the template appends after a user turn, and takes back nothing that stands before it"""
+        self._closings: dict[str, TokenIds] = {}
+        """branch key -> what the template closes a turn with"""
 
     async def prompt_ids(self, call: ModelCall, place: Place) -> TokenIds:
         """Parent's prompt, its sampled ids, then the new ids: [T]. `place` has a parent.
@@ -65,37 +68,65 @@ class Stitcher:
             raise CannotStitch("the history ends with the assistant's turn: nothing new follows it")
         if self._thinking == "follow_template" and any(message.role == "user" for message in place.new_messages):
             await self._check_nothing_stripped(call, place, parent)
-        tail = await self._closing_and_new(call, place.new_messages, parent)
+        tail = await self._closing_and_new(call, place, parent)
         return np.concatenate([self._tree.context_ids(parent), tail])
 
-    async def _closing_and_new(self, call: ModelCall, new: Sequence[Message], parent: Completion) -> TokenIds:
+    async def _closing_and_new(self, call: ModelCall, place: Place, parent: Completion) -> TokenIds:
         """Raises: CannotStitch."""
+        new = place.new_messages
+        must_overlap = _ended_itself(parent)
         try:
             tail = await self._common_suffix(call, new, (Text("one"),), (Text("two"),))
-            must_overlap = parent.certificate.finish_reason in _NATURAL and parent.certificate.stop_reason is None
         except EngineRefused as refused:
-            # Some templates take tool results only after calls. With the parent's own arguments the suffix begins
-            # inside the call, so it is right only where the sampled turn ends with all of the call's rest.
-            if not any(isinstance(part, ToolResult) for message in new for part in message.parts):
-                raise CannotStitch(f"the template refuses the new messages: {refused.message}") from refused
-            tail = await self._suffix_after_calls(call, new, parent)
+            # Some templates take tool results only after calls, and end those as they end no text.
+            tail = await self._suffix_after_calls(call, new, parent, refused)
             must_overlap = True
         overlap = _overlap(parent.sampled_ids, tail)
-        if must_overlap and overlap == 0:
+        if overlap or not must_overlap:
+            return tail[overlap:]
+        # Some models have several ends of turn: the sampled one stands where the template writes its own.
+        closing = await self._closing(call, place.branch_key) if _ended_itself(parent) else token_ids()
+        if len(closing) == 0 or not np.array_equal(tail[: len(closing)], closing):
             raise CannotStitch("the sampled turn does not end as the template closes one")
-        return tail[overlap:]
+        return tail[1:]
 
-    async def _suffix_after_calls(self, call: ModelCall, new: Sequence[Message], parent: Completion) -> TokenIds:
+    async def _suffix_after_calls(
+        self, call: ModelCall, new: Sequence[Message], parent: Completion, refused: EngineRefused
+    ) -> TokenIds:
+        """Stand-ins with the parent's calls. With other arguments the suffix begins right after them; where a template
+        wants those to be an object, with other names it begins inside the call.
+
+        Raises: CannotStitch.
+        """
         calls = [part for part in parent.response.parts if isinstance(part, ToolCall)]
+        if not any(isinstance(part, ToolResult) for message in new for part in message.parts):
+            raise CannotStitch(f"the template refuses the new messages: {refused.message}") from refused
         if not calls:
             raise CannotStitch("the template refuses tool results that no call asked for")
-        bodies = [
-            tuple(ToolCall(part.call_id, name, part.arguments) for part in calls) for name in ("call_one", "call_two")
-        ]
-        try:
-            return await self._common_suffix(call, new, *bodies)
-        except EngineRefused as refused:
-            raise CannotStitch(f"the template refuses the new messages: {refused.message}") from refused
+        other_arguments = [tuple(replace(one, arguments=text) for one in calls) for text in ('{"a": 1}', "[1]")]
+        other_names = [tuple(replace(one, name=name) for one in calls) for name in ("call_one", "call_two")]
+        for body, other in (other_arguments, other_names):
+            try:
+                return await self._common_suffix(call, new, body, other)
+            except EngineRefused as again:
+                refused = again
+        raise CannotStitch(f"the template refuses the new messages: {refused.message}") from refused
+
+    async def _closing(self, call: ModelCall, branch_key: str) -> TokenIds:
+        """What the template writes after an assistant's text, whatever follows: [T], end of turn first. Empty where it
+        writes nothing (the next turn's opener ends this one), or where the engine does not show it."""
+        if branch_key not in self._closings:
+            try:
+                with_prompt, without = await asyncio.gather(
+                    self._engine.render((_USER,), call.tools, call.template_kwargs),
+                    self._engine.render((_USER,), call.tools, call.template_kwargs, add_generation_prompt=False),
+                )
+                after_turn = await self._common_suffix(call, (), (Text("one"),), (Text("two"),))
+            except EngineRefused:
+                with_prompt = without = after_turn = token_ids()
+            length = len(after_turn) - (len(with_prompt) - common_prefix_len(with_prompt, without))
+            self._closings[branch_key] = after_turn[: max(length, 0)]
+        return self._closings[branch_key]
 
     async def _common_suffix(
         self, call: ModelCall, new: Sequence[Message], body: tuple[Part, ...], other: tuple[Part, ...]
@@ -158,6 +189,13 @@ def _has_media(call: ModelCall) -> bool:
         for part in message.parts
         for piece in (part.content if isinstance(part, ToolResult) else (part,))
     )
+
+
+def _ended_itself(completion: Completion) -> bool:
+    """By an end of turn that was sampled, rather than by a limit or a stop string."""
+    certificate, sampled = completion.certificate, completion.sampled_ids
+    by_id = certificate.stop_reason is None or (len(sampled) > 0 and certificate.stop_reason == str(int(sampled[-1])))
+    return certificate.finish_reason in _NATURAL and by_id
 
 
 def _overlap(sampled: TokenIds, tail: TokenIds) -> int:
