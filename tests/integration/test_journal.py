@@ -10,13 +10,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from gangline.domain.completion import Certificate, Completion
 from gangline.domain.conversation import Message, Text
-from gangline.domain.errors import DiskFull
+from gangline.domain.errors import DiskFull, StoreError
 from gangline.domain.tokens import logprobs, token_ids
+from gangline.store.frames import frame_head
 from gangline.store.journal import AttemptKey, AttemptOpened, Journal
 
 KEY = AttemptKey("s-1", 1)
@@ -163,11 +165,123 @@ async def test_a_full_disk_refuses_the_call_and_keeps_the_log_whole(
     await again.close()
 
 
+async def test_a_failed_sync_that_cannot_be_undone_at_once_is_undone_before_the_next_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal.open(tmp_path)
+    await journal.append(completion(0))
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fdatasync", fails)
+        broken.setattr(os, "ftruncate", fails)
+        with pytest.raises(StoreError, match="Input/output error"):
+            await journal.append(completion(1))
+    await journal.append(completion(2))
+    assert [c.completion_id for c in await journal.read(KEY)] == ["c000000", "c000002"]
+    await journal.close()
+    again = Journal.open(tmp_path)
+    assert [c.completion_id for c in await again.read(KEY)] == ["c000000", "c000002"]
+    await again.close()
+
+
+async def test_a_segment_that_cannot_be_begun_is_begun_at_the_next_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal.open(tmp_path, segment_bytes=1)
+    await journal.append(completion(0))
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "open", full)
+        for _ in range(2):
+            with pytest.raises(DiskFull):
+                await journal.append(completion(1))
+    await journal.append(completion(2))
+    assert [c.completion_id for c in await journal.read(KEY)] == ["c000000", "c000002"]
+    assert len(list(tmp_path.glob("*.log"))) == 2
+    await journal.close()
+
+
+async def test_one_journal_has_one_writer(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    with pytest.raises(StoreError, match="another process has the journal"):
+        Journal.open(tmp_path)
+    await journal.append(completion(0))
+    await journal.close()
+    await journal.close()
+    again = Journal.open(tmp_path)
+    assert len(await again.read(KEY)) == 1
+    with pytest.raises(StoreError, match="cannot be written"):
+        await journal.append(completion(1))
+    await again.close()
+
+
+async def test_damage_under_a_running_journal_is_told_to_whoever_reads(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    for number in range(2):
+        await journal.append(completion(number, size=1000))
+    (segment,) = tmp_path.glob("*.log")
+    data = bytearray(segment.read_bytes())
+    data[-100] ^= 1
+    segment.write_bytes(data)
+    with pytest.raises(StoreError, match="damaged"):
+        await journal.read(KEY)
+    segment.unlink()
+    with pytest.raises(StoreError, match="cannot be read"):
+        await journal.read(KEY)
+    await journal.close()
+
+
+async def test_what_was_cut_off_is_set_aside_not_thrown_away(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    for number in range(3):
+        await journal.append(completion(number))
+    await journal.close()
+    (segment,) = tmp_path.glob("*.log")
+    whole = segment.read_bytes()
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 1
+    segment.write_bytes(damaged)
+    await Journal.open(tmp_path).close()
+    (aside,) = tmp_path.glob("*.damaged")
+    assert segment.read_bytes() + aside.read_bytes() == damaged
+
+
+async def test_entries_of_a_newer_format_are_refused_not_cut(tmp_path: Path) -> None:
+    payload = msgspec.msgpack.encode({"type": "of the future", "session_id": "s-1", "attempt": 1})
+    (tmp_path / "00000001.log").write_bytes(frame_head(0, payload) + payload)
+    for _ in range(2):  # it does not keep the lock either
+        with pytest.raises(StoreError, match="another version of Gangline"):
+            Journal.open(tmp_path)
+    assert (tmp_path / "00000001.log").stat().st_size > len(payload)
+
+
+async def test_a_session_id_may_be_used_again_after_its_end(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    await journal.open_attempt(opened())
+    await journal.append(completion(0))
+    async with asyncio.TaskGroup() as group:  # written in one batch
+        group.create_task(journal.close_attempt(KEY))
+        group.create_task(journal.open_attempt(opened()))
+        group.create_task(journal.append(completion(1)))
+    assert [c.completion_id for c in await journal.read(KEY)] == ["c000001"]
+    await journal.close()
+    again = Journal.open(tmp_path)
+    assert [c.completion_id for c in await again.read(KEY)] == ["c000001"]
+    await again.close()
+
+
 _WRITER = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from test_journal import completion
+from gangline.store.frames import frame_head
 from gangline.store.journal import Journal
 async def main():
     journal = Journal.open(Path(sys.argv[1]))

@@ -1,41 +1,40 @@
 """The node's journal: an append-only log of the model calls of all its sessions.
 
 Invariants
-- `append` returns only when the entry is on the disk (`fdatasync`), so a completed call survives `kill -9` and power
-  loss.
+- `append_all` returns only when the entry is on the disk (`fdatasync`), so a completed call survives `kill -9` and
+  power loss. All choices of one call are one entry: they are there together, or not at all.
 - Appends of concurrent sessions share one sync (group commit): a thread of its own writes whatever waits, then answers.
-- An entry is a frame `length u32 | crc32 u32 | MessagePack`. A torn tail is cut when the journal is opened; a damaged
-  frame in an older segment ends the reading of that segment and is logged, never guessed at.
-- Memory holds an index (24 bytes or so for an entry), not the entries. Reading is lazy.
+- Entries are MessagePack in frames with checksums (see `frames`), numbered within their attempt. What cannot be read is
+  told loudly, set aside, and never guessed at: of each attempt there is an intact beginning, without holes.
+- Memory holds an index (about 150 bytes an entry), not the entries; they are read when they are asked for.
 - A segment whose sessions are all closed is deleted, but never the one being written.
+- One process at a time has a journal open.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import logging
 import os
-import struct
-import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, BinaryIO, NamedTuple, Self, cast
 
 import msgspec
 
 from gangline.domain.completion import Completion
 from gangline.domain.errors import DiskFull, StoreError
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
+from gangline.store.frames import FRAME_HEAD_BYTES, Frame, FrameWriter, cut_off, read_frame, read_frames
 
 __all__ = ["Appended", "AttemptClosed", "AttemptKey", "AttemptOpened", "Journal"]
 
 log = logging.getLogger("gangline.journal")
-
-_FRAME = struct.Struct("<II")
-_MAX_FRAME_BYTES = 1 << 30
 
 
 class AttemptKey(NamedTuple):
@@ -55,11 +54,18 @@ class AttemptOpened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class Appended(msgspec.Struct, frozen=True, tag="completions"):
-    """The choices of one call: one entry, so that a crash keeps all of them or none."""
+    """The choices of one call."""
 
     session_id: str
     attempt: int
     completions: tuple[Completion, ...]
+
+
+class _AppendedHead(msgspec.Struct, frozen=True, tag="completions"):
+    """What the index needs of `Appended`; the rest is skipped, not decoded."""
+
+    session_id: str
+    attempt: int
 
 
 class AttemptClosed(msgspec.Struct, frozen=True, tag="closed"):
@@ -70,49 +76,63 @@ class AttemptClosed(msgspec.Struct, frozen=True, tag="closed"):
 
 
 _Entry = AttemptOpened | Appended | AttemptClosed
+_Head = AttemptOpened | _AppendedHead | AttemptClosed
 
 
 class _Place(NamedTuple):
     segment: int
     offset: int
     length: int
+    """Of the payload, bytes."""
 
 
-def _key(entry: _Entry | Completion) -> AttemptKey:
-    return AttemptKey(entry.session_id, entry.attempt)
+class _Waiting(NamedTuple):
+    """An entry on its way to the disk."""
+
+    entry: _Entry
+    payload: bytes
+    done: asyncio.Future[None]
 
 
-def _decode(payload: bytes) -> _Entry:
-    return decode_msgpack(payload, cast("type[Any]", _Entry))
+def _key(record: _Entry | _Head | Completion) -> AttemptKey:
+    return AttemptKey(record.session_id, record.attempt)
 
 
 class Journal:
     """Raises StoreError (DiskFull when there is no space) from every method that writes."""
 
-    def __init__(self, folder: Path, *, segment_bytes: int = 64 << 20) -> None:
+    def __init__(self, folder: Path, lock: int, *, segment_bytes: int) -> None:
+        """`lock`: the open lock file. Use `Journal.open`."""
         self._folder = folder
+        self._lock = lock
         self._segment_bytes = segment_bytes
         self._places: defaultdict[AttemptKey, list[_Place]] = defaultdict(list)
         self._open: dict[AttemptKey, AttemptOpened] = {}
         self._live: Counter[int] = Counter()
         """segment -> entries that belong to attempts not closed"""
-        self._waiting: list[tuple[_Entry, bytes, asyncio.Future[None]]] = []
-        self._writing = False
+        self._waiting: list[_Waiting] = []
+        self._flushing: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._segment = 0
-        self._size = 0
-        self._file = -1
+        self._segment = 1
+        self._writer: FrameWriter | None = None
+        """None only before the journal is open and once it is closed."""
 
     @classmethod
     def open(cls, folder: Path, *, segment_bytes: int = 64 << 20) -> Self:
-        """Open or create; cuts a torn tail. Blocking: call it before the event loop is busy."""
-        folder.mkdir(parents=True, exist_ok=True)
-        journal = cls(folder, segment_bytes=segment_bytes)
-        segments = sorted(int(path.stem) for path in folder.glob("*.log"))
-        for number in segments:
-            journal._load(number, last=number == segments[-1])
-        journal._start_segment(segments[-1] if segments else 1)
-        journal._drop_dead_segments()
+        """Open or create; what a crash left half-written is cut off. Blocking: call it before the event loop is busy.
+
+        Raises: StoreError when another process has it open, or when entries are of a newer format.
+        """
+        lock = _locked(folder)
+        try:
+            journal = cls(folder, lock, segment_bytes=segment_bytes)
+            journal._load_all()
+        except OSError as error:
+            os.close(lock)
+            raise _explained(error) from error
+        except BaseException:
+            os.close(lock)
+            raise
         return journal
 
     # -- writing -------------------------------------------------------------------------------------------------
@@ -125,7 +145,7 @@ class Journal:
         await self.append_all([completion])
 
     async def append_all(self, completions: Sequence[Completion]) -> None:
-        """Completions of one attempt, at least one. On return all are durable; over a crash or an error, all or none."""
+        """Completions of one attempt, at least one. All durable on return; over a crash or an error, all or none."""
         first = completions[0]
         if any(_key(other) != _key(first) for other in completions):
             raise ValueError("completions of several attempts cannot be appended together")
@@ -135,12 +155,10 @@ class Journal:
         await self._write(AttemptClosed(*key))
 
     async def _write(self, entry: _Entry) -> None:
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-        self._waiting.append((entry, encode_msgpack(entry), done))
-        if not self._writing:
-            self._writing = True
-            loop.create_task(self._flush(), name="journal.flush")  # noqa: RUF006 - `_writing` and the futures own it
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(entry, encode_msgpack(entry), done))
+        if self._flushing is None:
+            self._flushing = asyncio.create_task(self._flush(), name="journal.flush")
         # A cancelled caller must not cancel the write of the others; its own entry is then simply durable as well.
         await asyncio.shield(done)
 
@@ -149,50 +167,41 @@ class Journal:
         while self._waiting:
             batch, self._waiting = self._waiting, []
             try:
-                places = await loop.run_in_executor(self._thread, self._write_frames, [data for _, data, _ in batch])
-            except (OSError, RuntimeError) as error:
-                self._fail(batch, error)
+                places = await loop.run_in_executor(self._thread, self._write_frames, self._numbered(batch))
+            except Exception as error:  # whatever it is: nobody may wait for ever
+                _fail(batch, error)
                 continue
-            for (entry, _, done), place in zip(batch, places, strict=True):
-                self._index(entry, place)
-                if not done.done():
-                    done.set_result(None)
-        self._writing = False
+            for waiting, place in zip(batch, places, strict=True):
+                self._index(waiting.entry, place)
+                if not waiting.done.done():
+                    waiting.done.set_result(None)
+        self._flushing = None
 
-    @staticmethod
-    def _fail(batch: list[tuple[_Entry, bytes, asyncio.Future[None]]], error: Exception) -> None:
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        for _, _, done in batch:
-            if not done.done():
-                done.set_exception(
-                    DiskFull("the disk of the journal is full: free some space; calls are refused until then")
-                    if full
-                    else StoreError(f"the journal cannot be written: {error}")
-                )
+    def _numbered(self, batch: list[_Waiting]) -> list[tuple[int, bytes]]:
+        """Each payload with its number in its attempt; given when it is written: a failed write uses none up."""
+        numbers: dict[AttemptKey, int] = {}
+        numbered: list[tuple[int, bytes]] = []
+        for waiting in batch:
+            key = _key(waiting.entry)
+            number = numbers.get(key, self._num_entries(key))
+            numbered.append((number, waiting.payload))
+            numbers[key] = 0 if isinstance(waiting.entry, AttemptClosed) else number + 1
+        return numbered
 
-    def _write_frames(self, payloads: list[bytes]) -> list[_Place]:
-        """On the journal's thread. All or nothing: what a failed write left is cut off again."""
-        if self._size >= self._segment_bytes:
-            os.close(self._file)
-            self._start_segment(self._segment + 1)
-        start, places, frames = self._size, list[_Place](), list[bytes]()
-        for payload in payloads:
-            places.append(_Place(self._segment, self._size + _FRAME.size, len(payload)))
-            frames += (_FRAME.pack(len(payload), zlib.crc32(payload)), payload)
-            self._size += _FRAME.size + len(payload)
-        try:
-            self._write_all(b"".join(frames))
-            os.fdatasync(self._file)
-        except OSError:
-            self._size = start
-            os.ftruncate(self._file, start)
-            raise
-        return places
+    def _num_entries(self, key: AttemptKey) -> int:
+        return len(self._places.get(key, ()))
 
-    def _write_all(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._file, view) :]
+    def _write_frames(self, frames: list[tuple[int, bytes]]) -> list[_Place]:
+        """On the journal's thread. All or none."""
+        assert self._writer is not None
+        if self._writer.size >= self._segment_bytes:
+            full, self._writer = self._writer, FrameWriter(self._path(self._segment + 1))
+            self._segment += 1
+            full.close()
+        offsets = self._writer.append(frames)
+        return [
+            _Place(self._segment, offset, len(payload)) for offset, (_, payload) in zip(offsets, frames, strict=True)
+        ]
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -201,71 +210,93 @@ class Journal:
         return list(self._open.values())
 
     async def read(self, key: AttemptKey) -> list[Completion]:
-        """The completions of one attempt, in commit order."""
+        """The completions of one attempt, in commit order. Raises: StoreError when the disk does not give them back."""
         places = list(self._places.get(key, ()))
-        return await asyncio.to_thread(lambda: list(self._read_completions(places)))
+        try:
+            return await asyncio.to_thread(self._read_completions, places)
+        except OSError as error:
+            raise StoreError(f"the journal cannot be read: {error}") from error
 
-    def _read_completions(self, places: list[_Place]) -> Iterator[Completion]:
-        for place in places:
-            with self._path(place.segment).open("rb") as file:
-                file.seek(place.offset)
-                entry = _decode(file.read(place.length))
-            if isinstance(entry, Appended):
-                yield from entry.completions
+    def _read_completions(self, places: list[_Place]) -> list[Completion]:
+        completions: list[Completion] = []
+        for segment, found in groupby(places, lambda place: place.segment):
+            with self._path(segment).open("rb") as file:
+                for place in found:
+                    entry = decode_msgpack(self._payload(file, place), cast("type[Any]", _Entry))
+                    completions += entry.completions if isinstance(entry, Appended) else ()
+        return completions
+
+    def _payload(self, file: BinaryIO, place: _Place) -> bytes:
+        """Raises: StoreError."""
+        frame = read_frame(file, place.offset, place.offset + FRAME_HEAD_BYTES + place.length)
+        if frame is None:
+            raise StoreError(f"the journal is damaged: {self._path(place.segment)}, at byte {place.offset}.")
+        return frame.payload
 
     # -- index ---------------------------------------------------------------------------------------------------
 
     def _path(self, segment: int) -> Path:
         return self._folder / f"{segment:08d}.log"
 
-    def _start_segment(self, number: int) -> None:
-        self._segment = number
-        self._live.setdefault(number, 0)
-        self._file = os.open(self._path(number), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._size = os.fstat(self._file).st_size
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        os.fsync(folder)  # the new file's name must survive too
-        os.close(folder)
+    def _load_all(self) -> None:
+        segments = sorted(int(path.stem) for path in self._folder.glob("*.log"))
+        for number in segments:
+            self._load(number)
+        self._segment = segments[-1] if segments else 1
+        self._live.setdefault(self._segment, 0)
+        self._writer = FrameWriter(self._path(self._segment))
+        self._drop_dead_segments()
 
-    def _load(self, number: int, *, last: bool) -> None:
-        data = self._path(number).read_bytes()
-        offset = 0
-        self._live.setdefault(number, 0)
-        while (frame_end := self._check_frame(data, offset)) is not None:
-            payload = data[offset + _FRAME.size : frame_end]
-            self._index(_decode(payload), _Place(number, offset + _FRAME.size, len(payload)))
-            offset = frame_end
-        if offset == len(data):
+    def _load(self, segment: int) -> None:
+        self._live.setdefault(segment, 0)
+        path, end = self._path(segment), 0
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            for frame in read_frames(file, size):
+                self._restore(segment, frame)
+                end = frame.offset + FRAME_HEAD_BYTES + len(frame.payload)
+        if end < size:
+            aside = cut_off(path, end)
+            log.error(
+                "journal.cut segment=%d offset=%d bytes=%d: torn by a crash, or damaged; set aside as %s",
+                *(segment, end, size - end, aside),
+            )
+
+    def _restore(self, segment: int, frame: Frame) -> None:
+        """Raises: StoreError when the entry is of a newer format."""
+        try:
+            entry = decode_msgpack(frame.payload, cast("type[Any]", _Head))
+        except msgspec.MsgspecError as error:
+            raise StoreError(
+                f"{self._path(segment)} was written by another version of Gangline, at byte {frame.offset}: {error}. "
+                "Finish its sessions with that version, or use another data folder."
+            ) from error
+        key = _key(entry)
+        if isinstance(entry, AttemptOpened) and frame.number == 0:
+            self._forget(key)  # where damage took the closing of an earlier attempt of this name
+        if not isinstance(entry, AttemptClosed) and frame.number != self._num_entries(key):
+            log.error(
+                "journal.hole session=%s attempt=%d has=%d found=%d: not used, for what came before it is lost",
+                *(*key, self._num_entries(key), frame.number),
+            )
             return
-        if last:
-            log.warning("journal.tail_cut segment=%d bytes=%d", number, len(data) - offset)
-            os.truncate(self._path(number), offset)
-        else:
-            log.error("journal.damaged segment=%d offset=%d bytes_unread=%d", number, offset, len(data) - offset)
+        self._index(entry, _Place(segment, frame.offset, len(frame.payload)))
 
-    @staticmethod
-    def _check_frame(data: bytes, offset: int) -> int | None:
-        """End of the frame at `offset`, or None when it is torn or damaged."""
-        if offset + _FRAME.size > len(data):
-            return None
-        length, crc = _FRAME.unpack_from(data, offset)
-        end = offset + _FRAME.size + length
-        if length > _MAX_FRAME_BYTES or end > len(data) or zlib.crc32(data[offset + _FRAME.size : end]) != crc:
-            return None
-        return end
-
-    def _index(self, entry: _Entry, place: _Place) -> None:
+    def _index(self, entry: _Entry | _Head, place: _Place) -> None:
         key = _key(entry)
         if isinstance(entry, AttemptClosed):
-            self._open.pop(key, None)
-            for old in self._places.pop(key, ()):
-                self._live[old.segment] -= 1
+            self._forget(key)
             self._drop_dead_segments()
             return
         if isinstance(entry, AttemptOpened):
             self._open[key] = entry
         self._places[key].append(place)
         self._live[place.segment] += 1
+
+    def _forget(self, key: AttemptKey) -> None:
+        self._open.pop(key, None)
+        for place in self._places.pop(key, ()):
+            self._live[place.segment] -= 1
 
     def _drop_dead_segments(self) -> None:
         """Oldest first, so that an attempt's closing never goes before its opening."""
@@ -277,10 +308,39 @@ class Journal:
 
     async def close(self) -> None:
         """Waits for what is being written. Idempotent."""
-        while self._writing:
-            await asyncio.sleep(0)
-            await asyncio.to_thread(lambda: None)
+        if self._flushing is not None:
+            await asyncio.wait({self._flushing})
         self._thread.shutdown()
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        if self._writer is not None:
+            self._writer.close()
+            os.close(self._lock)
+            self._writer = None
+
+
+def _locked(folder: Path) -> int:
+    """The journal's lock file, open and locked. Raises: StoreError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _explained(error) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        if isinstance(error, BlockingIOError):
+            raise StoreError(f"another process has the journal {folder} open: is this node running already?") from error
+        raise _explained(error) from error
+    return lock
+
+
+def _fail(batch: list[_Waiting], error: Exception) -> None:
+    for waiting in batch:
+        if not waiting.done.done():
+            waiting.done.set_exception(_explained(error))
+
+
+def _explained(error: Exception) -> StoreError:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull("the disk of the journal is full: free some space; calls are refused until then")
+    return StoreError(f"the journal cannot be written: {error}")
