@@ -33,6 +33,7 @@ T = TypeVar("T")
 
 _MSGPACK = "application/msgpack"
 _POLL_S = 60.0
+_DRAIN_POLL_S = 30.0
 
 
 class _HttpClient:
@@ -292,9 +293,20 @@ class NodeClient(_HttpClient):
         return await self._json("GET", "/v1/gate", dict[str, Any])
 
     async def pause(self, mode: str = "drain", lease_s: float = 600.0) -> dict[str, Any]:
-        """Let model calls wait; with `drain`, returns when none is in flight. Raises: InvalidRequest."""
-        body = msgspec.json.encode({"mode": mode, "lease_s": lease_s})
-        return await self._json("POST", "/v1/gate/pause", dict[str, Any], body=body, wait_s=lease_s)
+        """Let model calls wait; with `drain`, returns when none is in flight, or when the lease is over: see
+        `is_drained`. Asks again every half minute, without renewing the lease. Raises: InvalidRequest.
+        """
+        ends_at = asyncio.get_running_loop().time() + lease_s
+        while True:
+            fields = {"mode": mode, "lease_s": lease_s, "wait_s": _DRAIN_POLL_S}
+            state = await self._json(
+                *("POST", "/v1/gate/pause", dict[str, Any]), body=msgspec.json.encode(fields), wait_s=_DRAIN_POLL_S
+            )
+            lease_s = ends_at - asyncio.get_running_loop().time()
+            if mode != "drain" or state["is_drained"] or not state["is_paused"]:
+                return state
+            if lease_s <= 0:
+                return await self.gate()
 
     async def resume(self) -> dict[str, Any]:
         return await self._json("POST", "/v1/gate/resume", dict[str, Any])

@@ -12,6 +12,7 @@ import pytest
 
 from fixtures_node import RunningNode, running_node
 from gangline.domain.errors import Conflict, EngineUnavailable, InvalidRequest, NotFound, UnknownPlugin
+from gangline.gateway.gate import ABANDONED_S
 from gangline.testing.scripted_engine import scripted_server
 
 SCRIPT = {"default": {"text": "as you wish"}}
@@ -159,3 +160,25 @@ async def test_the_operators_policy_holds_for_sessions_of_callers_too(tmp_path: 
         await node.ask("POST", f"/s/{opened['session_id']}/generate", {"prompt_ids": [1, 2]}, opened["api_key"])
         result = await node.client.finalize(opened["session_id"], completions=True)
     assert [one.certificate.sampling.temperature for one in result.completions] == [0.25, 0.25]
+
+
+async def test_a_drain_is_polled_and_one_whose_trainer_vanished_opens_soon(tmp_path: Path) -> None:
+    async with scripted_server(SCRIPT) as engine_url, running_node(tmp_path, engine_url) as node:
+        opened = await node.client.open_session()
+        async with node.http.post(f"{engine_url}/pause", params={"mode": "keep"}):
+            held = asyncio.create_task(ask(opened))
+        while (await node.client.gate())["num_in_flight"] == 0:
+            await asyncio.sleep(0)
+        status, state = await node.ask("POST", "/v1/gate/pause", {"lease_s": 600, "wait_s": 0})
+        assert (status, state["is_paused"], state["is_drained"], state["num_in_flight"]) == (200, True, False, 1)
+        vanished = asyncio.create_task(node.client.pause("drain", lease_s=500))
+        while (await node.client.gate())["lease_left_s"] > 500:
+            await asyncio.sleep(0)
+        vanished.cancel()
+        while (await node.client.gate())["lease_left_s"] > ABANDONED_S:
+            await asyncio.sleep(0)
+        draining = asyncio.create_task(node.client.pause("drain", lease_s=60))
+        async with node.http.post(f"{engine_url}/resume"):
+            assert await held == "as you wish"
+        assert (await draining)["is_drained"]
+        await node.client.resume()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gangline.domain.errors import InvalidRequest
-from gangline.gateway.gate import Gate, GateMeter
+from gangline.gateway.gate import ABANDONED_S, Gate, GateMeter
 from gangline.gateway.versions import VersionStamps
 
 
@@ -198,3 +198,54 @@ def test_a_reply_in_one_piece_has_the_version_it_was_begun_under() -> None:
     stamps.begin()
     gate.set_version(2)
     assert [(span.version, span.start, span.end) for span in stamps.spans(0, 5)] == [(1, 0, 5)]
+
+
+async def test_a_drain_that_takes_long_answers_how_far_it_is_and_stays_closed() -> None:
+    gate = Gate()
+    call = Call(gate)
+    await _turn()
+    state = await gate.pause("drain", 600, wait_s=0.01)
+    assert (state.is_paused, state.is_drained, state.num_in_flight) == (True, False, 1)
+    asking_again = asyncio.create_task(gate.pause("drain", 600, wait_s=60))
+    await call.end()
+    assert (await asking_again).is_drained
+
+
+async def test_a_drain_that_nobody_waits_for_any_more_opens_soon_unless_it_is_asked_for_again() -> None:
+    clock = Clock()
+    gate = Gate(clock)
+    call = Call(gate)
+    await _turn()
+    vanished = asyncio.create_task(gate.pause("drain", 600))
+    await _turn()
+    vanished.cancel()
+    await asyncio.wait({vanished})
+    assert (gate.state.is_paused, gate.state.lease_left_s) == (True, ABANDONED_S)
+    asking_again = asyncio.create_task(gate.pause("drain", 600))
+    await _turn()
+    assert gate.state.lease_left_s == 600
+    late = asyncio.create_task(gate.pause("drain", 400))
+    await _turn()
+    asking_again.cancel()  # another pause holds the gate by now
+    await asyncio.wait({asking_again})
+    assert gate.state.lease_left_s == 400
+    await call.end()
+    assert (await late).is_drained
+
+
+async def test_an_abandoned_drain_never_lengthens_its_lease_nor_closes_an_open_gate() -> None:
+    gate = Gate(Clock())
+    call = Call(gate)
+    await _turn()
+    vanished = asyncio.create_task(gate.pause("drain", 5))
+    await _turn()
+    vanished.cancel()
+    await asyncio.wait({vanished})
+    assert gate.state.lease_left_s == 5
+    vanished = asyncio.create_task(gate.pause("drain", 600))
+    await _turn()
+    gate.resume()
+    vanished.cancel()
+    await asyncio.wait({vanished})
+    assert not gate.state.is_paused
+    await call.end()

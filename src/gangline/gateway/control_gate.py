@@ -7,7 +7,7 @@ from typing import Literal
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from gangline.gateway.control import ControlRoute, answer, read_model
+from gangline.gateway.control import MAX_WAIT_S, ControlRoute, answer, read_model
 from gangline.gateway.gate import Gate
 
 __all__ = ["GateRoutes", "PauseRequest", "VersionRequest"]
@@ -19,9 +19,13 @@ class PauseRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     mode: Literal["drain", "keep"] = "drain"
-    """drain: answered once no call is in flight. keep: at once; calls in flight stay as they are."""
+    """drain: answered once no call is in flight (`is_drained`), or after `wait_s`. keep: at once; calls in flight stay
+    as they are."""
     lease_s: float = Field(default=600.0, gt=0, le=86_400)
     """The gate opens by itself after this many seconds; pausing again renews it."""
+    wait_s: float = Field(default=30.0, ge=0, le=MAX_WAIT_S)
+    """A drain that takes longer is answered then, with `num_in_flight`; ask again to go on waiting. Who leaves before
+    an answer has 30 s to ask again: then the gate opens."""
 
 
 class VersionRequest(BaseModel):
@@ -52,7 +56,7 @@ class GateRoutes:
 
     async def pause(self, request: web.Request) -> web.StreamResponse:
         wanted = await read_model(request, PauseRequest)
-        return answer(request, await self._gate.pause(wanted.mode, wanted.lease_s))
+        return answer(request, await self._gate.pause(wanted.mode, wanted.lease_s, wanted.wait_s))
 
     async def resume(self, request: web.Request) -> web.StreamResponse:
         return answer(request, self._gate.resume())

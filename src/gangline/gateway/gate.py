@@ -3,7 +3,8 @@
 While it is closed, new calls wait; those in flight end first (`drain`) or stay as they are (`keep`: the engine holds
 them and goes on under the new weights). Who waits loses nothing: streams are kept alive by the proxy, and a session's
 budget stands still for as long as one of its calls is held (`GateMeter`). A trainer that died with the gate closed
-cannot freeze the service: the lease runs out and the gate opens by itself.
+cannot freeze the service: the lease runs out and the gate opens by itself. Who closes it and vanishes before the drain
+is done has `ABANDONED_S` to ask again.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
 import msgspec
 
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["Gate", "GateMeter", "GateMode", "GateState"]
+__all__ = ["ABANDONED_S", "Gate", "GateMeter", "GateMode", "GateState"]
 
 _log = logging.getLogger("gangline.gate")
 
 GateMode = Literal["drain", "keep"]
+
+ABANDONED_S = 30.0
+"""Left of the lease of a gate whose drain nobody waits for any more."""
 
 
 class GateState(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +110,7 @@ class Gate:
         self._num_waiting = 0
         self._num_in_flight = 0
         self._num_expired = 0
+        self._num_pauses = 0
         self._opened: asyncio.Event | None = None
         self._settled: asyncio.Event = asyncio.Event()
         """Set while nothing is in flight, or the gate is open: what a drain waits for."""
@@ -129,9 +134,11 @@ class Gate:
     def version(self) -> int | None:
         return self._version
 
-    async def pause(self, mode: GateMode = "drain", lease_s: float = 600.0) -> GateState:
+    async def pause(self, mode: GateMode = "drain", lease_s: float = 600.0, wait_s: float | None = None) -> GateState:
         """Close the gate, or renew the lease of a closed one. `drain` returns when no call is in flight any more, or
-        when the gate was opened meanwhile (resumed, or its lease ran out): see `is_paused` of what it returns.
+        when the gate was opened meanwhile (resumed, or its lease ran out), or after `wait_s` seconds: see `is_drained`
+        and `is_paused` of what it returns. One that is cancelled leaves at most `ABANDONED_S` of the lease, unless
+        another pause came after it.
 
         Raises: InvalidRequest.
         """
@@ -141,8 +148,20 @@ class Gate:
             raise InvalidRequest(f"lease_s must be above 0 and at most 86400, got {lease_s}.", param="lease_s")
         self._close(mode, lease_s)
         if mode == "drain":
-            await self._settled.wait()
+            await self._drain(wait_s)
         return self.state
+
+    async def _drain(self, wait_s: float | None) -> None:
+        number = self._num_pauses
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._settled.wait()
+        except asyncio.CancelledError:
+            if self._mode is not None and number == self._num_pauses:
+                _log.warning("gate.drain_abandoned in_flight=%d", self._num_in_flight)
+                self._lease_for(min(self._lease_ends_at - self._clock(), ABANDONED_S))
+            raise
 
     def resume(self) -> GateState:
         """Open the gate. One that is open stays so."""
@@ -195,13 +214,17 @@ class Gate:
             meter.passes(change, is_frozen=self._mode == "keep")
             (self._passing.discard if meter.is_idle else self._passing.add)(meter)
 
-    def _close(self, mode: GateMode, lease_s: float) -> None:
+    def _lease_for(self, lease_s: float) -> None:
         if self._lease is not None:
             self._lease.cancel()
-        self._mode = mode
-        self._opened = self._opened or asyncio.Event()
         self._lease = asyncio.get_running_loop().call_later(lease_s, self._expire)
         self._lease_ends_at = self._clock() + lease_s
+
+    def _close(self, mode: GateMode, lease_s: float) -> None:
+        self._num_pauses += 1
+        self._mode = mode
+        self._opened = self._opened or asyncio.Event()
+        self._lease_for(lease_s)
         if self._num_in_flight:
             self._settled.clear()
         else:
