@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gangline.domain.completion import Certificate, Completion
+from gangline.domain.completion import Certificate, Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.gateway.placing import PlaceIndex
@@ -25,7 +25,15 @@ def _call(*messages: Message, **fields: Any) -> ModelCall:
     return ModelCall(**({"dialect": "openai_chat", "model": "m", "messages": messages} | fields))
 
 
-def _answered(index: PlaceIndex, call: ModelCall, response: Message, completion_id: str) -> Completion:
+class _Index(PlaceIndex):
+    """With a tree of its own, as a ledger has."""
+
+    def __init__(self, **options: Any) -> None:
+        self.tree = CompletionTree()
+        super().__init__(self.tree, **options)
+
+
+def _answered(index: _Index, call: ModelCall, response: Message, completion_id: str) -> Completion:
     place = index.place(call)
     completion = Completion(
         completion_id=completion_id,
@@ -47,6 +55,7 @@ def _answered(index: PlaceIndex, call: ModelCall, response: Message, completion_
         started_at=0.0,
         finished_at=0.0,
     )
+    index.tree.add(completion)
     index.add(completion, place.digest)
     return completion
 
@@ -65,7 +74,7 @@ RESPONSE = _assistant(Thinking("hm"), Text("Let me see.\n"), ToolCall("call_k", 
     ],
 )
 def test_an_echo_of_the_same_meaning_is_the_sampled_turn(echo: Message) -> None:
-    index = PlaceIndex()
+    index = _Index()
     _answered(index, _call(USER), RESPONSE, "c1")
     place = index.place(_call(USER, echo, MORE))
     assert (place.parent_id, place.num_shared, place.new_messages) == ("c1", 2, (MORE,))
@@ -82,13 +91,13 @@ def test_an_echo_of_the_same_meaning_is_the_sampled_turn(echo: Message) -> None:
     ],
 )
 def test_an_edited_turn_was_never_sampled(echo: Message) -> None:
-    index = PlaceIndex()
+    index = _Index()
     _answered(index, _call(USER), RESPONSE, "c1")
     assert index.place(_call(USER, echo, MORE)).parent_id is None
 
 
 def test_an_edited_history_before_the_turn_is_another_branch() -> None:
-    index = PlaceIndex()
+    index = _Index()
     _answered(index, _call(USER), RESPONSE, "c1")
     assert index.place(_call(Message("user", (Text("hallo"),)), RESPONSE, MORE)).parent_id is None
 
@@ -97,13 +106,13 @@ def test_an_edited_history_before_the_turn_is_another_branch() -> None:
     "fields", [{"tools": (ToolDefinition("f"),)}, {"model": "n"}, {"template_kwargs": {"enable_thinking": False}}]
 )
 def test_tools_model_and_template_arguments_are_part_of_the_branch(fields: dict[str, Any]) -> None:
-    index = PlaceIndex()
+    index = _Index()
     _answered(index, _call(USER), RESPONSE, "c1")
     assert index.place(_call(USER, RESPONSE, MORE, **fields)).parent_id is None
 
 
 def test_the_deepest_match_wins_and_an_edit_after_it_is_new() -> None:
-    index = PlaceIndex()
+    index = _Index()
     result = Message("tool", (ToolResult("call_k", (Text("out"),)),))
     _answered(index, _call(USER), RESPONSE, "c1")
     _answered(index, _call(USER, RESPONSE, result), _assistant(Text("ok")), "c2")
@@ -115,7 +124,7 @@ def test_the_deepest_match_wins_and_an_edit_after_it_is_new() -> None:
 
 
 def test_between_equal_histories_the_record_key_decides_also_further_up() -> None:
-    index = PlaceIndex()
+    index = _Index()
     other = _assistant(*RESPONSE.parts[:2], ToolCall("call_j", "run", '{"command": "ls", "n": 1}'))
     result = Message("tool", (ToolResult("x", (Text("out"),)),))
     ok = _assistant(Text("ok"))
@@ -129,15 +138,15 @@ def test_between_equal_histories_the_record_key_decides_also_further_up() -> Non
 
 
 def test_between_equal_histories_without_keys_the_exact_echo_wins_then_the_latest() -> None:
-    index = PlaceIndex()
+    index = _Index()
     for number, thought in enumerate(("a", "b", "c"), start=1):
         _answered(index, _call(USER), _assistant(Thinking(thought), Text("ok")), f"c{number}")
     assert index.place(_call(USER, _assistant(Thinking("b"), Text("ok")), MORE)).parent_id == "c2"
     assert index.place(_call(USER, _assistant(Text("ok")), MORE)).parent_id == "c3"
 
 
-def _long_session(num_turns: int) -> tuple[PlaceIndex, list[Completion], ModelCall]:
-    index, completions = PlaceIndex(), list[Completion]()
+def _long_session(num_turns: int) -> tuple[_Index, list[Completion], ModelCall]:
+    index, completions = _Index(), list[Completion]()
     messages: tuple[Message, ...] = (USER,)
     for turn in range(num_turns):
         response = _assistant(Text(f"turn {turn} " * 40), ToolCall(f"call_{turn}", "run", '{"command": "ls -la"}'))
@@ -148,7 +157,8 @@ def _long_session(num_turns: int) -> tuple[PlaceIndex, list[Completion], ModelCa
 
 def test_a_restored_index_places_as_the_one_that_was_lost() -> None:
     index, completions, call = _long_session(12)
-    restored = PlaceIndex()
+    tree = CompletionTree(completions)
+    restored = PlaceIndex(tree)
     for completion in completions:
         restored.restore(completion)
     assert restored.place(call) == index.place(call)
@@ -156,7 +166,7 @@ def test_a_restored_index_places_as_the_one_that_was_lost() -> None:
 
 
 def test_a_signature_with_our_record_key_tells_equal_turns_apart() -> None:
-    index = PlaceIndex()
+    index = _Index()
     same = _assistant(Thinking("hm"), Text("yes"))
     for completion_id, reply_id in (("c1", "aa11"), ("c2", "bb22")):
         call = _call(USER)
@@ -172,7 +182,7 @@ def test_a_signature_with_our_record_key_tells_equal_turns_apart() -> None:
 
 
 def test_conversations_that_take_turns_are_placed_as_if_each_were_alone() -> None:
-    together, alone = PlaceIndex(), [PlaceIndex() for _ in range(5)]
+    together, alone = _Index(), [_Index() for _ in range(5)]
     histories: list[tuple[Message, ...]] = [(Message("user", (Text(f"task {number}"),)),) for number in range(5)]
     for turn in range(6):
         for number, history in enumerate(histories):

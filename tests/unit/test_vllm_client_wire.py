@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gangline.domain.completion import CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Text, ToolChoice, ToolDefinition
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.tokens import token_ids
@@ -89,7 +90,7 @@ def test_a_record_is_trainable_only_with_one_good_log_prob_per_id(
     prompt = Prompt(source="engine", context="first", parent_id=None, shared=0, suffix_ids=token_ids([1]))
     completion = completion_of(
         CALL,
-        PlaceIndex().place(CALL),
+        PlaceIndex(CompletionTree()).place(CALL),
         prompt,
         choice,
         CAPABILITIES,

@@ -22,8 +22,11 @@ __all__ = [
     "CompletionTree",
     "Context",
     "DivergenceCause",
+    "Lineage",
     "LogprobKind",
+    "ParseStatus",
     "PromptSource",
+    "Relation",
     "VersionSpan",
 ]
 
@@ -35,6 +38,9 @@ Context = Literal["first", "exact", "diverged"]
 
 LogprobKind = Literal["raw", "processed", "temperature_scaled", "missing"]
 
+ParseStatus = Literal["ok", "partial", "failed"]
+"""How a reply's tool calls were read: all, some, or none of those that the model began."""
+
 DivergenceCause = Literal[
     "bpe_merge",
     "thinking_dropped",
@@ -42,11 +48,23 @@ DivergenceCause = Literal[
     "whitespace",
     "system_changed",
     "tools_changed",
+    "model_changed",
+    "template_changed",
     "history_edited",
     "special_token_in_text",
     "truncated_turn",
     "unknown",
 ]
+
+
+Relation = Literal["root", "continuation", "branch", "sibling", "retry", "changed", "spawned", "compacted"]
+"""How a call came out of an earlier one of its session, the origin.
+
+root: out of none. continuation: goes on from it, as the first to do so. branch: goes on from it, as another call did
+before. sibling: has the same prompt. retry: has the same prompt, and the origin was aborted. changed: would go on from
+it, had the client not changed something that stands before. Known only when the session is over (see
+`trajectories.lineage`): spawned, by a tool call of the origin; compacted, goes on from what the origin summarised.
+"""
 
 
 class VersionSpan(msgspec.Struct, frozen=True):
@@ -57,6 +75,21 @@ class VersionSpan(msgspec.Struct, frozen=True):
     end: int
 
 
+class Lineage(msgspec.Struct, frozen=True, kw_only=True):
+    """How a call came out of an earlier one, by its messages. It says nothing about ids: the certificate does."""
+
+    relation: Relation = "root"
+    origin_id: str | None = None
+    """The parent where `relation` is continuation or branch; of the others, maybe of another conversation."""
+    cause: DivergenceCause | None = None
+    """Of `changed`: what the client did."""
+    first_change: int | None = None
+    """Of `changed`: index into the request's messages of the first that is not the origin's; None where what differs
+    stands before all messages."""
+    reason: str = ""
+    """For people: what it was told by, where that is not plain."""
+
+
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     """What is exact about one completion. Source: design, token truth."""
 
@@ -65,7 +98,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: LogprobKind
     finish_reason: str
     """stop, length, tool_calls, abort, ..., as the engine said."""
-    parse: Literal["ok", "partial", "failed"] = "ok"
+    parse: ParseStatus = "ok"
     first_divergence: int | None = None
     """Index into the parent's context of the first id that differs; None unless diverged."""
     cause: DivergenceCause | None = None
@@ -107,7 +140,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     new_messages: tuple[Message, ...]
     response: Message
     tools: tuple[ToolDefinition, ...] = ()
+    """Empty where there is a parent: its tools hold (see `CompletionTree.tools`)."""
     certificate: Certificate
+    lineage: Lineage = Lineage()
     started_at: float
     """Unix time, UTC, seconds."""
     finished_at: float
@@ -125,6 +160,7 @@ class CompletionTree:
     def __init__(self, completions: Iterable[Completion] = ()) -> None:
         self._by_id: dict[str, Completion] = {}
         self._context_len: dict[str, int] = {}
+        self._tools: dict[str, tuple[ToolDefinition, ...]] = {}
         for completion in completions:
             self.add(completion)
 
@@ -134,6 +170,7 @@ class CompletionTree:
         if parent_len < completion.prompt_shared:
             raise ValueError(f"{completion.completion_id}: shares more than its parent has")
         self._by_id[completion.completion_id] = completion
+        self._tools[completion.completion_id] = self.tools(completion)
         self._context_len[completion.completion_id] = self.num_prompt_ids(completion) + len(completion.sampled_ids)
 
     def __len__(self) -> int:
@@ -195,3 +232,7 @@ class CompletionTree:
                 want = parent.messages_shared
             at = parent.parent_id
         return tuple(message for piece in reversed(pieces) for message in piece)
+
+    def tools(self, completion: Completion) -> tuple[ToolDefinition, ...]:
+        """Tools of the request: those of the conversation's first call, for other tools are another branch key."""
+        return completion.tools if completion.parent_id is None else self._tools[completion.parent_id]

@@ -6,9 +6,10 @@ Source: Polar, A.3 (field names), with additions that are all optional.
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from gangline.domain.ids import ID_PATTERN
 
@@ -139,6 +140,20 @@ class CaptureSpec(_Spec):
     or stitch on."""
     sampling: SamplingPolicy | None = None
     """Sampling parameters as the trainer needs them; a policy of the node is applied after it."""
+    volatile_system_text: tuple[Annotated[str, Field(max_length=500)], ...] | None = Field(default=None, max_length=32)
+    """Regular expressions; None is the usual ones, for dates, times and billing lines. Text of system messages that they
+    match does not make a call another conversation: the engine is sent what the conversation's first call had there,
+    and what the client sent is kept in the record."""
+
+    @field_validator("volatile_system_text")
+    @classmethod
+    def _are_expressions(cls, rules: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for rule in rules or ():
+            try:
+                re.compile(rule)
+            except re.error as error:
+                raise ValueError(f"{rule!r} is no regular expression: {error}") from error
+        return rules
 
 
 class BuilderSpec(BaseModel):

@@ -181,6 +181,7 @@ class Attempt:
             max_turns=task.agent.max_turns,
             thinking=task.capture.thinking,
             tier=task.capture.tier,
+            volatile_system_text=task.capture.volatile_system_text,
             gate=parts.gate,
             sampling=[policy for policy in (task.capture.sampling, parts.sampling) if policy is not None],
         )

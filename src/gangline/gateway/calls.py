@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gangline.domain.completion import Completion, DivergenceCause
+from gangline.domain.completion import Completion, DivergenceCause, PromptSource
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, Thinking, ToolCall, Usage
 from gangline.domain.errors import EngineIncapable, EngineUnavailable, GanglineError, SessionOver
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, TokenLogprob, ToolCallDelta
@@ -82,6 +82,8 @@ class CallInFlight:
         self._sent_ids: TokenIds | None = None
         self._num_prompt_tokens: int | None = None
         self._place: Place | None = None
+        self._volatile: dict[str, Sequence[str]] = {}
+        """Index of a system message -> its volatile text, where the engine was sent other text."""
         self._capabilities: EngineCapabilities | None = None
         """Set once the engine is asked to sample."""
         self._shown: list[ReplyDelta] = []
@@ -190,6 +192,7 @@ class CallInFlight:
 
     async def _sample_and_commit(self) -> Reply:
         self._place = place = self._ledger.index.place(self.call)
+        self._pin(place)
         capabilities = await self._engine.capabilities()
         decision = await self._tier.decide(self.call, place, capabilities)
         self._capabilities, self._sent_ids = capabilities, decision.prompt_ids
@@ -197,6 +200,15 @@ class CallInFlight:
         self._committing = True
         prompt = await self._prompt(place, decision, answer)
         return await self._commit(place, prompt, answer, capabilities)
+
+    def _pin(self, place: Place) -> None:
+        """The engine is sent the system text that the conversation first had; the record keeps what the client sent."""
+        if place.pinned:
+            messages = list(self.call.messages)
+            for position, first in place.pinned:
+                self._volatile[str(position)] = self._ledger.index.volatile.found_in(messages[position])
+                messages[position] = first
+            self.call = msgspec.structs.replace(self.call, messages=tuple(messages))
 
     # -- sampling ------------------------------------------------------------------------------------------------
 
@@ -259,7 +271,7 @@ class CallInFlight:
         """What the engine says it conditioned on, against the parent's context."""
         reported = answer.prompt_ids
         if reported is None:
-            return Prompt(source="engine", context="first", parent_id=None, shared=0, suffix_ids=token_ids())
+            return Prompt(source=self._rendered_by, context="first", parent_id=None, shared=0, suffix_ids=token_ids())
         stitched = decision.prompt_ids is not None and np.array_equal(decision.prompt_ids, reported)
         fallback, cause = decision.fallback, decision.cause
         if decision.prompt_ids is not None and not stitched:
@@ -273,15 +285,19 @@ class CallInFlight:
             cause = await self._find_cause(place, reported, prompt.shared)
         return msgspec.structs.replace(prompt, cause=cause if prompt.context == "diverged" else None)
 
+    @property
+    def _rendered_by(self) -> PromptSource:
+        return "engine" if self._capabilities is None else self._capabilities.prompt_source
+
     def _compared(self, place: Place, reported: TokenIds, fallback: str | None = None) -> Prompt:
         if place.parent_id is None:
-            return Prompt(source="engine", context="first", parent_id=None, shared=0, suffix_ids=reported)
+            return Prompt(source=self._rendered_by, context="first", parent_id=None, shared=0, suffix_ids=reported)
         tree = self._ledger.tree
         context = tree.context_ids(tree[place.parent_id])
         shared = common_prefix_len(context, reported)
         exact = shared == len(context)
         return Prompt(
-            source="engine",
+            source=self._rendered_by,
             context="exact" if exact else "diverged",
             parent_id=place.parent_id,
             shared=shared,
@@ -351,6 +367,8 @@ class CallInFlight:
         metadata: dict[str, Any] = {"reply_id": self.record_key}
         if self.num_replays:
             metadata["num_replays"] = self.num_replays
+        if self._volatile:
+            metadata["volatile_system_text"] = self._volatile
         if self._wished is not None:
             metadata["sampling_wished"] = msgspec.to_builtins(self._wished)
         return metadata
@@ -401,7 +419,7 @@ class CallInFlight:
         """As far as it is known: reported by the engine, else as sent, else nothing."""
         known = self._sent_ids if reported is None else reported
         if known is None:
-            return Prompt(source="engine", context="first", parent_id=None, shared=0, suffix_ids=token_ids())
+            return Prompt(source=self._rendered_by, context="first", parent_id=None, shared=0, suffix_ids=token_ids())
         prompt = self._compared(place, known)
         if self._sent_ids is not None and np.array_equal(self._sent_ids, known):
             return msgspec.structs.replace(prompt, source="stitched")

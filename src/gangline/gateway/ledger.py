@@ -9,8 +9,10 @@ from typing import Protocol
 
 import msgspec
 
-from gangline.domain.completion import Completion, CompletionTree
+from gangline.domain.completion import Completion, CompletionTree, Lineage
+from gangline.gateway.origins import HistoryDigest
 from gangline.gateway.placing import PlaceIndex
+from gangline.gateway.volatile import VolatileText
 
 __all__ = ["CompletionJournal", "Ledger"]
 
@@ -27,13 +29,21 @@ class Ledger:
     """A completion is in the tree only when it is in the journal; nobody sees it before."""
 
     def __init__(
-        self, session_id: str, attempt: int, journal: CompletionJournal, completions: Iterable[Completion] = ()
+        self,
+        session_id: str,
+        attempt: int,
+        journal: CompletionJournal,
+        completions: Iterable[Completion] = (),
+        volatile: VolatileText | None = None,
     ) -> None:
-        """`completions`: what the journal has of this attempt already, in commit order."""
+        """
+        completions: what the journal has of this attempt already, in commit order.
+        volatile: the rules that calls are placed by; None is the usual ones.
+        """
         self.session_id = session_id
         self.attempt = attempt
         self.tree = CompletionTree()
-        self.index = PlaceIndex()
+        self.index = PlaceIndex(self.tree, volatile)
         self._journal = journal
         self._num_committed = 0
         self._replies: dict[str, list[str]] = {}
@@ -45,18 +55,17 @@ class Ledger:
             self.tree.add(completion)
             self._num_committed += 1
             self._note(completion)
-            if completion.status == "complete":
-                self.index.restore(completion)
+            self.index.restore(completion)
 
-    async def commit(self, drafts: Sequence[Completion], history: bytes) -> list[Completion]:
+    async def commit(self, drafts: Sequence[Completion], history: HistoryDigest) -> list[Completion]:
         """Journal, then tree, then index; the drafts with their ids. `history`: the digest of the call they answer.
 
         Raises: StoreError; then none of them is in the journal or the tree.
         """
         async with self._order:
-            first = self._num_committed + 1
+            first, lineage = self._num_committed + 1, self._lineage(drafts[0], history)
             committed = [
-                msgspec.structs.replace(draft, completion_id=f"c{self.attempt}-{number:06d}")
+                msgspec.structs.replace(draft, completion_id=f"c{self.attempt}-{number:06d}", lineage=lineage)
                 for number, draft in enumerate(drafts, start=first)
             ]
             await self._journal.append_all(committed)
@@ -64,10 +73,16 @@ class Ledger:
                 self._num_committed += 1
                 self.tree.add(completion)
                 self._note(completion)
-                if completion.status == "complete":
-                    self.index.add(completion, history)
+                self.index.add(completion, history)
                 self._report(completion)
         return committed
+
+    def _lineage(self, draft: Completion, history: HistoryDigest) -> Lineage:
+        """Told at the commit: of calls made at once, the first to be answered is the one that goes on."""
+        lineage = self.index.lineage(draft, history)
+        if lineage.relation == "continuation" and lineage.origin_id in self._continued:
+            return msgspec.structs.replace(lineage, relation="branch")
+        return lineage
 
     def reply(self, reply_id: str) -> Completion | None:
         """The first choice of a reply that was given whole, by its id with or without the dialect's prefix."""
@@ -88,14 +103,20 @@ class Ledger:
             self._continued.add(completion.parent_id)
 
     def _report(self, completion: Completion) -> None:
-        certificate = completion.certificate
+        certificate, lineage = completion.certificate, completion.lineage
         if completion.status == "complete" and certificate.untrainable is not None:
             _log.error(
                 "call.untrainable session=%s completion=%s reason=%s",
                 *(self.session_id, completion.completion_id, certificate.untrainable),
             )
         _log.info(
-            "call.%s session=%s completion=%s prompt=%s context=%s cause=%s sampled=%d finish=%s",
-            *(completion.status, self.session_id, completion.completion_id, certificate.prompt_source),
-            *(certificate.context, certificate.cause, len(completion.sampled_ids), certificate.finish_reason),
+            "call.%s session=%s completion=%s relation=%s origin=%s prompt=%s context=%s cause=%s sampled=%d finish=%s",
+            *(completion.status, self.session_id, completion.completion_id, lineage.relation, lineage.origin_id),
+            *(
+                certificate.prompt_source,
+                certificate.context,
+                certificate.cause or lineage.cause,
+                len(completion.sampled_ids),
+                certificate.finish_reason,
+            ),
         )

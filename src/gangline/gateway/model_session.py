@@ -29,6 +29,7 @@ from gangline.gateway.retries import Attendance, CallMark, Retries
 from gangline.gateway.sampling_policy import apply_policies
 from gangline.gateway.stitch import PromptTier, Stitcher, ThinkingPolicy, Tier
 from gangline.gateway.token_call import TokenCall, TokenRequest
+from gangline.gateway.volatile import VolatileText
 
 __all__ = ["ModelSession", "key_digest"]
 
@@ -57,6 +58,7 @@ class ModelSession:
         sampling: Sequence[SamplingPolicy] = (),
         retry_window_s: float = 600.0,
         retry_grace_s: float = 5.0,
+        volatile_system_text: Sequence[str] | None = None,
     ) -> None:
         """
         key: the session's key, or its digest where nobody here knows the key any more.
@@ -64,6 +66,7 @@ class ModelSession:
         gate: the node's; None is one of its own, open.
         sampling: the operator's policies over what the harness wishes, the last one last.
         retry_grace_s: how long a call whose client vanished before anything was sent waits for a retry.
+        volatile_system_text: see `CaptureSpec`.
         """
         self.session_id = session_id
         self.attempt = attempt
@@ -77,7 +80,7 @@ class ModelSession:
         """How the engine failed the last call; None when calls were answered since."""
         self.store_failure: Failure | None = None
         """Likewise, of the journal."""
-        self._ledger = Ledger(session_id, attempt, journal, completions)
+        self._ledger = Ledger(session_id, attempt, journal, completions, VolatileText(volatile_system_text))
         self._tier = PromptTier(tier, Stitcher(engine, self._ledger.tree, thinking))
         self._gate = gate or Gate()
         self.meter = GateMeter()

@@ -198,6 +198,7 @@ async def _external_sessions(stack: AsyncExitStack, folder: Path, parts: NodePar
             journal=parts.journal,
             thinking=capture.thinking,
             tier=capture.tier,
+            volatile_system_text=capture.volatile_system_text,
             gate=parts.gate,
             sampling=[policy for policy in (capture.sampling, parts.sampling) if policy is not None],
             **fields,

@@ -1,30 +1,35 @@
 """Where a call belongs in its session: the completion whose context it continues, and what is new since then.
 
-A history is compared by meaning, not by bytes: arguments as parsed JSON, white space of sampled text normalised,
-thinking optional, tool-call ids left out (they only decide between equals). Each prefix of a history that ends with
-a sampled turn has a rolling digest, so placing costs one pass over the request, however many completions there are; of
-a request that goes on from an earlier one, word by word, only what is new is digested.
-The deepest match wins; what no one sampled (an edited turn, a compaction) simply is new.
+A history is compared by meaning, not by bytes (see `meaning`); record keys that harnesses echo (tool-call ids,
+signatures of thinking) decide between equals. Each prefix of a history that ends with a sampled turn has a rolling
+digest, so placing costs one pass over the request, however many completions there are; of a request that goes on from
+an earlier one, word by word, only what is new is digested. The deepest match wins; what no one sampled (an edited
+turn, a compaction) simply is new.
+
+Where a call echoes turns that stand after its match, a reader would have expected more of it: the lineage says which
+completion it would have continued, and what the client changed. That decides no ids.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from gangline.domain.completion import Completion
-from gangline.domain.conversation import Document, Image, Message, ModelCall, Text, Thinking, ToolCall, ToolResult
+from gangline.domain.completion import Completion, CompletionTree, Lineage
+from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall
+from gangline.gateway.meaning import calls_of, normal_form
+from gangline.gateway.origins import HistoryDigest, Origins, Step
+from gangline.gateway.volatile import VolatileText
 
-__all__ = ["Place", "PlaceIndex", "branch_key", "same_meaning", "signed_reply_id"]
+__all__ = ["Place", "PlaceIndex", "branch_key", "history_of_key", "signed_reply_id"]
 
 
 _MAX_WALKS = 3
-"""Conversations of one branch key that take turns without being digested anew."""
+"""Conversations that take turns without being digested anew."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -34,8 +39,12 @@ class Place(msgspec.Struct, frozen=True):
     parent_id: str | None
     num_shared: int
     new_messages: tuple[Message, ...]
-    digest: bytes
+    digest: HistoryDigest
     """Of the whole history."""
+    lineage: Lineage = Lineage()
+    """As far as the history tells; the ledger knows of siblings, retries and branches when the call is committed."""
+    pinned: tuple[tuple[int, Message], ...] = ()
+    """System messages, with their places, as the conversation first had them: the call's differ in volatile text."""
 
 
 def branch_key(call: ModelCall) -> str:
@@ -44,71 +53,78 @@ def branch_key(call: ModelCall) -> str:
     return hashlib.blake2b(material, digest_size=12).hexdigest()
 
 
-class _Walk(msgspec.Struct, frozen=True):
+def history_of_key(key: str) -> HistoryDigest:
+    """Of a history without messages. `key`: of its branch."""
+    return HistoryDigest(key.encode(), b"")
+
+
+class _Walk(NamedTuple):
     """One pass over a history, kept so that the next request of the same conversation passes over what is new only."""
 
+    key: str
     messages: tuple[Message, ...]
-    digests: tuple[bytes, ...]
-    """After each message."""
-    owners: tuple[tuple[str, ...], ...]
-    """Of each message: the completions that it names by their record keys."""
+    steps: tuple[Step, ...]
 
 
 class PlaceIndex:
     """Finds parents among the completions of one session that were answered whole."""
 
-    def __init__(self) -> None:
-        self._by_digest: dict[bytes, list[str]] = {}
-        self._digests: dict[str, bytes] = {}
+    def __init__(self, tree: CompletionTree, volatile: VolatileText | None = None) -> None:
+        """`tree`: a completion is in it before it is added here."""
+        self._tree = tree
+        self.volatile = VolatileText() if volatile is None else volatile
+        self._origins = Origins(tree, self._meaning)
+        self._ends: dict[str, HistoryDigest] = {}
         """completion id -> digest of its history and response"""
+        self._by_end: dict[bytes, list[str]] = {}
+        self._by_prompt: dict[bytes, list[str]] = {}
+        """Of aborted calls too."""
         self._by_call_id: dict[str, str] = {}
         self._by_reply_id: dict[str, list[str]] = {}
-        self._completions: dict[str, Completion] = {}
-        self._walks: dict[str, list[_Walk]] = {}
-        """branch key -> the latest walks, newest last"""
+        self._walks: list[_Walk] = []
+        """The latest, newest last."""
 
     def place(self, call: ModelCall) -> Place:
         key = branch_key(call)
-        walk = self._walk(key, call.messages)
+        steps = self._walk(key, call.messages).steps
         keyed: set[str] = set()
         parent_id, num_shared = None, 0
-        for position, (message, digest, owners) in enumerate(
-            zip(walk.messages, walk.digests, walk.owners, strict=True), start=1
-        ):
-            keyed.update(owners)
-            if message.role == "assistant" and (candidates := self._by_digest.get(digest)) is not None:
-                parent_id, num_shared = self._choose(candidates, message, keyed), position
-        digest = walk.digests[-1] if walk.digests else key.encode()
-        return Place(key, parent_id, num_shared, call.messages[num_shared:], digest)
-
-    def _walk(self, key: str, messages: tuple[Message, ...]) -> _Walk:
-        walks = self._walks.setdefault(key, [])
-        num_known, known = max(
-            ((_num_equal(walk.messages, messages), walk) for walk in walks),
-            key=lambda found: found[0],
-            default=(0, None),
+        for position, (message, step) in enumerate(zip(call.messages, steps, strict=True), start=1):
+            if message.role == "assistant":
+                keyed.update(step.owners)
+                if (candidates := self._by_end.get(step.digest.strict)) is not None:
+                    parent_id, num_shared = self._choose(candidates, message, keyed), position
+        return Place(
+            key,
+            parent_id,
+            num_shared,
+            call.messages[num_shared:],
+            steps[-1].digest if steps else history_of_key(key),
+            self._origins.lineage(key, call, steps, num_shared) or _of_parent(parent_id),
+            self._pinned(parent_id, call.messages[:num_shared]),
         )
-        digests = list(known.digests[:num_known]) if known else []
-        owners = list(known.owners[:num_known]) if known else []
-        digest = digests[-1] if digests else key.encode()
-        for message in messages[num_known:]:
-            named = self._named_by(message)
-            digest = _roll(digest, self._as_sampled(message, named))
-            digests.append(digest)
-            owners.append(named)
-        walk = _Walk(messages, tuple(digests), tuple(owners))
-        if known is not None and num_known == len(known.messages):
-            walks.remove(known)
-        self._walks[key] = [*walks, walk][-_MAX_WALKS:]
-        return walk
 
-    def add(self, completion: Completion, history: bytes) -> None:
+    def lineage(self, draft: Completion, history: HistoryDigest) -> Lineage:
+        """Of a completion that is about to be committed."""
+        same = self._by_prompt.get(history.strict) if history.loose else None
+        if same is None:
+            return draft.lineage
+        answered = [earlier for earlier in same if self._tree[earlier].status == "complete"]
+        if answered:
+            return Lineage(relation="sibling", origin_id=answered[-1])
+        return Lineage(relation="retry", origin_id=same[-1])
+
+    def add(self, completion: Completion, history: HistoryDigest) -> None:
         """`history`: the digest of the call that it answers, as `place` gave it."""
-        digest = _roll(history, completion.response)
         completion_id = completion.completion_id
-        self._by_digest.setdefault(digest, []).append(completion_id)
-        self._digests[completion_id] = digest
-        self._completions[completion_id] = completion
+        self._by_prompt.setdefault(history.strict, []).append(completion_id)
+        self._origins.add_prompt(completion, history)
+        if completion.status != "complete":
+            return
+        meaning = self._meaning(completion.response)
+        self._ends[completion_id] = end = _rolled(history, completion.response, meaning)
+        self._by_end.setdefault(end.strict, []).append(completion_id)
+        self._origins.add_response(completion, Step(meaning, end, ()))
         reply_id = completion.metadata.get("reply_id")
         if isinstance(reply_id, str):
             self._by_reply_id.setdefault(reply_id, []).append(completion_id)
@@ -118,12 +134,43 @@ class PlaceIndex:
 
     def restore(self, completion: Completion) -> None:
         """Add a completion read from the journal. Its parent must have been added before."""
-        digest = completion.branch_key.encode()
+        digest = history_of_key(completion.branch_key)
         if completion.messages_shared and completion.parent_id is not None:
-            digest = self._digests[completion.parent_id]
+            digest = self._ends[completion.parent_id]
         for message in completion.new_messages:
-            digest = _roll(digest, message)
+            digest = _rolled(digest, message, self._meaning(self._as_sampled(message, self._named_by(message))))
         self.add(completion, digest)
+
+    # -- passing over a history ----------------------------------------------------------------------------------
+
+    def _walk(self, key: str, messages: tuple[Message, ...]) -> _Walk:
+        known = max(reversed(self._walks), key=lambda walk: _num_equal(walk.messages, messages), default=None)
+        digest = history_of_key(key)
+        num_known = 0
+        steps: list[Step] = []
+        if known is not None and known.key == key:
+            num_known = _num_equal(known.messages, messages)
+            steps = list(known.steps[:num_known])
+            digest = steps[-1].digest if steps else digest
+        for position in range(num_known, len(messages)):
+            message = messages[position]
+            if known is not None and position < len(known.messages) and known.messages[position] == message:
+                # The same message after another beginning: only the rolling digests are new.
+                meaning, _, owners = known.steps[position]
+            else:
+                owners = self._named_by(message)
+                meaning = self._meaning(self._as_sampled(message, owners))
+            digest = _rolled(digest, message, meaning)
+            steps.append(Step(meaning, digest, owners))
+        walk = _Walk(key, messages, tuple(steps))
+        if known is not None and known.key == key and num_known == len(known.messages):
+            self._walks.remove(known)
+        self._walks = [*self._walks, walk][-_MAX_WALKS:]
+        return walk
+
+    def _meaning(self, message: Message) -> bytes:
+        # SHA-256: today's processors have instructions for it, so a long prompt costs a fifth of BLAKE2's time.
+        return hashlib.sha256(normal_form(message, self.volatile)).digest()
 
     def _named_by(self, message: Message) -> tuple[str, ...]:
         """The completions whose record keys `message` carries: in tool-call ids, in the signatures of thinking."""
@@ -139,14 +186,18 @@ class PlaceIndex:
 
     def _as_sampled(self, message: Message, named: tuple[str, ...]) -> Message:
         """The response that `message` echoes, when its tool-call ids say so and it only lost its text beside them."""
+        if not named:
+            return message
         owners = {self._by_call_id.get(part.call_id) for part in message.parts if isinstance(part, ToolCall)}
         owner = owners.pop() if len(owners) == 1 else None
         if owner is None:
             return message
-        sampled = self._completions[owner].response
+        sampled = self._tree[owner].response
         has_text = any(isinstance(part, Text) and part.text.strip() for part in message.parts)
-        lost_text = not has_text and _calls(message) == _calls(sampled)
+        lost_text = not has_text and calls_of(message) == calls_of(sampled)
         return sampled if lost_text else message
+
+    # -- the parent ----------------------------------------------------------------------------------------------
 
     def _choose(self, candidates: Sequence[str], echo: Message, keyed: set[str]) -> str:
         """Among histories of one meaning: named by record key, else echoed to the letter, else the latest."""
@@ -155,7 +206,7 @@ class PlaceIndex:
         ranks = [
             (
                 candidate in keyed or self._nearest_keyed(candidate) in keyed,
-                self._completions[candidate].response == echo,
+                self._tree[candidate].response == echo,
                 number,
             )
             for number, candidate in enumerate(candidates)
@@ -166,15 +217,29 @@ class PlaceIndex:
         """The completion itself or its nearest ancestor whose response carries record keys."""
         at: str | None = completion_id
         while at is not None:
-            completion = self._completions[at]
+            completion = self._tree[at]
             if any(isinstance(part, ToolCall) for part in completion.response.parts):
                 return at
             at = completion.parent_id
         return None
 
+    def _pinned(self, parent_id: str | None, shared: Sequence[Message]) -> tuple[tuple[int, Message], ...]:
+        systems = [(place, now) for place, now in enumerate(shared) if now.role in ("system", "developer")]
+        if parent_id is None or not systems:
+            return ()
+        recorded = self._tree.messages(self._tree[parent_id])
+        return tuple((place, recorded[place]) for place, now in systems if recorded[place] != now)
 
-def same_meaning(a: Message, b: Message) -> bool:
-    return _normal_form(a) == _normal_form(b)
+
+def _of_parent(parent_id: str | None) -> Lineage:
+    return Lineage() if parent_id is None else Lineage(relation="continuation", origin_id=parent_id)
+
+
+def _rolled(digest: HistoryDigest, message: Message, meaning: bytes) -> HistoryDigest:
+    strict = hashlib.sha256(digest.strict + meaning).digest()
+    if message.role in ("system", "developer"):
+        return HistoryDigest(strict, digest.loose)
+    return HistoryDigest(strict, hashlib.sha256(digest.loose + meaning).digest())
 
 
 def _num_equal(a: tuple[Message, ...], b: tuple[Message, ...]) -> int:
@@ -193,52 +258,3 @@ def signed_reply_id(signature: str) -> str:
         text = signature
     owner, _, reply_id = text.partition(":")
     return reply_id if owner == "gangline" else ""
-
-
-def _roll(digest: bytes, message: Message) -> bytes:
-    # SHA-256: today's processors have instructions for it, so a long prompt costs a fifth of BLAKE2's time.
-    return hashlib.sha256(digest + _normal_form(message)).digest()
-
-
-def _normal_form(message: Message) -> bytes:
-    role = "system" if message.role == "developer" else message.role
-    if role == "assistant":
-        return msgspec.json.encode((role, _assistant_text(message), _calls(message)))
-    texts = [_piece(part) for part in message.parts if isinstance(part, (Text, Image, Document))]
-    results = [_joined(part.content) for part in message.parts if isinstance(part, ToolResult)]
-    return msgspec.json.encode((role, message.name, "\n".join(texts).strip(), results))
-
-
-def _assistant_text(message: Message) -> str:
-    return " ".join("".join(part.text for part in message.parts if isinstance(part, Text)).split())
-
-
-def _joined(pieces: Iterable[Text | Image | Document]) -> str:
-    return "\n".join(map(_piece, pieces)).strip()
-
-
-def _piece(piece: Text | Image | Document) -> str:
-    """Its text, or what stands for its media."""
-    return piece.text if isinstance(piece, Text) else f"\0{type(piece).__name__}\0{piece.url}"
-
-
-def _calls(message: Message) -> list[tuple[str, str]]:
-    return [(part.name, _normal_json(part.arguments)) for part in message.parts if isinstance(part, ToolCall)]
-
-
-def _normal_json(text: str) -> str:
-    """Sorted, without white space, `1.0` as `1` (as JavaScript writes it); text that is no JSON as it is."""
-    try:
-        return _sorted_json.encode(_json.decode(text or "{}"))
-    except (ValueError, RecursionError):
-        return " ".join(text.split())
-
-
-def _number(text: str) -> Any:
-    value = float(text)
-    return int(value) if value.is_integer() and abs(value) < 2**53 else value
-
-
-# Made once: the module's functions make a new one per call when they are given options.
-_json = json.JSONDecoder(parse_float=_number)
-_sorted_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"))

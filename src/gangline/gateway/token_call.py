@@ -15,7 +15,7 @@ from contextlib import aclosing
 import msgspec
 import numpy as np
 
-from gangline.domain.completion import Completion, CompletionTree, VersionSpan
+from gangline.domain.completion import Completion, CompletionTree, Lineage, VersionSpan
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text
 from gangline.domain.errors import EngineIncapable, EngineUnavailable, GanglineError, SessionOver
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
@@ -31,7 +31,7 @@ from gangline.engines.contract import (
 from gangline.gateway.capture import Prompt, completion_of, with_own_call_ids
 from gangline.gateway.gate import Gate, GateMeter
 from gangline.gateway.ledger import Ledger
-from gangline.gateway.placing import Place
+from gangline.gateway.placing import Place, history_of_key
 from gangline.gateway.versions import VersionStamps
 
 __all__ = ["TokenCall", "TokenPiece", "TokenReply", "TokenRequest"]
@@ -202,7 +202,7 @@ class TokenCall:
 
     async def _commit(self, choice: EngineChoice, capabilities: EngineCapabilities) -> TokenReply:
         draft = self._draft(choice, capabilities)
-        (completion,) = await self._ledger.commit([draft], draft.branch_key.encode())
+        (completion,) = await self._ledger.commit([draft], history_of_key(draft.branch_key))
         return TokenReply(
             completion_id=completion.completion_id,
             prompt_ids=self.request.prompt_ids,
@@ -224,7 +224,7 @@ class TokenCall:
         spans = choice.version_spans or self._stamps.spans(choice.index, num_ids)
         return completion_of(
             self._model_call(),
-            Place(branch_key, None if parent is None else parent.completion_id, 0, (), branch_key.encode()),
+            self._place(branch_key, parent),
             Prompt(
                 source="rendered",
                 context="first" if parent is None else "exact",
@@ -241,13 +241,21 @@ class TokenCall:
             aborted=aborted,
         )
 
+    @staticmethod
+    def _place(branch_key: str, parent: Completion | None) -> Place:
+        """Told by ids alone."""
+        if parent is None:
+            return Place(branch_key, None, 0, (), history_of_key(branch_key))
+        lineage = Lineage(relation="continuation", origin_id=parent.completion_id)
+        return Place(branch_key, parent.completion_id, 0, (), history_of_key(branch_key), lineage)
+
     async def _record_aborted(self, message: str) -> None:
         if self._capabilities is None:
             return  # the engine was asked for nothing yet
         partial = self._gathered.reply().choices or (_nothing_sampled(),)
         draft = self._draft(partial[0], self._capabilities, aborted=message)
         try:
-            await self._ledger.commit([draft], draft.branch_key.encode())
+            await self._ledger.commit([draft], history_of_key(draft.branch_key))
         except GanglineError as error:  # its loss must not hide why the call ended
             _log.error("call.abort_not_recorded session=%s error=%s", self._ledger.session_id, error)
 

@@ -235,7 +235,7 @@ def _make_trace(
         spans=tuple(spans),
         prompt_messages=tree.messages(first),
         response_messages=_response_messages(turns),
-        tools=first.tools,
+        tools=tree.tools(first),
         finish_reason=last.certificate.finish_reason,
         role=role,
         parent_trace_id=parent_trace_id,
