@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
@@ -12,7 +11,7 @@ import numpy as np
 from gangline.domain.completion import VersionSpan
 from gangline.domain.conversation import Message, ToolCall, Usage
 from gangline.domain.errors import EngineUnavailable
-from gangline.domain.reply import ReplyDelta, TokenLogprob, ToolCallDelta
+from gangline.domain.reply import TokenLogprob
 from gangline.domain.tokens import TokenIds, token_ids
 from gangline.engines.contract import assistant_message
 
@@ -28,10 +27,10 @@ __all__ = [
     "WireUsage",
     "WireValues",
     "decode",
-    "delta_of",
     "ids_of",
     "logprob_values",
     "message_of",
+    "thinking_of",
     "token_logprobs",
     "usage_of",
     "version_spans",
@@ -40,18 +39,18 @@ __all__ = [
 WireT = TypeVar("WireT")
 
 
-class WireFunction(msgspec.Struct):
+class WireFunction(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: str | None = None
 
 
-class WireToolCall(msgspec.Struct):
+class WireToolCall(msgspec.Struct, gc=False):
     index: int = 0
     id: str | None = None
     function: WireFunction = msgspec.field(default_factory=WireFunction)
 
 
-class WireMessage(msgspec.Struct):
+class WireMessage(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -68,7 +67,7 @@ class WireTokenLogprob(WireTopLogprob, gc=False):
     top_logprobs: list[WireTopLogprob] | None = None
 
 
-class WireLogprobs(msgspec.Struct):
+class WireLogprobs(msgspec.Struct, gc=False):
     content: list[WireTokenLogprob] | None = None
 
 
@@ -76,27 +75,27 @@ class _WireValue(msgspec.Struct, gc=False):
     logprob: float | None = None
 
 
-class WireValues(msgspec.Struct):
+class WireValues(msgspec.Struct, gc=False):
     """The log-probs alone: texts, bytes and other candidates are skipped, for only a client that asks wants them."""
 
     content: list[_WireValue] | None = None
 
 
-class WireSpan(msgspec.Struct):
+class WireSpan(msgspec.Struct, gc=False):
     version: str | int
     start: int
     end: int
 
 
-class _CachedTokens(msgspec.Struct):
+class _CachedTokens(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
 
 
-class _SampledTokens(msgspec.Struct):
+class _SampledTokens(msgspec.Struct, gc=False):
     reasoning_tokens: int | None = None
 
 
-class WireUsage(msgspec.Struct):
+class WireUsage(msgspec.Struct, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int | None = 0
     prompt_tokens_details: _CachedTokens | None = None
@@ -137,21 +136,6 @@ def message_of(message: WireMessage | None) -> Message:
         for call in found.tool_calls or ()
     ]
     return assistant_message(thinking_of(found), found.content or "", calls)
-
-
-def delta_of(message: WireMessage | None, index: int, logprobs: Sequence[TokenLogprob] = ()) -> ReplyDelta:
-    """What one chunk of a stream shows."""
-    found = message or WireMessage()
-    return ReplyDelta(
-        choice_index=index,
-        thinking=thinking_of(found),
-        text=found.content or "",
-        tool_calls=tuple(
-            ToolCallDelta(call.index, call.function.arguments or "", call.id, call.function.name)
-            for call in found.tool_calls or ()
-        ),
-        logprobs=tuple(logprobs),
-    )
 
 
 def thinking_of(message: WireMessage) -> str:

@@ -7,7 +7,7 @@ and reasoning and still streams. Versions that do not know the key ignore it: th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -21,12 +21,14 @@ from gangline.domain.errors import EngineError, EngineIncapable, EngineRefused, 
 from gangline.domain.tokens import TokenIds, token_ids
 from gangline.engines.contract import EngineCapabilities, EngineDelta, EngineReply, EngineRequest, ReplyAccumulator
 from gangline.engines.http import EngineHttp
+from gangline.engines.vllm_stream import decode_events, engine_deltas
 from gangline.engines.vllm_wire import (
     Rendered,
+    ShownReply,
     SseLines,
+    WireReply,
     chat_body,
     decode,
-    engine_deltas,
     engine_reply,
     render_body,
     reply_type,
@@ -51,12 +53,15 @@ class VllmEngine:
         model: str | None = None,
         timeout_s: float = 1800.0,
         connect_timeout_s: float = 10.0,
+        api_key: str | None = None,
     ) -> None:
         """
         model: served name; None takes the first that the engine lists.
         timeout_s: longest silence of the engine within one call.
         """
-        self._http = EngineHttp(url, session=session, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s)
+        self._http = EngineHttp(
+            url, session=session, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key
+        )
         self.url = self._http.url
         self._model = model
         self._capabilities: EngineCapabilities | None = None
@@ -126,15 +131,24 @@ class VllmEngine:
         kind = reply_type(request.call)
         async with self._http.request("POST", "/v1/chat/completions", body) as response:
             async for piece in response.content.iter_any():
-                for data in events.feed(piece):
-                    if data == b"[DONE]":
-                        return
-                    chunk = decode(data, kind, self.url)
-                    if chunk.error is not None:
-                        raise self._http.refusal(500, data)
-                    for delta in engine_deltas(chunk):
-                        yield delta
+                whole = events.feed(piece)
+                is_over = b"[DONE]" in whole
+                if is_over:
+                    whole = whole[: whole.index(b"[DONE]")]
+                for delta in self._deltas(whole, kind):
+                    yield delta
+                if is_over:
+                    return
         raise EngineUnavailable(f"engine {self.url} ended its stream before it was done")
+
+    def _deltas(self, events: Sequence[bytes], kind: type[WireReply] | type[ShownReply]) -> Iterator[EngineDelta]:
+        """What one read brought. Raises: EngineError, of the engine's own error too, after what came before it."""
+        chunks = decode_events(events, kind, self.url)
+        broken = next((number for number, chunk in enumerate(chunks) if chunk.error is not None), None)
+        if good := chunks[:broken]:
+            yield from engine_deltas(good)
+        if broken is not None:
+            raise self._http.refusal(500, events[broken])
 
     async def render(
         self,

@@ -24,7 +24,6 @@ from gangline.engines.chat_replies import (
     WireUsage,
     WireValues,
     decode,
-    delta_of,
     ids_of,
     logprob_values,
     message_of,
@@ -32,10 +31,11 @@ from gangline.engines.chat_replies import (
     usage_of,
     version_spans,
 )
-from gangline.engines.contract import EngineChoice, EngineDelta, EngineReply, EngineRequest
+from gangline.engines.contract import EngineChoice, EngineReply, EngineRequest
 from gangline.engines.json_ids import NO_IDS, ids_from_json
 
 __all__ = [
+    "AnyChoice",
     "ModelCard",
     "ModelList",
     "Rendered",
@@ -44,7 +44,6 @@ __all__ = [
     "WireReply",
     "chat_body",
     "decode",
-    "engine_deltas",
     "engine_reply",
     "message_fields",
     "render_body",
@@ -55,7 +54,7 @@ __all__ = [
 LogprobsT = TypeVar("LogprobsT", WireLogprobs, WireValues)
 
 
-class _Choice(msgspec.Struct, Generic[LogprobsT]):
+class _Choice(msgspec.Struct, Generic[LogprobsT], gc=False):
     index: int = 0
     message: WireMessage | None = None
     delta: WireMessage | None = None
@@ -66,18 +65,22 @@ class _Choice(msgspec.Struct, Generic[LogprobsT]):
     weight_versions: list[WireSpan] | None = None
 
 
-class _Reply(msgspec.Struct, Generic[LogprobsT]):
+class _Reply(msgspec.Struct, Generic[LogprobsT], gc=False):
     choices: list[_Choice[LogprobsT]] = []
     usage: WireUsage | None = None
     prompt_token_ids: msgspec.Raw = NO_IDS
     error: dict[str, Any] | str | None = None
 
 
-_AnyChoice = _Choice[WireValues] | _Choice[WireLogprobs]
-WireReply = _Reply[WireValues]
-"""A whole reply, one chunk of a stream, or the error that either may turn out to be."""
-ShownReply = _Reply[WireLogprobs]
-"""The same for a client that asked for log-probs of its own."""
+AnyChoice = _Choice[WireValues] | _Choice[WireLogprobs]
+
+
+class WireReply(_Reply[WireValues], gc=False):
+    """A whole reply, one chunk of a stream, or the error that either may turn out to be."""
+
+
+class ShownReply(_Reply[WireLogprobs], gc=False):
+    """The same for a client that asked for log-probs of its own."""
 
 
 class Rendered(msgspec.Struct):
@@ -137,7 +140,7 @@ def engine_reply(reply: WireReply | ShownReply) -> EngineReply:
     )
 
 
-def _choice(choice: _AnyChoice) -> EngineChoice:
+def _choice(choice: AnyChoice) -> EngineChoice:
     values = logprob_values(choice.logprobs)
     return EngineChoice(
         index=choice.index,
@@ -151,30 +154,9 @@ def _choice(choice: _AnyChoice) -> EngineChoice:
     )
 
 
-def engine_deltas(chunk: WireReply | ShownReply) -> list[EngineDelta]:
-    """One per choice in the chunk; a chunk without choices (the usage at the end) is one of its own."""
-    common: dict[str, Any] = {"prompt_ids": ids_from_json(chunk.prompt_token_ids), "usage": usage_of(chunk.usage)}
-    if not chunk.choices:
-        return [EngineDelta(**common)]
-    return [_delta(choice, common) for choice in chunk.choices]
-
-
-def _delta(choice: _AnyChoice, common: dict[str, Any]) -> EngineDelta:
-    shown = delta_of(choice.delta, choice.index, _shown_logprobs(choice))
-    return EngineDelta(
-        shown=shown,
-        sampled_ids=choice.token_ids,
-        logprobs=logprob_values(choice.logprobs),
-        version_spans=version_spans(choice.weight_versions),
-        finish_reason=choice.finish_reason,
-        stop_reason=_stop_reason(choice),
-        **common,
-    )
-
-
-def _shown_logprobs(choice: _AnyChoice) -> tuple[TokenLogprob, ...]:
+def _shown_logprobs(choice: AnyChoice) -> tuple[TokenLogprob, ...]:
     return token_logprobs(choice.logprobs) if isinstance(choice.logprobs, WireLogprobs) else ()
 
 
-def _stop_reason(choice: _AnyChoice) -> str | None:
+def _stop_reason(choice: AnyChoice) -> str | None:
     return None if choice.stop_reason is None else str(choice.stop_reason)
