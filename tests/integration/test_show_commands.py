@@ -24,6 +24,9 @@ from gangline.server.run import serving
 from gangline.store.results import ResultStore
 from gangline.trajectories.export import read_jsonl, rows_of
 from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.trajectories.shared_prefixes import with_whole_prompts
+from gangline.trajectories.tree import TreeBuilder
+from requirements import need_module
 from service import FakeNode, any_plugin, request
 from strategies import session_result
 
@@ -109,6 +112,36 @@ def test_rows_are_exported_for_all_sessions_of_a_task(data: Path, tmp_path: Path
 def test_rows_are_exported_in_every_format(row_format: str, data: Path, tmp_path: Path) -> None:
     call(data, "export", "task-1", "--format", row_format, "--out", str(tmp_path / "rows"))
     assert (tmp_path / "rows" / f"task-1.{row_format}").stat().st_size > 0
+
+
+def test_sessions_are_exported_as_documents_for_harbor(data: Path, tmp_path: Path) -> None:
+    need_module("harbor", "make .venv/.dev")
+    from harbor.utils.trajectory_validator import TrajectoryValidator
+
+    arguments = ["--format", "atif", "--out", str(tmp_path), "--agent", "my-agent", "--json"]
+    answer = json.loads(call(data, "export", "task-1", *arguments).stdout)
+    assert (answer["num_documents"], answer["num_sessions"]) == (2, 2)
+    files = sorted(Path(answer["path"]).iterdir())
+    assert [file.name for file in files] == ["task-1.10.json", "task-1.2.json"]
+    for file in files:
+        validator = TrajectoryValidator()
+        assert validator.validate(file), validator.get_errors()
+        assert json.loads(file.read_text())["agent"]["name"] == "my-agent"
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_rows_of_a_tree_are_exported_shared_or_whole(whole: bool, tmp_path: Path) -> None:
+    result = session_result()
+    built = TreeBuilder().build(CompletionTree(result.completions), session_id="session-1", task_id="task-1")
+    save(tmp_path, msgspec.structs.replace(result, trajectory=built))
+    options = ["--whole-prompts"] if whole else []
+    call(tmp_path, "export", "task-1", "--format", "jsonl", "--out", str(tmp_path), *options)
+    rows = list(read_jsonl(tmp_path / "task-1.jsonl"))
+    assert [row.shared_prefix is None for row in rows] == [True, whole, whole, whole]
+    assert [row.prompt_ids.tolist() for row in with_whole_prompts(rows)] == [
+        row.prompt_ids.tolist() for row in rows_of(result)
+    ]
+    assert json.loads(call(tmp_path, "audit", "task-1", "--json").stdout)["ok"]
 
 
 def test_exact_rows_pass_the_audit(data: Path) -> None:
@@ -199,4 +232,4 @@ async def test_results_are_read_from_a_server_that_is_not_on_this_machine(tmp_pa
 
 
 async def found(records: Records, name: str) -> list[SessionResult]:
-    return list(await asyncio.to_thread(find_results, records, name))
+    return await asyncio.to_thread(lambda: list(find_results(records, name)))

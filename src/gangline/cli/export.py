@@ -1,4 +1,4 @@
-"""`gangline export`: rows of a task or session as one file."""
+"""`gangline export`: rows of a task or session as one file, or its conversations as a folder of ATIF documents."""
 
 from __future__ import annotations
 
@@ -21,41 +21,69 @@ class RowFormat(StrEnum):
     parquet = "parquet"
     jsonl = "jsonl"
     msgpack = "msgpack"
+    atif = "atif"
 
 
 class _Counted:
-    """Results as they pass to the writer, counted."""
+    """Results as they pass to the writer, counted; of one session at a time."""
 
-    def __init__(self, results: Iterable[SessionResult]) -> None:
+    def __init__(self, results: Iterable[SessionResult], *, whole_prompts: bool) -> None:
         self._results = results
+        self._whole_prompts = whole_prompts
         self.num_rows = self.num_sessions = 0
 
     def __iter__(self) -> Iterator[SessionResult]:
         for result in self._results:
             self.num_sessions += 1
             self.num_rows += 0 if result.trajectory is None else len(result.trajectory.traces)
-            yield result
+            yield _written_out(result) if self._whole_prompts else result
+
+
+def _written_out(result: SessionResult) -> SessionResult:
+    from msgspec.structs import replace
+
+    from gangline.trajectories.shared_prefixes import with_whole_prompts
+
+    if result.trajectory is None:
+        return result
+    traces = tuple(with_whole_prompts(result.trajectory.traces))
+    return replace(result, trajectory=replace(result.trajectory, traces=traces))
 
 
 def export(
     name: Annotated[str, typer.Argument(metavar="TASK|SESSION")],
     out: Annotated[Path, typer.Option("--out", help="Folder for NAME.FORMAT; made if missing.")] = Path(),
-    row_format: Annotated[RowFormat, typer.Option("--format")] = RowFormat.parquet,
+    row_format: Annotated[
+        RowFormat,
+        typer.Option("--format", help="atif: a folder with one document for each session, for Harbor's tools."),
+    ] = RowFormat.parquet,
+    whole_prompts: Annotated[
+        bool, typer.Option("--whole-prompts", help="Write out the prompts of rows that share them (builder `tree`).")
+    ] = False,
+    agent: Annotated[str, typer.Option("--agent", help="Name of the agent program, for atif.")] = "unknown",
     data: DataOption = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the rows of a task's ended sessions: ids, masks, log-probs, versions, rewards, certificates."""
     from gangline.cli.records import find_results, open_records
-    from gangline.trajectories.export import export_rows
 
-    results = _Counted(find_results(open_records(data, server), name))
-    path = export_rows(results, out, name=name, format=row_format.value)
+    results = _Counted(find_results(open_records(data, server), name), whole_prompts=whole_prompts)
+    if row_format is RowFormat.atif:
+        from gangline.trajectories.atif_export import write_atif
+
+        path = out / f"{name}.atif"
+        what, num = "documents", write_atif(results, path, agent=agent)
+    else:
+        from gangline.trajectories.export import export_rows
+
+        path = export_rows(results, out, name=name, format=row_format.value)
+        what, num = "rows", results.num_rows
     if as_json:
-        counts = {"num_rows": results.num_rows, "num_sessions": results.num_sessions}
+        counts = {f"num_{what}": num, "num_sessions": results.num_sessions}
         print_json({"path": str(path), "format": row_format.value, **counts})
     else:
-        console().print(f"{path}: {results.num_rows} rows of {results.num_sessions} sessions", markup=False)
+        console().print(f"{path}: {num} {what} of {results.num_sessions} sessions", markup=False)
 
 
 def register(app: typer.Typer) -> None:

@@ -91,19 +91,22 @@ class ServerRecords:
         self._address = address
 
     def task(self, task_id: str) -> Iterator[SessionResult] | None:
-        return run(self._task(task_id))
+        """Each result is fetched when it is its turn: a group may be larger than memory."""
+        ended = run(self._ended(task_id))
+        return None if ended is None else (result for one in ended if (result := self.session(one)) is not None)
 
     def session(self, session_id: str) -> SessionResult | None:
         return run(self._session(session_id))
 
-    async def _task(self, task_id: str) -> Iterator[SessionResult] | None:
+    async def _ended(self, task_id: str) -> list[str] | None:
         from gangline.client import ServerClient
 
         async with ServerClient(self._address.server_url, self._address.control_token) as client:
             try:
-                return iter(await client.result(task_id, partial=True))
+                task = await client.task(task_id)
             except NotFound:
                 return None
+        return [session.session_id for session in task.sessions if session.state == "ended"]
 
     async def _session(self, session_id: str) -> SessionResult | None:
         from gangline.client import ServerClient
