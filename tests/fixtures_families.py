@@ -81,7 +81,8 @@ class Family:
         pieces = pieces if turn.raw is None else [turn.raw]
         tokenizer = self.tokenizer()
         ids = [token for piece in pieces for token in self._piece_ids(piece, turn.split)]
-        ended = turn.finish != "length" and turn.stop_reason is None
+        by_string = turn.stop_reason is not None and not turn.stop_reason.isdigit()
+        ended = turn.finish == "stop" and not by_string
         return [*ids, *(tokenizer.encode(turn.end or end) if ended else [])]
 
     def _piece_ids(self, piece: str, split: bool) -> list[int]:
