@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from gangline.domain.errors import InvalidRequest
-from gangline.trajectories.export import Row, read_jsonl, read_msgpack, rows_of, write_jsonl
+from gangline.domain.trajectory import Trace
+from gangline.trajectories.export import Row, read_jsonl, read_msgpack, rows_of, write_jsonl, write_msgpack
 from gangline.trajectories.parquet import read_parquet, write_parquet
 from strategies import session_result
 
@@ -63,10 +67,56 @@ def test_an_export_that_fails_leaves_no_file_and_keeps_the_old_one(tmp_path: Pat
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_row_holds_all_that_its_trace_does() -> None:
+    assert set(Trace.__struct_fields__) <= set(Row.__struct_fields__)
+    trace = RESULT.trajectory.traces[0]
+    row = rows_of(RESULT)[0]
+    for name in Trace.__struct_fields__:
+        assert getattr(row, name) is getattr(trace, name)
+
+
+@pytest.mark.parametrize(
+    ("write", "read", "most"),
+    [(write_jsonl, read_jsonl, 2), (write_msgpack, read_msgpack, 2), (write_parquet, read_parquet, 8)],
+)
+def test_a_large_export_is_never_in_memory_whole(write, read, most: int, tmp_path: Path) -> None:
+    """Rows of 300,000 ids; Parquet keeps a group of 2 million."""
+    path, num, alive = tmp_path / "rows", 20, Alive()
+
+    def rows() -> Iterator[Row]:
+        for _ in range(num):
+            yield alive.watched(
+                msgspec.structs.replace(rows_of(RESULT)[0], prompt_ids=np.zeros(300_000, np.int32)), "prompt_ids"
+            )
+
+    assert write(rows(), path) == num
+    assert 0 < alive.most <= most
+    alive.most = 0
+    assert sum(len(alive.watched(row, "prompt_ids").prompt_ids) for row in read(path)) == num * 300_000
+    assert 0 < alive.most <= most
+
+
+class Alive:
+    """How many of the watched rows' arrays there are at once."""
+
+    def __init__(self) -> None:
+        self._num = self.most = 0
+
+    def watched(self, row: Row, name: str) -> Row:
+        self._num += 1
+        self.most = max(self.most, self._num)
+        weakref.finalize(getattr(row, name), self._gone)
+        return row
+
+    def _gone(self) -> None:
+        self._num -= 1
+
+
 @pytest.mark.parametrize("read", [read_jsonl, read_msgpack, read_parquet])
-def test_a_file_of_something_else_is_refused(read, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ['{"hello": 1}\n', "[]]", "\x93"])
+def test_a_file_of_something_else_is_refused(read, content: str, tmp_path: Path) -> None:
     path = tmp_path / "rows"
-    path.write_text('{"hello": 1}\n')
+    path.write_text(content)
     with pytest.raises(InvalidRequest, match="rows"):
         list(read(path))
 

@@ -93,6 +93,6 @@ def encode_json(record: Any) -> bytes:
     return msgspec.json.encode(record, enc_hook=_encode_list)
 
 
-def decode_msgpack(data: bytes, kind: type[T]) -> T:
+def decode_msgpack(data: bytes | msgspec.Raw, kind: type[T]) -> T:
     """Raises: msgspec.ValidationError, msgspec.DecodeError. Arrays are read-only views of `data`."""
     return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode_array, ext_hook=_decode_ext)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import mmap
 import os
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, BinaryIO, Literal, get_args
 import msgspec
 import numpy as np
 
-from gangline.domain.completion import Certificate
+from gangline.domain.completion import Certificate, Lineage
 from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.lifecycle import Outcome
@@ -62,6 +63,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     untrainable: str | None
     role: TraceRole
+    lineage: Lineage
     parent_trace_id: str | None
     first_completion_id: str
     last_completion_id: str
@@ -99,6 +101,7 @@ def rows_of(result: SessionResult) -> list[Row]:
             finish_reason=trace.finish_reason,
             untrainable=trace.untrainable,
             role=trace.role,
+            lineage=trace.lineage,
             parent_trace_id=trace.parent_trace_id,
             first_completion_id=trace.spans[0].completion_id,
             last_completion_id=trace.spans[-1].completion_id,
@@ -187,9 +190,12 @@ def _write_array_header(file: BinaryIO, num: int) -> None:
     file.write(b"\xdd" + num.to_bytes(4, "big"))
 
 
-def read_msgpack(path: Path) -> list[Row]:
-    """Raises: InvalidRequest when the file holds no rows."""
+def read_msgpack(path: Path) -> Iterator[Row]:
+    """The file is mapped, and its rows are decoded one at a time. Raises: InvalidRequest when it holds no rows."""
     try:
-        return decode_msgpack(path.read_bytes(), list[Row])
-    except msgspec.DecodeError as error:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        for row in msgspec.msgpack.decode(mapped, type=list[msgspec.Raw]):
+            yield decode_msgpack(row, Row)
+    except (msgspec.DecodeError, ValueError) as error:
         raise InvalidRequest(f"{path} holds no rows: {error}") from error

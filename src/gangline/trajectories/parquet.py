@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,8 @@ except ImportError as error:
 __all__ = ["SCHEMA", "read_parquet", "write_parquet"]
 
 _ROWS_IN_A_GROUP = 256
+_IDS_IN_A_GROUP = 1 << 21
+"""A group ends with the row that reaches it."""
 
 _ARRAYS: dict[str, Any] = {
     "prompt_ids": pa.int32(),
@@ -41,9 +42,9 @@ _ARRAYS: dict[str, Any] = {
     "response_logprobs": pa.float32(),
     "response_versions": pa.int32(),
 }
-_JSON = ("certificates", "prompt_messages", "response_messages", "tools", "metadata")
+_JSON = ("lineage", "certificates", "prompt_messages", "response_messages", "tools", "metadata")
 _STRUCTS: dict[str, Any] = {
-    "spans": pa.struct([("completion_id", pa.string()), ("start", pa.int32()), ("end", pa.int32())]),
+    "spans": pa.struct([("completion_id", pa.string()), ("start", pa.int32()), ("end", pa.int32()), ("role", pa.string())]),
     "splices": pa.struct([("completion_id", pa.string()), ("at", pa.int32()), ("cause", pa.string())]),
 }
 _STRUCT = {"shared_prefix": pa.struct([("trace_id", pa.string()), ("num_ids", pa.int32())])}
@@ -64,13 +65,29 @@ SCHEMA = pa.schema([(name, _type(name)) for name in Row.__struct_fields__])
 def write_parquet(rows: Iterable[Row], path: Path) -> int:
     """Returns how many. Memory is bounded by one group of rows."""
     num = 0
-    source = iter(rows)
     with whole_file(path) as aside, pq.ParquetWriter(aside, SCHEMA, compression="zstd") as writer:
-        while group := list(islice(source, _ROWS_IN_A_GROUP)):
-            columns = [_column(name, [getattr(row, name) for row in group]) for name in Row.__struct_fields__]
-            writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
-            num += len(group)
+        for batch in map(_batch, _groups(rows)):
+            writer.write_batch(batch)
+            num += batch.num_rows
     return num
+
+
+def _batch(group: Sequence[Row]) -> Any:
+    columns = [_column(name, [getattr(row, name) for row in group]) for name in Row.__struct_fields__]
+    return pa.record_batch(columns, schema=SCHEMA)
+
+
+def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    group: list[Row] = []
+    num_ids = 0
+    for row in rows:
+        group.append(row)
+        num_ids += len(row.prompt_ids) + len(row.response_ids)
+        if len(group) == _ROWS_IN_A_GROUP or num_ids >= _IDS_IN_A_GROUP:
+            yield group
+            group, num_ids = [], 0
+    if group:
+        yield group
 
 
 def _column(name: str, values: Sequence[Any]) -> Any:
@@ -87,7 +104,7 @@ def _column(name: str, values: Sequence[Any]) -> Any:
 
 
 def read_parquet(path: Path) -> Iterator[Row]:
-    """Raises: InvalidRequest when the file holds no rows."""
+    """One group of rows at a time in memory. Raises: InvalidRequest when the file holds no rows."""
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
@@ -95,9 +112,10 @@ def read_parquet(path: Path) -> Iterator[Row]:
     if file.schema_arrow.names != SCHEMA.names:
         raise InvalidRequest(f"{path} holds no rows of ours: its columns are {', '.join(file.schema_arrow.names)}")
     with file:
-        for batch in file.iter_batches(_ROWS_IN_A_GROUP):
-            columns = {name: batch.column(name) for name in SCHEMA.names}
-            for index in range(batch.num_rows):
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group).combine_chunks()
+            columns = {name: table.column(name) for name in SCHEMA.names}
+            for index in range(table.num_rows):
                 yield msgspec.convert(
                     {name: _value(name, column, index) for name, column in columns.items()}, Row, dec_hook=_as_it_is
                 )
