@@ -1,0 +1,112 @@
+"""A builder from somebody else's distribution, installed beside Gangline and found by its entry point."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gangline.domain.tokens import decode_msgpack, encode_msgpack
+from gangline.domain.trajectory import Trajectory
+from gangline.trajectories.audit import audit
+from strategies import session_sample
+
+BUILDER = '''
+"""A trace for each turn, the last one first."""
+
+from typing import ClassVar
+
+import msgspec
+from pydantic import BaseModel, ConfigDict
+
+from gangline.domain.completion import CompletionTree
+from gangline.domain.trajectory import Trajectory
+from gangline.plugins import make_builder
+
+
+class Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    label: str = ""
+
+
+class LastFirstBuilder:
+    name: ClassVar[str] = "last_first"
+    Config: ClassVar[type[BaseModel]] = Config
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def build(self, tree: CompletionTree, *, session_id: str, task_id: str) -> Trajectory:
+        built = make_builder("per_request", {}).build(tree, session_id=session_id, task_id=task_id)
+        traces = [msgspec.structs.replace(trace, metadata={"label": self.config.label}) for trace in built.traces]
+        return msgspec.structs.replace(built, builder=self.name, traces=tuple(reversed(traces)))
+'''
+
+# What a node does with a task, and what anybody may do with completions.
+USER = """
+import sys
+
+from gangline.domain.completion import Completion, CompletionTree
+from gangline.domain.task import TaskRequest
+from gangline.domain.tokens import decode_msgpack, encode_msgpack
+from gangline.plugins import check_task, make_builder
+
+task = TaskRequest.model_validate_json(sys.argv[1])
+check_task(task)
+builder = make_builder(task.builder.strategy, task.builder.config)
+tree = CompletionTree(decode_msgpack(sys.stdin.buffer.read(), list[Completion]))
+sys.stdout.buffer.write(encode_msgpack(builder.build(tree, session_id="session-1", task_id="task-1")))
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder as an installer leaves it: the module, and the distribution's metadata."""
+    info = tmp_path / "last_first_builder-1.0.dist-info"
+    info.mkdir()
+    (tmp_path / "last_first_builder.py").write_text(BUILDER)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: last-first-builder\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[gangline.builders]\nlast_first = last_first_builder:LastFirstBuilder\n")
+    return tmp_path
+
+
+def use(folder: Path, builder: str) -> subprocess.CompletedProcess[bytes]:
+    task = f"""{{"instruction": "go", "runtime": {{"backend": "process"}}, "builder": {builder},
+        "agent": {{"harness": "shell", "settings": {{"command": "true"}}}}}}"""
+    return subprocess.run(
+        [sys.executable, "-c", USER, task],
+        input=encode_msgpack(tuple(session_sample().tree)),
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        timeout=60,
+        check=False,
+    )
+
+
+def test_it_is_chosen_by_name_configured_and_its_rows_pass_the_audit(installed: Path) -> None:
+    done = use(installed, '{"strategy": "last_first", "label": "mine"}')
+    assert done.returncode == 0, done.stderr.decode()
+    trajectory = decode_msgpack(done.stdout, Trajectory)
+    assert trajectory.builder == "last_first"
+    assert trajectory.traces[0].spans[0].completion_id == "c0005"
+    assert {trace.metadata["label"] for trace in trajectory.traces} == {"mine"}
+    assert audit(trajectory, session_sample().tree).violations == ()
+
+
+def test_its_settings_are_checked_by_its_own_config(installed: Path) -> None:
+    done = use(installed, '{"strategy": "last_first", "labels": 1}')
+    assert b"labels: Extra inputs are not permitted" in done.stderr
+
+
+def test_it_is_among_the_names_that_an_unknown_one_is_told(installed: Path) -> None:
+    done = use(installed, '{"strategy": "last_frist"}')
+    assert done.returncode != 0
+    for name in (b"last_first", b"message_prefix", b"per_request", b"prefix_merging", b"tree"):
+        assert name in done.stderr
+
+
+def test_without_its_distribution_it_is_unknown(tmp_path: Path) -> None:
+    assert b"UnknownPlugin" in use(tmp_path, '{"strategy": "last_first"}').stderr
