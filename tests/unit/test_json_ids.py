@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.domain.errors import EngineUnavailable
-from gangline.engines.json_ids import NO_IDS, ids_from_json
+from gangline.engines.json_ids import CUT_OUT, NO_IDS, cut_out_ids, ids_from_json
 
 
 @given(st.lists(st.integers(0, 2**31 - 1)), st.sampled_from([(",", ":"), (", ", ": "), (" ,\n ", ":")]))
@@ -38,3 +38,45 @@ def test_a_negative_id_is_kept_for_the_record_to_show() -> None:
     found = ids_from_json(msgspec.Raw(b"[-1, 4]"))
     assert found is not None
     assert found.tolist() == [-1, 4]
+
+
+@given(st.lists(st.integers(0, 99_999_999), min_size=1, max_size=40))
+def test_a_long_list_is_read_as_a_short_one_is(ids: list[int]) -> None:
+    text = json.dumps(ids * (20_000 // len(ids)), separators=(",", ":")).encode()
+    found = ids_from_json(msgspec.Raw(text))
+    assert found is not None
+    assert found.dtype.name == "int32"
+    assert found.tolist() == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "odd", ["1.5", "-1", "123456789", "2147483647", " 7", "1e3", "null", "[]", '"8"', "2147483648"]
+)
+@pytest.mark.parametrize("place", [0, 5_000, 10_000])
+def test_a_long_list_with_one_oddity_is_read_or_refused_as_a_short_one_is(odd: str, place: int) -> None:
+    numbers = ["54321"] * 10_000
+    numbers.insert(place, odd)
+    answers: list[object] = []
+    for text in (f"[{','.join(numbers)}]", f"[{odd}]"):
+        try:
+            found = ids_from_json(msgspec.Raw(text.encode()))
+        except EngineUnavailable:
+            answers.append("refused")
+        else:
+            assert found is not None
+            answers.append(int(found[place] if len(found) > 1 else found[0]))
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("space", ["", " "])
+def test_the_one_list_of_the_name_is_cut_out(space: str) -> None:
+    body = b'{"a": "\\"ids\\":[7]", "ids":%b[1,2], "b": [3]}' % space.encode()
+    assert cut_out_ids(body, "ids") == (
+        b'{"a": "\\"ids\\":[7]", "ids":%b%b, "b": [3]}' % (space.encode(), CUT_OUT),
+        b"[1,2]",
+    )
+
+
+@pytest.mark.parametrize("body", [b'{"ids": null}', b'{"a": {"ids":[1]}, "ids":[2]}', b'{"ids":[1', b"{}", b""])
+def test_nothing_is_cut_out_where_it_is_not_certain_what(body: bytes) -> None:
+    assert cut_out_ids(body, "ids") == (body, b"")

@@ -13,7 +13,7 @@ from gangline.domain.conversation import Message, ModelCall, Text, ToolChoice, T
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.tokens import token_ids
 from gangline.engines.contract import EngineCapabilities, EngineChoice, EngineRequest
-from gangline.engines.vllm_wire import WireReply, chat_body, decode, engine_reply
+from gangline.engines.vllm_wire import WireReply, chat_body, decode, decode_reply, engine_reply
 from gangline.gateway.capture import Prompt, completion_of
 from gangline.gateway.placing import PlaceIndex
 
@@ -119,3 +119,16 @@ def test_versions_are_numbers_with_or_without_a_v() -> None:
 def test_an_answer_that_is_no_reply_is_the_engines_fault_and_is_quoted(body: bytes) -> None:
     with pytest.raises(EngineUnavailable, match="URL"):
         decode(body, WireReply, "URL")
+
+
+def test_the_prompts_ids_are_the_replys_own_whatever_else_has_their_name() -> None:
+    echoed: dict[str, Any] = {"choices": [], "kv_transfer_params": {"prompt_token_ids": [7, 8]}}
+    for fields, ids in (
+        (echoed, None),
+        (echoed | {"prompt_token_ids": [1, 2]}, [1, 2]),
+        ({"prompt_token_ids": [3]}, [3]),
+    ):
+        reply = engine_reply(decode_reply(json.dumps(fields).encode(), WireReply, "URL"))
+        assert (None if reply.prompt_ids is None else reply.prompt_ids.tolist()) == ids
+    with pytest.raises(EngineUnavailable, match="no token ids"):
+        engine_reply(decode_reply(b'{"prompt_token_ids": [1, "x"]}', WireReply, "URL"))

@@ -29,6 +29,7 @@ from gangline.engines.vllm_wire import (
     WireReply,
     chat_body,
     decode,
+    decode_reply,
     engine_reply,
     render_body,
     reply_type,
@@ -118,7 +119,7 @@ class VllmEngine:
     async def chat(self, request: EngineRequest) -> EngineReply:
         body = chat_body(request, await self._model_name(), stream=False)
         answer = await self._http.post("/v1/chat/completions", body)
-        wire = decode(answer, reply_type(request.call), self.url)
+        wire = decode_reply(answer, reply_type(request.call), self.url)
         if wire.error is not None:
             raise self._http.refusal(200, answer)
         if not wire.choices:

@@ -32,7 +32,7 @@ from gangline.engines.chat_replies import (
     version_spans,
 )
 from gangline.engines.contract import EngineChoice, EngineReply, EngineRequest
-from gangline.engines.json_ids import NO_IDS, ids_from_json
+from gangline.engines.json_ids import CUT_OUT, NO_IDS, cut_out_ids, ids_from_json
 
 __all__ = [
     "AnyChoice",
@@ -44,6 +44,7 @@ __all__ = [
     "WireReply",
     "chat_body",
     "decode",
+    "decode_reply",
     "engine_reply",
     "message_fields",
     "render_body",
@@ -130,6 +131,18 @@ def render_body(
 def reply_type(call: ModelCall) -> type[WireReply] | type[ShownReply]:
     """What to decode: only a client that asks for log-probs needs more of them than the numbers."""
     return WireReply if call.num_top_logprobs is None else ShownReply
+
+
+def decode_reply(body: bytes, kind: type[WireReply] | type[ShownReply], url: str) -> WireReply | ShownReply:
+    """A whole reply. Raises: EngineUnavailable when the body is none."""
+    rest, ids = cut_out_ids(body, "prompt_token_ids")
+    reply = decode(rest, kind, url)
+    if not ids:
+        return reply
+    if bytes(reply.prompt_token_ids) != CUT_OUT:  # the list was something else's
+        return decode(body, kind, url)
+    reply.prompt_token_ids = msgspec.Raw(ids)
+    return reply
 
 
 def engine_reply(reply: WireReply | ShownReply) -> EngineReply:
