@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gangline.domain.completion import LogprobKind, VersionSpan
+from gangline.domain.completion import LogprobKind, ParseStatus, PromptSource, VersionSpan
 from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolDefinition, Usage
 from gangline.domain.reply import ReplyDelta, TokenLogprob, ToolCallDelta
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
@@ -33,7 +33,7 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a probe found out by asking, not by believing."""
 
     engine: str
-    """Wire: `vllm`, `sglang`, `openai_text`."""
+    """Wire: `vllm`, `sglang`, `openai_text`, `generate_vllm`, `generate_sglang`."""
     version: str
     model: str
     """The name that the engine serves its model under."""
@@ -48,6 +48,8 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     logprob_kind: LogprobKind
     reports_versions: bool = False
     """Policy versions come with each reply."""
+    prompt_source: PromptSource = "engine"
+    """Who makes the prompts of calls without exact ids; `rendered` (T2): its client here."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +74,8 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
     version_spans: tuple[VersionSpan, ...] = ()
     token_logprobs: tuple[TokenLogprob, ...] = ()
     """For clients that asked."""
+    parse: ParseStatus | None = None
+    """How the reply's text was read, where that was done on this side; None: the engine did it."""
 
 
 class EngineReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +98,8 @@ class EngineDelta(msgspec.Struct, frozen=True, kw_only=True):
     """Of the whole choice; the last one sent counts."""
     finish_reason: str | None = None
     stop_reason: str | None = None
+    parse: ParseStatus | None = None
+    """As in `EngineChoice`; the last one sent counts."""
     prompt_ids: TokenIds | None = None
     """On the first piece, where the engine says."""
     usage: Usage | None = None
@@ -154,6 +160,7 @@ class _Growing:
         self.version_spans: tuple[VersionSpan, ...] = ()
         self.finish_reason: str | None = None
         self.stop_reason: str | None = None
+        self.parse: ParseStatus | None = None
 
     def feed(self, delta: EngineDelta) -> None:
         shown = delta.shown
@@ -173,6 +180,7 @@ class _Growing:
         self.version_spans = delta.version_spans or self.version_spans
         self.finish_reason = delta.finish_reason or self.finish_reason
         self.stop_reason = delta.stop_reason or self.stop_reason
+        self.parse = delta.parse or self.parse
 
     def choice(self, index: int) -> EngineChoice:
         return EngineChoice(
@@ -184,6 +192,7 @@ class _Growing:
             logprobs=None if self.logprobs is None else logprobs(self.logprobs),
             version_spans=self.version_spans,
             token_logprobs=tuple(self.token_logprobs),
+            parse=self.parse,
         )
 
     def _message(self) -> Message:
@@ -231,6 +240,7 @@ def whole_deltas(reply: EngineReply) -> list[EngineDelta]:
             version_spans=choice.version_spans,
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
+            parse=choice.parse,
             prompt_ids=reply.prompt_ids,
             usage=reply.usage,
             metadata=reply.metadata,

@@ -30,6 +30,7 @@ from gangline.testing.scripted_engine_faults import (
     current_faults,
     fault_middleware,
     read_faulty_body,
+    refuse_tools,
 )
 from gangline.testing.scripted_engine_script import Reply, Script, load_script
 from gangline.testing.scripted_engine_tokens import ReplyEncoder, scripted_logprob
@@ -62,22 +63,31 @@ async def serve(
         await asyncio.Event().wait()
 
 
+WRITTEN = Parsers(tools="hermes", thinking="qwen3")
+"""The formats that replies are written in."""
+
+
 @asynccontextmanager
 async def scripted_server(
-    script: Script | dict[str, Any], tokenizer: str | ChatTokenizer = "tiny"
+    script: Script | dict[str, Any], tokenizer: str | ChatTokenizer = "tiny", parsers: Parsers = WRITTEN
 ) -> AsyncGenerator[str, None]:
-    """A running scripted engine on a free loopback port; gives its base URL (without `/v1`)."""
+    """A running scripted engine on a free loopback port; gives its base URL (without `/v1`).
+
+    parsers: what it reads out of its replies; `Parsers()` leaves it to the client.
+    """
     checked = script if isinstance(script, Script) else Script.model_validate(script)
     opened = open_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-    async with serving(create_scripted_app(ScriptedSampler(checked, opened))) as base_url:
+    async with serving(create_scripted_app(ScriptedSampler(checked, opened), parsers)) as base_url:
         yield base_url
 
 
-def create_scripted_app(sampler: ScriptedSampler) -> web.Application:
-    """The engine routes over `sampler`, with the faults of its script."""
-    parsers = Parsers(tools="hermes", thinking="qwen3")  # the formats that `ReplyEncoder` writes
+def create_scripted_app(sampler: ScriptedSampler, parsers: Parsers = WRITTEN) -> web.Application:
+    """The engine routes over `sampler`, with the faults of its script. Without a tool parser it refuses tools that may
+    be called, as vLLM does."""
     app = create_app(sampler, parsers=parsers, read_body=read_faulty_body)
     app.middlewares.append(fault_middleware(sampler.script, sampler.tokenizer))
+    if parsers.tools is None:
+        app.middlewares.append(refuse_tools)
     return app
 
 

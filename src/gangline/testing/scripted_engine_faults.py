@@ -21,9 +21,9 @@ from gangline.engines.serving.sampler import ChatTokenizer
 from gangline.engines.serving.wire import ApiError, encode
 from gangline.testing.scripted_engine_script import Faults, Script
 
-__all__ = ["ActiveFaults", "current_faults", "fault_middleware", "read_faulty_body"]
+__all__ = ["ActiveFaults", "current_faults", "fault_middleware", "read_faulty_body", "refuse_tools"]
 
-_MODEL_CALLS = frozenset({"/v1/chat/completions", "/v1/completions"})
+_MODEL_CALLS = frozenset({"/v1/chat/completions", "/v1/completions", "/inference/v1/generate"})
 _CUT_OFF = b'{"id": "chatcmpl-scripted", "choices": [{"index": 0, "mess'
 
 
@@ -63,6 +63,17 @@ def fault_middleware(script: Script, tokenizer: ChatTokenizer) -> Middleware:
     return misbehave
 
 
+@web.middleware
+async def refuse_tools(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """As vLLM without a tool parser answers tools that may be called."""
+    if request.path == "/v1/chat/completions":
+        fields = _fields(await request.read())
+        if fields.get("tools") and fields.get("tool_choice") != "none":
+            message = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+            return web.json_response(ApiError(message).body(), status=400)
+    return await handler(request)
+
+
 async def read_faulty_body(request: web.Request) -> bytes:
     """The body as an engine that does not know all fields would see it."""
     body = await request.read()
@@ -82,7 +93,7 @@ def _faults(script: Script, tokenizer: ChatTokenizer, body: bytes) -> Faults:
     fields = _fields(body)
     messages, tools = fields.get("messages"), fields.get("tools")
     if messages is None:
-        prompt = fields.get("prompt")
+        prompt = fields.get("prompt", fields.get("token_ids"))
         text = prompt if isinstance(prompt, str) else tokenizer.decode(cast("list[int]", prompt or []))
         messages = [{"role": "user", "content": text}]
     try:

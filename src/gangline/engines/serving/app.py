@@ -18,6 +18,7 @@ from gangline.domain.errors import GanglineError, PortUnavailable
 from gangline.engines.serving.chat import ChatRoute, plan_chat, render_chat
 from gangline.engines.serving.completions import CompletionRoute
 from gangline.engines.serving.control import ControlRoutes
+from gangline.engines.serving.generate import GenerateRoute
 from gangline.engines.serving.messages import template_messages
 from gangline.engines.serving.sampler import Sampler
 from gangline.engines.serving.sse import as_api_error
@@ -26,6 +27,7 @@ from gangline.engines.serving.wire import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    GenerateRequest,
     TokenizeRequest,
     decode_request,
     encode,
@@ -56,7 +58,9 @@ def create_app(
     read_body: how a model call's body is read; the seam at which a test double may alter it.
     """
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
-    app.add_routes(_Routes(sampler, parsers or detect_parsers(sampler.tokenizer), read_body).routes())
+    app.add_routes(
+        _Routes(sampler, parsers if parsers is not None else detect_parsers(sampler.tokenizer), read_body).routes()
+    )
     if dev_mode:
         app.add_routes(ControlRoutes(sampler).routes())
     return app
@@ -108,6 +112,7 @@ class _Routes:
         self._sampler = sampler
         self._chat = ChatRoute(sampler, parsers)
         self._completions = CompletionRoute(sampler)
+        self._generate = GenerateRoute(sampler)
         self._read_body = read_body
         self._started_at = int(time.time())
 
@@ -116,6 +121,7 @@ class _Routes:
             web.post("/v1/chat/completions", self.chat),
             web.post("/v1/chat/completions/render", self.render),
             web.post("/v1/completions", self.completions),
+            web.post("/inference/v1/generate", self.generate),
             web.post("/tokenize", self.tokenize),
             web.post("/detokenize", self.detokenize),
             web.get("/v1/models", self.models),
@@ -130,6 +136,9 @@ class _Routes:
     async def completions(self, request: web.Request) -> web.StreamResponse:
         completion = decode_request(await self._read_body(request), CompletionRequest)
         return await self._completions.answer(request, completion)
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate.answer(request, decode_request(await self._read_body(request), GenerateRequest))
 
     async def render(self, request: web.Request) -> web.Response:
         """The prompt ids a chat request would have, and the sampling it would get; samples nothing."""

@@ -31,12 +31,19 @@ __all__ = [
     "Delta",
     "DetokenizeRequest",
     "FunctionCall",
+    "GenerateChoice",
+    "GenerateReply",
+    "GenerateRequest",
+    "GenerateSampling",
+    "IdLogprob",
+    "IdLogprobs",
     "RpcRequest",
     "SamplingFields",
     "StreamOptions",
     "TokenLogprob",
     "TokenizeRequest",
     "ToolCall",
+    "TopIdLogprob",
     "TopLogprob",
     "Usage",
     "VersionRequest",
@@ -144,6 +151,22 @@ class ChatRequest(SamplingFields, kw_only=True):
 class CompletionRequest(SamplingFields, kw_only=True):
     prompt: str | list[int]
     logprobs: int | None = None
+
+
+class GenerateSampling(SamplingFields, kw_only=True):
+    logprobs: int | None = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """`/inference/v1/generate`: ids in, ids out."""
+
+    token_ids: list[int]
+    sampling_params: GenerateSampling
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    """Repeat the prompt's ids in the reply."""
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -306,6 +329,43 @@ class CompletionReply(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType = UNSET
+
+
+class TopIdLogprob(msgspec.Struct):
+    token_id: int
+    logprob: float | None
+
+
+class IdLogprob(msgspec.Struct):
+    token_id: int
+    logprob: float | None
+    """Null where the sampler answered NaN."""
+    top_logprobs: list[TopIdLogprob]
+
+
+class IdLogprobs(msgspec.Struct):
+    content: list[IdLogprob]
+
+
+class GenerateChoice(msgspec.Struct, kw_only=True):
+    """One choice, whole or a streamed part of it."""
+
+    index: int
+    token_ids: list[int]
+    logprobs: IdLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    weight_versions: list[WeightSpan] | None = None
+    """With the finish reason."""
+
+
+class GenerateReply(msgspec.Struct, kw_only=True):
+    """A whole reply or one streamed chunk."""
+
+    request_id: str
+    choices: list[GenerateChoice]
+    usage: Usage | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 def encode(reply: object) -> bytes:

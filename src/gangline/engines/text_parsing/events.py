@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-__all__ = ["CallEvent", "CallFormat", "Event", "ParseStatus", "Schemas", "TextEvent", "ThinkingEvent", "held_length"]
+__all__ = ["CallEvent", "CallFormat", "Event", "Schemas", "TextEvent", "ThinkingEvent", "held_length"]
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,6 @@ class CallEvent:
 
 
 Event = TextEvent | ThinkingEvent | CallEvent
-
-ParseStatus = Literal["ok", "partial", "failed"]
-"""`failed`: the model began calls and none of them could be read; `partial`: some."""
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """Tool name -> JSON schema of its arguments."""

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
+from gangline.domain.completion import ParseStatus
 from gangline.domain.errors import InvalidRequest
-from gangline.engines.text_parsing.events import CallEvent, CallFormat, Event, ParseStatus, Schemas, TextEvent
+from gangline.engines.text_parsing.events import CallEvent, CallFormat, Event, Schemas, TextEvent
 from gangline.engines.text_parsing.harmony import Harmony
 from gangline.engines.text_parsing.llama_json import LlamaJson
 from gangline.engines.text_parsing.tagged_calls import TaggedCalls, read_glm, read_hermes, read_qwen3_coder
