@@ -83,7 +83,7 @@ class Family:
         ids = [token for piece in pieces for token in self._piece_ids(piece, turn.split)]
         by_string = turn.stop_reason is not None and not turn.stop_reason.isdigit()
         ended = turn.finish == "stop" and not by_string
-        return [*ids, *(tokenizer.encode(turn.end or end) if ended else [])]
+        return [*ids, *(tokenizer.encode(end if turn.end is None else turn.end) if ended else [])]
 
     def _piece_ids(self, piece: str, split: bool) -> list[int]:
         tokenizer = self.tokenizer()

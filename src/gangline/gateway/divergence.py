@@ -11,7 +11,7 @@ from gangline.domain.conversation import Message, Part, Text, Thinking, ToolCall
 from gangline.domain.errors import EngineError
 from gangline.domain.tokens import TokenIds
 from gangline.engines.contract import Engine
-from gangline.gateway.stitch import has_thought
+from gangline.gateway.stitch import ended_itself, has_thought
 
 __all__ = ["find_cause"]
 
@@ -42,7 +42,10 @@ async def find_cause(
     pairs = list(zip(sampled, echoed, strict=True))
     if in_response:
         pairs = pairs[-1:]
-    before, after = await _texts(engine, context[max(first - _WINDOW, 0) :], prompt[max(first - _WINDOW, 0) :])
+    # How a turn is spelled is not how it ends: some templates write another end of turn than the sampled one.
+    end = len(context) - (1 if ended_itself(parent) and first < len(context) - 1 else 0)
+    start = max(first - _WINDOW, 0)
+    before, after = await _texts(engine, context[start:end], prompt[start:])
     if before and after.startswith(before):
         return "special_token_in_text" if _has_marker(pairs) else "bpe_merge"
     if in_response and parent.certificate.finish_reason in ("length", "abort"):

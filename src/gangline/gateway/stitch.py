@@ -23,7 +23,16 @@ from gangline.domain.tokens import TokenIds, common_prefix_len, token_ids
 from gangline.engines.contract import Engine, EngineCapabilities
 from gangline.gateway.placing import Place
 
-__all__ = ["CannotStitch", "Decision", "PromptTier", "Stitcher", "ThinkingPolicy", "Tier", "has_thought"]
+__all__ = [
+    "CannotStitch",
+    "Decision",
+    "PromptTier",
+    "Stitcher",
+    "ThinkingPolicy",
+    "Tier",
+    "ended_itself",
+    "has_thought",
+]
 
 ThinkingPolicy = Literal["follow_template", "retain"]
 """At a new user turn whose template strips the thinking before it: start a new chain, or stitch on."""
@@ -74,7 +83,7 @@ class Stitcher:
     async def _closing_and_new(self, call: ModelCall, place: Place, parent: Completion) -> TokenIds:
         """Raises: CannotStitch."""
         new = place.new_messages
-        must_overlap = _ended_itself(parent)
+        must_overlap = ended_itself(parent)
         try:
             tail = await self._common_suffix(call, new, (Text("one"),), (Text("two"),))
         except EngineRefused as refused:
@@ -85,7 +94,7 @@ class Stitcher:
         if overlap or not must_overlap:
             return tail[overlap:]
         # Some models have several ends of turn: the sampled one stands where the template writes its own.
-        closing = await self._closing(call, place.branch_key) if _ended_itself(parent) else token_ids()
+        closing = await self._closing(call, place.branch_key) if ended_itself(parent) else token_ids()
         if len(closing) == 0 or not np.array_equal(tail[: len(closing)], closing):
             raise CannotStitch("the sampled turn does not end as the template closes one")
         return tail[1:]
@@ -191,7 +200,7 @@ def _has_media(call: ModelCall) -> bool:
     )
 
 
-def _ended_itself(completion: Completion) -> bool:
+def ended_itself(completion: Completion) -> bool:
     """By an end of turn that was sampled, rather than by a limit or a stop string."""
     certificate, sampled = completion.certificate, completion.sampled_ids
     by_id = certificate.stop_reason is None or (len(sampled) > 0 and certificate.stop_reason == str(int(sampled[-1])))
