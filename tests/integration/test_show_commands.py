@@ -205,6 +205,17 @@ def test_recomputed_logprobs_of_exact_rows_agree_and_of_spliced_rows_need_not(tm
     assert document["logprobs"]["spliced"]["mean"] > 1e-2
 
 
+def test_recomputed_logprobs_of_a_tree_agree(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    result = recorded_by(folder)
+    built = TreeBuilder().build(CompletionTree(result.completions), session_id="task-1.2", task_id="task-1")
+    save(tmp_path, msgspec.structs.replace(result, trajectory=built))
+    document = json.loads(call(tmp_path, "audit", "task-1", "--model", str(folder), "--json").stdout)
+    assert document["ok"]
+    assert document["logprobs"]["split"]["max"] < 1e-4
+    assert "4 prompt ids, after 14 ids of task-1.2.t0" in call(tmp_path, "show", "task-1.2").stdout
+
+
 def test_the_wrong_model_fails_the_audit(tmp_path: Path) -> None:
     save(tmp_path, recorded_by(write_tiny_model(tmp_path / "model")))
     other = write_tiny_model(tmp_path / "other", seed=1)

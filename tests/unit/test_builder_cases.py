@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 
 from gangline.domain.completion import CompletionTree
 from gangline.domain.contracts import Reward
-from gangline.domain.errors import BuilderError, EvaluatorError
+from gangline.domain.conversation import Message, Text
+from gangline.domain.errors import BuilderError, EvaluatorError, InvalidRequest
 from gangline.domain.tokens import logprobs
+from gangline.domain.trajectory import SharedPrefix, Trajectory
 from gangline.plugins import make_builder
 from gangline.trajectories.per_request import PerRequestBuilder, PerRequestConfig
 from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.trajectories.rewards import apply_reward
+from gangline.trajectories.shared_prefixes import with_whole_prompts
+from gangline.trajectories.tree import token_tree
 from strategies import Sample, session_sample, user
 
 
@@ -114,6 +119,140 @@ def test_nothing_extends_an_aborted_call() -> None:
     assert not aborted.loss_mask.any()
     assert continued.prompt_ids.tolist() == [1, 4, 10, 11, 7]
     assert continued.parent_trace_id == aborted.trace_id
+
+
+def main_and_side() -> Sample:
+    """Two exact turns of one conversation, with a call of another one between them."""
+    sample = Sample()
+    first = sample.add(prompt=[1, 4], sampled=[10, 2], messages=(user("go"),))
+    sample.add(prompt=[1, 9], sampled=[13, 2], messages=(user("title"),))
+    talk = (user("go"), first.response, user("on"))
+    sample.add(prompt=[1, 4, 10, 2, 7], sampled=[11, 2], messages=talk, parent_id="c0000")
+    return sample
+
+
+def turns(trajectory: Trajectory) -> list[list[str]]:
+    return [[span.completion_id for span in trace.spans] for trace in trajectory.traces]
+
+
+def by_messages(sample: Sample, **config: object) -> Trajectory:
+    builder = make_builder("message_prefix", config)
+    return builder.build(sample.tree, session_id="session-1", task_id="task-1")
+
+
+def test_by_messages_a_call_of_another_conversation_closes_the_open_trace() -> None:
+    assert turns(by_messages(main_and_side())) == [["c0000"], ["c0001"], ["c0002"]]
+    assert turns(built(main_and_side())) == [["c0000", "c0002"], ["c0001"]]
+
+
+def test_by_messages_an_aborted_call_closes_nothing() -> None:
+    sample = Sample()
+    first = sample.add(prompt=[1, 4], sampled=[10, 2], messages=(user("go"),))
+    talk = (user("go"), first.response, user("on"))
+    for status in ("aborted", "complete"):
+        sample.add(prompt=[1, 4, 10, 2, 7], sampled=[11, 2], messages=talk, parent_id="c0000", status=status)
+    assert turns(by_messages(sample)) == [["c0000", "c0002"], ["c0001"]]
+
+
+@pytest.mark.parametrize("said", ["reply 0", "reply 0, edited"])
+def test_by_messages_a_turn_continues_only_what_the_client_did_not_edit(said: str) -> None:
+    sample = Sample()
+    sample.add(prompt=[1, 4], sampled=[10, 2], messages=(user("go"),))
+    talk = (user("go"), Message("assistant", (Text(said),)), user("on"))
+    sample.add(prompt=[1, 4, 10, 2, 7], sampled=[11, 2], messages=talk, parent_id="c0000")
+    expected = [["c0000", "c0001"]] if said == "reply 0" else [["c0000"], ["c0001"]]
+    assert turns(by_messages(sample)) == expected
+
+
+def test_by_messages_rerendered_ids_split_or_are_spliced_as_told() -> None:
+    assert turns(by_messages(session_sample())) == [["c0000", "c0001"], ["c0002"], ["c0003"], ["c0004"], ["c0005"]]
+    *_, spliced, _ = by_messages(session_sample(), on_divergence="splice").traces
+    assert [span.completion_id for span in spliced.spans] == ["c0003", "c0004"]
+    assert spliced.response_ids.tolist() == [14, 15, 2, 7, 1, 16, 2]
+    assert [(splice.completion_id, splice.at, splice.cause) for splice in spliced.splices] == [
+        ("c0004", 3, "bpe_merge")
+    ]
+
+
+def as_tree(sample: Sample) -> Trajectory:
+    return make_builder("tree", {}).build(sample.tree, session_id="session-1", task_id="task-1")
+
+
+def test_a_tree_keeps_of_each_prompt_only_what_no_earlier_trace_has() -> None:
+    main, side, drifted, aborted = as_tree(session_sample()).traces
+    assert main.shared_prefix is None
+    assert (side.shared_prefix, side.prompt_ids.tolist()) == (SharedPrefix(main.trace_id, 1), [9])
+    assert (drifted.shared_prefix, drifted.prompt_ids.tolist()) == (SharedPrefix(main.trace_id, 14), [90, 2, 7, 1])
+    assert (aborted.shared_prefix, aborted.prompt_ids.tolist()) == (SharedPrefix(drifted.trace_id, 18), [])
+    assert side.parent_trace_id is None  # it shares ids with the main conversation, and does not come from it
+
+
+def test_choices_of_one_call_are_branches_though_they_sampled_the_same_ids() -> None:
+    sample = Sample()
+    for _ in range(2):
+        sample.add(prompt=[1, 4], sampled=[10, 2], messages=(user("go"),))
+    sample.add(prompt=[1, 4], sampled=[10, 3, 2], messages=(user("go"),))
+    sample.add(prompt=[1, 4, 10, 3, 2, 7], sampled=[11, 2], messages=(user("went"),))
+    first, again, third, late = as_tree(sample).traces
+    assert [again.response_ids.tolist(), third.response_ids.tolist()] == [[10, 2], [10, 3, 2]]
+    assert again.shared_prefix == third.shared_prefix == SharedPrefix(first.trace_id, 2)
+    assert (late.shared_prefix, late.prompt_ids.tolist()) == (SharedPrefix(third.trace_id, 5), [7])
+
+
+def test_the_flat_tree_names_the_token_before_each_token() -> None:
+    flat = token_tree(as_tree(main_and_side()))
+    assert flat.ids.tolist() == [1, 4, 10, 2, 7, 11, 2, 9, 13, 2]
+    assert flat.parents.tolist() == [-1, 0, 1, 2, 3, 4, 5, 0, 7, 8]
+    assert flat.depths.tolist() == [0, 1, 2, 3, 4, 5, 6, 1, 2, 3]
+    assert flat.loss_mask.tolist() == [0, 0, 1, 1, 0, 1, 1, 0, 1, 1]
+    assert flat.versions.tolist() == [-1, -1, 0, 0, -1, 0, 0, -1, 0, 0]
+    assert flat.trace_starts == {"session-1.t0": 0, "session-1.t1": 7}
+
+
+def test_a_flat_tree_of_nothing_is_empty() -> None:
+    flat = token_tree(as_tree(Sample()))
+    assert (len(flat.ids), flat.ids.dtype, flat.parents.dtype) == (0, np.int32, np.int32)
+
+
+def test_a_trace_whose_prefix_is_not_there_is_refused() -> None:
+    trajectory = as_tree(session_sample())
+    torn = msgspec.structs.replace(trajectory, traces=trajectory.traces[1:])
+    with pytest.raises(InvalidRequest, match="keep the rows of a session together"):
+        list(with_whole_prompts(torn.traces))
+    with pytest.raises(InvalidRequest, match="not before it"):
+        token_tree(torn)
+
+
+def test_an_images_placeholders_are_masked_context_wherever_they_stand() -> None:
+    sample = Sample()
+    image = [30] * 576
+    sample.add(prompt=[1, *image, 4], sampled=[10, 2], messages=(user("look"),))
+    sample.add(prompt=[1, *image, 4, 10, 2, *image, 7], sampled=[11, 2], messages=(user("look"),), parent_id="c0000")
+    (trace,) = built(sample).traces
+    assert trace.prompt_ids.tolist() == [1, *image, 4]
+    assert trace.response_ids.tolist() == [10, 2, *image, 7, 11, 2]
+    assert trace.loss_mask.sum() == 4
+    assert not trace.loss_mask[2:579].any()
+
+
+@pytest.mark.parametrize(("ended_with", "rendered_with", "kept"), [(2, 3, [7]), (3, 2, [7]), (5, 3, [3, 7])])
+def test_splicing_knows_every_end_of_turn_id(ended_with: int, rendered_with: int, kept: list[int]) -> None:
+    """A model that may end its turn with 2 or 3; what is rendered need not be what was sampled. 5 ends no turn."""
+    sample = Sample()
+    sample.add(prompt=[1], sampled=[10, ended_with], messages=(user("go"),), finish_reason="length")
+    sample.add(prompt=[1, 99, rendered_with, 7], sampled=[12, 2], messages=(user("go"),), parent_id="c0000")
+    (trace,) = built(sample, on_divergence="splice", end_of_turn_ids=(2, 3)).traces
+    assert trace.response_ids.tolist() == [10, ended_with, *kept, 12, 2]
+
+
+def test_an_empty_reply_is_a_turn_that_trains_nothing_and_is_continued() -> None:
+    sample = Sample()
+    sample.add(prompt=[1, 4], sampled=[], messages=(user("go"),), finish_reason="length")
+    sample.add(prompt=[1, 4, 2, 7], sampled=[12, 2], messages=(user("go"), user("on")), parent_id="c0000")
+    (trace,) = built(sample).traces
+    assert [(span.start, span.end) for span in trace.spans] == [(0, 0), (2, 4)]
+    assert trace.loss_mask.tolist() == [0, 0, 1, 1]
+    assert trace.certificates[0].untrainable == "no token was sampled"
 
 
 def test_no_completion_gives_an_empty_trajectory() -> None:

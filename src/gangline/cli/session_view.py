@@ -83,7 +83,7 @@ def trace_view(trace: Trace, index: int) -> RenderableType:
     """Where the trace begins and why there, and a line for each turn."""
     head = Text.assemble((f"trace {index}", "bold"), f"  {trace.trace_id}  {trace.role}, {standing(trace)}")
     num_trained = int(trace.loss_mask.sum())
-    facts = f"{len(trace.prompt_ids)} prompt ids, {len(trace.response_ids)} response ids, {num_trained} trainable"
+    facts = f"{_num_prompt(trace)}, {len(trace.response_ids)} response ids, {num_trained} trainable"
     lines: list[RenderableType] = [head, Text(f"{facts}, reward {_number(trace.reward)}")]
     if trace.untrainable is not None:
         lines.append(Text(f"not trainable: {trace.untrainable}", "yellow"))
@@ -98,6 +98,13 @@ def trace_view(trace: Trace, index: int) -> RenderableType:
         for splice in trace.splices
     ]
     return Group(*lines, _turns_table(trace))
+
+
+def _num_prompt(trace: Trace) -> str:
+    """A trace of a tree has only its own part of the prompt."""
+    shared = trace.shared_prefix
+    after = "" if shared is None else f", after {shared.num_ids} ids of {shared.trace_id}"
+    return f"{len(trace.prompt_ids)} prompt ids{after}"
 
 
 def _turns_table(trace: Trace) -> Table:

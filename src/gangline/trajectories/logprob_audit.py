@@ -16,6 +16,7 @@ from gangline.domain.completion import Certificate
 from gangline.domain.tokens import Logprobs, TokenIds
 from gangline.domain.trajectory import Trace, Trajectory
 from gangline.trajectories.audit import turn_class
+from gangline.trajectories.shared_prefixes import with_whole_prompts
 
 __all__ = ["LogprobDifferences", "LogprobStats", "Score", "compare_logprobs", "why_not_comparable"]
 
@@ -71,7 +72,7 @@ def compare_logprobs(
     """
     differences = LogprobDifferences()
     for trajectory in trajectories:
-        for trace in trajectory.traces:
+        for trace in with_whole_prompts(trajectory.traces):
             _compare_trace(trace, score, version, differences)
             if on_trace is not None:
                 on_trace(trace)
