@@ -141,9 +141,9 @@ class CaptureSpec(_Spec):
     sampling: SamplingPolicy | None = None
     """Sampling parameters as the trainer needs them; a policy of the node is applied after it."""
     volatile_system_text: tuple[Annotated[str, Field(max_length=500)], ...] | None = Field(default=None, max_length=32)
-    """Regular expressions; None is the usual ones, for dates, times and billing lines. Text of system messages that they
-    match does not make a call another conversation: the engine is sent what the conversation's first call had there,
-    and what the client sent is kept in the record."""
+    """Regular expressions; None is the usual ones, for dates, times and billing lines. Text of system messages that
+    they match does not make a call another conversation: the engine is sent what the conversation's first call had
+    there, and what the client sent is kept in the record."""
 
     @field_validator("volatile_system_text")
     @classmethod

@@ -6,13 +6,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from gangline.domain.completion import Certificate, DivergenceCause
+from gangline.domain.completion import Certificate, DivergenceCause, Lineage
 from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions
 
 __all__ = ["SharedPrefix", "Splice", "Trace", "TraceRole", "Trajectory", "TurnSpan"]
 
-TraceRole = Literal["main", "sub_agent", "side"]
+TraceRole = Literal["main", "sub_agent", "side", "compaction"]
+"""What a call was for: the session's task; a part of it, given to an agent of its own; something beside it (a title, a
+classifier); a summary that the conversation goes on from. See `trajectories.lineage` for what tells them."""
 
 
 class TurnSpan(msgspec.Struct, frozen=True):
@@ -21,6 +23,7 @@ class TurnSpan(msgspec.Struct, frozen=True):
     completion_id: str
     start: int
     end: int
+    role: TraceRole = "main"
 
 
 class Splice(msgspec.Struct, frozen=True):
@@ -64,6 +67,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Of the last turn."""
     reward: float | None = None
     role: TraceRole = "main"
+    """Of the first turn."""
+    lineage: Lineage = Lineage()
+    """How the first turn came out of an earlier call."""
     parent_trace_id: str | None = None
     """The trace that this one's first prompt branches off, if any."""
     certificates: tuple[Certificate, ...]

@@ -11,19 +11,22 @@ An aborted completion extends no chain and none extends it: it stands alone in a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 
 from gangline.domain.completion import Certificate, Completion, CompletionTree
 from gangline.domain.conversation import Message
 from gangline.domain.errors import BuilderError
 from gangline.domain.tokens import LossMask, TokenIds, Versions, token_ids
 from gangline.domain.trajectory import Splice, Trace, TraceRole, Trajectory, TurnSpan
+from gangline.trajectories.lineage import CallRole, assign_roles
 
 __all__ = [
+    "BuilderConfig",
     "Chain",
     "Turn",
     "check_claims",
@@ -34,6 +37,18 @@ __all__ = [
     "turns_of",
     "why_masked",
 ]
+
+
+class BuilderConfig(BaseModel):
+    """What every builder can be told."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    strict: bool = False
+    """Raise where a certificate claims what the ids do not bear out; else the chain splits, or the turn is masked and
+    says why."""
+    roles: tuple[TraceRole, ...] | None = None
+    """Turns of other roles are masked, and their certificates say so. None: every role is trained on."""
 
 
 @dataclass(slots=True)
@@ -149,16 +164,25 @@ def new_messages_since(before: Completion, completion: Completion) -> tuple[Mess
 
 
 def make_trajectory(
-    tree: CompletionTree, rows: Sequence[tuple[Chain, list[Turn]]], *, session_id: str, task_id: str, builder: str
+    tree: CompletionTree,
+    rows: Sequence[tuple[Chain, list[Turn]]],
+    *,
+    session_id: str,
+    task_id: str,
+    builder: str,
+    roles: Collection[TraceRole] | None = None,
 ) -> Trajectory:
-    """Traces of `rows`: the chain that each one begins with, and its turns."""
+    """Traces of `rows`: the chain that each one begins with, and its turns.
+
+    roles: turns of other roles are masked; None masks none.
+    """
     trace_id_of = {
         turn.completion.completion_id: f"{session_id}.t{index}"
         for index, (_, turns) in enumerate(rows)
         for turn in turns
     }
-    roots = _roots(tree)
-    main_root = _main_root(tree, roots)
+    role_of = assign_roles(tree)
+    masked = {one.completion_id: why_masked(one) or _left_out(role_of[one.completion_id], roles) for one in tree}
     traces: list[Trace] = []
     for chain, turns in rows:
         first = turns[0].completion
@@ -168,7 +192,8 @@ def make_trajectory(
             turns,
             trace_id=trace_id_of[first.completion_id],
             session_id=session_id,
-            role="main" if roots[first.completion_id] == main_root else "side",
+            role_of=role_of,
+            masked=masked,
             parent_trace_id=None if first.parent_id is None else trace_id_of[first.parent_id],
         )
         traces.append(trace)
@@ -177,21 +202,10 @@ def make_trajectory(
     )
 
 
-def _roots(tree: CompletionTree) -> dict[str, str]:
-    """completion id -> id of the root it descends from."""
-    roots: dict[str, str] = {}
-    for completion in tree:
-        own = completion.completion_id
-        roots[own] = own if completion.parent_id is None else roots[completion.parent_id]
-    return roots
-
-
-def _main_root(tree: CompletionTree, roots: dict[str, str]) -> str | None:
-    """The root under which most tokens were sampled, the first one on a tie: the session's main conversation."""
-    sampled = dict.fromkeys(roots.values(), 0)
-    for completion in tree:
-        sampled[roots[completion.completion_id]] += len(completion.sampled_ids)
-    return max(sampled, key=lambda root: sampled[root], default=None)
+def _left_out(call: CallRole, roles: Collection[TraceRole] | None) -> str | None:
+    if roles is None or call.role in roles:
+        return None
+    return f"role {call.role}: the builder trains on {', '.join(roles) or 'none'} only"
 
 
 def _make_trace(
@@ -201,7 +215,8 @@ def _make_trace(
     *,
     trace_id: str,
     session_id: str,
-    role: TraceRole,
+    role_of: Mapping[str, CallRole],
+    masked: Mapping[str, str | None],
     parent_trace_id: str | None,
 ) -> Trace:
     first, last = turns[0].completion, turns[-1].completion
@@ -216,13 +231,13 @@ def _make_trace(
         completion = turn.completion
         start = at + len(turn.new_ids)
         end = start + len(completion.sampled_ids)
-        if why_masked(completion) is None:
+        if masked[completion.completion_id] is None:
             loss_mask[start:end] = 1
             logprobs[start:end] = completion.logprobs
             _write_versions(versions[start:end], completion.certificate)
         if turn.spliced:
             splices.append(Splice(completion.completion_id, at, completion.certificate.cause or "unknown"))
-        spans.append(TurnSpan(completion.completion_id, start, end))
+        spans.append(TurnSpan(completion.completion_id, start, end, role_of[completion.completion_id].role))
         at = end
     return Trace(
         trace_id=trace_id,
@@ -237,11 +252,12 @@ def _make_trace(
         response_messages=_response_messages(turns),
         tools=tree.tools(first),
         finish_reason=last.certificate.finish_reason,
-        role=role,
+        role=role_of[first.completion_id].role,
+        lineage=role_of[first.completion_id].lineage,
         parent_trace_id=parent_trace_id,
-        certificates=tuple(_certificate(turn.completion) for turn in turns),
+        certificates=tuple(_certificate(turn.completion, masked) for turn in turns),
         splices=tuple(splices),
-        untrainable=None if loss_mask.any() else _why_untrainable(turns),
+        untrainable=None if loss_mask.any() else _why_untrainable(turns, masked),
     )
 
 
@@ -251,15 +267,15 @@ def _write_versions(out: Versions, certificate: Certificate) -> None:
         out[span.start : span.end] = span.version
 
 
-def _certificate(completion: Completion) -> Certificate:
-    reason = why_masked(completion)
+def _certificate(completion: Completion, masked: Mapping[str, str | None]) -> Certificate:
+    reason = masked[completion.completion_id]
     if reason == completion.certificate.untrainable:
         return completion.certificate
     return msgspec.structs.replace(completion.certificate, untrainable=reason)
 
 
-def _why_untrainable(turns: Iterable[Turn]) -> str:
-    reasons = dict.fromkeys(why_masked(turn.completion) or "" for turn in turns)
+def _why_untrainable(turns: Iterable[Turn], masked: Mapping[str, str | None]) -> str:
+    reasons = dict.fromkeys(masked[turn.completion.completion_id] or "" for turn in turns)
     return "; ".join(reasons)
 
 

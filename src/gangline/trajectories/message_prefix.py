@@ -17,25 +17,21 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.trajectory import Trajectory
-from gangline.trajectories.chains import Chain, check_claims, find_chains, make_trajectory, turns_of
+from gangline.trajectories.chains import BuilderConfig, Chain, check_claims, find_chains, make_trajectory, turns_of
 from gangline.trajectories.splicing import MayJoin, end_of_turn_ids, splice_chains
 
 __all__ = ["MessagePrefixBuilder", "MessagePrefixConfig"]
 
 
-class MessagePrefixConfig(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
+class MessagePrefixConfig(BuilderConfig):
     on_divergence: Literal["split", "splice"] = "split"
     """What to do where a turn's messages continue the trace, but its ids do not."""
     end_of_turn_ids: tuple[int, ...] = ()
     """Only for `splice`. Empty: the last sampled ids of the turns that ended by themselves."""
-    strict: bool = False
-    """Raise where a certificate claims what the ids do not bear out; else the trace closes, or the turn is masked."""
 
 
 class MessagePrefixBuilder:
@@ -57,7 +53,9 @@ class MessagePrefixBuilder:
             rows = splice_chains(pieces, self.config.end_of_turn_ids or end_of_turn_ids(tree), continues)
         else:
             rows = [(piece, turns_of(piece)) for piece in pieces]
-        return make_trajectory(tree, rows, session_id=session_id, task_id=task_id, builder=self.name)
+        return make_trajectory(
+            tree, rows, session_id=session_id, task_id=task_id, builder=self.name, roles=self.config.roles
+        )
 
 
 class _OpenTrace:

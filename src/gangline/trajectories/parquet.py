@@ -44,7 +44,9 @@ _ARRAYS: dict[str, Any] = {
 }
 _JSON = ("lineage", "certificates", "prompt_messages", "response_messages", "tools", "metadata")
 _STRUCTS: dict[str, Any] = {
-    "spans": pa.struct([("completion_id", pa.string()), ("start", pa.int32()), ("end", pa.int32()), ("role", pa.string())]),
+    "spans": pa.struct(
+        [("completion_id", pa.string()), ("start", pa.int32()), ("end", pa.int32()), ("role", pa.string())]
+    ),
     "splices": pa.struct([("completion_id", pa.string()), ("at", pa.int32()), ("cause", pa.string())]),
 }
 _STRUCT = {"shared_prefix": pa.struct([("trace_id", pa.string()), ("num_ids", pa.int32())])}

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from gangline.domain.completion import CompletionTree
 from gangline.domain.trajectory import Trajectory
-from gangline.trajectories.chains import check_claims, find_chains, make_trajectory, turns_of
+from gangline.trajectories.chains import BuilderConfig, check_claims, find_chains, make_trajectory, turns_of
 
 __all__ = ["PerRequestBuilder", "PerRequestConfig"]
 
 
-class PerRequestConfig(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    strict: bool = False
-    """Raise where a certificate claims what the ids do not bear out; else such a turn is masked and says why."""
+class PerRequestConfig(BuilderConfig):
+    """What every builder can be told."""
 
 
 class PerRequestBuilder:
@@ -35,4 +32,6 @@ class PerRequestBuilder:
         if self.config.strict:
             check_claims(tree)
         rows = [(chain, turns_of(chain)) for chain in find_chains(tree, merge=False)]
-        return make_trajectory(tree, rows, session_id=session_id, task_id=task_id, builder=self.name)
+        return make_trajectory(
+            tree, rows, session_id=session_id, task_id=task_id, builder=self.name, roles=self.config.roles
+        )

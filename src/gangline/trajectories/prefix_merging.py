@@ -14,25 +14,21 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from gangline.domain.completion import CompletionTree
 from gangline.domain.trajectory import Trajectory
-from gangline.trajectories.chains import check_claims, find_chains, make_trajectory, turns_of
+from gangline.trajectories.chains import BuilderConfig, check_claims, find_chains, make_trajectory, turns_of
 from gangline.trajectories.splicing import end_of_turn_ids, splice_chains
 
 __all__ = ["PrefixMergingBuilder", "PrefixMergingConfig"]
 
 
-class PrefixMergingConfig(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
+class PrefixMergingConfig(BuilderConfig):
     on_divergence: Literal["split", "splice"] = "split"
     """What to do where a turn's prompt is not its parent's context and more."""
     end_of_turn_ids: tuple[int, ...] = ()
     """Only for `splice`. Empty: the last sampled ids of the turns that ended by themselves."""
-    strict: bool = False
-    """Raise where a certificate claims what the ids do not bear out; else the chain splits, or the turn is masked."""
 
 
 class PrefixMergingBuilder:
@@ -51,4 +47,6 @@ class PrefixMergingBuilder:
             rows = splice_chains(chains, self.config.end_of_turn_ids or end_of_turn_ids(tree))
         else:
             rows = [(chain, turns_of(chain)) for chain in chains]
-        return make_trajectory(tree, rows, session_id=session_id, task_id=task_id, builder=self.name)
+        return make_trajectory(
+            tree, rows, session_id=session_id, task_id=task_id, builder=self.name, roles=self.config.roles
+        )

@@ -12,23 +12,20 @@ from typing import ClassVar, TypeVar
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from gangline.domain.completion import CompletionTree
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions
 from gangline.domain.trajectory import Trace, Trajectory
-from gangline.trajectories.chains import check_claims, find_chains, make_trajectory, turns_of
+from gangline.trajectories.chains import BuilderConfig, check_claims, find_chains, make_trajectory, turns_of
 from gangline.trajectories.shared_prefixes import share_prefixes
 
 __all__ = ["TokenTree", "TreeBuilder", "TreeConfig", "token_tree"]
 
 
-class TreeConfig(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    strict: bool = False
-    """Raise where a certificate claims what the ids do not bear out; else the chain splits, or the turn is masked."""
+class TreeConfig(BuilderConfig):
+    """What every builder can be told."""
 
 
 class TreeBuilder:
@@ -43,7 +40,9 @@ class TreeBuilder:
         if self.config.strict:
             check_claims(tree)
         rows = [(chain, turns_of(chain)) for chain in find_chains(tree, merge=True)]
-        whole = make_trajectory(tree, rows, session_id=session_id, task_id=task_id, builder=self.name)
+        whole = make_trajectory(
+            tree, rows, session_id=session_id, task_id=task_id, builder=self.name, roles=self.config.roles
+        )
         return msgspec.structs.replace(whole, traces=tuple(share_prefixes(whole.traces)))
 
 

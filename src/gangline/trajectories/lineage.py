@@ -1,0 +1,310 @@
+"""What each call of a finished session was for: its role, and how its conversation began. A pure function of the tree.
+
+A *segment* is a root and what descends from it; an *agent* is one or more segments that are one conversation to a
+reader. By what the records say, and in this order:
+
+1. A segment that goes on from an edited history, or has the prompt of an earlier call, belongs to that call's agent.
+   So does one under other system text, tools or template, unless it is a *detour*: one call that nobody continued,
+   while the conversation went on without it (a classifier, a title, a summary).
+2. A segment whose first messages quote an earlier reply, and which has the same model, tools and system text as that
+   reply's conversation, belongs to its agent. Where the reply had a history and was not continued itself, it was a
+   `compaction`, and the segment is `compacted` from it.
+3. A segment whose first request is the argument of an earlier tool call is `spawned`: a sub-agent. So is one that works
+   (several calls, or tool calls) and whose last answer came back as a tool's result.
+4. Of the other agents the one that sampled most is `main`, one with tools before one without; those that work with the
+   same model, tools and system text are `main` too. Others that work are sub-agents, and the rest is `side`.
+
+Nothing is decided by a harness's name. Every role but `main` says in `lineage.reason` what it was told by.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from gangline.domain.completion import Completion, CompletionTree, Lineage
+from gangline.domain.conversation import Message, Text, ToolCall, ToolResult, message_text
+from gangline.domain.trajectory import TraceRole
+
+__all__ = ["CallRole", "assign_roles"]
+
+_QUOTE_CHARS = 40
+"""A reply of so much text does not stand in another conversation's beginning by chance; a summary is longer."""
+
+_TASK_CHARS = 16
+"""Likewise, of the prompt that a tool call carries and the answer that comes back, which also stand in their places."""
+
+_COVER = 0.5
+"""Part of the longer text that the shorter one must be: a harness puts words around a sub-agent's prompt, and a command
+inside a classifier's is something else."""
+
+_NEAR = 32
+"""Calls before (or after) a segment that are looked at for what began (or used) it."""
+
+_SCANNED_CHARS = 200_000
+
+_DIGITS = re.compile(r"\d+")
+
+
+class CallRole(msgspec.Struct, frozen=True, kw_only=True):
+    role: TraceRole
+    lineage: Lineage
+    """The recorded one; of a root, what the whole session tells of it."""
+
+
+def assign_roles(tree: CompletionTree) -> dict[str, CallRole]:
+    """completion id -> its role. Every completion has one."""
+    return _Session(tree).roles()
+
+
+class _Segment:
+    def __init__(self, root: Completion, number: int) -> None:
+        self.root = root
+        self.number = number
+        """Commit order of the root in the session."""
+        self.completions: list[Completion] = []
+        self.lineage = root.lineage
+        self.agent: _Segment = self
+        """The first segment of its agent, by way of others maybe."""
+        self.role: TraceRole | None = None
+        """Where it is told apart from its agent's."""
+
+    @property
+    def first_of_agent(self) -> _Segment:
+        at = self
+        while at.agent is not at:
+            at = at.agent
+        return at
+
+    def joins(self, other: _Segment) -> None:
+        mine, theirs = self.first_of_agent, other.first_of_agent
+        if mine is not theirs:
+            mine.agent = theirs
+
+    @property
+    def works(self) -> bool:
+        """Whether it is more than one question and its answer."""
+        return len(self.completions) > 1 or any(_calls(one.response) for one in self.completions)
+
+    def begins(self, relation: Any, origin_id: str, reason: str) -> None:
+        self.lineage = msgspec.structs.replace(self.lineage, relation=relation, origin_id=origin_id, reason=reason)
+
+
+class _Session:
+    def __init__(self, tree: CompletionTree) -> None:
+        self._tree = tree
+        self._order = list(tree)
+        self._said = [_flat(message_text(one.response)) for one in self._order]
+        """[number of completions], by commit order."""
+        self._numbers = {one.completion_id: number for number, one in enumerate(self._order)}
+        self._continued = {one.parent_id for one in self._order}
+        self._segment_of: dict[str, _Segment] = {}
+        self._compactions: dict[str, str] = {}
+        """completion id -> the root that goes on from its summary"""
+        self._segments = self._divided()
+
+    def _divided(self) -> list[_Segment]:
+        segments: list[_Segment] = []
+        for number, completion in enumerate(self._order):
+            if completion.parent_id is None:
+                segment = _Segment(completion, number)
+                segments.append(segment)
+            else:
+                segment = self._segment_of[completion.parent_id]
+            segment.completions.append(completion)
+            self._segment_of[completion.completion_id] = segment
+        return segments
+
+    def roles(self) -> dict[str, CallRole]:
+        for segment in self._segments:
+            self._join_changed(segment)
+        for segment in self._segments:
+            if not (self._join_quoting(segment) or segment.root.lineage.relation == "changed"):
+                self._tell_spawned(segment)
+        self._tell_agents()
+        return {one.completion_id: self._role_of(one) for one in self._order}
+
+    def _role_of(self, completion: Completion) -> CallRole:
+        segment = self._segment_of[completion.completion_id]
+        lineage = segment.lineage if completion is segment.root else completion.lineage
+        if (successor := self._compactions.get(completion.completion_id)) is not None:
+            reason = f"{successor} begins with what it says"
+            return CallRole(role="compaction", lineage=msgspec.structs.replace(lineage, reason=reason))
+        return CallRole(role=segment.role or segment.first_of_agent.role or "side", lineage=lineage)
+
+    # -- changed histories, siblings, retries ----------------------------------------------------------------------
+
+    def _join_changed(self, segment: _Segment) -> None:
+        lineage = segment.lineage
+        origin = self._segment_of.get(lineage.origin_id or "")
+        if origin is None or origin is segment:
+            return
+        if lineage.relation == "changed" and self._is_detour(segment, lineage):
+            segment.role = "side"
+            reason = f"one call ({lineage.cause}); the conversation went on without it"
+            segment.begins("changed", lineage.origin_id or "", reason)
+        else:
+            segment.joins(origin)
+
+    def _is_detour(self, segment: _Segment, lineage: Lineage) -> bool:
+        if lineage.cause in ("history_edited", "truncated_turn") or segment.works:
+            return False
+        origin = self._tree[lineage.origin_id or ""]
+        went_on = any(one.parent_id == origin.completion_id for one in self._order[segment.number + 1 :])
+        return went_on or bool(self._tree.tools(origin) and not segment.root.tools)
+
+    # -- summaries -------------------------------------------------------------------------------------------------
+
+    def _join_quoting(self, segment: _Segment) -> bool:
+        opening = _opening(segment.root)
+        for number in reversed(range(max(segment.number - _NEAR, 0), segment.number)):
+            quoted, said = self._order[number], self._said[number]
+            if len(said) < _QUOTE_CHARS or _calls(quoted.response) or said not in opening:
+                continue
+            before = self._conversation_before(quoted)
+            held = before or self._segment_of[quoted.completion_id]
+            if _front(held.root) != _front(segment.root):
+                continue
+            segment.joins(held)
+            if before is not None and quoted.completion_id not in self._continued:
+                self._compactions[quoted.completion_id] = segment.root.completion_id
+                segment.begins("compacted", quoted.completion_id, f"begins with what {quoted.completion_id} says")
+            return True
+        return False
+
+    def _conversation_before(self, completion: Completion) -> _Segment | None:
+        """What a reply could be a summary of: its own history, its origin's, or what its request quotes."""
+        segment = self._segment_of[completion.completion_id]
+        if completion.parent_id is not None:
+            return segment
+        if completion.lineage.relation == "changed":
+            return self._segment_of.get(completion.lineage.origin_id or "", segment)
+        request = _opening(completion)
+        number = self._numbers[completion.completion_id]
+        for earlier in reversed(range(max(number - _NEAR, 0), number)):
+            if len(self._said[earlier]) >= _TASK_CHARS and self._said[earlier] in request:
+                return self._segment_of[self._order[earlier].completion_id]
+        return None
+
+    # -- sub-agents ------------------------------------------------------------------------------------------------
+
+    def _tell_spawned(self, segment: _Segment) -> None:
+        if segment.first_of_agent is not segment:
+            return
+        task = _flat(" ".join(message_text(one) for one in segment.root.new_messages if one.role == "user"))
+        for number in reversed(range(max(segment.number - _NEAR, 0), segment.number)):
+            spawner = self._order[number]
+            names = [call.name for call in _calls(spawner.response) if _carries(call, task)]
+            if names:
+                segment.role = "sub_agent"
+                segment.begins("spawned", spawner.completion_id, f"its prompt is an argument of `{names[0]}`")
+                return
+        user = self._user_of_answer(segment)
+        if user is not None:
+            segment.role = "sub_agent" if segment.works else "side"
+            segment.begins(segment.lineage.relation, user, f"its answer is a tool's result in {user}")
+
+    def _user_of_answer(self, segment: _Segment) -> str | None:
+        """The call of another segment that was given this one's last reply as a tool's result."""
+        last = self._numbers[segment.completions[-1].completion_id]
+        if len(self._said[last]) < _TASK_CHARS:
+            return None
+        for later in self._order[last + 1 : last + 1 + _NEAR]:
+            if self._segment_of[later.completion_id] is segment:
+                continue
+            if any(self._said[last] in text for text in _results(later.new_messages)):
+                return later.completion_id
+        return None
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    def _tell_agents(self) -> None:
+        sampled: dict[int, int] = {}
+        for segment in self._segments:
+            number = segment.first_of_agent.number
+            num_here = sum(len(one.sampled_ids) for one in segment.completions)
+            sampled[number] = sampled.get(number, 0) + num_here
+        agents = [one for one in self._segments if one.agent is one and one.role is None]
+        if not agents:  # every conversation was begun by another one's tool call: the first of all is the main one
+            agents = self._segments[:1]
+        if not agents:
+            return
+        main = max(agents, key=lambda one: (bool(one.root.tools), sampled[one.number], -one.number))
+        for agent in agents:
+            agent.role = self._role_beside(agent, main)
+
+    def _role_beside(self, agent: _Segment, main: _Segment) -> TraceRole:
+        if agent is main:
+            return "main"
+        if agent.works and _front(agent.root) == _front(main.root):
+            return "main"
+        reason = (
+            "works under another system text, other tools or another model" if agent.works else "one question alone"
+        )
+        agent.lineage = msgspec.structs.replace(agent.lineage, reason=reason)
+        return "sub_agent" if agent.works else "side"
+
+
+def _front(root: Completion) -> tuple[str, str]:
+    """What stands before a conversation. Numbers do not count: dates and times change."""
+    systems = [message_text(one) for one in root.new_messages if one.role in ("system", "developer")]
+    return root.branch_key, _DIGITS.sub("0", _flat(" ".join(systems)))
+
+
+def _opening(root: Completion) -> str:
+    """What stands before the first reply that a request echoes, tools' results left out."""
+    texts: list[str] = []
+    for message in root.new_messages:
+        if message.role == "assistant":
+            break
+        if message.role != "tool":
+            texts.append(message_text(message))
+    return _flat(" ".join(texts)[:_SCANNED_CHARS])
+
+
+def _results(messages: Iterable[Message]) -> Iterator[str]:
+    for message in messages:
+        for part in message.parts:
+            if isinstance(part, ToolResult):
+                yield _flat("".join(piece.text for piece in part.content if isinstance(piece, Text))[:_SCANNED_CHARS])
+
+
+def _calls(message: Message) -> list[ToolCall]:
+    return [part for part in message.parts if isinstance(part, ToolCall)]
+
+
+def _carries(call: ToolCall, task: str) -> bool:
+    """Whether one of a tool call's arguments is the task, or nearly all of it."""
+    for value in _strings(_parsed(call.arguments)):
+        short, long = sorted((_flat(value), task), key=len)
+        if len(short) >= max(_TASK_CHARS, _COVER * len(long)) and short in long:
+            return True
+    return False
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        return json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All strings in JSON data."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, dict):
+            waiting += list(one.values())  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        elif isinstance(one, list):
+            waiting += one
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
