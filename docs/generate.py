@@ -109,7 +109,7 @@ def http() -> str:
 
 def _control_routes() -> Iterator[str]:
     parts: Any = SimpleNamespace(gate=None, backends=None)
-    for route in control_routes(parts, cast(Any, None), dict):
+    for route in control_routes(parts, *([cast(Any, None)] * 3)):
         key = "control token" if route.opened_by == "control" else "session's key"
         yield f"| `{route.method} {route.path}` | {_one_line(route.summary)} | {key} |"
 

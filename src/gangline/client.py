@@ -319,9 +319,14 @@ class NodeClient(_HttpClient):
     async def backends(self) -> list[dict[str, Any]]:
         return await self._json("GET", "/v1/backends", list[dict[str, Any]])
 
-    async def add_backend(self, url: str, *, kind: str = "auto", label: str | None = None) -> dict[str, Any]:
-        """Raises: EngineUnavailable, EngineIncapable, Conflict when it serves another model than the others."""
-        body = msgspec.json.encode({"url": url, "kind": kind, "label": label})
+    async def add_backend(
+        self, url: str, *, kind: str = "auto", label: str | None = None, api_key_env: str | None = None
+    ) -> dict[str, Any]:
+        """`api_key_env`: names the node's environment variable with the engine's key.
+
+        Raises: EngineUnavailable, EngineIncapable, InvalidRequest, Conflict when it serves another model than others.
+        """
+        body = msgspec.json.encode({"url": url, "kind": kind, "label": label, "api_key_env": api_key_env})
         return await self._json("POST", "/v1/backends", dict[str, Any], body=body)
 
     async def remove_backend(self, backend_id: str, *, drain: bool = True) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Settings"]
+from gangline.domain.errors import InvalidRequest
+
+__all__ = ["Settings", "local_url", "reachable_url", "read_secret"]
 
 
 def _paths(value: str) -> tuple[Path, ...]:
@@ -50,3 +53,32 @@ class Settings(BaseModel):
             server_url=env.get("GANGLINE_SERVER"),
             control_token=env.get("GANGLINE_TOKEN"),
         )
+
+
+def read_secret(name: str, environ: Mapping[str, str] | None = None) -> str:
+    """What the environment variable `name` holds; requests and files name secrets and never hold them.
+
+    Raises: InvalidRequest when it is not set, or is one that opens Gangline itself.
+    """
+    value = (os.environ if environ is None else environ).get(name)
+    if not value or name == "GANGLINE_TOKEN":
+        why = "opens this service and is told to nobody" if value else "is not set where the node runs"
+        raise InvalidRequest(f"the environment variable {name!r} {why}.")
+    return value
+
+
+_EVERYWHERE = ("0.0.0.0", "::", "")
+
+
+def reachable_url(host: str, port: int, given: str | None = None) -> str:
+    """How other machines reach what listens on `host`: the given URL, else the host, else this machine's name."""
+    return given.rstrip("/") if given else _url(socket.gethostname() if host in _EVERYWHERE else host, port)
+
+
+def local_url(host: str, port: int) -> str:
+    """How this machine reaches it."""
+    return _url("127.0.0.1" if host in ("0.0.0.0", "") else "::1" if host == "::" else host, port)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -139,3 +139,31 @@ async def test_the_service_hands_the_operators_policy_to_its_node(tmp_path: Path
     finally:
         await asyncio.to_thread(up.close)
     assert result.completions[0].certificate.sampling.temperature == 0.5
+
+
+async def test_engines_named_at_the_start_and_added_later_outlive_their_node(tmp_path: Path) -> None:
+    script = {"default": {"text": "as you wish"}}
+    async with scripted_server(script) as one, scripted_server(script) as two, scripted_server(script) as three:
+        up = UpProcess(tmp_path, "--engine", one, "--engine", two, "--affinity-slack", "2")
+        try:
+            await asyncio.to_thread(up.ready)
+            running = up.running()
+            added = await asyncio.to_thread(ask, up, "backend", "add", three, "--label", "host-3")
+            assert [backend["url"] for backend in added] == [one, two, three]
+            os.kill(running["pids"]["node"], signal.SIGKILL)
+            await asyncio.to_thread(wait_for, lambda: up.running()["pids"]["node"] != running["pids"]["node"])
+            async with NodeClient(running["node_urls"][0], running["control_token"]) as node:
+                await answers(node)
+                again = await node.backends()
+            assert [(backend["url"], backend["label"]) for backend in again][-1] == (three, "host-3")
+            assert len(again) == 3
+        finally:
+            await asyncio.to_thread(up.close)
+
+
+def test_only_the_first_engine_can_be_one_to_start(tmp_path: Path) -> None:
+    engines = ("--engine", "http://127.0.0.1:9", "--engine", "embedded:smollm2")
+    done = gangline("up", "--data", tmp_path, *engines)
+    assert done.returncode != 0
+    assert "embedded:smollm2" in done.stderr
+    assert list(tmp_path.iterdir()) == []

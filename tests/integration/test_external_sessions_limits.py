@@ -38,7 +38,7 @@ async def opened_sessions(
 ) -> AsyncGenerator[ExternalSessions]:
     journal, engine = Journal.open(folder / "journal"), VllmEngine(NOBODY)
 
-    def make_session(capture: CaptureSpec, **fields: Any) -> ModelSession:
+    def make_session(capture: CaptureSpec, task_id: str, **fields: Any) -> ModelSession:
         return ModelSession(engine=engine, journal=journal, tier=capture.tier, clock=clock, **fields)
 
     sessions = ExternalSessions(

@@ -47,7 +47,7 @@ async def test_a_lease_of_an_open_sessions_id_is_refused_and_the_open_one_goes_o
     (tmp_path / "runtimes").mkdir()
     journal, engine, proxy, backends = Journal.open(tmp_path / "journal"), VllmEngine(NOBODY), Proxy(), BackendPool()
 
-    def make_session(capture: CaptureSpec, **fields: Any) -> ModelSession:
+    def make_session(capture: CaptureSpec, task_id: str, **fields: Any) -> ModelSession:
         return ModelSession(engine=engine, journal=journal, **fields)
 
     sessions = ExternalSessions(

@@ -48,12 +48,19 @@ def add(
     label: Annotated[
         str | None, typer.Option("--label", help="Its host: sessions of a node with the same one prefer it.")
     ] = None,
+    key_env: Annotated[
+        str | None,
+        typer.Option("--key-env", help="Name of the node's environment variable with the key that it asks for."),
+    ] = None,
     data: DataOption = None,
     node: NodesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add an engine; it must serve the same model as the others."""
-    _ask(data, node, as_json, lambda client: client.add_backend(url, kind=kind, label=label))
+    """Add an engine; it must serve the same model as the others. The node remembers it over restarts."""
+    _ask(
+        *(data, node, as_json),
+        lambda client: client.add_backend(url, kind=kind, label=label, api_key_env=key_env),
+    )
 
 
 @backend.command()

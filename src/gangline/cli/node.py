@@ -7,10 +7,17 @@ from typing import Annotated
 
 import typer
 
-from gangline.cli.node_options import CaptureOption, SamplingOption, read_capture, read_policy
+from gangline.cli.node_options import (
+    AffinityOption,
+    CaptureOption,
+    EngineKeyOption,
+    SamplingOption,
+    read_capture,
+    read_policy,
+)
 from gangline.cli.output import DataOption, JsonOption
 from gangline.cli.running import find_server
-from gangline.cli.serving import HostOption, ParentOption, serve
+from gangline.cli.serving import HostOption, ParentOption, PublicUrlOption, serve
 from gangline.settings import Settings
 
 __all__ = ["register"]
@@ -32,6 +39,8 @@ def node(
         str, typer.Option("--engine-kind", help="Engine plug-in that speaks to it; auto asks the engine.")
     ] = "auto",
     engine_wait: Annotated[float, typer.Option("--engine-wait", help="Seconds the engine may take to be up.")] = 60,
+    engine_key_env: EngineKeyOption = None,
+    affinity_slack: AffinityOption = 0,
     capture: CaptureOption = "ids",
     sampling: SamplingOption = None,
     run_slots: Annotated[int, typer.Option("--run-slots", min=1, help="Sessions whose agent runs at once.")] = 16,
@@ -40,6 +49,7 @@ def node(
     postrun_workers: Annotated[int, typer.Option("--postrun-workers", min=1, help="Sessions graded at once.")] = 4,
     host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 is any free one.")] = 0,
+    public_url: PublicUrlOption = None,
     as_json: JsonOption = False,
     parent: ParentOption = None,
 ) -> None:
@@ -62,6 +72,8 @@ def node(
             engine_urls=engine,
             engine_kind=engine_kind,
             engine_wait_s=engine_wait,
+            engine_key_env=engine_key_env,
+            affinity_slack=affinity_slack,
             capture=read_capture(capture),
             sampling=read_policy(sampling),
             sizes=PoolSizes(
@@ -72,6 +84,7 @@ def node(
             ),
             host=host,
             port=port,
+            public_url=public_url,
             on_ready=on_ready,
         ),
         kind="node",

@@ -11,11 +11,34 @@ from gangline.domain.errors import InvalidRequest
 if TYPE_CHECKING:
     from gangline.domain.task import SamplingPolicy
 
-__all__ = ["CaptureOption", "SamplingOption", "read_capture", "read_policy"]
+__all__ = [
+    "AffinityOption",
+    "CaptureOption",
+    "EngineKeyOption",
+    "SamplingOption",
+    "read_capture",
+    "read_policy",
+]
 
 CaptureOption = Annotated[
     str,
     typer.Option("--capture", help="ids; or text, for engines that report no token ids: nothing can be trained."),
+]
+AffinityOption = Annotated[
+    int,
+    typer.Option(
+        "--affinity-slack",
+        min=0,
+        help="Sessions of one task share an engine while it has fewer than so many more than the least loaded.",
+    ),
+]
+EngineKeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine-key-env",
+        help="Name of the environment variable with the key that the engine asks for.",
+        show_default=False,
+    ),
 ]
 SamplingOption = Annotated[
     str | None,

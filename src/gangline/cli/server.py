@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gangline.cli.output import DataOption, JsonOption
-from gangline.cli.serving import HostOption, ParentOption, serve
+from gangline.cli.serving import HostOption, ParentOption, PublicUrlOption, serve
 from gangline.settings import Settings
 
 __all__ = ["register"]
@@ -17,6 +17,7 @@ def server(
     data: DataOption = None,
     host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 is any free one.")] = 8700,
+    public_url: PublicUrlOption = None,
     as_json: JsonOption = False,
     parent: ParentOption = None,
 ) -> None:
@@ -33,6 +34,7 @@ def server(
             data_dir=data or settings.data_dir,
             host=host,
             port=port,
+            public_url=public_url,
             control_token=settings.control_token,
             on_ready=on_ready,
         ),

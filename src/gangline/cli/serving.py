@@ -19,7 +19,7 @@ import typer
 
 from gangline.cli.output import log_to_stderr, print_json
 
-__all__ = ["GRACE_S", "HostOption", "ParentOption", "Service", "serve"]
+__all__ = ["GRACE_S", "HostOption", "ParentOption", "PublicUrlOption", "Service", "serve"]
 
 GRACE_S = 20.0
 """How long a service may take to clean up after SIGTERM."""
@@ -28,6 +28,14 @@ Service = Callable[[Callable[[str], None]], Awaitable[None]]
 """Given `on_ready(url)`, serves until it is cancelled."""
 
 HostOption = Annotated[str, typer.Option("--host", help="Address to listen on.")]
+PublicUrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--public-url",
+        help="URL by which others reach it. Default: its address; the machine's name where that is every address.",
+        show_default=False,
+    ),
+]
 ParentOption = Annotated[
     int | None, typer.Option("--parent", hidden=True, help="End when the process with this id is gone.")
 ]

@@ -16,9 +16,16 @@ import typer
 from rich.markup import escape
 
 from gangline.cli import running
-from gangline.cli.node_options import CaptureOption, SamplingOption, read_capture, read_policy
+from gangline.cli.node_options import (
+    AffinityOption,
+    CaptureOption,
+    EngineKeyOption,
+    SamplingOption,
+    read_capture,
+    read_policy,
+)
 from gangline.cli.output import DataOption, JsonOption, console, log_to_stderr, notes, print_json
-from gangline.cli.serving import HostOption
+from gangline.cli.serving import HostOption, PublicUrlOption
 from gangline.domain.errors import InvalidRequest, NodeError, PortUnavailable
 from gangline.settings import Settings
 
@@ -31,11 +38,20 @@ __all__ = ["Plan", "bring_up", "register", "run_service"]
 T = TypeVar("T")
 
 DEFAULT_PORT = 8700
+DEFAULT_ENGINE = "embedded:smollm2"
 _NODE_ID = "node-1"
 
 EngineOption = Annotated[
     str,
     typer.Option("--engine", help="URL of a running engine, embedded:MODEL, or scripted:FILE."),
+]
+EnginesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine",
+        help="URL of a running engine, embedded:MODEL, or scripted:FILE. URLs of more engines may follow.",
+        show_default=DEFAULT_ENGINE,
+    ),
 ]
 
 
@@ -46,7 +62,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int | None = None
     """The server's; None is the usual one, or any free one where that is taken."""
-    engine: str = "embedded:smollm2"
+    public_url: str | None = None
+    """Of the server, as others reach it."""
+    engine: str = DEFAULT_ENGINE
+    more_engines: tuple[str, ...] = ()
+    """URLs of running ones beside it."""
+    engine_key_env: str | None = None
+    affinity_slack: int = 0
     tokenizer: str = "smollm2"
     """Of a scripted engine."""
     control_token: str | None = None
@@ -75,6 +97,10 @@ def _engine_child(plan: Plan) -> Child | None:
             "(such as embedded:smollm2), or scripted:FILE."
         )
     return Child("engine", arguments, log_path=_log_path(plan, "engine"), env=os.environ, port=0, ready_timeout_s=1800)
+
+
+def _option(name: str, value: str | None) -> tuple[str, ...]:
+    return () if value is None else (name, value)
 
 
 def _log_path(plan: Plan, name: str) -> Path:
@@ -112,7 +138,7 @@ async def bring_up(plan: Plan, supervisor: Supervisor, token: str) -> running.Ru
     engine = _engine_child(plan)
     server = Child(
         "server",
-        ["server", *data, "--host", plan.host],
+        ["server", *data, "--host", plan.host, *_option("--public-url", plan.public_url)],
         log_path=_log_path(plan, "server"),
         env=env,
         port=_server_port(plan),
@@ -123,8 +149,10 @@ async def bring_up(plan: Plan, supervisor: Supervisor, token: str) -> running.Ru
         "node",
         [
             *("node", *data, "--host", plan.host, "--id", _NODE_ID, "--server", server.url),
-            *("--engine", engine_url, "--engine-wait", str(plan.engine_wait_s), "--run-slots", str(plan.run_slots)),
-            *("--capture", plan.capture, *(() if plan.sampling is None else ("--sampling", plan.sampling))),
+            *(argument for url in (engine_url, *plan.more_engines) for argument in ("--engine", url)),
+            *("--engine-wait", str(plan.engine_wait_s), "--run-slots", str(plan.run_slots)),
+            *("--affinity-slack", str(plan.affinity_slack), *_option("--engine-key-env", plan.engine_key_env)),
+            *("--capture", plan.capture, *_option("--sampling", plan.sampling)),
         ],
         log_path=_log_path(plan, "node"),
         env=env,
@@ -230,7 +258,8 @@ def up(
         int | None,
         typer.Option("--port", help=f"The server's; 0 is any free one. Default: {DEFAULT_PORT}, or any if taken."),
     ] = None,
-    engine: EngineOption = "embedded:smollm2",
+    public_url: PublicUrlOption = None,
+    engine: EnginesOption = None,
     tokenizer: Annotated[
         str, typer.Option("--tokenizer", help="Tokenizer of a scripted engine: smollm2, a folder, or a name.")
     ] = "smollm2",
@@ -238,6 +267,8 @@ def up(
         float, typer.Option("--engine-wait", help="Seconds a running engine may take to be up.")
     ] = 10,
     run_slots: Annotated[int, typer.Option("--run-slots", min=1, help="Sessions whose agent runs at once.")] = 16,
+    engine_key_env: EngineKeyOption = None,
+    affinity_slack: AffinityOption = 0,
     capture: CaptureOption = "ids",
     sampling: SamplingOption = None,
     as_json: JsonOption = False,
@@ -251,11 +282,16 @@ def up(
     log_to_stderr()
     read_capture(capture)
     read_policy(sampling)
+    first, *more = engine or [DEFAULT_ENGINE]
     plan = Plan(
         data_dir=(data or settings.data_dir).absolute(),
         host=host,
         port=port,
-        engine=engine,
+        public_url=public_url,
+        engine=first,
+        more_engines=_urls(more),
+        engine_key_env=engine_key_env,
+        affinity_slack=affinity_slack,
         tokenizer=tokenizer,
         control_token=settings.control_token,
         run_slots=run_slots,
@@ -270,6 +306,14 @@ def up(
 
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(run_service(plan, serve))
+
+
+def _urls(engines: list[str]) -> tuple[str, ...]:
+    """Raises: InvalidRequest."""
+    for engine in engines:
+        if not engine.startswith(("http://", "https://")):
+            raise InvalidRequest(f"only the first --engine can be started here; {engine!r} is no URL of a running one.")
+    return tuple(engines)
 
 
 def _announce(live: running.Running, plan: Plan, as_json: bool) -> None:

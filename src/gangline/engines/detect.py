@@ -20,7 +20,7 @@ from gangline.engines.vllm import VllmEngine
 __all__ = ["AutoEngine", "detect_engine"]
 
 
-async def detect_engine(url: str, *, capture: Capture = "ids") -> Engine:
+async def detect_engine(url: str, *, capture: Capture = "ids", api_key: str | None = None) -> Engine:
     """A client of the right kind, probed.
 
     SGLang shows by its server information; what is not SGLang is tried as vLLM, whose fields others speak too, by
@@ -28,19 +28,24 @@ async def detect_engine(url: str, *, capture: Capture = "ids") -> Engine:
 
     Raises: EngineUnavailable when nobody answers; EngineIncapable when there are no ids and `capture` is not `text`.
     """
-    http = EngineHttp(url)
+    http = EngineHttp(url, api_key=api_key)
     try:
         is_sglang, is_vllm = await _is_sglang(http), await _has_version(http)
     finally:
         await http.close()
-    engine: Engine = SglangEngine(url) if is_sglang else VllmEngine(url)
+    engine: Engine = SglangEngine(url, api_key=api_key) if is_sglang else VllmEngine(url, api_key=api_key)
     try:
         return await _probed(engine)
-    except (EngineIncapable, EngineRefused):
+    except (EngineIncapable, EngineRefused) as error:
+        if error.details.get("status") in (401, 403):
+            raise EngineRefused(
+                f"{error.message}: it wants a key. Say which environment variable holds it (`--engine-key-env`, or "
+                "`--key-env` where it is added)."
+            ) from error
         # A server of a known kind says best itself what it lacks.
         if capture != "text" and (is_sglang or is_vllm):
             raise
-    return await _probed(OpenAITextEngine(url, capture=capture))
+    return await _probed(OpenAITextEngine(url, capture=capture, api_key=api_key))
 
 
 async def _probed(engine: Engine) -> Engine:
@@ -84,16 +89,17 @@ async def _fields(http: EngineHttp, path: str) -> dict[str, Any]:
 class AutoEngine:
     """An `Engine` of whichever kind answers at `url`, found out at the first question."""
 
-    def __init__(self, url: str, *, capture: Capture = "ids") -> None:
+    def __init__(self, url: str, *, capture: Capture = "ids", api_key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._capture: Capture = capture
+        self._api_key = api_key
         self._engine: Engine | None = None
         self._detecting = asyncio.Lock()
 
     async def _found(self) -> Engine:
         async with self._detecting:
             if self._engine is None:
-                self._engine = await detect_engine(self.url, capture=self._capture)
+                self._engine = await detect_engine(self.url, capture=self._capture, api_key=self._api_key)
             return self._engine
 
     async def probe(self) -> EngineCapabilities:

@@ -47,12 +47,15 @@ class SglangEngine:
         model: str | None = None,
         timeout_s: float = 1800.0,
         connect_timeout_s: float = 10.0,
+        api_key: str | None = None,
     ) -> None:
         """
         model: served name; None takes the first that the engine lists.
         timeout_s: longest silence of the engine within one call; as whole replies come at once, its longest call.
         """
-        self._http = EngineHttp(url, session=session, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s)
+        self._http = EngineHttp(
+            url, session=session, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key
+        )
         self.url = self._http.url
         self._model = model
         self._capabilities: EngineCapabilities | None = None

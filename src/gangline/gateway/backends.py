@@ -25,7 +25,8 @@ from gangline.domain.errors import Conflict, EngineError, EngineUnavailable, Gan
 from gangline.engines.contract import Engine, EngineCapabilities
 from gangline.gateway.backends_engine import PooledEngine
 from gangline.gateway.backends_placement import Placement
-from gangline.gateway.backends_records import Assignment, Backend, BackendState, BackendView
+from gangline.gateway.backends_records import Assignment, Backend, BackendSpec, BackendState, BackendView
+from gangline.settings import read_secret
 
 __all__ = ["BackendPool", "BackendState", "BackendView"]
 
@@ -51,6 +52,7 @@ class BackendPool:
         probe_timeout_s: float = 120.0,
         max_failures: int = 3,
         capture: Literal["ids", "text"] = "ids",
+        read_secret: Callable[[str], str] = read_secret,
     ) -> None:
         """
         node: backends with this label are chosen before all others.
@@ -59,6 +61,7 @@ class BackendPool:
         wait_s: how long a call waits for a healthy backend.
         max_failures: health checks failed in a row that make a backend unhealthy; one is enough when a call failed too.
         capture: `text` accepts servers that report no token ids.
+        read_secret: the key behind the name of an environment variable; raises InvalidRequest.
         """
         self._probe_interval_s = probe_interval_s
         self._clock = clock
@@ -67,6 +70,7 @@ class BackendPool:
         self._probe_timeout_s = probe_timeout_s
         self._max_failures = max_failures
         self._capture = capture
+        self._read_secret = read_secret
         self._backends: dict[str, Backend] = {}
         self._num_added = 0
         self._placement = Placement(self._backends, node=node, affinity_slack=affinity_slack)
@@ -78,27 +82,39 @@ class BackendPool:
 
     # -- the operator's side -------------------------------------------------------------------------------------
 
-    async def add(self, url: str, kind: str = "auto", label: str | None = None) -> BackendView:
+    async def add(
+        self, url: str, kind: str = "auto", label: str | None = None, api_key_env: str | None = None
+    ) -> BackendView:
         """Probe the engine at `url` and take it in. An engine that is in already stays as it is.
 
-        Raises: EngineUnavailable, EngineIncapable; UnknownPlugin; Conflict when it serves another model, tokenizer or
-        kind of log-probs than the others.
+        `api_key_env`: names the environment variable with the key that the engine asks for.
+
+        Raises: EngineUnavailable, EngineIncapable; UnknownPlugin; InvalidRequest when there is no key; Conflict when it
+        serves another model, tokenizer or kind of log-probs than the others.
         """
         if self._closed:
             raise EngineUnavailable("the node is stopping")
-        make = plugins.load("engine", kind)
-        engine: Engine = make(url, capture="text") if self._capture == "text" and kind in _TEXT_KINDS else make(url)
+        spec = BackendSpec(_base(url), kind, label, api_key_env)
+        engine = self._client(url, spec)
         try:
             capabilities, identity = await self._probe(engine, url)
             known = self._known(url)
             if known is None:
                 self._refuse_another(url, identity)
-                return self._take_in(url, label, engine, capabilities, identity).view()
+                return self._take_in(spec, engine, capabilities, identity).view()
         except BaseException:
             await engine.close()
             raise
         await engine.close()
         return known.view()
+
+    def _client(self, url: str, spec: BackendSpec) -> Engine:
+        options: dict[str, str] = {}
+        if self._capture == "text" and spec.kind in _TEXT_KINDS:
+            options["capture"] = "text"
+        if spec.api_key_env is not None:
+            options["api_key"] = self._read_secret(spec.api_key_env)
+        return plugins.load("engine", spec.kind)(url, **options)
 
     async def remove(self, backend_id: str, drain: bool = True) -> None:
         """Its sessions move at their next call. `drain` waits for the calls in flight; else they fail over.
@@ -123,6 +139,10 @@ class BackendPool:
 
     def views(self) -> list[BackendView]:
         return [backend.view() for backend in self._backends.values()]
+
+    def members(self) -> list[BackendSpec]:
+        """Those that are in to stay, as they were named."""
+        return [backend.spec for backend in self._backends.values() if backend.state != "draining"]
 
     async def check(self) -> None:
         """One round of health checks; the pool makes one every `probe_interval_s`."""
@@ -260,15 +280,14 @@ class BackendPool:
                 _refuse_difference(url, identity, other.identity, f"as {other.url} has it")
 
     def _take_in(
-        self, url: str, label: str | None, engine: Engine, capabilities: EngineCapabilities, identity: dict[str, Any]
+        self, spec: BackendSpec, engine: Engine, capabilities: EngineCapabilities, identity: dict[str, Any]
     ) -> Backend:
         self._num_added += 1
         backend_id = f"b{self._num_added}"
         backend = Backend(
             backend_id=backend_id,
             number=self._num_added,
-            url=_base(url),
-            label=label,
+            spec=spec,
             engine=engine,
             capabilities=capabilities,
             identity=identity,

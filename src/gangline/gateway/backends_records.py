@@ -10,12 +10,23 @@ import msgspec
 
 from gangline.engines.contract import Engine, EngineCapabilities
 
-__all__ = ["Assignment", "Backend", "BackendState", "BackendView", "Rank"]
+__all__ = ["Assignment", "Backend", "BackendSpec", "BackendState", "BackendView", "Rank"]
 
 BackendState = Literal["healthy", "unhealthy", "draining"]
 
 Rank = tuple[int, int, int]
 """(sessions now, sessions ever, order of arrival): the least goes first."""
+
+
+class BackendSpec(msgspec.Struct, frozen=True):
+    """How an operator names an engine."""
+
+    url: str
+    kind: str = "auto"
+    """Of the engine plug-in that speaks to it; `auto` asks the engine."""
+    label: str | None = None
+    api_key_env: str | None = None
+    """Name of the environment variable that holds its key."""
 
 
 class BackendView(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +38,8 @@ class BackendView(msgspec.Struct, frozen=True, kw_only=True):
     """Its kind: `vllm`, `sglang`, `openai_text`."""
     label: str | None
     """Where it runs, such as a host's or node's name."""
+    api_key_env: str | None
+    """Name of the environment variable that holds its key; None: it wants none."""
     state: BackendState
     model: str
     version: str
@@ -49,8 +62,7 @@ class Backend:
 
     backend_id: str
     number: int
-    url: str
-    label: str | None
+    spec: BackendSpec
     engine: Engine
     capabilities: EngineCapabilities
     identity: dict[str, Any]
@@ -65,6 +77,14 @@ class Backend:
     """Set when its last call in flight has ended."""
 
     @property
+    def url(self) -> str:
+        return self.spec.url
+
+    @property
+    def label(self) -> str | None:
+        return self.spec.label
+
+    @property
     def rank(self) -> Rank:
         return self.num_sessions, self.num_assigned, self.number
 
@@ -74,6 +94,7 @@ class Backend:
             url=self.url,
             engine=self.capabilities.engine,
             label=self.label,
+            api_key_env=self.spec.api_key_env,
             state=self.state,
             model=self.capabilities.model,
             version=self.capabilities.version,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
+
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.errors import NotFound
 from gangline.gateway.backends import BackendPool
+from gangline.gateway.backends_records import BackendSpec
 from gangline.gateway.control import ControlRoute, answer, path_id, read_model
 
 __all__ = ["BackendRequest", "BackendRoutes"]
@@ -23,11 +26,16 @@ class BackendRequest(BaseModel):
     """Name of the engine plug-in that speaks to it; `auto` asks the engine."""
     label: str | None = None
     """Where it runs: a node prefers backends that carry its own host's name."""
+    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Name of the node's environment variable with the key that the engine asks for; never the key itself."""
 
 
 class BackendRoutes:
-    def __init__(self, pool: BackendPool) -> None:
+    """`keep`: called after each change with the engines that are left."""
+
+    def __init__(self, pool: BackendPool, keep: Callable[[Sequence[BackendSpec]], Awaitable[None]]) -> None:
         self._pool = pool
+        self._keep = keep
 
     def routes(self) -> list[ControlRoute]:
         one = "/v1/backends/{backend}"
@@ -53,14 +61,18 @@ class BackendRoutes:
 
     async def add(self, request: web.Request) -> web.StreamResponse:
         wanted = await read_model(request, BackendRequest)
-        return answer(request, await self._pool.add(wanted.url, kind=wanted.kind, label=wanted.label))
+        added = await self._pool.add(wanted.url, wanted.kind, wanted.label, wanted.api_key_env)
+        await self._keep(self._pool.members())
+        return answer(request, added)
 
     async def remove(self, request: web.Request) -> web.StreamResponse:
         await self._pool.remove(path_id(request, "backend"), drain=_drains(request))
+        await self._keep(self._pool.members())
         return answer(request, {})
 
     async def clear(self, request: web.Request) -> web.StreamResponse:
         await self._pool.clear(drain=_drains(request))
+        await self._keep(self._pool.members())
         return answer(request, {})
 
 

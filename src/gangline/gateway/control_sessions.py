@@ -75,11 +75,17 @@ def _ids(values: list[int]) -> TokenIds:
 
 
 class SessionRoutes:
-    """`model`: asks for the name that the node's engines serve."""
+    """
+    model: asks for the name that the node's engines serve.
+    public_url: how agents reach the node; None is how the opener reached it.
+    """
 
-    def __init__(self, sessions: ExternalSessions, model: Callable[[], Awaitable[str]]) -> None:
+    def __init__(
+        self, sessions: ExternalSessions, model: Callable[[], Awaitable[str]], public_url: str | None = None
+    ) -> None:
         self._sessions = sessions
         self._model = model
+        self._public_url = public_url
 
     def routes(self) -> list[ControlRoute]:
         one = "/v1/sessions/{session}"
@@ -101,7 +107,7 @@ class SessionRoutes:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         wanted = await read_model(request, SessionRequest)
-        origin = str(request.url.origin())
+        origin = (self._public_url or str(request.url.origin())).rstrip("/")
         return answer(request, await self._sessions.create(wanted, origin, await self._model()))
 
     async def all(self, request: web.Request) -> web.StreamResponse:

@@ -75,6 +75,9 @@ class SessionRequest(BaseModel):
 
     session_id: str | None = Field(default=None, pattern=ID_PATTERN)
     """Chosen by the caller; None lets the node choose."""
+    task_id: str | None = Field(default=None, pattern=ID_PATTERN)
+    """Of several attempts at one task: their results carry it, and on a node with affinity they share an engine. None
+    is the session's own id."""
     model: str | None = None
     """Name that the agent will call the model by; None is the served model's."""
     builder: BuilderSpec = BuilderSpec()
@@ -122,6 +125,7 @@ class ExternalView(msgspec.Struct, frozen=True, kw_only=True):
     """A session as its owner sees it."""
 
     session_id: str
+    task_id: str
     status: Literal["open", "completed", "finalized", "aborted"]
     """completed: the agent said so; the session still answers calls until it is finalized."""
     model: str
@@ -143,6 +147,7 @@ class _Live:
         self.told = asyncio.Event()
         """Set when the agent has said that it is done, or the session has ended."""
         self.order = asyncio.Lock()
+        self.task_id = self.request.task_id or state.session_id
         if state.status != "open":
             self.told.set()
 
@@ -167,7 +172,7 @@ class ExternalSessions:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """
-        make_session: given session_id, attempt, key, capture, max_turns and completions.
+        make_session: given session_id, task_id, attempt, key, capture, max_turns and completions.
         release_engine: called with the id of a session that has ended.
         """
         self._node_id = node_id
@@ -252,7 +257,7 @@ class ExternalSessions:
         self._sessions[session_id] = live = _Live(state, None)  # the id is taken from here on
         try:
             await self._store.save(state)
-            await self._journal.open_attempt(AttemptOpened(session_id, _ATTEMPT, session_id, 0))
+            await self._journal.open_attempt(AttemptOpened(session_id, _ATTEMPT, live.task_id, 0))
             live.session = self._serve(session_id, key, request, ())
         except BaseException:  # its caller left, or the disk is full: the id is free again
             del self._sessions[session_id]
@@ -274,6 +279,7 @@ class ExternalSessions:
     ) -> ModelSession:
         session = self._make_session(
             session_id=session_id,
+            task_id=request.task_id or session_id,
             attempt=_ATTEMPT,
             key=key,
             capture=request.capture,
@@ -288,6 +294,7 @@ class ExternalSessions:
         live = self._live(session_id)
         return ExternalView(
             session_id=session_id,
+            task_id=live.task_id,
             status=live.state.status,
             model=live.state.model,
             created_at=live.state.created_at,
@@ -382,7 +389,7 @@ class ExternalSessions:
         outcome, failure = _outcome(session, completed=claim is not None)
         trajectory: Trajectory | None = None
         try:
-            trajectory = await asyncio.to_thread(_build, session_id, request.builder, completions)
+            trajectory = await asyncio.to_thread(_build, session_id, live.task_id, request.builder, completions)
         except GanglineError as error:
             outcome, failure = "infra_error", error.failure()
         reward = claim.reward if claim is not None and request.reward_policy == "claimed" else None
@@ -392,7 +399,7 @@ class ExternalSessions:
             trajectory = apply_reward(trajectory, Reward(reward=reward))
         return SessionResult(
             session_id=session_id,
-            task_id=session_id,
+            task_id=live.task_id,
             node_id=self._node_id,
             attempt=_ATTEMPT,
             fence=0,
@@ -420,14 +427,12 @@ def _outcome(session: ModelSession, *, completed: bool) -> tuple[Outcome, Failur
     return ("turn_limit" if session.turn_limit_reached.is_set() else "completed"), None
 
 
-def _build(session_id: str, spec: BuilderSpec, completions: list[Completion]) -> Trajectory:
+def _build(session_id: str, task_id: str, spec: BuilderSpec, completions: list[Completion]) -> Trajectory:
     """Raises: BuilderError."""
     if not completions:
-        return Trajectory(
-            session_id=session_id, task_id=session_id, builder=spec.strategy, traces=(), num_completions=0
-        )
+        return Trajectory(session_id=session_id, task_id=task_id, builder=spec.strategy, traces=(), num_completions=0)
     builder = plugins.make_builder(spec.strategy, spec.config)
-    return builder.build(CompletionTree(completions), session_id=session_id, task_id=session_id)
+    return builder.build(CompletionTree(completions), session_id=session_id, task_id=task_id)
 
 
 def _with_claim(trajectory: Trajectory, claim: Claim) -> Trajectory:

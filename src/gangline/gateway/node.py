@@ -8,7 +8,7 @@ import ipaddress
 import logging
 import resource
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,8 @@ from gangline.domain.errors import EngineUnavailable, GanglineError, InvalidRequ
 from gangline.domain.task import CaptureSpec, SamplingPolicy
 from gangline.gateway.attempt import NodeParts
 from gangline.gateway.backends import BackendPool
+from gangline.gateway.backends_memory import BackendMemory
+from gangline.gateway.backends_records import BackendSpec
 from gangline.gateway.control import ControlRoute, answer, as_routes
 from gangline.gateway.control_backends import BackendRoutes
 from gangline.gateway.control_gate import GateRoutes
@@ -32,6 +34,7 @@ from gangline.gateway.model_session import ModelSession
 from gangline.gateway.pipeline import Pipeline
 from gangline.gateway.pools import Pools, PoolSizes
 from gangline.gateway.proxy import Proxy
+from gangline.settings import local_url, reachable_url
 from gangline.store.journal import Journal
 
 __all__ = ["control_routes", "reap", "serve"]
@@ -51,22 +54,28 @@ async def serve(
     engine_urls: Sequence[str],
     engine_kind: str = "auto",
     engine_wait_s: float = 60.0,
+    engine_key_env: str | None = None,
+    affinity_slack: int = 0,
     capture: Literal["ids", "text"] = "ids",
     sampling: SamplingPolicy | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
+    public_url: str | None = None,
     sizes: PoolSizes | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Run a node until cancelled; its state is in `data_dir/nodes/<node_id>`.
 
-    engine_urls: its backends at first; more may be added while it runs.
+    engine_urls: its backends at first; what is added and removed while it runs is remembered over restarts with these.
+    engine_key_env: names the environment variable with the key that those engines ask for.
+    affinity_slack: see `BackendPool`.
+    public_url: how others reach the node; None is the address that it listens on, or the machine's name.
     capture: `text` accepts engines that report no token ids; what they answer cannot be trained on.
     sampling: the operator's policy, applied after a task's own.
 
     Raises: EngineUnavailable when an engine does not answer within `engine_wait_s`, EngineIncapable when it reports no
     token ids or log-probs, Conflict when the engines serve different models, PortUnavailable when the port is taken,
-    InvalidRequest when anyone could reach the control routes.
+    InvalidRequest when anyone could reach the control routes, or an engine's key is not in the environment.
     """
     _refuse_open_door(host, control_token)
     sizes = sizes or PoolSizes()
@@ -74,10 +83,11 @@ async def serve(
     folder = await asyncio.to_thread(_folder_of, data_dir, node_id)
     owner = _owner_of(folder)
     async with AsyncExitStack() as stack:
-        backends = BackendPool(node=socket.gethostname(), capture=capture)
+        backends = BackendPool(node=socket.gethostname(), capture=capture, affinity_slack=affinity_slack)
         stack.push_async_callback(backends.close)
-        for engine_url in engine_urls:
-            await _add(backends, engine_url, engine_kind, engine_wait_s)
+        named = [BackendSpec(url, engine_kind, None, engine_key_env) for url in engine_urls]
+        memory = BackendMemory(folder / "backends.json", named)
+        await _add_all(backends, named, await asyncio.to_thread(memory.changed), engine_wait_s)
         runtimes_folder = folder / "runtimes"
         await asyncio.to_thread(runtimes_folder.mkdir, parents=True, exist_ok=True)
         await _reap(owner, runtimes_folder)
@@ -89,7 +99,7 @@ async def serve(
         listener = _bind(host, port)
         stack.callback(listener.close)
         bound_port = int(listener.getsockname()[1])
-        url = f"http://{host}:{bound_port}"
+        url = reachable_url(host, bound_port, public_url)
         proxy = Proxy()
         parts = NodeParts(
             node_id=node_id,
@@ -105,12 +115,12 @@ async def serve(
         )
         external = await _external_sessions(stack, folder, parts)
         pipeline = Pipeline(parts, client, Delivery(folder / "outgoing", client, journal), url=url)
-        routes = control_routes(parts, external, pipeline.status)
+        routes = control_routes(parts, external, pipeline.status, memory.keep, public_url)
         await _listen(stack, _create_app(proxy, routes, control_token), listener)
         stack.push_async_callback(pipeline.close)
         log.info("node.ready node=%s url=%s engines=%s model=%s", node_id, url, ",".join(engine_urls), parts.model)
         if on_ready is not None:
-            on_ready(url)
+            on_ready(local_url(host, bound_port))
         async with asyncio.TaskGroup() as group:
             group.create_task(pipeline.run())
             group.create_task(_expire(external))
@@ -150,12 +160,30 @@ def _owner_of(folder: Path) -> str:
     return f"gl{hashlib.sha256(str(folder).encode()).hexdigest()[:10]}"
 
 
-async def _add(backends: BackendPool, url: str, kind: str, wait_s: float) -> None:
+async def _add_all(
+    backends: BackendPool, named: Sequence[BackendSpec], changed: Sequence[BackendSpec] | None, wait_s: float
+) -> None:
+    """Those that are named must all be there; of those that were in at the end of an earlier life, one must."""
+    failures: list[GanglineError] = []
+    for spec in named if changed is None else changed:
+        try:
+            await _add(backends, spec, wait_s)
+        except GanglineError as error:
+            if changed is None:
+                raise
+            log.error("backend.left_out url=%s message=%s", spec.url, error)
+            failures.append(error)
+    if failures and not backends.views():
+        raise failures[0]
+
+
+async def _add(backends: BackendPool, spec: BackendSpec, wait_s: float) -> None:
     """Take an engine in; one that is still starting gets `wait_s` seconds."""
+    url = spec.url
     deadline = asyncio.get_running_loop().time() + wait_s
     while True:
         try:
-            await backends.add(url, kind)
+            await backends.add(url, spec.kind, spec.label, spec.api_key_env)
         except EngineUnavailable as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise EngineUnavailable(
@@ -191,10 +219,10 @@ def _bind(host: str, port: int) -> socket.socket:
 async def _external_sessions(stack: AsyncExitStack, folder: Path, parts: NodeParts) -> ExternalSessions:
     """Those of an earlier life of this node go on."""
 
-    def make_session(session_id: str, capture: CaptureSpec, **fields: Any) -> ModelSession:
+    def make_session(session_id: str, task_id: str, capture: CaptureSpec, **fields: Any) -> ModelSession:
         return ModelSession(
             session_id=session_id,
-            engine=parts.backends.engine_for(session_id, session_id),
+            engine=parts.backends.engine_for(session_id, task_id),
             journal=parts.journal,
             thinking=capture.thinking,
             tier=capture.tier,
@@ -227,7 +255,11 @@ async def _expire(external: ExternalSessions) -> None:
 
 
 def control_routes(
-    parts: NodeParts, external: ExternalSessions, status: Callable[[], dict[str, Any]]
+    parts: NodeParts,
+    external: ExternalSessions,
+    status: Callable[[], dict[str, Any]],
+    keep_backends: Callable[[Sequence[BackendSpec]], Awaitable[None]],
+    public_url: str | None = None,
 ) -> list[ControlRoute]:
     """All of the node's own routes, in the order of their description."""
 
@@ -239,9 +271,9 @@ def control_routes(
 
     return [
         ControlRoute("GET", "/v1/status", show_status, "What the node is doing."),
-        *SessionRoutes(external, model).routes(),
+        *SessionRoutes(external, model, public_url).routes(),
         *GateRoutes(parts.gate).routes(),
-        *BackendRoutes(parts.backends).routes(),
+        *BackendRoutes(parts.backends, keep_backends).routes(),
     ]
 
 

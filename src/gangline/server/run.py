@@ -20,6 +20,7 @@ from gangline.domain.task import TaskRequest
 from gangline.server.app import create_app
 from gangline.server.callbacks import Courier
 from gangline.server.service import RolloutService
+from gangline.settings import local_url, reachable_url
 from gangline.store.outbox import Outbox
 from gangline.store.results import ResultStore
 from gangline.store.tasks import TaskStore
@@ -54,11 +55,14 @@ async def serve(
     host: str = "127.0.0.1",
     port: int = 0,
     control_token: str | None = None,
+    public_url: str | None = None,
     on_ready: Callable[[str], None] | None = None,
     lease_s: float = 30.0,
     sweep_every_s: float = 2.0,
 ) -> None:
-    """Serve until cancelled. `on_ready` is given the base URL.
+    """Serve until cancelled. `on_ready` is given the base URL, as this machine reaches it.
+
+    public_url: as others do, for callbacks; None is the address that it listens on, or the machine's name.
 
     Raises: PortUnavailable; InvalidRequest when the address would be open to others without a control token;
     Conflict when another server has the data folder; StoreError, DiskFull.
@@ -68,6 +72,7 @@ async def serve(
         host=host,
         port=port,
         control_token=control_token,
+        public_url=public_url,
         lease_s=lease_s,
         sweep_every_s=sweep_every_s,
     ) as running:
@@ -83,6 +88,7 @@ async def serving(
     host: str = "127.0.0.1",
     port: int = 0,
     control_token: str | None = None,
+    public_url: str | None = None,
     lease_s: float = 30.0,
     sweep_every_s: float = 2.0,
     callback_base_s: float = 1.0,
@@ -99,16 +105,16 @@ async def serving(
             service = RolloutService(store, results, check_task=check_task, sweep_every_s=sweep_every_s)
             await service.start()
             app = create_app(service, control_token=control_token)
-            async with _listening(app, service, host, port) as url:
+            async with _listening(app, service, host, port) as bound_port:
                 courier = Courier(
                     Outbox(store.database),
                     service.bells,
-                    public_url=url,
+                    public_url=reachable_url(host, bound_port, public_url),
                     control_token=control_token,
                     base_s=callback_base_s,
                 )
                 async with _background(service, courier) as work:
-                    yield Running(url, work)
+                    yield Running(local_url(host, bound_port), work)
         finally:
             await asyncio.to_thread(store.close)
 
@@ -129,7 +135,8 @@ async def _background(service: RolloutService, courier: Courier) -> AsyncGenerat
 
 
 @asynccontextmanager
-async def _listening(app: web.Application, service: RolloutService, host: str, port: int) -> AsyncGenerator[str]:
+async def _listening(app: web.Application, service: RolloutService, host: str, port: int) -> AsyncGenerator[int]:
+    """The port that it listens on. Raises: PortUnavailable."""
     # A handler is cancelled when its client leaves: a node that is gone must not be given sessions.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=2.0)
     await runner.setup()
@@ -139,8 +146,7 @@ async def _listening(app: web.Application, service: RolloutService, host: str, p
         except OSError as error:
             why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
             raise PortUnavailable(f"cannot listen on {host}:{port}: {why}; choose another --port, or 0.") from error
-        bound_port: int = runner.addresses[0][1]
-        yield f"http://{f'[{host}]' if ':' in host else host}:{bound_port}"
+        yield runner.addresses[0][1]
     finally:
         service.stop()
         await runner.cleanup()
