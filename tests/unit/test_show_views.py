@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from gangline.cli.picture import draw_trajectory
 from gangline.cli.session_view import session_view, task_view, tokens_view, trace_view
 from gangline.cli.token_runs import elided, runs_of
+from gangline.domain.completion import Lineage
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.tokens import token_ids
 from gangline.domain.trajectory import Trace
@@ -40,10 +41,38 @@ def test_a_trace_shows_how_each_turn_came_by_its_context() -> None:
     text = printed(trace_view(traces()[0], 0))
     assert "main, a new conversation" in text
     assert "4 prompt ids, 13 response ids, 8 trainable, reward 0.5" in text
-    assert [line.split()[1:3] for line in text.splitlines()[3:6]] == [
-        ["c0000", "first"],
-        ["c0001", "exact_stitched"],
-        ["c0003", "exact_stitched"],
+    assert [line.split()[1:4] for line in text.splitlines()[3:6]] == [
+        ["c0000", "–", "first"],
+        ["c0001", "–", "exact_stitched"],
+        ["c0003", "–", "exact_stitched"],
+    ]
+
+
+def _beginning(lineage: Lineage) -> str:
+    return printed(trace_view(msgspec.structs.replace(traces()[0], lineage=lineage), 0)).splitlines()[0].strip()
+
+
+def test_a_trace_says_which_call_it_came_out_of() -> None:
+    edited = Lineage(relation="changed", origin_id="c0003", cause="history_edited", first_change=4)
+    assert _beginning(edited).endswith("main, would go on from c0003, but history_edited at message 4")
+    spawned = Lineage(relation="spawned", origin_id="c0003", reason="its prompt is an argument of `task`")
+    assert _beginning(spawned).endswith("main, spawned by a tool call of c0003")
+    assert _beginning(Lineage(reason="one question alone")).endswith("a new conversation (one question alone)")
+
+
+def test_a_turn_says_what_it_is_to_the_call_before_and_its_role_where_it_has_another() -> None:
+    trace = traces()[0]
+    spans = (*trace.spans[:2], msgspec.structs.replace(trace.spans[2], role="compaction"))
+    lineages = {
+        "c0000": Lineage(),
+        "c0001": Lineage(relation="changed", origin_id="c9", cause="tools_changed"),
+        "c0003": Lineage(relation="continuation", origin_id="c0001"),
+    }
+    text = printed(trace_view(msgspec.structs.replace(trace, spans=spans), 0, lineages))
+    assert [" ".join(line.split()[2:6]) for line in text.splitlines()[3:6]] == [
+        "root first 4 3",
+        "changed of c9 (tools_changed)",
+        "continuation, compaction exact_stitched 3",
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -15,9 +15,10 @@ from gangline.cli.token_runs import Run, TextOf, elided, runs_of, standing
 from gangline.domain.conversation import ToolCall, message_text
 
 if TYPE_CHECKING:
+    from gangline.domain.completion import Lineage
     from gangline.domain.conversation import Message
     from gangline.domain.session import SessionResult
-    from gangline.domain.trajectory import Trace
+    from gangline.domain.trajectory import Trace, TurnSpan
 
 __all__ = ["session_view", "task_view", "token_legend", "tokens_view", "trace_view"]
 
@@ -79,8 +80,11 @@ def session_view(result: SessionResult) -> RenderableType:
     return Group(*lines)
 
 
-def trace_view(trace: Trace, index: int) -> RenderableType:
-    """Where the trace begins and why there, and a line for each turn."""
+def trace_view(trace: Trace, index: int, lineages: Mapping[str, Lineage] | None = None) -> RenderableType:
+    """Where the trace begins and why there, and a line for each turn.
+
+    lineages: of the session's completions, by id; None leaves them out.
+    """
     head = Text.assemble((f"trace {index}", "bold"), f"  {trace.trace_id}  {trace.role}, {standing(trace)}")
     num_trained = int(trace.loss_mask.sum())
     facts = f"{_num_prompt(trace)}, {len(trace.response_ids)} response ids, {num_trained} trainable"
@@ -97,7 +101,7 @@ def trace_view(trace: Trace, index: int) -> RenderableType:
         Text(f"spliced at response id {splice.at} before {splice.completion_id}: {splice.cause}", "magenta")
         for splice in trace.splices
     ]
-    return Group(*lines, _turns_table(trace))
+    return Group(*lines, _turns_table(trace, lineages or {}))
 
 
 def _num_prompt(trace: Trace) -> str:
@@ -107,11 +111,12 @@ def _num_prompt(trace: Trace) -> str:
     return f"{len(trace.prompt_ids)} prompt ids{after}"
 
 
-def _turns_table(trace: Trace) -> Table:
+def _turns_table(trace: Trace, lineages: Mapping[str, Lineage]) -> Table:
     from gangline.trajectories.audit import turn_class
 
     table = _table(
-        "turn#", "completion", "context", "+ids#", "sampled#", "mean log-prob#", "versions", "finish", "said"
+        *("turn#", "completion", "lineage", "context", "+ids#", "sampled#", "mean log-prob#", "versions", "finish"),
+        "said",
     )
     said = [message for message in trace.response_messages if message.role == "assistant"]
     at = 0
@@ -121,6 +126,7 @@ def _turns_table(trace: Trace) -> Table:
         table.add_row(
             str(index),
             span.completion_id,
+            _lineage(trace, span, lineages.get(span.completion_id)),
             turn_class(trace, index) + ("" if held.fallback is None else f" ({held.fallback})"),
             str(len(trace.prompt_ids) if index == 0 else span.start - at),
             str(span.end - span.start),
@@ -131,6 +137,17 @@ def _turns_table(trace: Trace) -> Table:
         )
         at = span.end
     return table
+
+
+def _lineage(trace: Trace, span: TurnSpan, lineage: Lineage | None) -> str:
+    """What the call is to the one before it, and its role where that is not the trace's."""
+    role = "" if span.role == trace.role else f", {span.role}"
+    if lineage is None:
+        return role.removeprefix(", ") or "–"
+    if lineage.relation in ("root", "continuation"):
+        return lineage.relation + role
+    cause = "" if lineage.cause is None else f" ({lineage.cause})"
+    return f"{lineage.relation} of {lineage.origin_id}{cause}{role}"
 
 
 def _said(message: Message) -> str:

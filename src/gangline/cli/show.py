@@ -71,11 +71,12 @@ def _show_session(result: SessionResult, tokens: bool, number: int | None, token
 
     chosen = _chosen(result, number)
     text_of = find_text_of(tokenizer, result) if tokens else None
+    lineages = {one.completion_id: one.lineage for one in result.completions}
     out = console()
     out.print(session_view(result))
     for index, trace in chosen:
         out.print()
-        out.print(trace_view(trace, index))
+        out.print(trace_view(trace, index, lineages))
         if tokens:
             out.print(tokens_view(trace, text_of), soft_wrap=False)
     if tokens and chosen:

@@ -19,6 +19,15 @@ TextOf = Callable[[int], str]
 
 _KNOWN_MODELS = ("smollm2",)
 
+_FROM: dict[str, str] = {
+    "sibling": "the prompt of {origin} again",
+    "retry": "the prompt of {origin} again, which was aborted",
+    "changed": "would go on from {origin}, but {cause}{where}",
+    "spawned": "spawned by a tool call of {origin}",
+    "compacted": "goes on from the summary in {origin}",
+}
+"""How a trace begins, by its first call's relation, where more is to be said than its ids say."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -57,7 +66,19 @@ def elided(run: Run, *, head: int, tail: int) -> tuple[int, int]:
 
 def standing(trace: Trace) -> str:
     """Where a trace begins, and why there."""
-    first = trace.certificates[0]
+    lineage = trace.lineage
+    told = f" ({lineage.reason})" if lineage.reason and lineage.relation in ("root", "changed") else ""
+    return _beginning(trace) + told
+
+
+def _beginning(trace: Trace) -> str:
+    first, lineage = trace.certificates[0], trace.lineage
+    if lineage.relation not in ("root", "continuation", "branch"):
+        return _FROM[lineage.relation].format(
+            origin=lineage.origin_id,
+            cause=lineage.cause,
+            where="" if lineage.first_change is None else f" at message {lineage.first_change}",
+        )
     if trace.parent_trace_id is None:
         return "a new conversation"
     if first.context == "diverged":
