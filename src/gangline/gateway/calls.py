@@ -41,9 +41,12 @@ from gangline.gateway.placing import Place
 from gangline.gateway.stitch import Decision, PromptTier
 from gangline.gateway.versions import VersionStamps
 
-__all__ = ["CallInFlight"]
+__all__ = ["RETRY_KEY", "CallInFlight", "whole_delta"]
 
 _log = logging.getLogger("gangline.calls")
+
+RETRY_KEY = "retry_key"
+"""Name in a record's metadata, of what a retry is known by."""
 
 _CAUSE_BUDGET_S = 10.0
 """For asking the engine what ids say: the reply is there, and a hanging engine must not keep it."""
@@ -63,8 +66,12 @@ class CallInFlight:
         gate: Gate,
         meter: GateMeter,
         wished: SamplingParams | None = None,
+        retry_key: str | None = None,
     ) -> None:
-        """`wished`: what the harness asked for, where the operator's sampling policy made something else of it."""
+        """
+        wished: what the harness asked for, where the operator's sampling policy made something else of it.
+        retry_key: what a retry is known by, should it come in another life of the node; None where it cannot be.
+        """
         self.call = call
         self.record_key = secrets.token_hex(8)
         self.created_at = clock()
@@ -77,6 +84,7 @@ class CallInFlight:
         self._gate = gate
         self._meter = meter
         self._wished = wished
+        self._retry_key = retry_key
         self._gathered = ReplyAccumulator()
         self._stamps = VersionStamps(gate)
         self._sent_ids: TokenIds | None = None
@@ -135,7 +143,7 @@ class CallInFlight:
         """Keep of an answered stream what a replay needs: one delta for each choice, not one for each token."""
         if self._task is not None and self.answered and self._shown and not self._listeners:
             choices = self._task.result().choices
-            self._shown = [_whole_delta(choice.index, choice.message, choice.logprobs or ()) for choice in choices]
+            self._shown = [whole_delta(choice.index, choice.message, choice.logprobs or ()) for choice in choices]
 
     def abort(self, message: str) -> None:
         """End the call: cancelled in the engine, kept as an aborted record. One that is wholly sampled is committed."""
@@ -220,7 +228,7 @@ class CallInFlight:
             self._note_prompt(answer)
             if self.call.stream:
                 for choice in answer.choices:
-                    self._show(_whole_delta(choice.index, choice.message, choice.token_logprobs))
+                    self._show(whole_delta(choice.index, choice.message, choice.token_logprobs))
             return answer
         async with aclosing(self._engine.stream(request)) as pieces:
             async for piece in pieces:
@@ -365,6 +373,8 @@ class CallInFlight:
     def _metadata(self) -> dict[str, Any]:
         """What the record says beside its fields: the reply's id, and what became of the harness's wishes."""
         metadata: dict[str, Any] = {"reply_id": self.record_key}
+        if self._retry_key is not None and self.call.num_top_logprobs is None:
+            metadata[RETRY_KEY] = self._retry_key
         if self.num_replays:
             metadata["num_replays"] = self.num_replays
         if self._volatile:
@@ -460,7 +470,7 @@ class _Listener:
         self._timer.cancel()
 
 
-def _whole_delta(index: int, message: Message, logprobs: tuple[TokenLogprob, ...]) -> ReplyDelta:
+def whole_delta(index: int, message: Message, logprobs: tuple[TokenLogprob, ...]) -> ReplyDelta:
     """A reply that came in one piece, as the one delta of its stream."""
     calls = [part for part in message.parts if isinstance(part, ToolCall)]
     return ReplyDelta(

@@ -21,11 +21,12 @@ from gangline.domain.errors import (
 )
 from gangline.domain.task import SamplingPolicy
 from gangline.engines.contract import Engine
+from gangline.gateway.answered import AnsweredCall, answered_calls
 from gangline.gateway.calls import CallInFlight
 from gangline.gateway.gate import Gate, GateMeter
 from gangline.gateway.ledger import CompletionJournal, Ledger
 from gangline.gateway.placing import signed_reply_id
-from gangline.gateway.retries import Attendance, CallMark, Retries
+from gangline.gateway.retries import MAX_FINISHED, Attendance, CallMark, Retries
 from gangline.gateway.sampling_policy import apply_policies
 from gangline.gateway.stitch import PromptTier, Stitcher, ThinkingPolicy, Tier
 from gangline.gateway.token_call import TokenCall, TokenRequest
@@ -86,7 +87,12 @@ class ModelSession:
         self.meter = GateMeter()
         """How long the gate has held this session: budgets stand still meanwhile."""
         self._sampling = tuple(sampling)
-        self._retries = Retries(self._has_gone_on, window_s=retry_window_s, grace_s=retry_grace_s)
+        self._retries = Retries(
+            self._has_gone_on,
+            window_s=retry_window_s,
+            grace_s=retry_grace_s,
+            answered=answered_calls(self.tree, clock() - retry_window_s, MAX_FINISHED),
+        )
         self._max_turns = max_turns
         self._clock = clock
         # The choices of one call share its start.
@@ -107,10 +113,10 @@ class ModelSession:
         """Listen to `call`: a new one, or the one that it is a retry of. Raises: SessionOver, InvalidRequest."""
         if self._fence_message is not None:
             raise SessionOver(self._fence_message)
-        return self._retries.attend(mark, lambda: self.start_call(call))
+        return self._retries.attend(mark, lambda: self.start_call(call, mark.retry_key))
 
-    def start_call(self, call: ModelCall) -> CallInFlight:
-        """Raises: SessionOver, InvalidRequest."""
+    def start_call(self, call: ModelCall, retry_key: str | None = None) -> CallInFlight:
+        """`retry_key`: see `CallMark`. Raises: SessionOver, InvalidRequest."""
         call = self._with_history(call)
         used = apply_policies(self._sampling, call.sampling)
         wished = None if used == call.sampling else call.sampling
@@ -125,6 +131,7 @@ class ModelSession:
             gate=self._gate,
             meter=self.meter,
             wished=wished,
+            retry_key=retry_key,
         )
         self._in_flight.add(flight)
         flight.start(self._ended)
@@ -173,7 +180,7 @@ class ModelSession:
             raise InvalidRequest(f"A message refers to the reply {reply_id!r}, which is none of this session.")
         return referred.response
 
-    def _has_gone_on(self, flight: CallInFlight) -> bool:
+    def _has_gone_on(self, flight: CallInFlight | AnsweredCall) -> bool:
         return self._ledger.is_continued(flight.record_key)
 
     def start_tokens(self, request: TokenRequest) -> TokenCall:

@@ -8,6 +8,7 @@ The rule
     or
   - nobody listens to the earlier one any more, and its answer was never delivered in full: whoever asked has gone, and
     the same question again is the same wish.
+- A later life of the node knows the idempotency keys of what it finds in its journal, and nothing else of it.
 - Never when the earlier one failed or was aborted: there is no answer to give.
 - Never when the session went on from the earlier answer: its client had it, so asking again is a wish for another
   sample.
@@ -25,20 +26,21 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from gangline.dialects.contract import RawRequest
+from gangline.gateway.answered import AnsweredCall
 from gangline.gateway.calls import CallInFlight
 
-__all__ = ["Attendance", "CallMark", "Retries", "mark_of"]
+__all__ = ["MAX_FINISHED", "Attendance", "CallMark", "Retries", "mark_of"]
 
 _log = logging.getLogger("gangline.calls")
 
 _GONE = "client disconnected"
 
-_MAX_FINISHED = 16
+MAX_FINISHED = 16
 """Answers kept for retries, per session."""
 
 
@@ -51,6 +53,13 @@ class CallMark(msgspec.Struct, frozen=True):
     """Idempotency key."""
     says_retry: bool = False
 
+    @property
+    def retry_key(self) -> str | None:
+        """What tells a retry from all other requests, in any life of the node; None without an idempotency key."""
+        if self.key is None:
+            return None
+        return hashlib.sha256(self.digest + self.key.encode(errors="replace")).hexdigest()[:32]
+
 
 def mark_of(dialect: str, path: str, request: RawRequest) -> CallMark:
     digest = hashlib.sha256(request.body)
@@ -60,7 +69,7 @@ def mark_of(dialect: str, path: str, request: RawRequest) -> CallMark:
 
 
 class _Entry:
-    def __init__(self, mark: CallMark, flight: CallInFlight, now: float) -> None:
+    def __init__(self, mark: CallMark, flight: CallInFlight | AnsweredCall, now: float) -> None:
         self.mark = mark
         self.flight = flight
         self.asked_at = now
@@ -116,22 +125,27 @@ class Retries:
 
     def __init__(
         self,
-        has_gone_on: Callable[[CallInFlight], bool],
+        has_gone_on: Callable[[CallInFlight | AnsweredCall], bool],
         *,
         window_s: float = 600.0,
         grace_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
+        answered: Mapping[str, AnsweredCall] | None = None,
     ) -> None:
-        """`has_gone_on`: whether a later call of the session continues this one's answer."""
+        """
+        has_gone_on: whether a later call of the session continues this one's answer.
+        answered: retry key -> a call that an earlier life of the node answered.
+        """
         self._has_gone_on = has_gone_on
         self._window_s = window_s
         self._grace_s = grace_s
         self._clock = clock
         self._entries: list[_Entry] = []
+        self._answered = dict(answered or {})
 
     def attend(self, mark: CallMark, start: Callable[[], CallInFlight]) -> Attendance:
         """Listen to the call that `mark` means, or to a new one. Raises: what `start` raises."""
-        entry = self._find(mark)
+        entry = self._find(mark) or self._find_answered(mark)
         if entry is None:
             entry = _Entry(mark, start(), self._clock())
             self._forget_old()
@@ -152,9 +166,19 @@ class Retries:
                 return entry
         return None
 
+    def _find_answered(self, mark: CallMark) -> _Entry | None:
+        """Of an earlier life. It counts as answered now, so that the window of its retries begins anew."""
+        flight = self._answered.pop(mark.retry_key or "", None)
+        if flight is None or self._has_gone_on(flight):
+            return None
+        entry = _Entry(mark, flight, self._clock())
+        self._forget_old()
+        self._entries.append(entry)
+        return entry
+
     def _forget_old(self) -> None:
         oldest = self._clock() - self._window_s
         kept = [entry for entry in self._entries if entry.asked_at >= oldest and not entry.flight.failed]
         finished = [entry for entry in kept if entry.flight.ended_already]
-        surplus = {id(entry) for entry in finished[: max(len(finished) - _MAX_FINISHED, 0)]}
+        surplus = {id(entry) for entry in finished[: max(len(finished) - MAX_FINISHED, 0)]}
         self._entries = [entry for entry in kept if id(entry) not in surplus]
