@@ -28,6 +28,7 @@ from gangline.domain.errors import (
     UpgradeRefused,
 )
 from gangline.engines.contract import EngineCapabilities
+from gangline.gateway.answered import AnsweredCall
 from gangline.gateway.calls import CallInFlight
 from gangline.gateway.dialect_routes import DialectRoutes, Match
 from gangline.gateway.model_session import ModelSession, key_digest
@@ -196,7 +197,9 @@ class Proxy:
         attendance.delivered()
         return response
 
-    async def _events(self, writer: EventWriter, flight: CallInFlight) -> AsyncGenerator[tuple[bytes, bool], None]:
+    async def _events(
+        self, writer: EventWriter, flight: CallInFlight | AnsweredCall
+    ) -> AsyncGenerator[tuple[bytes, bool], None]:
         """Bytes to send, and whether they are of the answer, not a mere sign of life. Raises: GanglineError."""
         has_begun = False
         async with aclosing(flight.news(self._keep_alive_s)) as news:
