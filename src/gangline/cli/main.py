@@ -23,6 +23,7 @@ _COMMAND_MODULES = (
     "watch",
     "show",
     "audit",
+    "drift",
     "export",
     "doctor",
     "gate",

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FileRecords", "Records", "ServerRecords", "find_results", "open_records"]
 
+_PAGE = 500
+
 
 class Records(Protocol):
     def task(self, task_id: str) -> Iterator[SessionResult] | None:
@@ -26,6 +28,14 @@ class Records(Protocol):
 
     def session(self, session_id: str) -> SessionResult | None:
         """The result of the session's last attempt; None when there is no such session, or it has not ended."""
+        ...
+
+    def task_ids(self) -> list[str]:
+        """All tasks that have results, or may have."""
+        ...
+
+    def harness(self, task_id: str) -> str | None:
+        """The harness that the task names; None when nobody knows the task any more."""
         ...
 
 
@@ -76,6 +86,21 @@ class FileRecords:
             return self._last(folder.parent.name, session_id)
         return None
 
+    def task_ids(self) -> list[str]:
+        return sorted(path.name for path in self._folder.iterdir() if path.is_dir())
+
+    def harness(self, task_id: str) -> str | None:
+        from gangline.store.reader import TaskReader
+
+        database = self._folder.parent / "gangline.db"
+        if not database.is_file():
+            return None
+        with TaskReader(database) as reader:
+            try:
+                return reader.request(task_id).agent.harness
+            except NotFound:
+                return None
+
     def _last(self, task_id: str, session_id: str) -> SessionResult | None:
         attempts = self._store.attempts(task_id, session_id)
         return self._store.read(task_id, session_id, attempts[-1]) if attempts else None
@@ -97,6 +122,32 @@ class ServerRecords:
 
     def session(self, session_id: str) -> SessionResult | None:
         return run(self._session(session_id))
+
+    def task_ids(self) -> list[str]:
+        return run(self._task_ids())
+
+    def harness(self, task_id: str) -> str | None:
+        return run(self._harness(task_id))
+
+    async def _task_ids(self) -> list[str]:
+        from gangline.client import ServerClient
+
+        async with ServerClient(self._address.server_url, self._address.control_token) as client:
+            page = await client.tasks(limit=_PAGE)
+            found = [task.task_id for task in page.tasks]
+            while page.next is not None:
+                page = await client.tasks(limit=_PAGE, before=page.next)
+                found += [task.task_id for task in page.tasks]
+        return sorted(found)
+
+    async def _harness(self, task_id: str) -> str | None:
+        from gangline.client import ServerClient
+
+        async with ServerClient(self._address.server_url, self._address.control_token) as client:
+            try:
+                return (await client.task(task_id)).request["agent"]["harness"]
+            except NotFound:
+                return None
 
     async def _ended(self, task_id: str) -> list[str] | None:
         from gangline.client import ServerClient
