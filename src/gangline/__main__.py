@@ -6,12 +6,16 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Until the commands are loaded there is nothing to clean up: a Ctrl-C then just ends the process."""
+    """Until the commands are loaded there is nothing to clean up: a Ctrl-C then just ends the process. Once a command
+    has ended, one comes too late: Python's own shutdown would answer it with a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from gangline.cli.main import main as run  # noqa: PLC0415 - after the line above
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    run()
+    try:
+        run()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

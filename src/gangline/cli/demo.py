@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 import os
 import secrets
@@ -83,8 +82,10 @@ def demo(
     Starts engine, server and node on loopback with data in ./.gangline, and stops them at the end.
     """
     plan = Plan(data_dir=(data or Settings.from_environ().data_dir).absolute(), port=0, engine=engine)
-    with contextlib.suppress(asyncio.CancelledError):
+    try:
         asyncio.run(_demo(plan, groups, samples, seed, runtime, as_json))
+    except asyncio.CancelledError:
+        raise typer.Exit(Exit.INTERRUPTED) from None
 
 
 async def _demo(plan: Plan, groups: int, samples: int, seed: int, runtime: str | None, as_json: bool) -> None:
