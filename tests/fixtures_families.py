@@ -26,6 +26,7 @@ from gangline.engines.contract import (
     EngineDelta,
     EngineReply,
     EngineRequest,
+    TemplateFacts,
     assistant_message,
     whole_deltas,
 )
@@ -166,6 +167,7 @@ class FamilyEngine:
     by_turn: bool = False
     takes_prompt_ids: bool = True
     renders: bool = True
+    template: TemplateFacts = field(default_factory=TemplateFacts)
     seen: list[Conditioned] = field(default_factory=list[Conditioned])
     sent_ids: list[list[int] | None] = field(default_factory=list[list[int] | None])
     num_rendered: list[int] = field(default_factory=list[int])
@@ -182,6 +184,7 @@ class FamilyEngine:
             streams_ids=True,
             renders=self.renders,
             logprob_kind="processed",
+            template=self.template,
         )
 
     async def capabilities(self) -> EngineCapabilities:

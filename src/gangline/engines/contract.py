@@ -24,9 +24,24 @@ __all__ = [
     "EngineReply",
     "EngineRequest",
     "ReplyAccumulator",
+    "TemplateFacts",
     "assistant_message",
     "whole_deltas",
 ]
+
+
+class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine's tokenizer and chat template do. Empty and None: the engine or its template does not say."""
+
+    tokenizer_digest: str = ""
+    """Of the ids of a fixed text: engines with the same one read text alike."""
+    template_digest: str = ""
+    """Of the texts of fixed conversations, without their dates."""
+    appends_tool_turns: bool | None = None
+    """A prompt of a run of calls, with thinking, begins with the prompt before it."""
+    appends_user_turns: bool | None = None
+    keeps_thinking: bool | None = None
+    """Of the turns before a user's message."""
 
 
 class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +65,7 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Policy versions come with each reply."""
     prompt_source: PromptSource = "engine"
     """Who makes the prompts of calls without exact ids; `rendered` (T2): its client here."""
+    template: TemplateFacts = TemplateFacts()
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,9 +21,17 @@ from gangline.domain.conversation import Message, ModelCall, SamplingParams, Tex
 from gangline.domain.errors import EngineError, EngineIncapable, EngineRefused, EngineUnavailable
 from gangline.domain.tokens import TokenIds, token_ids
 from gangline.engines.chat_replies import decode
-from gangline.engines.contract import EngineCapabilities, EngineDelta, EngineReply, EngineRequest, whole_deltas
+from gangline.engines.contract import (
+    EngineCapabilities,
+    EngineDelta,
+    EngineReply,
+    EngineRequest,
+    TemplateFacts,
+    whole_deltas,
+)
 from gangline.engines.http import EngineHttp
 from gangline.engines.sglang_wire import Detokenized, SglangReply, chat_body, engine_reply, render_body
+from gangline.engines.template_probe import probe_template
 
 __all__ = ["SglangEngine"]
 
@@ -85,6 +93,7 @@ class SglangEngine:
             renders=prompt_ids is not None,
             logprob_kind="temperature_scaled",
             reports_versions=bool(reply.choices[0].version_spans),
+            template=TemplateFacts() if prompt_ids is None else await probe_template(self),
         )
         return self._capabilities
 

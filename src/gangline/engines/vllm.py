@@ -19,8 +19,16 @@ from gangline.domain.completion import LogprobKind
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolDefinition
 from gangline.domain.errors import EngineError, EngineIncapable, EngineRefused, EngineUnavailable
 from gangline.domain.tokens import TokenIds, token_ids
-from gangline.engines.contract import EngineCapabilities, EngineDelta, EngineReply, EngineRequest, ReplyAccumulator
+from gangline.engines.contract import (
+    EngineCapabilities,
+    EngineDelta,
+    EngineReply,
+    EngineRequest,
+    ReplyAccumulator,
+    TemplateFacts,
+)
 from gangline.engines.http import EngineHttp
+from gangline.engines.template_probe import probe_template
 from gangline.engines.vllm_stream import decode_events, engine_deltas
 from gangline.engines.vllm_wire import (
     Rendered,
@@ -93,6 +101,7 @@ class VllmEngine:
             renders=prompt_ids is not None,
             logprob_kind=_logprob_kind(values),
             reports_versions=bool(reply.choices[0].version_spans),
+            template=TemplateFacts() if prompt_ids is None else await probe_template(self),
         )
         return self._capabilities
 

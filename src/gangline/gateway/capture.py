@@ -117,6 +117,8 @@ def _certificate(
         version_spans=choice.version_spans,
         engine=capabilities.engine,
         engine_version=capabilities.version,
+        tokenizer_digest=capabilities.template.tokenizer_digest,
+        template_digest=capabilities.template.template_digest,
     )
 
 
