@@ -72,7 +72,7 @@ class Origins:
                 continue
             origin_id = self._find(call.messages[position], steps, position)
             if origin_id is not None:
-                cause, first_change = self._cause(key, call, self._tree[origin_id])
+                cause, first_change = self._cause(key, call, steps, self._tree[origin_id])
                 return Lineage(relation="changed", origin_id=origin_id, cause=cause, first_change=first_change)
         return None
 
@@ -91,20 +91,22 @@ class Origins:
     def _was_asked(self, completion_id: str, meaning: bytes) -> bool:
         return [self._meaning_of(last) for last in self._tree[completion_id].new_messages[-1:]] == [meaning]
 
-    def _cause(self, key: str, call: ModelCall, origin: Completion) -> tuple[DivergenceCause, int | None]:
+    def _cause(
+        self, key: str, call: ModelCall, steps: Sequence[Step], origin: Completion
+    ) -> tuple[DivergenceCause, int | None]:
         """What comes first in a prompt counts: tools and what else is in the branch key, system text, the rest."""
         if origin.branch_key != key:
             return self._key_cause(call, origin), None
         sampled = (*self._tree.messages(origin), origin.response)
         theirs, ours = _systems(sampled), _systems(call.messages)
-        for (_, before), (position, now) in zip(theirs, ours, strict=False):
-            if not self._same(before, now):
+        for before, position in zip(theirs, ours, strict=False):
+            if not self._is_echoed(sampled[before], call.messages[position], steps[position]):
                 return "system_changed", position
         if len(theirs) != len(ours):
-            return "system_changed", next((position for position, _ in ours[len(theirs) :]), None)
+            return "system_changed", next(iter(ours[len(theirs) :]), None)
         cause: DivergenceCause = "truncated_turn" if origin.status == "aborted" else "history_edited"
-        pairs = enumerate(zip(sampled, call.messages, strict=False))
-        return cause, next((at for at, (before, now) in pairs if not self._same(before, now)), None)
+        triples = enumerate(zip(sampled, call.messages, steps, strict=False))
+        return cause, next((at for at, triple in triples if not self._is_echoed(*triple)), None)
 
     def _key_cause(self, call: ModelCall, origin: Completion) -> DivergenceCause:
         if self._tree.tools(origin) != call.tools:
@@ -112,12 +114,13 @@ class Origins:
         same_model = origin.metadata.get("requested_model", origin.model) == call.model
         return "template_changed" if same_model else "model_changed"
 
-    def _same(self, a: Message, b: Message) -> bool:
-        return a == b or self._meaning_of(a) == self._meaning_of(b)
+    def _is_echoed(self, message: Message, echo: Message, step: Step) -> bool:
+        return message == echo or self._meaning_of(message) == step.meaning
 
 
-def _systems(messages: Iterable[Message]) -> list[tuple[int, Message]]:
-    return [(position, one) for position, one in enumerate(messages) if one.role in ("system", "developer")]
+def _systems(messages: Iterable[Message]) -> list[int]:
+    """Where they stand."""
+    return [position for position, one in enumerate(messages) if one.role in ("system", "developer")]
 
 
 def _is_telling(message: Message) -> bool:
