@@ -31,15 +31,15 @@ class _Branch:
     """What a trace adds to the tree."""
 
     trace_id: str
+    host: _Branch | None
+    """The one that holds the id before; None where a conversation begins."""
     start: int
-    """Ids before its own."""
+    """How many ids are before its own."""
     own_ids: TokenIds
     doubled_at: set[int] = field(default_factory=set[int])
     """Where another branch leaves with the very id that this one goes on with: equal ids, sampled twice."""
-
-    def goes_on_with(self, next_id: np.int32, num_before: int) -> bool:
-        at = num_before - self.start
-        return at < len(self.own_ids) and bool(self.own_ids[at] == next_id)
+    has_twin: bool = False
+    """Whether another branch begins where this one does, with the same id."""
 
 
 _Place = tuple[str, int]
@@ -52,10 +52,12 @@ class _PrefixTree:
         self._beginning: dict[_Place, dict[int, list[_Branch]]] = {}
         """place -> first id -> branches."""
 
-    def find(self, ids: TokenIds) -> SharedPrefix | None:
-        """The longest prefix of `ids` that is in the tree."""
-        best: SharedPrefix | None = None
-        places: list[_Place] = [("", 0)]
+    def find(self, ids: TokenIds, known: SharedPrefix | None = None) -> SharedPrefix | None:
+        """The longest prefix of `ids` that is in the tree.
+
+        known: a prefix that is. From there on only what follows is compared, so that a long history costs nothing.
+        """
+        best, places = (None, [("", 0)]) if known is None else self._where(ids, known)
         while places:
             place = places.pop()
             for branch in self._leaving(place, ids):
@@ -66,20 +68,43 @@ class _PrefixTree:
                 places.append((branch.trace_id, end))
         return best
 
+    def _where(self, ids: TokenIds, known: SharedPrefix) -> tuple[SharedPrefix, list[_Place]]:
+        """As far as the branch that holds the last known id goes, and the places where longer prefixes may leave."""
+        branch, end = self._branches[known.trace_id], known.num_ids
+        while end <= branch.start and branch.host is not None:
+            branch = branch.host
+        end += _num_equal(branch.own_ids[end - branch.start :], ids[end:])
+        best = SharedPrefix(branch.trace_id, end)
+        places: list[_Place] = []
+        above: _Branch | None = branch
+        while above is not None:
+            places += [(above.trace_id, num) for num in above.doubled_at if num < end]
+            if above.has_twin:
+                places.append(_place_after(above.host, above.start))
+            end, above = above.start, above.host
+        return best, [*places, (best.trace_id, best.num_ids)]
+
     def _leaving(self, place: _Place, ids: TokenIds) -> Sequence[_Branch]:
         """Branches at `place` that go on as `ids` does."""
         num = place[1]
         return self._beginning.get(place, {}).get(int(ids[num]), ()) if num < len(ids) else ()
 
     def add(self, trace_id: str, own_ids: TokenIds, after: SharedPrefix | None) -> None:
-        place = ("", 0) if after is None else (after.trace_id, after.num_ids)
-        branch = _Branch(trace_id, place[1], own_ids)
+        host, start = (None, 0) if after is None else (self._branches[after.trace_id], after.num_ids)
+        branch = _Branch(trace_id, host, start, own_ids)
         self._branches[trace_id] = branch
         if len(own_ids) == 0:
             return
-        self._beginning.setdefault(place, {}).setdefault(int(own_ids[0]), []).append(branch)
-        if (host := self._branches.get(place[0])) is not None and host.goes_on_with(own_ids[0], place[1]):
-            host.doubled_at.add(place[1])
+        alike = self._beginning.setdefault(_place_after(host, start), {}).setdefault(int(own_ids[0]), [])
+        alike.append(branch)
+        for twin in alike if len(alike) > 1 else ():
+            twin.has_twin = True
+        if host is not None and host.own_ids[start - host.start : start - host.start + 1].tolist() == [own_ids[0]]:
+            host.doubled_at.add(start)
+
+
+def _place_after(host: _Branch | None, num: int) -> _Place:
+    return ("", 0) if host is None else (host.trace_id, num)
 
 
 def _num_equal(a: TokenIds, b: TokenIds) -> int:
@@ -93,11 +118,21 @@ def _num_equal(a: TokenIds, b: TokenIds) -> int:
 def share_prefixes(traces: Iterable[Trace]) -> Iterator[Trace]:
     """The same traces, each `prompt_ids` without what earlier ones hold. All prompts must be whole."""
     tree = _PrefixTree()
+    before: dict[str, Trace] = {}
     for trace in traces:
-        shared = tree.find(trace.prompt_ids)
+        parent = before.get(trace.parent_trace_id or "")
+        shared = tree.find(trace.prompt_ids, None if parent is None else _shared_with(parent, trace.prompt_ids))
         rest = trace.prompt_ids if shared is None else trace.prompt_ids[shared.num_ids :]
         tree.add(trace.trace_id, np.concatenate([rest, trace.response_ids]), shared)
+        before[trace.trace_id] = trace
         yield msgspec.structs.replace(trace, prompt_ids=rest, shared_prefix=shared)
+
+
+def _shared_with(trace: Trace, ids: TokenIds) -> SharedPrefix | None:
+    num = common_prefix_len(trace.prompt_ids, ids)
+    if num == len(trace.prompt_ids):
+        num += common_prefix_len(trace.response_ids, ids[num:])
+    return SharedPrefix(trace.trace_id, num) if num else None
 
 
 def with_whole_prompts(traces: Iterable[T]) -> Iterator[T]:
