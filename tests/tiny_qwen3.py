@@ -156,7 +156,9 @@ def _with_whole_vocabulary(small: Qwen3ForCausalLM, used: list[int]) -> Qwen3For
         whole[used] = weights[name]
         weights[name] = whole
     model.load_state_dict(weights)
-    model.generation_config.eos_token_id = [151_645, 151_643]
+    # As the published models have it: what an engine takes where a request says nothing.
+    own = {"eos_token_id": [151_645, 151_643], "do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20}
+    model.generation_config.update(**own)
     return model
 
 

@@ -86,12 +86,13 @@ def test_tokens_of_another_policy_version_are_left_out_and_counted() -> None:
     assert compared.not_comparable == {"another policy version": 12}
 
 
-def certificate(kind: str, **sampling: float) -> Certificate:
+def certificate(kind: str, constraint: str | None = None, **sampling: float) -> Certificate:
     return Certificate(
         prompt_source="engine",
         context="first",
         logprobs=kind,  # pyright: ignore[reportArgumentType]
         finish_reason="stop",
+        constraint=constraint,  # pyright: ignore[reportArgumentType]
         sampling=SamplingParams(**sampling),  # pyright: ignore[reportArgumentType]
     )
 
@@ -105,6 +106,8 @@ def certificate(kind: str, **sampling: float) -> Certificate:
         (certificate("temperature_scaled", top_p=0.9), None),
         (certificate("raw", top_p=0.9, top_k=5), None),
         (certificate("missing"), "log-probs missing"),
+        (certificate("processed", "tool_choice"), "sampled under a grammar (tool_choice)"),
+        (certificate("raw", "response_format"), "sampled under a grammar (response_format)"),
     ],
 )
 def test_only_logprobs_of_the_tempered_softmax_are_compared(held: Certificate, reason: str | None) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from gangline.domain.completion import CompletionTree
-from gangline.domain.conversation import Message, ModelCall, Text, ToolChoice, ToolDefinition
+from gangline.domain.completion import Completion, CompletionTree
+from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolChoice, ToolDefinition
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.tokens import token_ids
+from gangline.engines.chat_fields import NEUTRAL_SAMPLING
 from gangline.engines.contract import EngineCapabilities, EngineChoice, EngineRequest
+from gangline.engines.sglang_wire import chat_body as sglang_body
 from gangline.engines.vllm_wire import WireReply, chat_body, decode, decode_reply, engine_reply
 from gangline.gateway.capture import Prompt, completion_of
 from gangline.gateway.placing import PlaceIndex
@@ -38,6 +41,20 @@ def _choice(ids: list[int] | None, values: list[float | None] | None) -> EngineC
     return engine_reply(decode(body, WireReply, "URL")).choices[0]
 
 
+def record_of(call: ModelCall, choice: EngineChoice) -> Completion:
+    return completion_of(
+        call,
+        PlaceIndex(CompletionTree()).place(call),
+        Prompt(source="engine", context="first", parent_id=None, shared=0, suffix_ids=token_ids([1])),
+        choice,
+        CAPABILITIES,
+        session_id="s",
+        attempt=1,
+        started_at=0.0,
+        finished_at=1.0,
+    )
+
+
 def test_a_request_asks_for_everything_that_makes_it_trainable() -> None:
     body = json.loads(chat_body(EngineRequest(call=CALL, prompt_ids=token_ids([1, 2])), "served", stream=True))
     assert body == {
@@ -51,7 +68,36 @@ def test_a_request_asks_for_everything_that_makes_it_trainable() -> None:
         "return_weight_versions": True,
         "include_reasoning": True,
         "kv_transfer_params": {"prompt_token_ids": [1, 2]},
+        **NEUTRAL_SAMPLING,
     }
+
+
+def test_what_a_request_does_not_say_is_said_so_that_no_model_says_it() -> None:
+    """Else a server takes temperature and top-k from the model's `generation_config`."""
+    asked = msgspec.structs.replace(CALL, sampling=SamplingParams(temperature=0.5, top_k=7))
+    for body in (chat_body(EngineRequest(call=asked), "m", stream=False), sglang_body(EngineRequest(call=asked), "m")):
+        fields = json.loads(body)
+        said = {name: fields[name] for name in NEUTRAL_SAMPLING}
+        assert said == NEUTRAL_SAMPLING | {"temperature": 0.5, "top_k": 7}
+
+
+@pytest.mark.parametrize(
+    ("changes", "constraint"),
+    [
+        ({}, None),
+        ({"tools": (ToolDefinition("f"),), "tool_choice": ToolChoice("auto")}, None),
+        ({"tools": (ToolDefinition("f"),), "tool_choice": ToolChoice("required")}, "tool_choice"),
+        ({"tools": (ToolDefinition("f"),), "tool_choice": ToolChoice("named", "f")}, "tool_choice"),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+def test_what_bends_the_distribution_beyond_the_sampling_parameters_is_recorded(
+    changes: dict[str, Any], constraint: str | None
+) -> None:
+    assert (
+        record_of(msgspec.structs.replace(CALL, **changes), _choice([1], [-0.5])).certificate.constraint == constraint
+    )
 
 
 def test_tools_and_their_choice_are_asked_for_in_openais_words() -> None:
@@ -86,19 +132,7 @@ def test_tools_and_their_choice_are_asked_for_in_openais_words() -> None:
 def test_a_record_is_trainable_only_with_one_good_log_prob_per_id(
     ids: list[int], values: list[Any] | None, reason: str | None
 ) -> None:
-    choice = _choice(ids, values)
-    prompt = Prompt(source="engine", context="first", parent_id=None, shared=0, suffix_ids=token_ids([1]))
-    completion = completion_of(
-        CALL,
-        PlaceIndex(CompletionTree()).place(CALL),
-        prompt,
-        choice,
-        CAPABILITIES,
-        session_id="s",
-        attempt=1,
-        started_at=0.0,
-        finished_at=1.0,
-    )
+    completion = record_of(CALL, _choice(ids, values))
     assert completion.certificate.untrainable == reason
     assert completion.trainable == (reason is None)
     assert len(completion.logprobs) == len(completion.sampled_ids) == len(ids)

@@ -20,6 +20,7 @@ __all__ = [
     "Certificate",
     "Completion",
     "CompletionTree",
+    "Constraint",
     "Context",
     "DivergenceCause",
     "Lineage",
@@ -40,6 +41,9 @@ LogprobKind = Literal["raw", "processed", "temperature_scaled", "missing"]
 
 ParseStatus = Literal["ok", "partial", "failed"]
 """How a reply's tool calls were read: all, some, or none of those that the model began."""
+
+Constraint = Literal["tool_choice", "response_format"]
+"""What a request asked the engine to hold the reply to by a grammar."""
 
 DivergenceCause = Literal[
     "bpe_merge",
@@ -109,6 +113,9 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str | None = None
     """Stop string or stop id that ended the reply, where the engine reports one."""
     sampling: SamplingParams = SamplingParams()
+    constraint: Constraint | None = None
+    """An engine that does as asked reports log-probs of what its grammar left to choose from, not of the model's own
+    distribution: no trainer computes them again."""
     version_spans: tuple[VersionSpan, ...] = ()
     engine: str = ""
     engine_version: str = ""

@@ -27,7 +27,7 @@ from gangline.domain.conversation import (
     ToolResult,
 )
 
-__all__ = ["call_fields", "has_media", "message_fields", "messages_fields", "tool_fields"]
+__all__ = ["NEUTRAL_SAMPLING", "call_fields", "has_media", "message_fields", "messages_fields", "tool_fields"]
 
 _MEDIA_AS_TEXT = ("text/", "application/json", "application/xml")
 
@@ -37,6 +37,19 @@ CUSTOM_INPUT = {
     "required": ["input"],
     "additionalProperties": False,
 }
+
+
+NEUTRAL_SAMPLING: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""What silence means in every dialect, said aloud: vLLM and SGLang would else take the model's `generation_config`
+(Qwen3's: temperature 0.6, top-k 20), and the record would say neither."""
 
 
 def call_fields(call: ModelCall) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.tokens import logprobs
-from gangline.engines.chat_fields import call_fields, has_media, messages_fields, tool_fields
+from gangline.engines.chat_fields import NEUTRAL_SAMPLING, call_fields, has_media, messages_fields, tool_fields
 from gangline.engines.chat_replies import (
     WireLogprobs,
     WireMessage,
@@ -64,7 +64,7 @@ class Detokenized(msgspec.Struct):
 def chat_body(request: EngineRequest, model: str) -> bytes:
     """The body of `POST /v1/chat/completions`. Never a stream: SGLang reports ids in whole replies only."""
     call = request.call
-    body = call_fields(call) | {
+    body = NEUTRAL_SAMPLING | call_fields(call) | {
         "model": model,
         "stream": False,
         "logprobs": True,

@@ -13,7 +13,14 @@ import msgspec
 from gangline.domain.conversation import Message, ModelCall, ToolDefinition
 from gangline.domain.reply import TokenLogprob
 from gangline.domain.tokens import logprobs
-from gangline.engines.chat_fields import call_fields, has_media, message_fields, messages_fields, tool_fields
+from gangline.engines.chat_fields import (
+    NEUTRAL_SAMPLING,
+    call_fields,
+    has_media,
+    message_fields,
+    messages_fields,
+    tool_fields,
+)
 from gangline.engines.chat_replies import (
     ModelCard,
     ModelList,
@@ -91,16 +98,20 @@ class Rendered(msgspec.Struct):
 def chat_body(request: EngineRequest, model: str, *, stream: bool) -> bytes:
     """The body of `POST /v1/chat/completions`: the call, and everything asked for that makes it trainable."""
     call = request.call
-    body = call_fields(call) | {
-        "model": model,
-        "stream": stream,
-        "logprobs": True,
-        "top_logprobs": call.num_top_logprobs or 0,
-        "return_token_ids": True,
-        "return_weight_versions": True,
-        # Without it vLLM leaves out ids and log-probs too; what a harness sees is decided on the way back.
-        "include_reasoning": True,
-    }
+    body = (
+        NEUTRAL_SAMPLING
+        | call_fields(call)
+        | {
+            "model": model,
+            "stream": stream,
+            "logprobs": True,
+            "top_logprobs": call.num_top_logprobs or 0,
+            "return_token_ids": True,
+            "return_weight_versions": True,
+            # Without it vLLM leaves out ids and log-probs too; what a harness sees is decided on the way back.
+            "include_reasoning": True,
+        }
+    )
     if stream:
         body["stream_options"] = {"include_usage": True}
     if request.prompt_ids is not None and not has_media(call.messages):

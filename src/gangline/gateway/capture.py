@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gangline.domain.completion import Certificate, Completion, Context, DivergenceCause, PromptSource
+from gangline.domain.completion import Certificate, Completion, Constraint, Context, DivergenceCause, PromptSource
 from gangline.domain.conversation import Message, ModelCall, Part, Text, ToolCall
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 from gangline.engines.contract import EngineCapabilities, EngineChoice
@@ -114,12 +114,20 @@ def _certificate(
         untrainable=cut_off or _untrainable(choice),
         stop_reason=choice.stop_reason,
         sampling=call.sampling,
+        constraint=_constraint(call),
         version_spans=choice.version_spans,
         engine=capabilities.engine,
         engine_version=capabilities.version,
         tokenizer_digest=capabilities.template.tokenizer_digest,
         template_digest=capabilities.template.template_digest,
     )
+
+
+def _constraint(call: ModelCall) -> Constraint | None:
+    if call.tools and call.tool_choice is not None and call.tool_choice.mode in ("required", "named"):
+        return "tool_choice"
+    constrains = call.response_format is not None and call.response_format.get("type") != "text"
+    return "response_format" if constrains else None
 
 
 def _untrainable(choice: EngineChoice) -> str | None:

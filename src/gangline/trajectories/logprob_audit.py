@@ -118,6 +118,8 @@ def why_not_comparable(certificate: Certificate) -> str | None:
     """Why a completion's log-probs are not those of softmax(logits / temperature); None when they are."""
     if certificate.logprobs == "missing":
         return "log-probs missing"
+    if certificate.constraint is not None:
+        return f"sampled under a grammar ({certificate.constraint})"
     if certificate.logprobs == "raw":
         return None
     sampling = certificate.sampling
