@@ -1,4 +1,4 @@
-"""What all engine clients share: one HTTP connection pool, and how an engine's refusals are named."""
+"""What all engine clients share: one pool of HTTP connections, and how an engine's refusals are named."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-import aiohttp
 import msgspec
 
 from gangline.domain.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
 from gangline.engines.chat_replies import ModelCard, ModelList, decode
+from gangline.engines.http_client import HttpAnswer, HttpBroken, HttpClient
 
 __all__ = ["EngineHttp"]
-
-_HEADERS = {"Content-Type": "application/json"}
-
-_READ_BYTES = 1 << 20
-"""Of an answer, read ahead: the ids of a long prompt are some hundred kilobytes."""
 
 _OVERFLOW = re.compile(
     # vLLM, old and new; the engines that Gangline starts
@@ -38,49 +33,47 @@ _OVERFLOW = re.compile(
 
 
 class EngineHttp:
-    """One engine at `url` (without `/v1`). Open connections are its own unless a `session` is given."""
+    """One engine at `url` (without `/v1`)."""
 
     def __init__(
-        self,
-        url: str,
-        *,
-        session: aiohttp.ClientSession | None = None,
-        timeout_s: float = 1800.0,
-        connect_timeout_s: float = 10.0,
-        api_key: str | None = None,
+        self, url: str, *, timeout_s: float = 1800.0, connect_timeout_s: float = 10.0, api_key: str | None = None
     ) -> None:
         """timeout_s: longest silence of the engine within one call."""
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._session = session
-        self._owns_session = session is None
-        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout_s, sock_read=timeout_s)
-        self._headers = _HEADERS | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+        self._timeout_s, self._connect_timeout_s = timeout_s, connect_timeout_s
+        self._headers = {"Accept": "*/*"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+        self._client: HttpClient | None = None
 
     async def get(self, path: str) -> bytes:
-        async with self.request("GET", path, None) as response:
-            return await response.read()
+        async with self.request("GET", path, None) as answer:
+            return await answer.read()
 
     async def post(self, path: str, body: bytes) -> bytes:
-        async with self.request("POST", path, body) as response:
-            return await response.read()
+        async with self.request("POST", path, body) as answer:
+            return await answer.read()
 
     @asynccontextmanager
-    async def request(self, method: str, path: str, body: bytes | None) -> AsyncGenerator[aiohttp.ClientResponse]:
+    async def request(self, method: str, path: str, body: bytes | None) -> AsyncGenerator[HttpAnswer]:
         """Raises: EngineUnavailable when nobody answers or the line breaks; what `refusal` says for a status."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar(), read_bufsize=_READ_BYTES
-            )
+        client = self._opened()
         try:
-            async with self._session.request(
-                method, self.url + path, data=body, headers=self._headers, timeout=self._timeout
-            ) as response:
-                if response.status >= 400:
-                    raise self.refusal(response.status, await response.read())
-                yield response
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            async with client.request(method, path, body) as answer:
+                if answer.status >= 300:
+                    raise self.refusal(answer.status, await answer.read())
+                yield answer
+        except (OSError, HttpBroken) as error:
             why = str(error) or type(error).__name__
             raise EngineUnavailable(f"engine {self.url} did not answer {method} {path}: {why}") from error
+
+    def _opened(self) -> HttpClient:
+        """Raises: EngineUnavailable when the URL is none."""
+        if self._client is None:
+            times: dict[str, float] = {"timeout_s": self._timeout_s, "connect_timeout_s": self._connect_timeout_s}
+            try:
+                self._client = HttpClient(self.url, headers=self._headers, **times)
+            except ValueError as error:
+                raise EngineUnavailable(f"engine {self.url} cannot be asked: {error}") from error
+        return self._client
 
     async def check_health(self, timeout_s: float) -> None:
         """Raises: EngineUnavailable when the engine is down, or does not answer in time."""
@@ -120,9 +113,9 @@ class EngineHttp:
 
     async def close(self) -> None:
         """Calls that are still open fail as EngineUnavailable."""
-        if self._owns_session and self._session is not None:
-            session, self._session = self._session, None
-            await session.close()
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.close()
 
 
 def _error_fields(body: bytes) -> tuple[str, str]:

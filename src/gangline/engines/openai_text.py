@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Literal
 
-import aiohttp
 import msgspec
 
 from gangline.domain.conversation import Message, ToolDefinition
@@ -56,14 +55,13 @@ class _Reply(msgspec.Struct):
 
 
 class OpenAITextEngine:
-    """One server at `url` (without `/v1`). Open connections are its own unless a `session` is given."""
+    """One server at `url` (without `/v1`)."""
 
     def __init__(
         self,
         url: str,
         *,
         capture: Capture = "ids",
-        session: aiohttp.ClientSession | None = None,
         model: str | None = None,
         timeout_s: float = 1800.0,
         connect_timeout_s: float = 10.0,
@@ -73,9 +71,7 @@ class OpenAITextEngine:
         capture: `text` accepts the server; `ids`, the default, makes `probe` say why it cannot serve.
         model: served name; None takes the first that the server lists.
         """
-        self._http = EngineHttp(
-            url, session=session, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key
-        )
+        self._http = EngineHttp(url, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key)
         self.url = self._http.url
         self._capture = capture
         self._model = model

@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-import aiohttp
 import msgspec
 import numpy as np
 
@@ -45,13 +44,12 @@ _OTHER = Message("user", (Text("Say anything you like."),))
 
 
 class SglangEngine:
-    """One engine at `url` (without `/v1`). Open connections are its own unless a `session` is given."""
+    """One engine at `url` (without `/v1`)."""
 
     def __init__(
         self,
         url: str,
         *,
-        session: aiohttp.ClientSession | None = None,
         model: str | None = None,
         timeout_s: float = 1800.0,
         connect_timeout_s: float = 10.0,
@@ -61,9 +59,7 @@ class SglangEngine:
         model: served name; None takes the first that the engine lists.
         timeout_s: longest silence of the engine within one call; as whole replies come at once, its longest call.
         """
-        self._http = EngineHttp(
-            url, session=session, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key
-        )
+        self._http = EngineHttp(url, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key)
         self.url = self._http.url
         self._model = model
         self._capabilities: EngineCapabilities | None = None

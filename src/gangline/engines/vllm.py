@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-import aiohttp
 import msgspec
 import numpy as np
 
@@ -52,13 +51,12 @@ _HOW_TO_START = (
 
 
 class VllmEngine:
-    """One engine at `url` (without `/v1`). Open connections are its own unless a `session` is given."""
+    """One engine at `url` (without `/v1`)."""
 
     def __init__(
         self,
         url: str,
         *,
-        session: aiohttp.ClientSession | None = None,
         model: str | None = None,
         timeout_s: float = 1800.0,
         connect_timeout_s: float = 10.0,
@@ -68,9 +66,7 @@ class VllmEngine:
         model: served name; None takes the first that the engine lists.
         timeout_s: longest silence of the engine within one call.
         """
-        self._http = EngineHttp(
-            url, session=session, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key
-        )
+        self._http = EngineHttp(url, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key)
         self.url = self._http.url
         self._model = model
         self._capabilities: EngineCapabilities | None = None
@@ -140,7 +136,7 @@ class VllmEngine:
         events = SseLines()
         kind = reply_type(request.call)
         async with self._http.request("POST", "/v1/chat/completions", body) as response:
-            async for piece in response.content.iter_any():
+            async for piece in response.pieces():
                 whole = events.feed(piece)
                 is_over = b"[DONE]" in whole
                 if is_over:
