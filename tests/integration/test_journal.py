@@ -17,7 +17,7 @@ import pytest
 from gangline.domain.completion import Certificate, Completion
 from gangline.domain.conversation import Message, Text
 from gangline.domain.errors import DiskFull, StoreError
-from gangline.domain.tokens import logprobs, token_ids
+from gangline.domain.tokens import encode_msgpack, logprobs, token_ids
 from gangline.store.frames import frame_head
 from gangline.store.journal import AttemptKey, AttemptOpened, Journal
 
@@ -109,6 +109,40 @@ async def test_the_choices_of_one_call_are_kept_or_lost_together(tmp_path: Path)
     assert [c.completion_id for c in await again.read(KEY)] == ["c000000", "c000001"]
     with pytest.raises(ValueError, match="several attempts"):
         await again.append_all([completion(2), completion(3, session="s-2")])
+    await again.close()
+
+
+async def test_the_prompt_of_many_choices_is_kept_once(tmp_path: Path) -> None:
+    one, many = Journal.open(tmp_path / "one"), Journal.open(tmp_path / "many")
+    choices = [completion(number, size=5000) for number in range(8)]
+    await one.append(choices[0])
+    await many.append_all(choices)
+    sizes = [(tmp_path / name / "00000001.log").stat().st_size for name in ("one", "many")]
+    assert sizes[1] < 1.3 * sizes[0]
+    found = await many.read(KEY)
+    assert [encode_msgpack(c) for c in found] == [encode_msgpack(c) for c in choices]
+    await one.close()
+    await many.close()
+
+
+async def test_choices_of_different_prompts_stay_different(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    choices = [completion(number, size=number) for number in range(3)]
+    await journal.append_all(choices)
+    assert [encode_msgpack(c) for c in await journal.read(KEY)] == [encode_msgpack(c) for c in choices]
+    await journal.close()
+
+
+async def test_an_id_used_again_is_a_new_session_even_where_damage_took_the_end_of_the_old_one(tmp_path: Path) -> None:
+    for life, number in enumerate((0, 7)):
+        journal = Journal.open(tmp_path / f"life{life}", segment_bytes=1)
+        await journal.open_attempt(opened())
+        await journal.append(completion(number))
+        await journal.close()
+    for number, path in enumerate(sorted((tmp_path / "life1").glob("*.log")), start=3):
+        path.rename(tmp_path / "life0" / f"{number:08d}.log")
+    again = Journal.open(tmp_path / "life0")
+    assert [c.completion_id for c in await again.read(KEY)] == ["c000007"]
     await again.close()
 
 

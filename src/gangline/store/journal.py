@@ -23,60 +23,29 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self, cast
+from typing import BinaryIO, NamedTuple, Self
 
 import msgspec
 
 from gangline.domain.completion import Completion
 from gangline.domain.errors import DiskFull, StoreError
-from gangline.domain.tokens import decode_msgpack, encode_msgpack
+from gangline.domain.tokens import encode_msgpack
 from gangline.store.frames import FRAME_HEAD_BYTES, Frame, FrameWriter, cut_off, read_frame, read_frames
+from gangline.store.journal_entries import (
+    Appended,
+    AttemptClosed,
+    AttemptKey,
+    AttemptOpened,
+    Entry,
+    EntryHead,
+    decode_entry,
+    decode_head,
+    key_of,
+)
 
 __all__ = ["Appended", "AttemptClosed", "AttemptKey", "AttemptOpened", "Journal"]
 
 log = logging.getLogger("gangline.journal")
-
-
-class AttemptKey(NamedTuple):
-    """One attempt at one session."""
-
-    session_id: str
-    attempt: int
-
-
-class AttemptOpened(msgspec.Struct, frozen=True, tag="opened"):
-    """A session's attempt began on this node."""
-
-    session_id: str
-    attempt: int
-    task_id: str
-    fence: int
-
-
-class Appended(msgspec.Struct, frozen=True, tag="completions"):
-    """The choices of one call."""
-
-    session_id: str
-    attempt: int
-    completions: tuple[Completion, ...]
-
-
-class _AppendedHead(msgspec.Struct, frozen=True, tag="completions"):
-    """What the index needs of `Appended`; the rest is skipped, not decoded."""
-
-    session_id: str
-    attempt: int
-
-
-class AttemptClosed(msgspec.Struct, frozen=True, tag="closed"):
-    """The attempt's result is safe elsewhere: its entries may go."""
-
-    session_id: str
-    attempt: int
-
-
-_Entry = AttemptOpened | Appended | AttemptClosed
-_Head = AttemptOpened | _AppendedHead | AttemptClosed
 
 
 class _Place(NamedTuple):
@@ -89,13 +58,9 @@ class _Place(NamedTuple):
 class _Waiting(NamedTuple):
     """An entry on its way to the disk."""
 
-    entry: _Entry
+    entry: Entry
     payload: bytes
     done: asyncio.Future[None]
-
-
-def _key(record: _Entry | _Head | Completion) -> AttemptKey:
-    return AttemptKey(record.session_id, record.attempt)
 
 
 class Journal:
@@ -146,15 +111,12 @@ class Journal:
 
     async def append_all(self, completions: Sequence[Completion]) -> None:
         """Completions of one attempt, at least one. All durable on return; over a crash or an error, all or none."""
-        first = completions[0]
-        if any(_key(other) != _key(first) for other in completions):
-            raise ValueError("completions of several attempts cannot be appended together")
-        await self._write(Appended(first.session_id, first.attempt, tuple(completions)))
+        await self._write(Appended.of(completions))
 
     async def close_attempt(self, key: AttemptKey) -> None:
         await self._write(AttemptClosed(*key))
 
-    async def _write(self, entry: _Entry) -> None:
+    async def _write(self, entry: Entry) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(entry, encode_msgpack(entry), done))
         if self._flushing is None:
@@ -182,7 +144,7 @@ class Journal:
         numbers: dict[AttemptKey, int] = {}
         numbered: list[tuple[int, bytes]] = []
         for waiting in batch:
-            key = _key(waiting.entry)
+            key = key_of(waiting.entry)
             number = numbers.get(key, self._num_entries(key))
             numbered.append((number, waiting.payload))
             numbers[key] = 0 if isinstance(waiting.entry, AttemptClosed) else number + 1
@@ -222,8 +184,8 @@ class Journal:
         for segment, found in groupby(places, lambda place: place.segment):
             with self._path(segment).open("rb") as file:
                 for place in found:
-                    entry = decode_msgpack(self._payload(file, place), cast("type[Any]", _Entry))
-                    completions += entry.completions if isinstance(entry, Appended) else ()
+                    entry = decode_entry(self._payload(file, place))
+                    completions += entry.whole() if isinstance(entry, Appended) else ()
         return completions
 
     def _payload(self, file: BinaryIO, place: _Place) -> bytes:
@@ -265,13 +227,13 @@ class Journal:
     def _restore(self, segment: int, frame: Frame) -> None:
         """Raises: StoreError when the entry is of a newer format."""
         try:
-            entry = decode_msgpack(frame.payload, cast("type[Any]", _Head))
+            entry = decode_head(frame.payload)
         except msgspec.MsgspecError as error:
             raise StoreError(
                 f"{self._path(segment)} was written by another version of Gangline, at byte {frame.offset}: {error}. "
                 "Finish its sessions with that version, or use another data folder."
             ) from error
-        key = _key(entry)
+        key = key_of(entry)
         if isinstance(entry, AttemptOpened) and frame.number == 0:
             self._forget(key)  # where damage took the closing of an earlier attempt of this name
         if not isinstance(entry, AttemptClosed) and frame.number != self._num_entries(key):
@@ -282,8 +244,8 @@ class Journal:
             return
         self._index(entry, _Place(segment, frame.offset, len(frame.payload)))
 
-    def _index(self, entry: _Entry | _Head, place: _Place) -> None:
-        key = _key(entry)
+    def _index(self, entry: Entry | EntryHead, place: _Place) -> None:
+        key = key_of(entry)
         if isinstance(entry, AttemptClosed):
             self._forget(key)
             self._drop_dead_segments()
