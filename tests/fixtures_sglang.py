@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ class FakeSglang:
     ignores_input_ids: bool = False
     spans: list[dict[str, Any]] | None = None
     odd_logprobs: bool = False
+    incremental: bool = False
+    """Streams bring new ids alone, as with `--incremental-streaming-output`."""
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def __post_init__(self) -> None:
@@ -36,6 +39,7 @@ class FakeSglang:
         app.router.add_get("/get_server_info", self._info)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/generate", self._generate)
         app.router.add_post("/detokenize", self._detokenize)
         return app
 
@@ -74,6 +78,35 @@ class FakeSglang:
         for choice in choices:
             del choice["sampled"]
         return web.json_response({"id": "x", "model": "sg-model", "choices": choices, "usage": usage})
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        prompt = body["input_ids"]
+        ids = [*self.tokenizer.encode(self.text), *self.tokenizer.eos_ids][: body["sampling_params"]["max_new_tokens"]]
+        if not body["stream"]:
+            return web.json_response(self._generated(prompt, ids, 0, is_last=True))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for end in range(1, len(ids) + 1):
+            start = end - 1 if self.incremental else 0
+            chunk = self._generated(prompt, ids[:end], start, is_last=end == len(ids))
+            await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def _generated(self, prompt: list[int], ids: list[int], start: int, *, is_last: bool) -> dict[str, Any]:
+        finish = {"type": "stop" if ids[-1] in self.tokenizer.eos_ids else "length", "matched": ids[-1]}
+        pairs: list[Any] = [[-0.25, token, None] for token in ids[start:]]
+        meta: dict[str, Any] = {
+            "finish_reason": finish if is_last else None,
+            "prompt_tokens": len(prompt),
+            "completion_tokens": len(ids),
+            "cached_tokens": 2,
+            "output_token_logprobs": [["x"]] if self.odd_logprobs else pairs,
+            "weight_version": "v3",
+        }
+        return {"text": "", "output_ids": ids[start:], "meta_info": meta, "prompt_token_ids": prompt}
 
     def _choice(self, index: int, body: dict[str, Any], prompt: list[int]) -> dict[str, Any]:
         ids = [*self.tokenizer.encode(self.text), *self.tokenizer.eos_ids][: body.get("max_tokens") or 999]
