@@ -138,6 +138,7 @@ def _call(body: bytes, *, counting: bool) -> ModelCall:
         response_format=response_format,
         dropped=tuple(sorted(left_out)),
         previous_reply_id=_previous_reply_id(fields),
+        leads_with_instructions=bool(fields.get("instructions")),
         echo=_echo(fields, tools_left_out),
     )
 

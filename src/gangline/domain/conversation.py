@@ -94,7 +94,8 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """As used, not as wished. None: the engine's default applied."""
+    """As used, not as wished. None: neutral (temperature 1, nothing cut off), whatever the
+    model's own defaults are."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -127,6 +128,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """Request fields and hosted tools that have no meaning here and were left out; kept for the record."""
     previous_reply_id: str | None = None
     """The call goes on from the conversation of this earlier reply of the session; `messages` are what is new."""
+    leads_with_instructions: bool = False
+    """The first message binds this call alone: one that goes on from its reply leaves it behind."""
     echo: dict[str, Any] = {}
     """Request fields that the dialect's reply repeats; nobody else reads them."""
 
