@@ -11,7 +11,7 @@ import pydantic
 import pytest
 
 from fixtures_proxy import Proxied, proxied
-from gangline.domain.conversation import Message, Text, Thinking, ToolCall, ToolResult
+from gangline.domain.conversation import Message, Text, Thinking, ToolCall, ToolResult, message_text
 
 SHELL: Any = {
     "type": "function",
@@ -123,6 +123,37 @@ async def test_a_client_that_keeps_no_thinking_and_no_ids_is_stitched_too() -> N
         assert running.journal.completions[1].certificate.context == "exact"
 
 
+async def test_system_items_are_no_instructions_and_stay() -> None:
+    async with proxied(SCRIPT) as running:
+        first = await _ask(
+            running, False, input=[{"role": "system", "content": "S"}, {"role": "user", "content": "hi"}]
+        )
+        await _ask(running, False, input="And?", previous_response_id=first.id, instructions="Be brief.")
+        said = running.session.tree.messages(running.journal.completions[1])
+        assert [message_text(message) for message in said] == ["Be brief.", "S", "hi", "Hello world.", "And?"]
+
+
+@pytest.mark.parametrize("form", ["reference", "encrypted"])
+async def test_thinking_that_is_only_referred_to_is_shown_to_an_engine_that_renders(form: str) -> None:
+    async with proxied(SCRIPT, tier="observe") as running:
+        said: list[Any] = [{"role": "user", "content": "What is here?"}]
+        first = await _ask(running, False, input=said, tools=TOOLS)
+        thought, *others = [item.to_dict(exclude_none=True) for item in first.output]
+        key = {"type": "reasoning", "summary": [], "encrypted_content": thought["encrypted_content"]}
+        said += [{"type": "item_reference", "id": thought["id"]} if form == "reference" else key, *others]
+        await _ask(running, False, input=[*said, *_outputs(first)], tools=TOOLS)
+        one, two = running.journal.completions
+        assert running.session.tree.messages(two)[1] == one.response
+        text = said.index(next(item for item in said if item.get("type") == "message"))
+        said[text] = {"role": "assistant", "content": "Looking, said the client."}
+        await _ask(running, False, input=[*said, *_outputs(first)], tools=TOOLS)
+        turn = running.session.tree.messages(running.journal.completions[2])[1]
+        assert turn.parts[:2] == (one.response.parts[0], Text("Looking, said the client."))
+        assert [part.call_id for part in turn.parts[2:] if isinstance(part, ToolCall)] == [
+            part.call_id for part in one.response.parts if isinstance(part, ToolCall)
+        ]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_response_goes_on_from_an_earlier_one_by_its_id(stream: bool) -> None:
     async with proxied(SCRIPT) as running:
@@ -138,6 +169,13 @@ async def test_a_response_goes_on_from_an_earlier_one_by_its_id(stream: bool) ->
         assert second.output_text == "There is a file."
         assert second.previous_response_id == first.id
         assert running.journal.completions[1].certificate.context == "exact"
+
+        third = await _ask(running, stream, input="And?", previous_response_id=second.id)
+        await _ask(running, stream, input="And?", previous_response_id=third.id, instructions="Be long.")
+        kept = [running.session.tree.messages(completion) for completion in running.journal.completions]
+        assert [message_text(said[0]) for said in kept] == ["Be brief.", "Be brief.", "What is here?", "Be long."]
+        assert kept[2] == (*kept[1][1:], running.journal.completions[1].response, Message("user", (Text("And?"),)))
+        assert kept[3][1:-2] == kept[2]
 
         with pytest.raises(openai.BadRequestError) as refused:
             await _ask(running, stream, input="And?", previous_response_id="resp_unknown")

@@ -160,6 +160,7 @@ async def test_the_operators_policy_holds_for_sessions_of_callers_too(tmp_path: 
         await node.ask("POST", f"/s/{opened['session_id']}/generate", {"prompt_ids": [1, 2]}, opened["api_key"])
         result = await node.client.finalize(opened["session_id"], completions=True)
     assert [one.certificate.sampling.temperature for one in result.completions] == [0.25, 0.25]
+    assert [one.metadata["sampling_wished"]["temperature"] for one in result.completions] == [None, None]
 
 
 async def test_a_drain_is_polled_and_one_whose_trainer_vanished_opens_soon(tmp_path: Path) -> None:

@@ -319,6 +319,16 @@ async def test_what_cannot_be_journaled_is_not_answered_and_not_in_the_tree(stre
         assert [c.completion_id for c in running.session.tree] == ["c1-000001"]
 
 
+async def test_of_several_choices_all_are_kept_or_none() -> None:
+    async with proxied({}) as running:
+        running.journal.failure = DiskFull("no space left for the journal")
+        assert (await _post(running, json=_body(n=3)))[0] == 507
+        assert len(running.session.tree) == 0
+        running.journal.failure = None
+        assert (await _post(running, json=_body(n=3)))[0] == 200
+        assert [c.choice_index for c in running.session.tree] == [0, 1, 2]
+
+
 async def _finishes(client: openai.AsyncOpenAI, **options: Any) -> list[str]:
     stream = await client.chat.completions.create(**({"model": "m", "messages": HELLO, "stream": True} | options))
     return [choice.finish_reason async for chunk in stream for choice in chunk.choices if choice.finish_reason]

@@ -38,6 +38,7 @@ from gangline.gateway.divergence import find_cause
 from gangline.gateway.gate import Gate, GateMeter
 from gangline.gateway.ledger import Ledger
 from gangline.gateway.placing import Place
+from gangline.gateway.references import INSTRUCTIONS
 from gangline.gateway.stitch import Decision, PromptTier
 from gangline.gateway.versions import VersionStamps
 
@@ -373,6 +374,8 @@ class CallInFlight:
     def _metadata(self) -> dict[str, Any]:
         """What the record says beside its fields: the reply's id, and what became of the harness's wishes."""
         metadata: dict[str, Any] = {"reply_id": self.record_key}
+        if self.call.leads_with_instructions:
+            metadata[INSTRUCTIONS] = True
         if self._retry_key is not None and self.call.num_top_logprobs is None:
             metadata[RETRY_KEY] = self._retry_key
         if self.num_replays:

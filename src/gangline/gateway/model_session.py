@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree
-from gangline.domain.conversation import Message, ModelCall, Thinking
+from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import (
     ContextOverflow,
     EngineRefused,
     Failure,
     GanglineError,
-    InvalidRequest,
     SessionOver,
 )
 from gangline.domain.task import SamplingPolicy
@@ -25,7 +24,7 @@ from gangline.gateway.answered import AnsweredCall, answered_calls
 from gangline.gateway.calls import CallInFlight
 from gangline.gateway.gate import Gate, GateMeter
 from gangline.gateway.ledger import CompletionJournal, Ledger
-from gangline.gateway.placing import signed_reply_id
+from gangline.gateway.references import resolved
 from gangline.gateway.retries import MAX_FINISHED, Attendance, CallMark, Retries
 from gangline.gateway.sampling_policy import apply_policies
 from gangline.gateway.stitch import PromptTier, Stitcher, ThinkingPolicy, Tier
@@ -117,7 +116,7 @@ class ModelSession:
 
     def start_call(self, call: ModelCall, retry_key: str | None = None) -> CallInFlight:
         """`retry_key`: see `CallMark`. Raises: SessionOver, InvalidRequest."""
-        call = self._with_history(call)
+        call = resolved(call, self._ledger)
         used = apply_policies(self._sampling, call.sampling)
         wished = None if used == call.sampling else call.sampling
         call = call if wished is None else msgspec.structs.replace(call, sampling=used)
@@ -144,51 +143,24 @@ class ModelSession:
         """
         if self._fence_message is not None:
             raise SessionOver(self._fence_message)
-        call = self._with_history(call)
+        call = resolved(call, self._ledger)
         return len(await self.engine.render(call.messages, call.tools, call.template_kwargs))
-
-    def _with_history(self, call: ModelCall) -> ModelCall:
-        """What a call that names an earlier reply goes on from, before its own messages. Its own instructions replace
-        those of the earlier call. Raises: InvalidRequest."""
-        call = msgspec.structs.replace(call, messages=tuple(self._whole(message) for message in call.messages))
-        if call.previous_reply_id is None:
-            return call
-        earlier = self._ledger.reply(call.previous_reply_id)
-        if earlier is None:
-            raise InvalidRequest(
-                f"Previous response with id '{call.previous_reply_id}' not found.", param="previous_response_id"
-            )
-        history = (*self.tree.messages(earlier), earlier.response)
-        if call.messages and call.messages[0].role == "system" and history[0].role == "system":
-            history = history[1:]
-            return msgspec.structs.replace(call, messages=(call.messages[0], *history, *call.messages[1:]))
-        return msgspec.structs.replace(call, messages=(*history, *call.messages))
-
-    def _whole(self, message: Message) -> Message:
-        """A turn that is nothing but our record key refers to a reply: what was sampled stands for it.
-
-        Raises: InvalidRequest.
-        """
-        only = message.parts[0] if len(message.parts) == 1 else None
-        if not isinstance(only, Thinking) or only.text or not only.signature:
-            return message
-        reply_id = signed_reply_id(only.signature)
-        if not reply_id:
-            return message
-        referred = self._ledger.reply(reply_id)
-        if referred is None:
-            raise InvalidRequest(f"A message refers to the reply {reply_id!r}, which is none of this session.")
-        return referred.response
 
     def _has_gone_on(self, flight: CallInFlight | AnsweredCall) -> bool:
         return self._ledger.is_continued(flight.record_key)
 
     def start_tokens(self, request: TokenRequest) -> TokenCall:
         """A call in tokens. The operator's sampling policies hold for it too. Raises: SessionOver."""
-        used = apply_policies(self._sampling, request.sampling)
+        wished = request.sampling
+        used = apply_policies(self._sampling, wished)
         self._admit()
         request = msgspec.structs.replace(request, sampling=used)
-        flight = TokenCall(request, self.engine, self._ledger, self._clock, gate=self._gate, meter=self.meter)
+        flight = TokenCall(
+            *(request, self.engine, self._ledger, self._clock),
+            gate=self._gate,
+            meter=self.meter,
+            wished=None if used == wished else wished,
+        )
         self._in_flight.add(flight)
         flight.start(self._ended)
         return flight

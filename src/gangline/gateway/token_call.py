@@ -80,8 +80,11 @@ class TokenCall:
         *,
         gate: Gate,
         meter: GateMeter,
+        wished: SamplingParams | None = None,
     ) -> None:
+        """`wished`: what the agent asked for, where the operator's sampling policy made something else of it."""
         self.request = request
+        self._wished = wished
         self._gate = gate
         self._meter = meter
         self._stamps = VersionStamps(gate)
@@ -239,6 +242,7 @@ class TokenCall:
             started_at=self._started_at,
             finished_at=self._clock(),
             aborted=aborted,
+            metadata={} if self._wished is None else {"sampling_wished": msgspec.to_builtins(self._wished)},
         )
 
     @staticmethod

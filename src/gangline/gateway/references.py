@@ -1,0 +1,85 @@
+"""What a call names instead of saying it: the reply that it goes on from, and turns of earlier replies. Resolved before
+the call is placed, from the session's own records, so that the engine is asked with the whole conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gangline.domain.completion import Completion
+from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall
+from gangline.domain.errors import InvalidRequest
+from gangline.gateway.ledger import Ledger
+from gangline.gateway.placing import signed_reply_id
+
+__all__ = ["INSTRUCTIONS", "resolved"]
+
+INSTRUCTIONS = "instructions"
+"""In a record's metadata: the first message was the call's own instructions, which bind that call alone."""
+
+
+def resolved(call: ModelCall, ledger: Ledger) -> ModelCall:
+    """The call with its whole conversation. Raises: InvalidRequest when it names what is none of this session."""
+    messages = tuple(_whole(message, ledger) for message in call.messages)
+    if call.previous_reply_id is not None:
+        own = 1 if call.leads_with_instructions else 0
+        messages = (*messages[:own], *_history(call.previous_reply_id, ledger), *messages[own:])
+    return msgspec.structs.replace(call, messages=messages)
+
+
+def _history(reply_id: str, ledger: Ledger) -> tuple[Message, ...]:
+    """Everything up to the reply and with it, but not the instructions: those are each call's own."""
+    earlier = ledger.reply(reply_id)
+    if earlier is None:
+        raise InvalidRequest(f"Previous response with id '{reply_id}' not found.", param="previous_response_id")
+    said = ledger.tree.messages(earlier)
+    return (*(said[1:] if earlier.metadata.get(INSTRUCTIONS) else said), earlier.response)
+
+
+def _whole(message: Message, ledger: Ledger) -> Message:
+    """A turn whose thinking is nothing but our record key, as clients send it that store items at the provider or keep
+    only what is encrypted.
+
+    Where all that it says besides is of that one reply, the reply stands for it, as it was sampled. Else the thinking
+    comes back in its place. Raises: InvalidRequest when the turn is only a reference, to nothing of this session.
+    """
+    keys = {key for part in message.parts if (key := _reference(part))}
+    if not keys:
+        return message
+    replies = {key: ledger.reply(key) for key in keys}
+    said = [part for part in message.parts if not _reference(part)]
+    if not said and None in replies.values():
+        missing = next(key for key in keys if replies[key] is None)
+        raise InvalidRequest(f"A message refers to the reply {missing!r}, which is none of this session.")
+    only = next(iter(replies.values())) if len(replies) == 1 else None
+    if only is not None and _is_part_of(said, only.response.parts):
+        return only.response
+    parts = [whole for part in message.parts for whole in _thinking_of(part, replies)]
+    return Message(message.role, tuple(parts), message.name)
+
+
+def _reference(part: Part) -> str:
+    """The id of the reply that the part refers to; empty where it says something itself."""
+    if not isinstance(part, Thinking) or part.text or not part.signature:
+        return ""
+    return signed_reply_id(part.signature)
+
+
+def _is_part_of(said: Sequence[Part], sampled: Sequence[Part]) -> bool:
+    """Calls are known by their ids, which are ours; all else by what it says."""
+    known = {_words(part) for part in sampled}
+    return all(_words(part) in known for part in said)
+
+
+def _words(part: Part) -> tuple[str, str]:
+    """What a part is compared by; media and results are in no reply."""
+    if isinstance(part, ToolCall):
+        return "call", part.call_id
+    return (type(part).__name__, part.text) if isinstance(part, (Text, Thinking)) else ("", "")
+
+
+def _thinking_of(part: Part, replies: dict[str, Completion | None]) -> list[Part]:
+    reply = replies.get(_reference(part))
+    return [part] if reply is None else [whole for whole in reply.response.parts if isinstance(whole, Thinking)]
