@@ -13,6 +13,7 @@ import pytest
 from gangline.domain.conversation import Document, Image, Message, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import encode_json
+from gangline.trajectories.atif import AtifReference
 from gangline.trajectories.atif_export import atif_of, write_atif
 from requirements import need_module
 from strategies import Sample, session_result, user
@@ -47,8 +48,8 @@ def test_the_main_conversation_is_the_document_and_the_others_are_inside() -> No
     title, aborted = document.subagent_trajectories or []
     assert [step.message for step in title.steps] == ["title", "reply 2"]
     assert title.extra["role"] == "side"
-    assert aborted.extra["branches_off_completion"] == "c0003"
-    assert aborted.extra["branches_off_trajectory"] == document.trajectory_id
+    assert aborted.extra["origin_completion"] == "c0003"
+    assert aborted.extra["origin_trajectory"] == document.trajectory_id
     assert [step.is_copied_context for step in aborted.steps] == [True] * 6 + [None, None]
     assert aborted.steps[-1].metrics is not None
     assert aborted.steps[-1].metrics.extra["status"] == "aborted"
@@ -109,10 +110,11 @@ def test_inline_images_become_files_beside_the_document(tmp_path: Path) -> None:
         ),
     )
     result = result_of(shown)
-    assert write_atif([result], tmp_path) == 1
+    assert write_atif([result], tmp_path, agent_of=lambda task_id: f"agent of {task_id}") == 1
     path = tmp_path / "session-1.json"
     validator = TrajectoryValidator()
     assert validator.validate(path), validator.get_errors()
+    assert json.loads(path.read_text())["agent"]["name"] == "agent of task-1"
     text, inline, remote, *named = json.loads(path.read_text())["steps"][0]["message"]
     assert text == {"type": "text", "text": "Look:"}
     assert (tmp_path / inline["source"]["path"]).read_bytes() == b"\x89PNG fake"
@@ -122,6 +124,29 @@ def test_inline_images_become_files_beside_the_document(tmp_path: Path) -> None:
         "[image: data:image/png;base64]",
         "[document: a.pdf]",
     ]
+
+
+def test_a_sub_agent_is_named_with_the_result_of_the_call_that_began_it() -> None:
+    need_module("harbor", "make .venv/.dev")
+    from harbor.utils.trajectory_validator import TrajectoryValidator
+
+    prompt = "Find out who wrote the parser, and when."
+    sample = Sample()
+    call = sample.add(prompt=[1, 4], sampled=[10] * 9, messages=(user("Ask somebody."),))
+    call = msgspec.structs.replace(call, response=asks(ToolCall("a", "agent", json.dumps({"prompt": prompt}))))
+    sample.add(prompt=[1, 9], sampled=[11, 2], messages=(user(prompt),))
+    result = session_result(completions=(call, *list(sample.tree)[1:]), trajectory=None)
+    document = atif_of(result, {})
+    assert document is not None
+    (sub_agent,) = document.subagent_trajectories or []
+    assert (sub_agent.extra["role"], sub_agent.extra["origin_completion"]) == ("sub_agent", "c0000")
+    observation = document.steps[-1].observation
+    assert observation is not None
+    assert [(one.source_call_id, one.subagent_trajectory_ref) for one in observation.results] == [
+        ("a", [AtifReference(trajectory_id=sub_agent.trajectory_id)])
+    ]
+    validator = TrajectoryValidator()
+    assert validator.validate(json.loads(encode_json(document))), validator.get_errors()
 
 
 def test_logprobs_that_are_no_numbers_are_left_out() -> None:
@@ -134,7 +159,7 @@ def test_logprobs_that_are_no_numbers_are_left_out() -> None:
 
 
 def test_a_session_that_called_no_model_has_no_document(tmp_path: Path) -> None:
-    assert write_atif([session_result(completions=(), trajectory=None)], tmp_path) == 0
+    assert write_atif([session_result(completions=(), trajectory=None)], tmp_path, agent_of=str) == 0
 
 
 @pytest.mark.parametrize("status", ["complete", "aborted"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,7 +61,9 @@ def export(
     whole_prompts: Annotated[
         bool, typer.Option("--whole-prompts", help="Write out the prompts of rows that share them (builder `tree`).")
     ] = False,
-    agent: Annotated[str, typer.Option("--agent", help="Name of the agent program, for atif.")] = "unknown",
+    agent: Annotated[
+        str | None, typer.Option("--agent", help="Name of the agent program, for atif. Default: the task's harness.")
+    ] = None,
     data: DataOption = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
@@ -68,12 +71,20 @@ def export(
     """Write the rows of a task's ended sessions: ids, masks, log-probs, versions, rewards, certificates."""
     from gangline.cli.records import find_results, open_records
 
-    results = _Counted(find_results(open_records(data, server), name), whole_prompts=whole_prompts)
+    records = open_records(data, server)
+    results = _Counted(find_results(records, name), whole_prompts=whole_prompts)
     if row_format is RowFormat.atif:
         from gangline.trajectories.atif_export import write_atif
 
+        @cache
+        def agent_of(task_id: str) -> str | None:
+            return agent or records.harness(task_id)
+
         path = out / f"{name}.atif"
-        what, num = "documents", write_atif(results, path, agent=agent)
+        what, num = (
+            "documents",
+            write_atif(results, path, agent_of=agent_of),
+        )
     else:
         from gangline.trajectories.export import export_rows
 

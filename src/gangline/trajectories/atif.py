@@ -18,6 +18,7 @@ __all__ = [
     "AtifMetrics",
     "AtifObservation",
     "AtifPart",
+    "AtifReference",
     "AtifResult",
     "AtifStep",
     "AtifToolCall",
@@ -49,10 +50,16 @@ class AtifToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     extra: dict[str, Any] | None = None
 
 
+class AtifReference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    trajectory_id: str
+    """Of an entry of the document's `subagent_trajectories`."""
+
+
 class AtifResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source_call_id: str | None = None
     """A tool call of the same step."""
     content: AtifContent | None = None
+    subagent_trajectory_ref: list[AtifReference] | None = None
     extra: dict[str, Any] | None = None
 
 

@@ -8,7 +8,7 @@ context is not exact: the certificate in the step's metrics says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +25,7 @@ from gangline.trajectories.atif import (
     AtifAgent,
     AtifMetrics,
     AtifObservation,
+    AtifReference,
     AtifResult,
     AtifStep,
     AtifToolCall,
@@ -34,21 +35,23 @@ from gangline.trajectories.atif import (
 from gangline.trajectories.atif_content import Images, content_of
 from gangline.trajectories.chains import find_chains, new_messages_since
 from gangline.trajectories.export import whole_file
+from gangline.trajectories.lineage import assign_roles
 
 __all__ = ["SCHEMA_VERSION", "atif_of", "write_atif"]
 
 SCHEMA_VERSION = "ATIF-v1.8"
 
 
-def write_atif(results: Iterable[SessionResult], folder: Path, *, agent: str = "unknown") -> int:
+def write_atif(results: Iterable[SessionResult], folder: Path, *, agent_of: Callable[[str], str | None]) -> int:
     """One `SESSION.json` in `folder` for each session that called a model, and `images/` for what they were shown.
 
-    agent: the name of the agent program, which results do not tell. Returns how many. One document at a time in memory.
+    agent_of: the name of a task's agent program, by task id; results do not tell it.
+    Returns how many. One document at a time in memory.
     """
     num = 0
     for result in results:
         images: Images = {}
-        document = atif_of(result, images, agent=agent)
+        document = atif_of(result, images, agent=agent_of(result.task_id) or "unknown")
         if document is None:
             continue
         for path, data in images.items():
@@ -65,26 +68,33 @@ def atif_of(result: SessionResult, images: Images, *, agent: str = "unknown") ->
     if not result.completions:
         return None
     tree = CompletionTree(result.completions)
-    prompts = _prompts(tree)
-    roles = _roles(result)
+    prompts, roles = _prompts(tree), assign_roles(tree)
     conversations = _conversations(tree)
-    main = max(conversations, key=lambda one: (roles.get(one[0].completion_id) == "main", _num_sampled(one)))
-    name_of = {
-        turn.completion_id: f"{result.session_id}.{one[0].completion_id}" for one in conversations for turn in one
-    }
+    main = max(conversations, key=lambda one: (roles[one[0].completion_id].role == "main", _num_sampled(one)))
+    name_of = {turn.completion_id: _name(result, one) for one in conversations for turn in one}
+    steps_of = {_name(result, turns): _Steps(turns[0].model, images) for turns in conversations}
     documents: dict[str, AtifTrajectory] = {}
+    delegated: list[tuple[str, str]] = []
     for turns in conversations:
-        first = turns[0]
-        extra: dict[str, Any] = {"role": roles.get(first.completion_id)}
-        if first.parent_id is not None:
-            extra |= {"branches_off_trajectory": name_of[first.parent_id], "branches_off_completion": first.parent_id}
-        documents[first.completion_id] = _document(
-            tree, turns, prompts, images, session_id=result.session_id, agent=agent, extra=extra
-        )
-    whole = documents.pop(main[0].completion_id)
+        name, first = _name(result, turns), turns[0]
+        lineage = roles[first.completion_id].lineage
+        extra: dict[str, Any] = {"role": roles[first.completion_id].role, "relation": lineage.relation}
+        if (origin_id := first.parent_id or lineage.origin_id) is not None:
+            extra |= {"origin_trajectory": name_of[origin_id], "origin_completion": origin_id}
+            if lineage.relation == "spawned":
+                delegated.append((origin_id, name))
+        steps = _say(tree, turns, prompts, steps_of[name])
+        documents[name] = _document(turns, steps, prompts, name=name, agent=agent, extra=extra)
+    for origin_id, name in delegated:
+        steps_of[name_of[origin_id]].delegate(origin_id, name)
+    whole = documents.pop(_name(result, main))
     return msgspec.structs.replace(
         whole, extra=whole.extra | _of_session(result), subagent_trajectories=list(documents.values()) or None
     )
+
+
+def _name(result: SessionResult, turns: Sequence[Completion]) -> str:
+    return f"{result.session_id}.{turns[0].completion_id}"
 
 
 def _prompts(tree: CompletionTree) -> dict[str, TokenIds]:
@@ -94,12 +104,6 @@ def _prompts(tree: CompletionTree) -> dict[str, TokenIds]:
         for chain in find_chains(tree, merge=True)
         for completion in chain.completions
     }
-
-
-def _roles(result: SessionResult) -> dict[str, str]:
-    """completion id -> role of the trace that it is a turn of."""
-    traces = () if result.trajectory is None else result.trajectory.traces
-    return {span.completion_id: trace.role for trace in traces for span in trace.spans}
 
 
 def _of_session(result: SessionResult) -> dict[str, Any]:
@@ -147,17 +151,10 @@ def _continues(completion: Completion, parent: Completion) -> bool:
     return completion.messages_shared == parent.messages_shared + len(parent.new_messages) + 1
 
 
-def _document(
-    tree: CompletionTree,
-    turns: Sequence[Completion],
-    prompts: dict[str, TokenIds],
-    images: Images,
-    *,
-    session_id: str,
-    agent: str,
-    extra: dict[str, Any],
-) -> AtifTrajectory:
-    first, steps = turns[0], _Steps(turns[0].model, images)
+def _say(
+    tree: CompletionTree, turns: Sequence[Completion], prompts: dict[str, TokenIds], steps: _Steps
+) -> list[AtifStep]:
+    first = turns[0]
     request = tree.messages(first)
     steps.hear(request[: first.messages_shared], copied=True)
     steps.hear(request[first.messages_shared :])
@@ -165,21 +162,34 @@ def _document(
     for before, turn in pairwise(turns):
         steps.hear(new_messages_since(before, turn))
         steps.speak(turn, prompts[turn.completion_id])
+    return steps.steps
+
+
+def _document(
+    turns: Sequence[Completion],
+    steps: list[AtifStep],
+    prompts: dict[str, TokenIds],
+    *,
+    name: str,
+    agent: str,
+    extra: dict[str, Any],
+) -> AtifTrajectory:
+    first = turns[0]
     return AtifTrajectory(
         schema_version=SCHEMA_VERSION,
-        session_id=session_id,
-        trajectory_id=f"{session_id}.{first.completion_id}",
+        session_id=first.session_id,
+        trajectory_id=name,
         agent=AtifAgent(
             name=agent,
             version="unknown",
             model_name=first.model,
             tool_definitions=[_tool(tool) for tool in first.tools] or None,
         ),
-        steps=steps.steps,
+        steps=steps,
         final_metrics=AtifTotals(
             total_prompt_tokens=sum(len(prompts[turn.completion_id]) for turn in turns),
             total_completion_tokens=_num_sampled(turns),
-            total_steps=len(steps.steps),
+            total_steps=len(steps),
         ),
         extra=extra,
     )
@@ -199,6 +209,8 @@ class _Steps:
         self._images = images
         self._asked: dict[str, AtifStep] = {}
         """tool call id -> the step that made it."""
+        self._calls: dict[str, AtifStep] = {}
+        """completion id -> its step."""
 
     def hear(self, messages: Iterable[Message], *, copied: bool = False) -> None:
         """Messages of a request. An assistant's among them was not sampled here: it is copied context in any case."""
@@ -222,6 +234,17 @@ class _Steps:
         step.metrics = _metrics(completion, prompt_ids)
         step.llm_call_count = 1
         self._append(step)
+        self._calls[completion.completion_id] = step
+
+    def delegate(self, completion_id: str, trajectory_id: str) -> None:
+        """A tool call of that completion began another conversation: it is named beside what the tools gave back."""
+        step = self._calls[completion_id]
+        calls = step.tool_calls or []
+        found = AtifResult(
+            source_call_id=calls[0].tool_call_id if len(calls) == 1 else None,
+            subagent_trajectory_ref=[AtifReference(trajectory_id=trajectory_id)],
+        )
+        _observe(step, found)
 
     def _append(self, step: AtifStep, *, copied: bool = False) -> None:
         step.step_id = len(self.steps) + 1
@@ -255,8 +278,12 @@ class _Steps:
             found = AtifResult(content=content, extra=extra)
         else:
             found = AtifResult(source_call_id=result.call_id, content=content, extra=extra)
-        before = [] if step.observation is None else step.observation.results
-        step.observation = AtifObservation(results=[*before, found])
+        _observe(step, found)
+
+
+def _observe(step: AtifStep, found: AtifResult) -> None:
+    before = [] if step.observation is None else step.observation.results
+    step.observation = AtifObservation(results=[*before, found])
 
 
 def _tool_call(call: ToolCall) -> AtifToolCall:
