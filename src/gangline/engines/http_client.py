@@ -41,7 +41,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._news: asyncio.Future[None] | None = None
         """Waited for by who reads."""
-        self._head = bytearray()
+        self._head = b""
         """Of an answer whose header has not come whole."""
         self._body: BodyReader | None = None
         self._error: Exception | None = None
@@ -90,19 +90,17 @@ class _Connection(asyncio.Protocol):
 
     def _read_head(self, data: bytes) -> None:
         """Raises: ValueError when it is none."""
-        self._head += data
-        while self._body is None and (end := self._head.find(b"\r\n\r\n")) >= 0:
-            head, rest = bytes(self._head[:end]), bytes(self._head[end + 4 :])
-            self._head.clear()
+        data = self._head + data if self._head else data
+        while self._body is None and (end := data.find(b"\r\n\r\n")) >= 0:
+            head, data = data[:end], data[end + 4 :]
             status, self._is_kept, body = body_reader_of(head)
-            if status < 200:  # "continue", "early hints": the answer is still to come
-                self._head += rest
-                continue
-            self.status, self._body = status, body
-            if rest:
-                body.feed(rest)
+            if status >= 200:  # else "continue", "early hints": the answer is still to come
+                self.status, self._body = status, body
+        self._head = data if self._body is None else b""
         if len(self._head) > _MAX_HEAD_BYTES:
             raise ValueError("its header has no end")
+        if self._body is not None and data:
+            self._body.feed(data)
 
     def _fail(self, error: Exception) -> None:
         self._error = self._error or error
@@ -124,7 +122,7 @@ class _Connection(asyncio.Protocol):
 
     def ask(self, request: list[bytes]) -> None:
         assert self._transport is not None
-        self._is_asked, self._body, self._error = True, None, None
+        self._is_asked, self._head, self._body, self._error = True, b"", None, None
         self._last_news_at = self._loop.time()
         self._timer = self._loop.call_later(self._timeout_s, self._check_silence)
         self._transport.writelines(request)

@@ -12,7 +12,8 @@ from gangline.domain.tokens import TokenIds, token_ids
 
 __all__ = ["CUT_OUT", "NO_IDS", "cut_out_ids", "ids_from_json"]
 
-NO_IDS = msgspec.Raw(b"null")
+_NULL = b"null"
+NO_IDS = msgspec.Raw(_NULL)
 """What a field of ids is where the engine leaves it out."""
 
 CUT_OUT = b"0"
@@ -24,7 +25,7 @@ _LONG_BYTES = 32 << 10
 """From here on the parser of many numbers at once is the faster one."""
 
 _U = np.uint64
-_COMMA = 44
+_COMMA, _OPENING = b",["
 _DIGITS = (
     # Digits' low halves, then what joins neighbours: one digit, two, four.
     (_U(0x0F0F0F0F0F0F0F0F), _U(10 << 8 | 1), _U(8)),
@@ -45,28 +46,28 @@ def cut_out_ids(body: bytes, field: str) -> tuple[bytes, bytes]:
     start = at + len(name)
     if body[start : start + 1] == b" ":
         start += 1
-    if at < 0 or body[start : start + 1] != b"[" or body.find(name, start) >= 0:
-        return body, b""
     end = body.find(b"]", start) + 1
-    return (body[:start] + CUT_OUT + body[end:], body[start:end]) if end else (body, b"")
+    if at < 0 or not end or body[start : start + 1] != b"[" or body.find(name, end) >= 0:
+        return body, b""
+    return b"".join((memoryview(body)[:start], CUT_OUT, memoryview(body)[end:])), body[start:end]
 
 
-def ids_from_json(raw: msgspec.Raw | bytes) -> TokenIds | None:
+def ids_from_json(raw: msgspec.Raw) -> TokenIds | None:
     """A JSON list of ids -> [T]; None for null. Raises: EngineUnavailable for anything else."""
-    text = bytes(raw)
-    if text == b"null":
+    text = memoryview(raw)
+    if len(text) == len(_NULL) and bytes(text) == _NULL:
         return None
     # Two fast ways for plain lists of numbers; whatever is none goes the strict way.
-    if text[:1] == b"[" and len(text) > 2:
+    if len(text) > 2 and text[0] == _OPENING:
         ids = _many_ids(text[1:-1]) if len(text) >= _LONG_BYTES else None
         if ids is None:
-            ids = _few_ids(text[1:-1])
+            ids = _few_ids(bytes(text[1:-1]))
         if ids is not None:
             return ids
     try:
         return token_ids(msgspec.json.decode(text, type=list[int]))
     except (msgspec.MsgspecError, OverflowError) as error:
-        start = text[:80].decode("utf-8", "replace")
+        start = bytes(text[:80]).decode("utf-8", "replace")
         raise EngineUnavailable(f"the engine answered what are no token ids: {error}; got {start!r}") from error
 
 
@@ -78,14 +79,14 @@ def _few_ids(text: bytes) -> TokenIds | None:
     return None
 
 
-def _many_ids(text: bytes) -> TokenIds | None:
+def _many_ids(text: memoryview) -> TokenIds | None:
     """Numbers of at most eight digits with a comma between; None for anything else.
 
     Eight bytes from each number's first digit on are one unsigned integer, shifted so that the digits end it; then all
     numbers join their digits at once, in three steps.
     """
     num_padding = 16 - len(text) % 8  # a comma ends the last number, and eight bytes from its start are there
-    padded = text + b"," * num_padding
+    padded = b"".join((text, b"," * num_padding))
     letters, words = np.frombuffer(padded, dtype=np.uint8), np.frombuffer(padded, dtype="<u8")
     commas = np.flatnonzero(letters == _COMMA)
     ends = commas[: len(commas) - num_padding + 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -31,6 +32,8 @@ class DialectRoutes:
         self._table = [(_pattern(route.path), route, dialect) for dialect in self._dialects for route in dialect.routes]
         self.roots = sorted({route.path.split("/")[1] for _, route, _ in self._table})
         """First segments of all paths: `v1`."""
+        # Clients ask for a few paths, again and again.
+        self._served = lru_cache(maxsize=256)(self._find_served)
 
     @property
     def served(self) -> str:
@@ -42,16 +45,21 @@ class DialectRoutes:
 
     def find(self, method: str, path: str, request: RawRequest) -> Match:
         """`path`: behind the session's prefix."""
-        found: list[tuple[DialectRoute, Dialect, dict[str, str]]] = []
-        for pattern, route, dialect in self._table:
-            if route.method == method and (hit := pattern.fullmatch(path)) is not None:
-                found.append((route, dialect, hit.groupdict()))
+        found = self._served(method, path)
         if not found:
             return Match(self._nearest(path, request), None, request)
         route, dialect, params = found[0]
         if len(found) > 1:
             route, dialect, params = next((entry for entry in found if entry[1].speaks(request)), found[0])
         return Match(dialect, route, msgspec.structs.replace(request, params=params))
+
+    def _find_served(self, method: str, path: str) -> list[tuple[DialectRoute, Dialect, dict[str, str]]]:
+        """Every route that it could be, and the path's variables."""
+        return [
+            (route, dialect, hit.groupdict())
+            for pattern, route, dialect in self._table
+            if route.method == method and (hit := pattern.fullmatch(path)) is not None
+        ]
 
     def _nearest(self, path: str, request: RawRequest) -> Dialect:
         """The dialect of the path's route with another method, else the one that the headers speak, else the first."""

@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from aiohttp import ClientConnectionResetError, web
+from aiohttp import ClientConnectionResetError, StreamReader, web
 
 from gangline import plugins
 from gangline.dialects.contract import Dialect, DialectRoute, EventWriter, RawRequest
@@ -92,7 +92,8 @@ class Proxy:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         """Finds the dialect, and answers every error in its shape."""
         raw = RawRequest(
-            query=dict(request.query), headers={name.lower(): value for name, value in request.headers.items()}
+            query=dict(request.query) if request.query_string else {},
+            headers={name.lower(): value for name, value in request.headers.items()},
         )
         path = "/" + request.match_info["path"].lstrip("/")
         match = self._routes.find(request.method, path, raw)
@@ -136,22 +137,30 @@ class Proxy:
 
     async def _body(self, request: web.Request) -> bytes:
         """Raises: LimitExceeded, RequestTimeout."""
-        limit, body = self._max_body_bytes, bytearray()
+        limit, content = self._max_body_bytes, request.content
         if (request.content_length or 0) > limit:
             raise LimitExceeded(f"the request body is longer than {limit} bytes")
-        while True:
-            try:
-                async with asyncio.timeout(self._body_timeout_s):
-                    piece = await request.content.readany()
-            except TimeoutError:
-                raise RequestTimeout(
-                    f"the request body stalled: nothing came for {self._body_timeout_s:g} s after {len(body)} bytes"
-                ) from None
-            if not piece:
-                return bytes(body)
-            body += piece
-            if len(body) > limit:
-                raise LimitExceeded(f"the request body is longer than {limit} bytes")
+        # A short one is here already.
+        body = content.read_nowait() if content.is_eof() else await self._slow_body(content)
+        if len(body) > limit:
+            raise LimitExceeded(f"the request body is longer than {limit} bytes")
+        return body
+
+    async def _slow_body(self, content: StreamReader) -> bytes:
+        """Not much beyond the limit. Raises: RequestTimeout."""
+        pieces, num_bytes = list[bytes](), 0
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as patience:
+                while num_bytes <= self._max_body_bytes and not content.at_eof():
+                    patience.reschedule(loop.time() + self._body_timeout_s)
+                    pieces.append(await content.readany())
+                    num_bytes += len(pieces[-1])
+        except TimeoutError:
+            raise RequestTimeout(
+                f"the request body stalled: nothing came for {self._body_timeout_s:g} s after {num_bytes} bytes"
+            ) from None
+        return b"".join(pieces)
 
     # -- model calls ---------------------------------------------------------------------------------------------
 
