@@ -18,6 +18,7 @@ from pathlib import Path
 from aiohttp import web
 
 from gangline.engines.vllm import VllmEngine
+from gangline.gateway.heap import settle_heap
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.proxy import Proxy
 from gangline.store.journal import AttemptKey, AttemptOpened, Journal
@@ -87,6 +88,7 @@ async def main(engine_url: str, port: str, folder: str, num_sessions: str) -> No
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", int(port), backlog=1024).start()
+    settle_heap()
     await node.watch_lag()
 
 

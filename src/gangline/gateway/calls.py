@@ -98,6 +98,8 @@ class CallInFlight:
         self._shown: list[ReplyDelta] = []
         self._listeners: set[_Listener] = set()
         """Of each who reads `news`: told when there is something new."""
+        self._waiting: list[asyncio.Future[None]] = []
+        """Of each who waits for the end."""
         self._abort_message: str | None = None
         self._committing = False
         self._task: asyncio.Task[Reply] | None = None
@@ -106,6 +108,7 @@ class CallInFlight:
         """`on_end` is called once, when the call has ended in any way."""
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(lambda _: self._end(on_end))
+        self._task.add_done_callback(lambda _: self._release())
 
     def _end(self, on_end: Callable[[CallInFlight], None]) -> None:
         on_end(self)
@@ -114,6 +117,11 @@ class CallInFlight:
         self._gathered, self._sent_ids, self._place = ReplyAccumulator(), None, None
         self.compact()
         self._wake()
+
+    def _release(self) -> None:
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
 
     @property
     def error(self) -> BaseException | None:
@@ -155,12 +163,14 @@ class CallInFlight:
     async def ended(self) -> None:
         """Wait until the call has ended in any way. Raises nothing of the call's."""
         assert self._task is not None
-        await asyncio.wait({self._task})
+        if not self._task.done():
+            self._waiting.append(asyncio.get_running_loop().create_future())
+            await self._waiting[-1]
 
     async def reply(self) -> Reply:
         """The whole reply. Raises: EngineError, StoreError; SessionOver when the call was aborted."""
         assert self._task is not None
-        await asyncio.wait({self._task})
+        await self.ended()
         if self._task.cancelled():
             raise SessionOver(self._abort_message or "the node is stopping")
         return self._task.result()

@@ -30,6 +30,7 @@ from gangline.gateway.control_sessions import SessionRoutes
 from gangline.gateway.delivery import Delivery
 from gangline.gateway.external import ExternalSessions
 from gangline.gateway.external_store import ExternalStore
+from gangline.gateway.heap import settle_heap
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.pipeline import Pipeline
 from gangline.gateway.pools import Pools, PoolSizes
@@ -118,6 +119,7 @@ async def serve(
         routes = control_routes(parts, external, pipeline.status, memory.keep, public_url)
         await _listen(stack, _create_app(proxy, routes, control_token), listener)
         stack.push_async_callback(pipeline.close)
+        settle_heap()
         log.info("node.ready node=%s url=%s engines=%s model=%s", node_id, url, ",".join(engine_urls), parts.model)
         if on_ready is not None:
             on_ready(local_url(host, bound_port))

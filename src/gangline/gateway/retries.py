@@ -43,6 +43,9 @@ _GONE = "client disconnected"
 MAX_FINISHED = 16
 """Answers kept for retries, per session."""
 
+_MAX_SURPLUS = 8
+"""Answers that may be kept beside them for a while."""
+
 
 class CallMark(msgspec.Struct, frozen=True):
     """What two requests are compared by."""
@@ -177,6 +180,9 @@ class Retries:
         return entry
 
     def _forget_old(self) -> None:
+        """For several calls at once: looking through all of them costs more than to keep a few for longer."""
+        if len(self._entries) < MAX_FINISHED + _MAX_SURPLUS:
+            return
         oldest = self._clock() - self._window_s
         kept = [entry for entry in self._entries if entry.asked_at >= oldest and not entry.flight.failed]
         finished = [entry for entry in kept if entry.flight.ended_already]
