@@ -158,6 +158,14 @@ def test_logprobs_that_are_no_numbers_are_left_out() -> None:
     assert step["metrics"]["completion_token_ids"] == [10, 11, 2]
 
 
+def test_calls_in_tokens_are_one_conversation_without_words() -> None:
+    sample = Sample()
+    sample.add(prompt=[1, 4], sampled=[10, 2], messages=())
+    sample.add(prompt=[1, 4, 10, 2, 7], sampled=[11, 2], messages=(), parent_id="c0000")
+    steps = steps_of(session_result(completions=tuple(sample.tree), trajectory=None))
+    assert [step["metrics"]["prompt_token_ids"] for step in steps] == [[1, 4], [1, 4, 10, 2, 7]]
+
+
 def test_a_session_that_called_no_model_has_no_document(tmp_path: Path) -> None:
     assert write_atif([session_result(completions=(), trajectory=None)], tmp_path, agent_of=str) == 0
 

@@ -174,6 +174,13 @@ def test_by_messages_rerendered_ids_split_or_are_spliced_as_told() -> None:
     ]
 
 
+def test_by_messages_calls_in_tokens_go_on_as_their_ids_do() -> None:
+    sample = Sample()
+    sample.add(prompt=[1, 4], sampled=[10, 2], messages=())
+    sample.add(prompt=[1, 4, 10, 2, 7], sampled=[11, 2], messages=(), parent_id="c0000")
+    assert turns(by_messages(sample)) == [["c0000", "c0001"]]
+
+
 def as_tree(sample: Sample) -> Trajectory:
     return make_builder("tree", {}).build(sample.tree, session_id="session-1", task_id="task-1")
 

@@ -33,7 +33,7 @@ from gangline.trajectories.atif import (
     AtifTrajectory,
 )
 from gangline.trajectories.atif_content import Images, content_of
-from gangline.trajectories.chains import find_chains, new_messages_since
+from gangline.trajectories.chains import find_chains, goes_on_from, new_messages_since
 from gangline.trajectories.export import whole_file
 from gangline.trajectories.lineage import assign_roles
 
@@ -145,10 +145,7 @@ def _conversations(tree: CompletionTree) -> list[list[Completion]]:
 
 
 def _continues(completion: Completion, parent: Completion) -> bool:
-    """Whether its messages begin with all of the parent's request, and the parent's reply."""
-    if completion.status != "complete" or parent.status != "complete":
-        return False
-    return completion.messages_shared == parent.messages_shared + len(parent.new_messages) + 1
+    return completion.status == parent.status == "complete" and goes_on_from(parent, completion)
 
 
 def _say(

@@ -31,6 +31,7 @@ __all__ = [
     "Turn",
     "check_claims",
     "find_chains",
+    "goes_on_from",
     "is_exact",
     "make_trajectory",
     "new_messages_since",
@@ -155,6 +156,18 @@ def turns_of(chain: Chain) -> list[Turn]:
         turns.append(Turn(completion, completion.prompt_suffix_ids, new_messages_since(before, completion)))
         before = completion
     return turns
+
+
+def goes_on_from(before: Completion, completion: Completion) -> bool:
+    """Whether a child's messages begin with all of its parent's request, and the reply.
+
+    A call in tokens has no messages: its ids say whose it is.
+    """
+    if completion.parent_id != before.completion_id:
+        return False
+    num_before = before.messages_shared + len(before.new_messages) + 1
+    num_messages = completion.messages_shared + len(completion.new_messages)
+    return num_messages == 0 or completion.messages_shared == num_before
 
 
 def new_messages_since(before: Completion, completion: Completion) -> tuple[Message, ...]:

@@ -21,7 +21,15 @@ from pydantic import BaseModel
 
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.trajectory import Trajectory
-from gangline.trajectories.chains import BuilderConfig, Chain, check_claims, find_chains, make_trajectory, turns_of
+from gangline.trajectories.chains import (
+    BuilderConfig,
+    Chain,
+    check_claims,
+    find_chains,
+    goes_on_from,
+    make_trajectory,
+    turns_of,
+)
 from gangline.trajectories.splicing import MayJoin, end_of_turn_ids, splice_chains
 
 __all__ = ["MessagePrefixBuilder", "MessagePrefixConfig"]
@@ -68,8 +76,7 @@ class _OpenTrace:
     def continues(self, before: Completion, completion: Completion) -> bool:
         """The message-level prefix check: the open trace ends with `before`, and all its messages are shared."""
         found_open = self._open_before.get(completion.completion_id) == before.completion_id
-        num_before = before.messages_shared + len(before.new_messages) + 1
-        return found_open and completion.messages_shared == num_before
+        return found_open and goes_on_from(before, completion)
 
 
 def _cut(chain: Chain, continues: MayJoin) -> list[Chain]:
