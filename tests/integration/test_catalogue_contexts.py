@@ -221,6 +221,25 @@ async def test_the_end_of_turn_that_was_sampled_is_the_only_one(
         assert len(one.rows().traces) == 1
 
 
+async def test_an_engine_that_renders_another_end_of_turn_is_split_there_and_says_so() -> None:
+    """gpt-oss ends an answer with <|return|>, which its template never writes; Llama a call with <|eom_id|>."""
+    turns = {"gpt_oss": Turn(text="Hello."), "llama31": Turn(calls=(LS,), end="<|eom_id|>")}
+    for name, turn in turns.items():
+        async with agent(name, [turn, Turn(text="Yes.")], tools=[SHELL], tier="observe") as one:
+            await one.run(2, then="And now?")
+            assert one.kinds == [FIRST, ("engine", "diverged", "end_of_turn")]
+            assert len(one.rows().traces) == 2
+
+
+async def test_white_space_that_a_client_adds_is_no_other_end_of_turn() -> None:
+    def padded(message: dict[str, Any]) -> dict[str, Any]:
+        return message | {"content": message["content"] + " "}
+
+    async with agent("qwen3", [Turn(text="Hello."), Turn(text="Yes.")], tier="observe", edit=padded) as one:
+        await one.run(2, then="And now?")
+        assert one.kinds == [FIRST, ("engine", "diverged", "whitespace")]
+
+
 async def test_ends_of_turn_of_a_call_by_the_template_arguments_of_the_session() -> None:
     """With built-in tools Llama's template ends a call with <|eom_id|>."""
     options = {"chat_template_kwargs": {"builtin_tools": ["brave_search"]}}

@@ -57,6 +57,7 @@ DivergenceCause = Literal[
     "history_edited",
     "special_token_in_text",
     "truncated_turn",
+    "end_of_turn",
     "unknown",
 ]
 

@@ -42,8 +42,12 @@ async def find_cause(
     pairs = list(zip(sampled, echoed, strict=True))
     if in_response:
         pairs = pairs[-1:]
-    # How a turn is spelled is not how it ends: some templates write another end of turn than the sampled one.
-    end = len(context) - (1 if ended_itself(parent) and first < len(context) - 1 else 0)
+    end = len(context)
+    if ended_itself(parent):  # some templates write another end of turn than the sampled one
+        if first < end - 1:
+            end -= 1
+        elif len(parent.sampled_ids) > 1 and _says_the_same(*pairs[-1]):
+            return "end_of_turn"
     start = max(first - _WINDOW, 0)
     before, after = await _texts(engine, context[start:end], prompt[start:])
     if before and after.startswith(before):
@@ -97,6 +101,10 @@ def _part_text(part: Part) -> str:
 
 def _text(message: Message) -> str:
     return "".join(_part_text(part) for part in message.parts if isinstance(part, Text))
+
+
+def _says_the_same(sampled: Message, echo: Message) -> bool:
+    return _text(sampled) == _text(echo) and _arguments(sampled) == _arguments(echo)
 
 
 def _arguments(message: Message) -> list[str]:
