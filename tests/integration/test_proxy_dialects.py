@@ -236,6 +236,17 @@ async def test_an_unknown_path_is_404_in_the_shape_of_who_asks(name: str) -> Non
         assert ("status" in answer["error"]) == (name == "google")
 
 
+async def test_remote_compaction_is_refused_in_openais_shape() -> None:
+    async with proxied({}) as running, aiohttp.ClientSession() as client:
+        url, body = f"{running.url}/s/s1/v1/responses/compact", {"model": "scripted", "input": "Hi."}
+        async with client.post(url, json=body, headers=_key("openai_responses", running)) as response:
+            answer = await response.json()
+            assert response.status == 404
+        assert set(answer["error"]) == {"message", "type", "param", "code"}
+        assert "/v1/responses/compact is not served here" in answer["error"]["message"]
+        assert running.session.num_calls == 0
+
+
 async def test_a_websocket_upgrade_is_refused_with_426() -> None:
     upgrade = {
         "Connection": "Upgrade",

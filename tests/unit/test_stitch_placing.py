@@ -96,6 +96,29 @@ def test_an_edited_turn_was_never_sampled(echo: Message) -> None:
     assert index.place(_call(USER, echo, MORE)).parent_id is None
 
 
+@pytest.mark.parametrize("sampled", ['{"command": "ls', '{"command": }', "ls", '["ls"]', '"ls"', "null"])
+def test_arguments_that_were_no_object_may_come_back_as_an_empty_one(sampled: str) -> None:
+    index = _Index()
+    calls = (ToolCall("call_a", "run", '{"command": "ls"}'), ToolCall("call_b", "run", sampled))
+    _answered(index, _call(USER), _assistant(Thinking("hm"), Text("Look."), *calls), "c1")
+    for text in ((Text("Look."),), ()):
+        assert (
+            index.place(_call(USER, _assistant(*text, *_emptied(*calls[1:], first=calls[0])), MORE)).parent_id == "c1"
+        )
+    for edited in (
+        _assistant(Text("Look!"), *_emptied(*calls[1:], first=calls[0])),
+        _assistant(Text("Look."), *_emptied(*calls)),
+        _assistant(Text("Look."), *_emptied(*calls[1:])),
+        _assistant(Text("Look."), calls[0], ToolCall("of nobody", "run", "{}")),
+        _assistant(Text("Look."), calls[0], ToolCall("call_b", "walk", "{}")),
+    ):
+        assert index.place(_call(USER, edited, MORE)).parent_id is None
+
+
+def _emptied(*calls: ToolCall, first: ToolCall | None = None) -> tuple[ToolCall, ...]:
+    return (*([first] if first else []), *(ToolCall(call.call_id, call.name, "{}") for call in calls))
+
+
 def test_an_edited_history_before_the_turn_is_another_branch() -> None:
     index = _Index()
     _answered(index, _call(USER), RESPONSE, "c1")

@@ -12,7 +12,7 @@ import msgspec
 from gangline.domain.conversation import Document, Image, Message, Text, ToolCall, ToolResult
 from gangline.gateway.volatile import VolatileText
 
-__all__ = ["calls_of", "normal_form", "said_by"]
+__all__ = ["calls_of", "is_echo", "normal_form", "said_by"]
 
 
 def normal_form(message: Message, volatile: VolatileText) -> bytes:
@@ -34,6 +34,21 @@ def said_by(message: Message) -> str:
 def calls_of(message: Message) -> list[tuple[str, str]]:
     """Name and normalised arguments of each tool call."""
     return [(part.name, _normal_json(part.arguments)) for part in message.parts if isinstance(part, ToolCall)]
+
+
+def is_echo(calls: list[tuple[str, str]], sampled: list[tuple[str, str]]) -> bool:
+    """Whether `calls` are `sampled`, as far as a wire could carry them that knows no arguments but JSON objects."""
+    return len(calls) == len(sampled) and all(
+        name == own_name and (arguments == own or (arguments == "{}" and not _is_object(own)))
+        for (name, arguments), (own_name, own) in zip(calls, sampled, strict=True)
+    )
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(_json.decode(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _joined(pieces: Iterable[Text | Image | Document]) -> str:

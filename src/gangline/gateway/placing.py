@@ -20,8 +20,8 @@ from typing import NamedTuple
 import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree, Lineage
-from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall
-from gangline.gateway.meaning import calls_of, normal_form
+from gangline.domain.conversation import Message, ModelCall, Thinking, ToolCall
+from gangline.gateway.meaning import calls_of, is_echo, normal_form, said_by
 from gangline.gateway.origins import HistoryDigest, Origins, Step
 from gangline.gateway.volatile import VolatileText
 
@@ -185,7 +185,8 @@ class PlaceIndex:
         return tuple(dict.fromkeys(named))
 
     def _as_sampled(self, message: Message, named: tuple[str, ...]) -> Message:
-        """The response that `message` echoes, when its tool-call ids say so and it only lost its text beside them."""
+        """The response that `message` echoes, when its tool-call ids say so and it only lost its text beside them, or
+        arguments that were no JSON object: dialects and clients that cannot send those send `{}`."""
         if not named:
             return message
         owners = {self._by_call_id.get(part.call_id) for part in message.parts if isinstance(part, ToolCall)}
@@ -193,9 +194,8 @@ class PlaceIndex:
         if owner is None:
             return message
         sampled = self._tree[owner].response
-        has_text = any(isinstance(part, Text) and part.text.strip() for part in message.parts)
-        lost_text = not has_text and calls_of(message) == calls_of(sampled)
-        return sampled if lost_text else message
+        says_same = said_by(message) in ("", said_by(sampled))
+        return sampled if says_same and is_echo(calls_of(message), calls_of(sampled)) else message
 
     # -- the parent ----------------------------------------------------------------------------------------------
 
