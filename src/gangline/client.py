@@ -320,13 +320,20 @@ class NodeClient(_HttpClient):
         return await self._json("GET", "/v1/backends", list[dict[str, Any]])
 
     async def add_backend(
-        self, url: str, *, kind: str = "auto", label: str | None = None, api_key_env: str | None = None
+        self,
+        url: str,
+        *,
+        kind: str = "auto",
+        label: str | None = None,
+        api_key_env: str | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """`api_key_env`: names the node's environment variable with the engine's key.
+        """`api_key_env`: names the node's environment variable with the engine's key. `options`: of the plug-in.
 
         Raises: EngineUnavailable, EngineIncapable, InvalidRequest, Conflict when it serves another model than others.
         """
-        body = msgspec.json.encode({"url": url, "kind": kind, "label": label, "api_key_env": api_key_env})
+        named = {"url": url, "kind": kind, "label": label, "api_key_env": api_key_env}
+        body = msgspec.json.encode(named | {"options": dict(options or {})})
         return await self._json("POST", "/v1/backends", dict[str, Any], body=body)
 
     async def remove_backend(self, backend_id: str, *, drain: bool = True) -> None:

@@ -32,6 +32,7 @@ from gangline.domain.conversation import (
 )
 from gangline.domain.errors import ContextOverflow, EngineIncapable, EngineRefused, EngineUnavailable, InvalidRequest
 from gangline.domain.tokens import token_ids
+from gangline.engines.chat_fields import NEUTRAL_SAMPLING
 from gangline.engines.contract import EngineReply, EngineRequest, ReplyAccumulator
 from gangline.engines.generate import GenerateEngine
 from gangline.engines.generate_renderers import RenderersText, renderers_engine
@@ -281,7 +282,7 @@ async def test_sglangs_sampling_parameters_have_its_names() -> None:
         engine = by_template(url)
         await engine.chat(EngineRequest(call=call(sampling=sampling, response_format=schema)))
         await engine.close()
-    assert fake.bodies[-1]["sampling_params"] == {
+    assert fake.bodies[-1]["sampling_params"] == NEUTRAL_SAMPLING | {
         "max_new_tokens": 7,
         "temperature": 0.5,
         "top_k": 4,
@@ -399,7 +400,9 @@ async def test_renderers_stops_at_strings_and_keeps_broken_calls(stream: bool) -
         await engine.close()
 
 
-@pytest.mark.parametrize("options", [{}, {"renderer": "no-such"}, {"renderer": {"name": "qwen3", "no_such": 1}}])
+@pytest.mark.parametrize(
+    "options", [{}, {"renderer": "x"}, {"renderer": {"name": "qwen3", "x": 1}}, {"renderer": {"name": "custom"}}]
+)
 def test_a_renderer_that_cannot_be_made_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         renderers_engine("http://127.0.0.1:1", tokenizer=qwen3_folder(), **options)

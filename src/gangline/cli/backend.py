@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from gangline.cli.node_addresses import NodesOption, ask_nodes, find_nodes
+from gangline.cli.node_options import read_engine_options
 from gangline.cli.output import DataOption, JsonOption, console, print_json, run
 
 if TYPE_CHECKING:
@@ -52,14 +53,19 @@ def add(
         str | None,
         typer.Option("--key-env", help="Name of the node's environment variable with the key that it asks for."),
     ] = None,
+    options: Annotated[
+        str | None,
+        typer.Option("--options", help='Of the engine plug-in, as JSON: {"tokenizer": "FOLDER"}.', show_default=False),
+    ] = None,
     data: DataOption = None,
     node: NodesOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Add an engine; it must serve the same model as the others. The node remembers it over restarts."""
+    of_plugin = read_engine_options(options, "--options")
     _ask(
         *(data, node, as_json),
-        lambda client: client.add_backend(url, kind=kind, label=label, api_key_env=key_env),
+        lambda client: client.add_backend(url, kind=kind, label=label, api_key_env=key_env, options=of_plugin),
     )
 
 

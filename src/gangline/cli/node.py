@@ -11,8 +11,11 @@ from gangline.cli.node_options import (
     AffinityOption,
     CaptureOption,
     EngineKeyOption,
+    EngineKindOption,
+    EngineOptionsOption,
     SamplingOption,
     read_capture,
+    read_engine_options,
     read_policy,
 )
 from gangline.cli.output import DataOption, JsonOption
@@ -35,9 +38,8 @@ def node(
     node_id: Annotated[
         str | None, typer.Option("--id", help="Default: node-HOSTNAME. Must be unique.", show_default=False)
     ] = None,
-    engine_kind: Annotated[
-        str, typer.Option("--engine-kind", help="Engine plug-in that speaks to it; auto asks the engine.")
-    ] = "auto",
+    engine_kind: EngineKindOption = "auto",
+    engine_options: EngineOptionsOption = None,
     engine_wait: Annotated[float, typer.Option("--engine-wait", help="Seconds the engine may take to be up.")] = 60,
     engine_key_env: EngineKeyOption = None,
     affinity_slack: AffinityOption = 0,
@@ -71,6 +73,7 @@ def node(
             control_token=address.control_token,
             engine_urls=engine,
             engine_kind=engine_kind,
+            engine_options=read_engine_options(engine_options),
             engine_wait_s=engine_wait,
             engine_key_env=engine_key_env,
             affinity_slack=affinity_slack,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -15,8 +16,11 @@ __all__ = [
     "AffinityOption",
     "CaptureOption",
     "EngineKeyOption",
+    "EngineKindOption",
+    "EngineOptionsOption",
     "SamplingOption",
     "read_capture",
+    "read_engine_options",
     "read_policy",
 ]
 
@@ -40,6 +44,17 @@ EngineKeyOption = Annotated[
         show_default=False,
     ),
 ]
+EngineKindOption = Annotated[
+    str, typer.Option("--engine-kind", help="Engine plug-in that speaks to it; auto asks the engine.")
+]
+EngineOptionsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine-options",
+        help='Options of the engine plug-in, as JSON: {"parsers": {"thinking": "qwen3", "tools": "hermes"}}.',
+        show_default=False,
+    ),
+]
 SamplingOption = Annotated[
     str | None,
     typer.Option(
@@ -55,6 +70,17 @@ def read_capture(text: str) -> Literal["ids", "text"]:
     if text == "ids" or text == "text":
         return text
     raise InvalidRequest(f"--capture must be ids or text, got {text!r}.")
+
+
+def read_engine_options(text: str | None, name: str = "--engine-options") -> dict[str, Any]:
+    """Raises: InvalidRequest."""
+    try:
+        options: object = json.loads(text or "{}")
+    except ValueError as error:
+        raise InvalidRequest(f"{name} is not JSON: {error}") from error
+    if not isinstance(options, dict):
+        raise InvalidRequest(f"{name} must be a JSON object, got {text}.")
+    return cast("dict[str, Any]", options)
 
 
 def read_policy(text: str | None) -> SamplingPolicy | None:

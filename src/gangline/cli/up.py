@@ -20,8 +20,11 @@ from gangline.cli.node_options import (
     AffinityOption,
     CaptureOption,
     EngineKeyOption,
+    EngineKindOption,
+    EngineOptionsOption,
     SamplingOption,
     read_capture,
+    read_engine_options,
     read_policy,
 )
 from gangline.cli.output import DataOption, JsonOption, console, log_to_stderr, notes, print_json
@@ -68,6 +71,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     more_engines: tuple[str, ...] = ()
     """URLs of running ones beside it."""
     engine_key_env: str | None = None
+    engine_kind: str = "auto"
+    engine_options: str | None = None
+    """Of the engine plug-in, as JSON."""
     affinity_slack: int = 0
     tokenizer: str = "smollm2"
     """Of a scripted engine."""
@@ -151,6 +157,7 @@ async def bring_up(plan: Plan, supervisor: Supervisor, token: str) -> running.Ru
             *("node", *data, "--host", plan.host, "--id", _NODE_ID, "--server", server.url),
             *(argument for url in (engine_url, *plan.more_engines) for argument in ("--engine", url)),
             *("--engine-wait", str(plan.engine_wait_s), "--run-slots", str(plan.run_slots)),
+            *("--engine-kind", plan.engine_kind, *_option("--engine-options", plan.engine_options)),
             *("--affinity-slack", str(plan.affinity_slack), *_option("--engine-key-env", plan.engine_key_env)),
             *("--capture", plan.capture, *_option("--sampling", plan.sampling)),
         ],
@@ -268,6 +275,8 @@ def up(
     ] = 10,
     run_slots: Annotated[int, typer.Option("--run-slots", min=1, help="Sessions whose agent runs at once.")] = 16,
     engine_key_env: EngineKeyOption = None,
+    engine_kind: EngineKindOption = "auto",
+    engine_options: EngineOptionsOption = None,
     affinity_slack: AffinityOption = 0,
     capture: CaptureOption = "ids",
     sampling: SamplingOption = None,
@@ -282,6 +291,7 @@ def up(
     log_to_stderr()
     read_capture(capture)
     read_policy(sampling)
+    read_engine_options(engine_options)
     first, *more = engine or [DEFAULT_ENGINE]
     plan = Plan(
         data_dir=(data or settings.data_dir).absolute(),
@@ -291,6 +301,8 @@ def up(
         engine=first,
         more_engines=_urls(more),
         engine_key_env=engine_key_env,
+        engine_kind=engine_kind,
+        engine_options=engine_options,
         affinity_slack=affinity_slack,
         tokenizer=tokenizer,
         control_token=settings.control_token,

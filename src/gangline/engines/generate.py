@@ -39,6 +39,7 @@ from gangline.engines.generate_text import ReplyReader, TextSide
 from gangline.engines.generate_wire import GenerateAsk, GenerateRoute, Sampled, SglangGenerate, VllmGenerate
 from gangline.engines.http import EngineHttp
 from gangline.engines.serving.generation import call_all
+from gangline.engines.template_probe import probe_template
 
 __all__ = ["GenerateEngine", "RouteName"]
 
@@ -111,6 +112,7 @@ class GenerateEngine:
             logprob_kind=route.logprob_kind or raw_or_processed,
             reports_versions=bool(sampled.version_spans),
             prompt_source="rendered",
+            template=await probe_template(self),
         )
         return self._capabilities
 

@@ -51,11 +51,16 @@ def renderers_engine(
 
     Raises: InvalidRequest, NotFound.
     """
-    if not tokenizer or not renderer:
+    config = {"name": renderer} if isinstance(renderer, str) else dict(renderer)
+    if not tokenizer or not config.get("name"):
         raise InvalidRequest("an engine of ids that `renderers` speaks for needs `tokenizer` and `renderer`.")
+    if config["name"] == "custom":
+        # It would import whatever a request names.
+        raise InvalidRequest("a custom renderer needs an engine plug-in of your own, made of `RenderersText`.")
     folder = resolve_tokenizer(tokenizer)
-    core: Any = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-    text = RenderersText(core, {"name": renderer} if isinstance(renderer, str) else renderer)
+    loader: Any = PreTrainedTokenizerFast
+    core = loader.from_pretrained(str(folder), local_files_only=True)
+    text = RenderersText(core, config)
     http = EngineHttp(url, timeout_s=timeout_s, api_key=api_key)
     return GenerateEngine(http, text, route=route, model=model, max_context=max_context)
 

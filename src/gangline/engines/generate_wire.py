@@ -15,6 +15,7 @@ from gangline.domain.completion import LogprobKind, VersionSpan
 from gangline.domain.conversation import ModelCall, Usage
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.tokens import TokenIds
+from gangline.engines.chat_fields import NEUTRAL_SAMPLING
 from gangline.engines.chat_replies import WireSpan, WireUsage, decode, ids_of, usage_of, version_spans
 
 __all__ = ["GenerateAsk", "GenerateRoute", "Sampled", "SglangGenerate", "VllmGenerate"]
@@ -118,7 +119,7 @@ class VllmGenerate:
         body: dict[str, Any] = {
             "model": ask.model,
             "token_ids": ask.prompt_ids.tolist(),
-            "sampling_params": _given(params),
+            "sampling_params": NEUTRAL_SAMPLING | _given(params),
             "return_token_ids": True,
             "stream": ask.stream,
         }
@@ -204,7 +205,7 @@ class SglangGenerate:
         }
         body = {
             "input_ids": ask.prompt_ids.tolist(),
-            "sampling_params": _given(params),
+            "sampling_params": NEUTRAL_SAMPLING | _given(params),
             "return_logprob": True,
             "top_logprobs_num": ask.call.num_top_logprobs or 0,
             "return_prompt_token_ids": True,

@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from gangline.domain.conversation import Message, Text
 from gangline.domain.errors import Conflict, EngineError, EngineUnavailable, GanglineError, NotFound
 from gangline.engines.contract import Engine, EngineCapabilities
 from gangline.gateway.backends_engine import PooledEngine
+from gangline.gateway.backends_options import make_engine
 from gangline.gateway.backends_placement import Placement
 from gangline.gateway.backends_records import Assignment, Backend, BackendSpec, BackendState, BackendView
 from gangline.settings import read_secret
@@ -83,18 +84,24 @@ class BackendPool:
     # -- the operator's side -------------------------------------------------------------------------------------
 
     async def add(
-        self, url: str, kind: str = "auto", label: str | None = None, api_key_env: str | None = None
+        self,
+        url: str,
+        kind: str = "auto",
+        label: str | None = None,
+        api_key_env: str | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> BackendView:
         """Probe the engine at `url` and take it in. An engine that is in already stays as it is.
 
         `api_key_env`: names the environment variable with the key that the engine asks for.
+        `options`: see `make_engine`.
 
-        Raises: EngineUnavailable, EngineIncapable; UnknownPlugin; InvalidRequest when there is no key; Conflict when it
-        serves another model, tokenizer or kind of log-probs than the others.
+        Raises: EngineUnavailable, EngineIncapable; UnknownPlugin; InvalidRequest when there is no key, or no such
+        option; Conflict when it serves another model, tokenizer or kind of log-probs than the others.
         """
         if self._closed:
             raise EngineUnavailable("the node is stopping")
-        spec = BackendSpec(_base(url), kind, label, api_key_env)
+        spec = BackendSpec(_base(url), kind, label, api_key_env, dict(options or {}))
         engine = self._client(url, spec)
         try:
             capabilities, identity = await self._probe(engine, url)
@@ -109,12 +116,12 @@ class BackendPool:
         return known.view()
 
     def _client(self, url: str, spec: BackendSpec) -> Engine:
-        options: dict[str, str] = {}
+        given: dict[str, str] = {}
         if self._capture == "text" and spec.kind in _TEXT_KINDS:
-            options["capture"] = "text"
+            given["capture"] = "text"
         if spec.api_key_env is not None:
-            options["api_key"] = self._read_secret(spec.api_key_env)
-        return plugins.load("engine", spec.kind)(url, **options)
+            given["api_key"] = self._read_secret(spec.api_key_env)
+        return make_engine(plugins.load("engine", spec.kind), spec.kind, url, given, spec.options)
 
     async def remove(self, backend_id: str, drain: bool = True) -> None:
         """Its sessions move at their next call. `drain` waits for the calls in flight; else they fail over.

@@ -27,6 +27,8 @@ class BackendSpec(msgspec.Struct, frozen=True):
     label: str | None = None
     api_key_env: str | None = None
     """Name of the environment variable that holds its key."""
+    options: dict[str, Any] = {}
+    """Of the plug-in, and `parsers`."""
 
 
 class BackendView(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
@@ -28,6 +29,8 @@ class BackendRequest(BaseModel):
     """Where it runs: a node prefers backends that carry its own host's name."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Name of the node's environment variable with the key that the engine asks for; never the key itself."""
+    options: dict[str, Any] = {}
+    """Of the plug-in, such as `tokenizer`; and `parsers` of any, such as `{"thinking": "qwen3", "tools": "hermes"}`."""
 
 
 class BackendRoutes:
@@ -61,7 +64,7 @@ class BackendRoutes:
 
     async def add(self, request: web.Request) -> web.StreamResponse:
         wanted = await read_model(request, BackendRequest)
-        added = await self._pool.add(wanted.url, wanted.kind, wanted.label, wanted.api_key_env)
+        added = await self._pool.add(wanted.url, wanted.kind, wanted.label, wanted.api_key_env, wanted.options)
         await self._keep(self._pool.members())
         return answer(request, added)
 

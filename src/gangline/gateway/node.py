@@ -8,7 +8,7 @@ import ipaddress
 import logging
 import resource
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -56,6 +56,7 @@ async def serve(
     engine_kind: str = "auto",
     engine_wait_s: float = 60.0,
     engine_key_env: str | None = None,
+    engine_options: Mapping[str, Any] | None = None,
     affinity_slack: int = 0,
     capture: Literal["ids", "text"] = "ids",
     sampling: SamplingPolicy | None = None,
@@ -69,6 +70,7 @@ async def serve(
 
     engine_urls: its backends at first; what is added and removed while it runs is remembered over restarts with these.
     engine_key_env: names the environment variable with the key that those engines ask for.
+    engine_options: of their plug-in, and `parsers`.
     affinity_slack: see `BackendPool`.
     public_url: how others reach the node; None is the address that it listens on, or the machine's name.
     capture: `text` accepts engines that report no token ids; what they answer cannot be trained on.
@@ -86,7 +88,8 @@ async def serve(
     async with AsyncExitStack() as stack:
         backends = BackendPool(node=socket.gethostname(), capture=capture, affinity_slack=affinity_slack)
         stack.push_async_callback(backends.close)
-        named = [BackendSpec(url, engine_kind, None, engine_key_env) for url in engine_urls]
+        options = dict(engine_options or {})
+        named = [BackendSpec(url, engine_kind, None, engine_key_env, options) for url in engine_urls]
         memory = BackendMemory(folder / "backends.json", named)
         await _add_all(backends, named, await asyncio.to_thread(memory.changed), engine_wait_s)
         runtimes_folder = folder / "runtimes"
@@ -185,7 +188,7 @@ async def _add(backends: BackendPool, spec: BackendSpec, wait_s: float) -> None:
     deadline = asyncio.get_running_loop().time() + wait_s
     while True:
         try:
-            await backends.add(url, spec.kind, spec.label, spec.api_key_env)
+            await backends.add(url, spec.kind, spec.label, spec.api_key_env, spec.options)
         except EngineUnavailable as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise EngineUnavailable(
