@@ -192,6 +192,30 @@ def test_a_template_that_wants_calls_before_results_gets_them(written: str, is_s
             _stitch(tokenizer, parent, new)
 
 
+class _NamingTokenizer(TinyTokenizer):
+    """A template that writes the name of the last call before each result, and `text` where there was none."""
+
+    def render(self, messages: Any, **arguments: Any) -> list[int]:
+        named, name = [], "text"
+        for message in messages:
+            calls = message.get("tool_calls") or ()
+            name = calls[-1]["function"]["name"] if calls else "text" if message["role"] == "assistant" else name
+            is_result = message["role"] == "tool"
+            named.append({**message, "content": f"{name}: {message['content']}"} if is_result else message)
+        return super().render(named, **arguments)
+
+
+def test_results_are_written_as_the_template_writes_them_after_calls() -> None:
+    tokenizer = _NamingTokenizer()
+    written = '\n<tool_call>\n{"name": "read", "arguments": {"path":"x"}}\n</tool_call>'
+    prompt = tokenizer.encode("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
+    parent = _completion(prompt, [*tokenizer.encode(written), _end_of_turn(tokenizer)], "tool_calls")
+    parent = replace(parent, response=Message("assistant", (ToolCall("c", "read", '{"path": "x"}'),)))
+    tail = "\n<|im_start|>tool\nread: out<|im_end|>\n<|im_start|>assistant\n"
+    stitched = _stitch(tokenizer, parent, [Message("tool", (ToolResult("c", (Text("out"),)),))])
+    assert stitched == [*prompt, *parent.sampled_ids.tolist(), *tokenizer.encode(tail)]
+
+
 def test_placing_and_stitching_never_touch_the_parents_ids() -> None:
     tokenizer = TinyTokenizer()
     odd = [token for char in "the command" for token in tokenizer.encode(char)] + [_end_of_turn(tokenizer)]

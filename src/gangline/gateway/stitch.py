@@ -65,6 +65,8 @@ class Stitcher:
         """branch key -> the template appends after a user turn, and takes back nothing that stands before it"""
         self._closings: dict[str, TokenIds] = {}
         """branch key -> what the template closes a turn with"""
+        self._needs_calls: dict[str, bool] = {}
+        """branch key -> the template writes tool results otherwise after calls than after text"""
 
     async def prompt_ids(self, call: ModelCall, place: Place) -> TokenIds:
         """Parent's prompt, its sampled ids, then the new ids: [T]. `place` has a parent.
@@ -82,16 +84,9 @@ class Stitcher:
 
     async def _closing_and_new(self, call: ModelCall, place: Place, parent: Completion) -> TokenIds:
         """Raises: CannotStitch."""
-        new = place.new_messages
-        must_overlap = ended_itself(parent)
-        try:
-            tail = await self._common_suffix(call, new, (Text("one"),), (Text("two"),))
-        except EngineRefused as refused:
-            # Some templates take tool results only after calls, and end those as they end no text.
-            tail = await self._suffix_after_calls(call, new, parent, refused)
-            must_overlap = True
+        tail, begins_in_call = await self._tail(call, place, parent)
         overlap = _overlap(parent.sampled_ids, tail)
-        if overlap or not must_overlap:
+        if overlap or not (begins_in_call or ended_itself(parent)):
             return tail[overlap:]
         # Some models have several ends of turn: the sampled one stands where the template writes its own.
         closing = await self._closing(call, place.branch_key) if ended_itself(parent) else token_ids()
@@ -99,27 +94,55 @@ class Stitcher:
             raise CannotStitch("the sampled turn does not end as the template closes one")
         return tail[1:]
 
-    async def _suffix_after_calls(
-        self, call: ModelCall, new: Sequence[Message], parent: Completion, refused: EngineRefused
-    ) -> TokenIds:
+    async def _tail(self, call: ModelCall, place: Place, parent: Completion) -> tuple[TokenIds, bool]:
+        """What follows stand-in turns of text, or stand-in turns with calls where the template takes results only after
+        those, or writes them otherwise. And whether it may begin inside the call: the sampled turn must then end with
+        all of the call's rest.
+
+        Raises: CannotStitch.
+        """
+        new = place.new_messages
+        if self._needs_calls.get(place.branch_key) and _answers_calls(new, parent):
+            return await self._suffix_after_calls(call, new, parent), True
+        try:
+            tail = await self._common_suffix(call, new, (Text("one"),), (Text("two"),))
+        except EngineRefused as refused:
+            if not any(isinstance(part, ToolResult) for message in new for part in message.parts):
+                raise CannotStitch(f"the template refuses the new messages: {refused.message}") from refused
+            return await self._suffix_after_calls(call, new, parent), True
+        if place.branch_key not in self._needs_calls and _answers_calls(new, parent):
+            self._needs_calls[place.branch_key] = await self._differs_after_calls(call, new, parent, tail)
+            return await self._tail(call, place, parent)
+        return tail, False
+
+    async def _differs_after_calls(
+        self, call: ModelCall, new: Sequence[Message], parent: Completion, after_text: TokenIds
+    ) -> bool:
+        try:
+            after_calls = await self._suffix_after_calls(call, new, parent)
+        except CannotStitch:
+            return False
+        length = min(len(after_calls), len(after_text))
+        return common_prefix_len(after_calls[::-1], after_text[::-1]) < length
+
+    async def _suffix_after_calls(self, call: ModelCall, new: Sequence[Message], parent: Completion) -> TokenIds:
         """Stand-ins with the parent's calls. With other arguments the suffix begins right after them; where a template
         wants those to be an object, with other names it begins inside the call.
 
         Raises: CannotStitch.
         """
         calls = [part for part in parent.response.parts if isinstance(part, ToolCall)]
-        if not any(isinstance(part, ToolResult) for message in new for part in message.parts):
-            raise CannotStitch(f"the template refuses the new messages: {refused.message}") from refused
         if not calls:
             raise CannotStitch("the template refuses tool results that no call asked for")
+        why = ""
         other_arguments = [tuple(replace(one, arguments=text) for one in calls) for text in ('{"a": 1}', "[1]")]
         other_names = [tuple(replace(one, name=name) for one in calls) for name in ("call_one", "call_two")]
         for body, other in (other_arguments, other_names):
             try:
                 return await self._common_suffix(call, new, body, other)
-            except EngineRefused as again:
-                refused = again
-        raise CannotStitch(f"the template refuses the new messages: {refused.message}") from refused
+            except EngineRefused as refused:
+                why = refused.message
+        raise CannotStitch(f"the template refuses the new messages: {why}")
 
     async def _closing(self, call: ModelCall, branch_key: str) -> TokenIds:
         """What the template writes after an assistant's text, whatever follows: [T], end of turn first. Empty where it
@@ -198,6 +221,11 @@ def _has_media(call: ModelCall) -> bool:
         for part in message.parts
         for piece in (part.content if isinstance(part, ToolResult) else (part,))
     )
+
+
+def _answers_calls(new: Sequence[Message], parent: Completion) -> bool:
+    has_calls = any(isinstance(part, ToolCall) for part in parent.response.parts)
+    return has_calls and any(isinstance(part, ToolResult) for message in new for part in message.parts)
 
 
 def ended_itself(completion: Completion) -> bool:
