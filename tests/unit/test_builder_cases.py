@@ -13,6 +13,7 @@ from gangline.domain.errors import BuilderError, EvaluatorError, InvalidRequest
 from gangline.domain.tokens import logprobs
 from gangline.domain.trajectory import SharedPrefix, Trajectory
 from gangline.plugins import make_builder
+from gangline.trajectories.audit import audit
 from gangline.trajectories.per_request import PerRequestBuilder, PerRequestConfig
 from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.trajectories.rewards import apply_reward
@@ -228,6 +229,19 @@ def test_a_trace_whose_prefix_is_not_there_is_refused() -> None:
         list(with_whole_prompts(torn.traces))
     with pytest.raises(InvalidRequest, match="not before it"):
         token_tree(torn)
+
+
+@pytest.mark.parametrize(
+    "forged", [None, SharedPrefix("session-1.t0", 13), SharedPrefix("session-1.t1", 4), SharedPrefix("elsewhere", 14)]
+)
+def test_the_audit_sees_a_prefix_that_is_not_the_prompts(forged: SharedPrefix | None) -> None:
+    sample = session_sample()
+    built_tree = as_tree(sample)
+    traces = list(built_tree.traces)
+    assert audit(built_tree, sample.tree).ok
+    traces[2] = msgspec.structs.replace(traces[2], shared_prefix=forged)
+    report = audit(msgspec.structs.replace(built_tree, traces=tuple(traces)), sample.tree)
+    assert {(violation.rule, violation.completion_id) for violation in report.violations} >= {("context", "c0004")}
 
 
 def test_an_images_placeholders_are_masked_context_wherever_they_stand() -> None:
