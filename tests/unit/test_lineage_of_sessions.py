@@ -6,7 +6,7 @@ import pytest
 
 from conversations import Talk, arguments, result, said, system, user
 from gangline.domain.completion import Completion, CompletionTree
-from gangline.domain.conversation import Message, ToolCall, ToolDefinition
+from gangline.domain.conversation import Message, Text, ToolCall, ToolDefinition
 from gangline.plugins import make_builder
 from gangline.trajectories.audit import audit
 from gangline.trajectories.lineage import CallRole, assign_roles
@@ -93,6 +93,18 @@ def test_a_summary_that_a_new_conversation_begins_with_is_a_compaction(in_the_co
     )
 
 
+def test_a_summary_that_was_cut_out_of_a_longer_reply_is_a_compaction_too() -> None:
+    talk = Talk()
+    history = _work(talk, 2, SYSTEM, ASK)
+    lines = [
+        f"{number}. In file number {number} a function was renamed and its callers were changed." for number in range(4)
+    ]
+    analysis = "<analysis>I should go through the conversation in order, and list every file.</analysis>\n"
+    talk.turn([*history, user("Summarise.")], said(analysis + "\n".join(lines)), tools=TOOLS)
+    _work(talk, 1, SYSTEM, user("This session goes on from an earlier one.\n\n" + "\n  ".join(lines)))
+    assert _roles(talk.tree) == ["main", "main", "compaction", "main"]
+
+
 def test_a_plan_that_another_conversation_carries_out_is_no_compaction() -> None:
     talk = Talk()
     talk.turn((SYSTEM, user("Make a plan.")), said(SUMMARY), tools=TOOLS)
@@ -114,7 +126,8 @@ def test_sub_agents_are_told_by_the_tool_call_that_carries_their_prompt() -> Non
     first = talk.turn((SYSTEM, ASK), spawn, tools=TOOLS)
     sub = _work(talk, 3, system("You search."), user(f"<task>\n{PROMPT}\n</task>"), tools=TOOLS[:1])
     talk.turn(sub, said(ANSWER), tools=TOOLS[:1])
-    other = talk.turn((system("You search."), user(PROMPT.upper())), said("Nothing."), tools=TOOLS[:1])
+    reminded = Message("user", (Text("<reminder>" + "Rules of the house. " * 50 + "</reminder>"), Text(PROMPT.upper())))
+    other = talk.turn((system("You search."), reminded), said("Nothing."), tools=TOOLS[:1])
     talk.turn((SYSTEM, ASK, spawn, result("call_task1", ANSWER)), said("Done."), tools=TOOLS)
     assert _roles(talk.tree) == ["main", *["sub_agent"] * 5, "main"]
     lineage = _of(talk, other).lineage

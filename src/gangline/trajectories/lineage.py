@@ -19,33 +19,20 @@ Nothing is decided by a harness's name. Every role but `main` says in `lineage.r
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree, Lineage
-from gangline.domain.conversation import Message, Text, ToolCall, ToolResult, message_text
+from gangline.domain.conversation import message_text
 from gangline.domain.trajectory import TraceRole
+from gangline.trajectories.evidence import TASK_CHARS, calls_of, carries, flat, opening_of, quotes, results_of, tasks_of
 
 __all__ = ["CallRole", "assign_roles"]
 
-_QUOTE_CHARS = 40
-"""A reply of so much text does not stand in another conversation's beginning by chance; a summary is longer."""
-
-_TASK_CHARS = 16
-"""Likewise, of the prompt that a tool call carries and the answer that comes back, which also stand in their places."""
-
-_COVER = 0.5
-"""Part of the longer text that the shorter one must be: a harness puts words around a sub-agent's prompt, and a command
-inside a classifier's is something else."""
-
 _NEAR = 32
 """Calls before (or after) a segment that are looked at for what began (or used) it."""
-
-_SCANNED_CHARS = 200_000
 
 _DIGITS = re.compile(r"\d+")
 
@@ -88,7 +75,7 @@ class _Segment:
     @property
     def works(self) -> bool:
         """Whether it is more than one question and its answer."""
-        return len(self.completions) > 1 or any(_calls(one.response) for one in self.completions)
+        return len(self.completions) > 1 or any(calls_of(one.response) for one in self.completions)
 
     def begins(self, relation: Any, origin_id: str, reason: str) -> None:
         self.lineage = msgspec.structs.replace(self.lineage, relation=relation, origin_id=origin_id, reason=reason)
@@ -98,7 +85,7 @@ class _Session:
     def __init__(self, tree: CompletionTree) -> None:
         self._tree = tree
         self._order = list(tree)
-        self._said = [_flat(message_text(one.response)) for one in self._order]
+        self._said = [flat(message_text(one.response)) for one in self._order]
         """[number of completions], by commit order."""
         self._numbers = {one.completion_id: number for number, one in enumerate(self._order)}
         self._continued = {one.parent_id for one in self._order}
@@ -160,10 +147,10 @@ class _Session:
     # -- summaries -------------------------------------------------------------------------------------------------
 
     def _join_quoting(self, segment: _Segment) -> bool:
-        opening = _opening(segment.root)
+        opening = opening_of(segment.root)
         for number in reversed(range(max(segment.number - _NEAR, 0), segment.number)):
             quoted, said = self._order[number], self._said[number]
-            if len(said) < _QUOTE_CHARS or _calls(quoted.response) or said not in opening:
+            if calls_of(quoted.response) or not quotes(opening, quoted.response, said):
                 continue
             before = self._conversation_before(quoted)
             held = before or self._segment_of[quoted.completion_id]
@@ -183,10 +170,10 @@ class _Session:
             return segment
         if completion.lineage.relation == "changed":
             return self._segment_of.get(completion.lineage.origin_id or "", segment)
-        request = _opening(completion)
+        request = opening_of(completion)
         number = self._numbers[completion.completion_id]
         for earlier in reversed(range(max(number - _NEAR, 0), number)):
-            if len(self._said[earlier]) >= _TASK_CHARS and self._said[earlier] in request:
+            if len(self._said[earlier]) >= TASK_CHARS and self._said[earlier] in request:
                 return self._segment_of[self._order[earlier].completion_id]
         return None
 
@@ -195,10 +182,10 @@ class _Session:
     def _tell_spawned(self, segment: _Segment) -> None:
         if segment.first_of_agent is not segment:
             return
-        task = _flat(" ".join(message_text(one) for one in segment.root.new_messages if one.role == "user"))
+        tasks = tasks_of(segment.root)
         for number in reversed(range(max(segment.number - _NEAR, 0), segment.number)):
             spawner = self._order[number]
-            names = [call.name for call in _calls(spawner.response) if _carries(call, task)]
+            names = [call.name for call in calls_of(spawner.response) if any(carries(call, task) for task in tasks)]
             if names:
                 segment.role = "sub_agent"
                 segment.begins("spawned", spawner.completion_id, f"its prompt is an argument of `{names[0]}`")
@@ -211,12 +198,12 @@ class _Session:
     def _user_of_answer(self, segment: _Segment) -> str | None:
         """The call of another segment that was given this one's last reply as a tool's result."""
         last = self._numbers[segment.completions[-1].completion_id]
-        if len(self._said[last]) < _TASK_CHARS:
+        if len(self._said[last]) < TASK_CHARS:
             return None
         for later in self._order[last + 1 : last + 1 + _NEAR]:
             if self._segment_of[later.completion_id] is segment:
                 continue
-            if any(self._said[last] in text for text in _results(later.new_messages)):
+            if any(self._said[last] in text for text in results_of(later.new_messages)):
                 return later.completion_id
         return None
 
@@ -252,59 +239,4 @@ class _Session:
 def _front(root: Completion) -> tuple[str, str]:
     """What stands before a conversation. Numbers do not count: dates and times change."""
     systems = [message_text(one) for one in root.new_messages if one.role in ("system", "developer")]
-    return root.branch_key, _DIGITS.sub("0", _flat(" ".join(systems)))
-
-
-def _opening(root: Completion) -> str:
-    """What stands before the first reply that a request echoes, tools' results left out."""
-    texts: list[str] = []
-    for message in root.new_messages:
-        if message.role == "assistant":
-            break
-        if message.role != "tool":
-            texts.append(message_text(message))
-    return _flat(" ".join(texts)[:_SCANNED_CHARS])
-
-
-def _results(messages: Iterable[Message]) -> Iterator[str]:
-    for message in messages:
-        for part in message.parts:
-            if isinstance(part, ToolResult):
-                yield _flat("".join(piece.text for piece in part.content if isinstance(piece, Text))[:_SCANNED_CHARS])
-
-
-def _calls(message: Message) -> list[ToolCall]:
-    return [part for part in message.parts if isinstance(part, ToolCall)]
-
-
-def _carries(call: ToolCall, task: str) -> bool:
-    """Whether one of a tool call's arguments is the task, or nearly all of it."""
-    for value in _strings(_parsed(call.arguments)):
-        short, long = sorted((_flat(value), task), key=len)
-        if len(short) >= max(_TASK_CHARS, _COVER * len(long)) and short in long:
-            return True
-    return False
-
-
-def _parsed(arguments: str) -> Any:
-    try:
-        return json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """All strings in JSON data."""
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, dict):
-            waiting += list(one.values())  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-        elif isinstance(one, list):
-            waiting += one
-
-
-def _flat(text: str) -> str:
-    return " ".join(text.split())
+    return root.branch_key, _DIGITS.sub("0", flat(" ".join(systems)))
