@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from gangline.domain.session import SessionResult
+    from gangline.domain.trajectory import Trace, Trajectory
+    from gangline.trajectories.audit import AuditReport
     from gangline.trajectories.logprob_audit import LogprobDifferences, Score
 
 __all__ = ["audit_results", "load_score", "print_audit", "register"]
@@ -70,13 +73,25 @@ def audit_results(
     from gangline.trajectories.audit import audit as audit_trajectory
     from gangline.trajectories.audit import merge_reports
 
-    held = [result for result in results if result.trajectory is not None]
-    if not held:
+    reports: list[AuditReport] = []
+
+    def audited() -> Iterator[Trajectory]:
+        """One session at a time: they may be more than memory holds."""
+        for result in results:
+            if result.trajectory is not None:
+                reports.append(audit_trajectory(result.trajectory, result.completions))
+                yield result.trajectory
+
+    trajectories = audited()
+    first = next(trajectories, None)
+    if first is None:
         raise NotFound("there is nothing to audit: no session has a trajectory.")
-    reports = [audit_trajectory(result.trajectory, result.completions) for result in held if result.trajectory]
+    whole = chain([first], trajectories)
+    differences = None if model is None else _compare(whole, load_score(model), policy_version)
+    for _ in whole:  # without a model, nobody has asked for them yet
+        pass
     report = merge_reports(reports)
     problems = [violation.message for violation in report.violations]
-    differences = None if model is None else _compare(held, load_score(model), policy_version)
     if differences is not None:
         problems += _disagreements(differences, tolerance)
     return {
@@ -88,19 +103,18 @@ def audit_results(
     }
 
 
-def _compare(results: Iterable[SessionResult], score: Score, version: int | None) -> LogprobDifferences:
+def _compare(trajectories: Iterable[Trajectory], score: Score, version: int | None) -> LogprobDifferences:
     from gangline.trajectories.logprob_audit import compare_logprobs
 
-    trajectories = [result.trajectory for result in results if result.trajectory is not None]
-    num_traces = sum(len(trajectory.traces) for trajectory in trajectories)
     with notes().status("") as status:
-        counted = iter(range(1, num_traces + 1))
-        return compare_logprobs(
-            trajectories,
-            score,
-            version=version,
-            on_trace=lambda _: status.update(f"re-computing log-probs: row {next(counted)} of {num_traces}"),
-        )
+        num_done = 0
+
+        def tell(_: Trace) -> None:
+            nonlocal num_done
+            num_done += 1
+            status.update(f"re-computing log-probs: row {num_done}")
+
+        return compare_logprobs(trajectories, score, version=version, on_trace=tell)
 
 
 def _disagreements(differences: LogprobDifferences, tolerance: float) -> Iterator[str]:

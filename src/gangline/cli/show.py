@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,8 +36,11 @@ def show(
     from gangline.cli.records import find_results, open_records
     from gangline.domain.errors import InvalidRequest
 
-    results = list(find_results(open_records(data, server), name))
-    session = next((result for result in results if result.session_id == name), None)
+    results = find_results(open_records(data, server), name)
+    session = next(results, None)
+    if session is None or session.session_id != name:  # a task's sessions, taken one at a time: they may be many
+        results = chain([] if session is None else [session], results)
+        session = None
     if session is None and (tokens or trace is not None or picture is not None):
         raise InvalidRequest(f"{name} is a task; name one of its sessions: {_names(results)}.")
     if as_json:
@@ -53,15 +58,23 @@ def show(
         draw_trajectory(session, picture, text_of=find_text_of(tokenizer, session))
 
 
-def _names(results: list[SessionResult]) -> str:
-    shown = ", ".join(result.session_id for result in results[:4])
-    return f"{shown}, ..." if len(results) > 4 else shown
+def _names(results: Iterator[SessionResult]) -> str:
+    shown = ", ".join(result.session_id for result in islice(results, 4))
+    return f"{shown}, ..." if next(results, None) is not None else shown
 
 
-def _write_json(document: SessionResult | list[SessionResult]) -> None:
+def _write_json(document: SessionResult | Iterator[SessionResult]) -> None:
+    """One JSON document: the session, or a list of sessions."""
     from gangline.domain.tokens import encode_json
 
-    sys.stdout.buffer.write(encode_json(document) + b"\n")
+    out = sys.stdout.buffer
+    if isinstance(document, Iterator):
+        out.write(b"[")
+        for number, result in enumerate(document):
+            out.write((b"," if number else b"") + encode_json(result))
+        out.write(b"]\n")
+    else:
+        out.write(encode_json(document) + b"\n")
     sys.stdout.flush()
 
 
