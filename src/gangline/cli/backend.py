@@ -37,7 +37,7 @@ def _ask(
     table = Table("node", "backend", "url", "engine", "model", "state", "sessions", "calls", "error", box=None)
     for url, backends in answers.items():
         for one in backends:
-            told = ("backend_id", "url", "kind", "model", "state", "num_sessions", "num_calls")
+            told = ("backend_id", "url", "engine", "model", "state", "num_sessions", "num_calls")
             table.add_row(url, *(str(one[name]) for name in told), one["error"] or "")
     console().print(table)
 
