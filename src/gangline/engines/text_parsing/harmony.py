@@ -36,6 +36,8 @@ class Harmony:
         """None: in a header."""
         self._header = ""
         self._held = ""
+        self._call_body: list[str] = []
+        """Of the call that is open. Looked at when it closes."""
 
     def feed(self, text: str) -> list[Event]:
         self._held += text
@@ -66,18 +68,20 @@ class Harmony:
             events.extend(self._body(body, is_last=True))
             self._kind = None
             return True
-        if self._kind != "call":
-            cut = len(self._held) - held_length(self._held, _ENDS)
-            body, self._held = self._held[:cut], self._held[cut:]
-            events.extend(self._body(body, is_last=False))
+        cut = len(self._held) - held_length(self._held, _ENDS)
+        body, self._held = self._held[:cut], self._held[cut:]
+        events.extend(self._body(body, is_last=False))
         return False
 
     def _body(self, body: str, *, is_last: bool) -> list[Event]:
-        if self._kind == "call" and is_last:
-            return [self._call(body)]
+        if self._kind == "call":
+            self._call_body.append(body)
+            return [self._call()] if is_last else []
         return _shown(ThinkingEvent if self._kind == "thinking" else TextEvent, body)
 
-    def _call(self, body: str) -> Event:
+    def _call(self) -> Event:
+        body = "".join(self._call_body)
+        self._call_body.clear()
         name = _RECIPIENT.search(self._header)
         if name is not None and self._reads_calls and _is_object(body):
             return CallEvent(name.group(1), body.strip())

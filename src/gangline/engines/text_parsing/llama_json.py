@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,29 +20,34 @@ class LlamaJson:
     def __init__(self, schemas: Schemas) -> None:
         self.num_broken = 0
         self._names = frozenset(schemas)
-        self._held = ""
-        self._is_text = False
+        self._held: list[str] = []
+        self._state: Literal["start", "call", "text"] = "start"
 
     def feed(self, text: str) -> list[Event]:
-        if self._is_text:
+        if self._state == "text":
             return [TextEvent(text)]
-        self._held += text
-        begun = self._held.lstrip()
-        if not begun or begun.startswith(("{", _PYTHON_TAG)) or _PYTHON_TAG.startswith(begun):
-            return []
-        self._is_text = True
-        return self._release()
+        self._held.append(text)
+        if self._state == "start":
+            begun = "".join(self._held).lstrip()
+            if begun.startswith(("{", _PYTHON_TAG)):
+                self._state = "call"
+            elif not _PYTHON_TAG.startswith(begun):
+                self._state = "text"
+                return self._released()
+        return []
 
     def finish(self) -> list[Event]:
-        calls = _read(self._held.strip().removeprefix(_PYTHON_TAG))
+        held = "".join(self._held).strip()
+        calls = _read(held.removeprefix(_PYTHON_TAG))
         if calls:
             return list[Event](calls)
         # JSON without the tag may be the answer itself.
-        self.num_broken += self._held.lstrip().startswith(_PYTHON_TAG) or _names_one(self._held, self._names)
-        return self._release()
+        self.num_broken += held.startswith(_PYTHON_TAG) or _names_one(held, self._names)
+        return self._released()
 
-    def _release(self) -> list[Event]:
-        held, self._held = self._held, ""
+    def _released(self) -> list[Event]:
+        held = "".join(self._held)
+        self._held.clear()
         return [TextEvent(held)] if held else []
 
 

@@ -30,6 +30,8 @@ class TaggedCalls:
         self._read = read
         self._schemas = schemas
         self._held = ""
+        self._body: list[str] = []
+        """Of the call that is open, but for what is held. Looked at when it closes: a call may be a whole file."""
         self._in_call = False
         self._after_call = False
 
@@ -39,7 +41,7 @@ class TaggedCalls:
         while True:
             before, tag, rest = self._held.partition(_CALL_END if self._in_call else CALL)
             if not tag:
-                return events if self._in_call else [*events, *self._release()]
+                return [*events, *self._release()]
             events.extend(self._close(before + tag) if self._in_call else self._text(before))
             self._held = rest
             self._in_call = not self._in_call
@@ -51,7 +53,12 @@ class TaggedCalls:
         return self._text(held)
 
     def _release(self) -> list[Event]:
-        """Emit what cannot be the beginning of a call any more."""
+        """Go on from what cannot be the beginning of a tag any more."""
+        if self._in_call:
+            cut = len(self._held) - held_length(self._held, _CALL_END)
+            self._body.append(self._held[:cut])
+            self._held = self._held[cut:]
+            return []
         cut = len(self._held) - held_length(self._held, CALL)
         if self._after_call and not self._held[:cut].strip():
             return []
@@ -65,6 +72,8 @@ class TaggedCalls:
         return [TextEvent(text)]
 
     def _close(self, body: str) -> list[Event]:
+        body = "".join(self._body) + body
+        self._body.clear()
         call = self._read(body.removesuffix(_CALL_END), self._schemas)
         self._after_call = call is not None
         if call is None:
