@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from aiohttp import web
@@ -58,9 +59,11 @@ class Receiver:
 
 
 @asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[ServerClient]:
+async def served(folder: Path, **options: Any) -> AsyncIterator[ServerClient]:
     async with (
-        serving(data_dir=folder, control_token=TOKEN, check_task=any_plugin, callback_base_s=0.02) as running,
+        serving(
+            data_dir=folder, control_token=TOKEN, check_task=any_plugin, callback_base_s=0.02, **options
+        ) as running,
         ServerClient(running.url, TOKEN) as client,
     ):
         yield client
@@ -100,6 +103,20 @@ async def test_a_callback_tells_what_came_of_the_task_and_who_says_so(tmp_path: 
         assert got.headers["X-Gangline-Signature"] == signature(TOKEN, got.body)
         await asyncio.wait_for(settled(client, "delivered"), 30)
         assert (await client.status()).callbacks == {"delivered": 1}
+
+
+@pytest.mark.parametrize(
+    ("public_url", "told"),
+    [(None, f"http://{socket.gethostname()}:"), ("https://lab.example/gl/", "https://lab.example/gl/")],
+)
+async def test_a_receiver_is_told_an_address_that_it_can_reach(tmp_path: Path, public_url: str | None, told: str):
+    receiver = Receiver()
+    async with receiver.listening() as port, served(tmp_path, host="0.0.0.0", public_url=public_url) as client:
+        assert client.url.startswith("http://127.0.0.1:")
+        await finish_a_task(client, port)
+        result_url = json.loads((await receiver.next()).body)["result_url"]
+        assert result_url.startswith(told)
+        assert result_url.endswith("/v1/tasks/t/result")
 
 
 async def test_a_callback_is_sent_again_until_it_is_acknowledged(tmp_path: Path):
