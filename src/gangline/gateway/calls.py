@@ -455,27 +455,27 @@ class _Listener:
     def __init__(self, idle_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._idle_s = idle_s
-        self._wakened = asyncio.Event()
-        self._has_news = False
+        self._waiting: asyncio.Future[bool] | None = None
         self._waiting_since = self._loop.time()
         self._timer = self._loop.call_later(idle_s, self._check)
 
     def notify(self) -> None:
-        self._has_news = True
-        self._wakened.set()
+        self._tell(has_news=True)
 
     async def heard(self) -> bool:
         """True: there is something new. False: nothing came for `idle_s` seconds."""
-        self._has_news = False
-        self._wakened.clear()
         self._waiting_since = self._loop.time()
-        await self._wakened.wait()
-        return self._has_news
+        self._waiting = self._loop.create_future()
+        return await self._waiting
+
+    def _tell(self, *, has_news: bool) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(has_news)
 
     def _check(self) -> None:
         left_s = self._waiting_since + self._idle_s - self._loop.time()
         if left_s <= 0:
-            self._wakened.set()
+            self._tell(has_news=False)
             left_s = self._idle_s
         self._timer = self._loop.call_later(left_s, self._check)
 

@@ -20,7 +20,7 @@ from gangline.domain.errors import (
 )
 from gangline.domain.task import SamplingPolicy
 from gangline.engines.contract import Engine
-from gangline.gateway.answered import AnsweredCall, answered_calls
+from gangline.gateway.answered import answered_calls
 from gangline.gateway.calls import CallInFlight
 from gangline.gateway.gate import Gate, GateMeter
 from gangline.gateway.ledger import CompletionJournal, Ledger
@@ -86,8 +86,9 @@ class ModelSession:
         self.meter = GateMeter()
         """How long the gate has held this session: budgets stand still meanwhile."""
         self._sampling = tuple(sampling)
+        ledger = self._ledger  # nothing that the session holds holds the session: one that is over is freed at once
         self._retries = Retries(
-            self._has_gone_on,
+            lambda flight: ledger.is_continued(flight.record_key),
             window_s=retry_window_s,
             grace_s=retry_grace_s,
             answered=answered_calls(self.tree, clock() - retry_window_s, MAX_FINISHED),
@@ -145,9 +146,6 @@ class ModelSession:
             raise SessionOver(self._fence_message)
         call = resolved(call, self._ledger)
         return len(await self.engine.render(call.messages, call.tools, call.template_kwargs))
-
-    def _has_gone_on(self, flight: CallInFlight | AnsweredCall) -> bool:
-        return self._ledger.is_continued(flight.record_key)
 
     def start_tokens(self, request: TokenRequest) -> TokenCall:
         """A call in tokens. The operator's sampling policies hold for it too. Raises: SessionOver."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -73,6 +74,8 @@ class PlaceIndex:
         """`tree`: a completion is in it before it is added here."""
         self._tree = tree
         self.volatile = VolatileText() if volatile is None else volatile
+        # No method of ours: what refers to itself is not freed with the session.
+        self._meaning = partial(_meaning, self.volatile)
         self._origins = Origins(tree, self._meaning)
         self._ends: dict[str, HistoryDigest] = {}
         """completion id -> digest of its history and response"""
@@ -168,10 +171,6 @@ class PlaceIndex:
         self._walks = [*self._walks, walk][-_MAX_WALKS:]
         return walk
 
-    def _meaning(self, message: Message) -> bytes:
-        # SHA-256: today's processors have instructions for it, so a long prompt costs a fifth of BLAKE2's time.
-        return hashlib.sha256(normal_form(message, self.volatile)).digest()
-
     def _named_by(self, message: Message) -> tuple[str, ...]:
         """The completions whose record keys `message` carries: in tool-call ids, in the signatures of thinking."""
         if message.role != "assistant":
@@ -233,6 +232,11 @@ class PlaceIndex:
 
 def _of_parent(parent_id: str | None) -> Lineage:
     return Lineage() if parent_id is None else Lineage(relation="continuation", origin_id=parent_id)
+
+
+def _meaning(volatile: VolatileText, message: Message) -> bytes:
+    # SHA-256: today's processors have instructions for it, so a long prompt costs a fifth of BLAKE2's time.
+    return hashlib.sha256(normal_form(message, volatile)).digest()
 
 
 def _rolled(digest: HistoryDigest, message: Message, meaning: bytes) -> HistoryDigest:

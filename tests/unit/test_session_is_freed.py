@@ -1,0 +1,43 @@
+"""A session that is over is freed at once, without a collection of garbage: it holds all that was said in it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+
+from fixtures_proxy import MemoryJournal
+from gangline.domain.conversation import Message, ModelCall, Text
+from gangline.gateway.model_session import ModelSession
+from gangline.gateway.retries import CallMark
+from held_engine import HeldEngine
+
+
+async def _lived(engine: HeldEngine) -> list[weakref.ref[object]]:
+    """Of a session after a call in one piece and a streamed one: itself, its records, a call."""
+    session = ModelSession("s", 1, "key", engine, MemoryJournal())
+    for number in (1, 2):
+        message = Message("user", (Text(f"hello {number}"),))
+        call = ModelCall(dialect="openai_chat", model="m", messages=(message,), stream=number == 2)
+        attendance = session.attend(call, CallMark(bytes([number])))
+        held = await engine.asked(number)
+        held.finish("a", "b")
+        assert [len(news) async for news in attendance.flight.news(10.0)] or number == 1
+        await attendance.flight.reply()
+        attendance.delivered()
+        attendance.leave()
+    await session.fence("it is over")
+    return [weakref.ref(session), weakref.ref(session.tree), weakref.ref(attendance.flight)]
+
+
+async def test_a_session_that_is_over_is_freed_at_once() -> None:
+    engine = HeldEngine()
+    gc.disable()
+    try:
+        left = await _lived(engine)
+        engine.calls.clear()
+        for _ in range(3):  # the loop forgets what it ran last
+            await asyncio.sleep(0)
+        assert [reference() for reference in left] == [None, None, None]
+    finally:
+        gc.enable()
