@@ -51,6 +51,8 @@ class Origins:
         self._by_prompt: dict[bytes, str] = {}
         """Likewise, of the history alone. Aborted calls too."""
         self._by_response: dict[bytes, list[str]] = {}
+        self._meanings: dict[Message, bytes] = {}
+        """Of recorded messages that were compared: a client that changes something does so at every call."""
 
     def add_prompt(self, completion: Completion, history: HistoryDigest) -> None:
         if history.loose:
@@ -115,7 +117,11 @@ class Origins:
         return "template_changed" if same_model else "model_changed"
 
     def _is_echoed(self, message: Message, echo: Message, step: Step) -> bool:
-        return message == echo or self._meaning_of(message) == step.meaning
+        if message == echo:
+            return True
+        if message not in self._meanings:
+            self._meanings[message] = self._meaning_of(message)
+        return self._meanings[message] == step.meaning
 
 
 def _systems(messages: Iterable[Message]) -> list[int]:

@@ -16,8 +16,8 @@ __all__ = ["USUAL_RULES", "VolatileText"]
 USUAL_RULES = (
     r"x-anthropic-billing-header:[^\n]*",
     r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}:?\d{2})?)?",
-    r"(?i:\b(?:today's|current) (?:date|time|datetime)\b[^\n]{0,120})",
-    r"\b\d{1,2}:\d{2}(?::\d{2})?(?: ?[AaPp][Mm])?\b",
+    r"(?:[Tt]oday's|[Cc]urrent) (?:[Dd]ate|[Tt]ime)[^\n]{0,120}",
+    r"\d{1,2}:\d{2}(?::\d{2})?(?: ?[AaPp][Mm]\b)?",
 )
 """Unless a task says otherwise: a client's billing line, dates, times."""
 
