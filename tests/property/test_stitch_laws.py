@@ -16,7 +16,7 @@ from fixtures_engine import TemplateEngine
 from fixtures_tokenizers import qwen3_folder, smollm2_name
 from gangline.domain.completion import Certificate, Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Text, ToolCall, ToolResult
-from gangline.domain.errors import InvalidRequest
+from gangline.domain.errors import EngineUnavailable, InvalidRequest
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.engines.serving.tokenizer import load_tokenizer
 from gangline.gateway.placing import Place, branch_key
@@ -224,3 +224,20 @@ def test_placing_and_stitching_never_touch_the_parents_ids() -> None:
     context = np.concatenate([parent.prompt_suffix_ids, parent.sampled_ids]).tolist()
     assert stitched[: len(context)] == context
     assert tokenizer.encode(tokenizer.decode(odd)) != odd
+
+
+@pytest.mark.parametrize(("status", "is_the_templates_fault"), [(500, True), (503, False), (None, False)])
+def test_a_template_that_fails_at_the_stand_ins_is_no_engine_that_fails(
+    status: int | None, is_the_templates_fault: bool
+) -> None:
+    class Failing(TemplateEngine):
+        async def render(self, *_: Any, **__: Any) -> Any:
+            raise EngineUnavailable("the engine answered an error", status=status)
+
+    parent = _completion([1, 2], [3], "stop")
+    new = [Message("user", (Text("more"),))]
+    call = ModelCall(dialect="openai_chat", model="m", messages=(*parent.new_messages, parent.response, *new))
+    stitcher = Stitcher(Failing(TinyTokenizer()), CompletionTree([parent]), "retain")
+    place = Place(branch_key(call), parent.completion_id, 2, tuple(new), b"")
+    with pytest.raises(CannotStitch if is_the_templates_fault else EngineUnavailable):
+        asyncio.run(stitcher.prompt_ids(call, place))

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from gangline.domain.completion import Completion, CompletionTree, DivergenceCause
 from gangline.domain.conversation import Document, Image, Message, ModelCall, Part, Text, Thinking, ToolCall, ToolResult
-from gangline.domain.errors import EngineRefused
+from gangline.domain.errors import EngineRefused, EngineUnavailable
 from gangline.domain.tokens import TokenIds, common_prefix_len, token_ids
 from gangline.engines.contract import Engine, EngineCapabilities
 from gangline.gateway.placing import Place
@@ -127,7 +127,7 @@ class Stitcher:
 
     async def _suffix_after_calls(self, call: ModelCall, new: Sequence[Message], parent: Completion) -> TokenIds:
         """Stand-ins with the parent's calls. With other arguments the suffix begins right after them; where a template
-        wants those to be an object, with other names it begins inside the call.
+        refuses those, with other names it begins inside the call.
 
         Raises: CannotStitch.
         """
@@ -135,11 +135,13 @@ class Stitcher:
         if not calls:
             raise CannotStitch("the template refuses tool results that no call asked for")
         why = ""
-        other_arguments = [tuple(replace(one, arguments=text) for one in calls) for text in ('{"a": 1}', "[1]")]
+        # `1}`, `"}` and `]`: what stands before a last brace mostly takes it into its own token.
+        objects = [tuple(replace(one, arguments=text) for one in calls) for text in ('{"a": 1}', '{"a": "x"}')]
+        a_list = tuple(replace(one, arguments="[1]") for one in calls)
         other_names = [tuple(replace(one, name=name) for one in calls) for name in ("call_one", "call_two")]
-        for body, other in (other_arguments, other_names):
+        for bodies in ([*objects, a_list], objects, other_names):
             try:
-                return await self._common_suffix(call, new, body, other)
+                return await self._common_suffix(call, new, *bodies)
             except EngineRefused as refused:
                 why = refused.message
         raise CannotStitch(f"the template refuses the new messages: {why}")
@@ -160,18 +162,22 @@ class Stitcher:
             self._closings[branch_key] = after_turn[: max(length, 0)]
         return self._closings[branch_key]
 
-    async def _common_suffix(
-        self, call: ModelCall, new: Sequence[Message], body: tuple[Part, ...], other: tuple[Part, ...]
-    ) -> TokenIds:
-        a, b = await asyncio.gather(self._render(call, body, new), self._render(call, other, new))
-        length = common_prefix_len(a[::-1], b[::-1])
-        if length == 0 or length == min(len(a), len(b)):
+    async def _common_suffix(self, call: ModelCall, new: Sequence[Message], *bodies: tuple[Part, ...]) -> TokenIds:
+        first, *others = await asyncio.gather(*(self._render(call, body, new) for body in bodies))
+        length = min(common_prefix_len(first[::-1], other[::-1]) for other in others)
+        if length == 0 or length == min(map(len, (first, *others))):
             raise CannotStitch("the template does not show where the assistant's turn ends")
-        return a[len(a) - length :]
+        return first[len(first) - length :]
 
     async def _render(self, call: ModelCall, body: tuple[Part, ...], new: Sequence[Message]) -> TokenIds:
-        messages = (_USER, Message("assistant", body), *new)
-        return await self._engine.render(messages, call.tools, call.template_kwargs)
+        """Raises: EngineRefused, also where a template fails at the stand-ins; EngineUnavailable."""
+        try:
+            messages = (_USER, Message("assistant", body), *new)
+            return await self._engine.render(messages, call.tools, call.template_kwargs)
+        except EngineUnavailable as error:
+            if error.details.get("status") != 500:
+                raise
+            raise EngineRefused(error.message, status=500) from error
 
     async def _check_nothing_stripped(self, call: ModelCall, place: Place, parent: Completion) -> None:
         """Raises: CannotStitch when the template, at this user turn, takes back what the model has seen."""
