@@ -35,8 +35,8 @@ _ENVIRONMENT = {
 _OPTIONS = (
     *("--dtype", "float32", "--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "16"),
     *("--logprobs-mode", "processed_logprobs", "--enable-scale-out"),
-    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"),
 )
+_PARSERS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
 
 
 def need_vllm() -> None:
@@ -44,8 +44,11 @@ def need_vllm() -> None:
 
 
 @contextmanager
-def running_vllm(log: Path) -> Generator[str]:
-    """The URL of a server of the tiny Qwen3, named `tiny`, up to its end. `log` gets what it prints."""
+def running_vllm(log: Path, *, parsers: bool = True) -> Generator[str]:
+    """The URL of a server of the tiny Qwen3, named `tiny`, up to its end. `log` gets what it prints.
+
+    parsers: it reads thinking and tool calls out of its replies.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -53,6 +56,7 @@ def running_vllm(log: Path) -> Generator[str]:
         *(str(VLLM_FOLDER / "bin/python"), "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(MODEL_FOLDER), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)),
         *_OPTIONS,
+        *(_PARSERS if parsers else ()),
     ]
     with log.open("wb") as out:
         process = subprocess.Popen(

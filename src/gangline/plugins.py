@@ -54,9 +54,10 @@ def load(kind: Kind, name: str) -> Any:
     try:
         return registry[name].load()
     except ModuleNotFoundError as error:
+        extra = "renderers" if error.name in ("renderers", "httpx") else "engine"
         raise InvalidRequest(
             f"{kind} {name!r} needs the Python package {error.name!r}, which is not installed. "
-            f"Install what it needs, for the built-in ones: pip install 'gangline[engine]'."
+            f"Install what it needs, for the built-in ones: pip install 'gangline[{extra}]'."
         ) from error
 
 
