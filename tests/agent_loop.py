@@ -92,8 +92,12 @@ class Agent:
 
 @asynccontextmanager
 async def agent(name: str, turns: Sequence[Turn], **options: Any) -> AsyncGenerator[Agent, None]:
-    """`options`: of the agent, of the engine (`takes_prompt_ids`, `renders`, `template`), the rest of the session."""
-    of_engine = {key: options.pop(key) for key in ("takes_prompt_ids", "renders", "template") if key in options}
+    """`options`: of the agent, of the engine (`takes_prompt_ids`, `renders` ...), the rest of the session."""
+    of_engine = {
+        key: options.pop(key)
+        for key in ("takes_prompt_ids", "renders", "template", "coerces_arguments")
+        if key in options
+    }
     of_agent = {key: options.pop(key) for key in ("edit", "output", "tools", "messages") if key in options}
     engine = FamilyEngine(family(name), turns, **of_engine)
     async with proxied_engine(engine, **options) as running:

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -167,6 +168,8 @@ class FamilyEngine:
     by_turn: bool = False
     takes_prompt_ids: bool = True
     renders: bool = True
+    coerces_arguments: bool = False
+    """Arguments that are no object become an empty one, as in vLLM."""
     template: TemplateFacts = field(default_factory=TemplateFacts)
     seen: list[Conditioned] = field(default_factory=list[Conditioned])
     sent_ids: list[list[int] | None] = field(default_factory=list[list[int] | None])
@@ -253,6 +256,8 @@ class FamilyEngine:
         """An image is four placeholder ids at the end of what comes with it."""
         num_images = sum(isinstance(piece, Image) for message in messages for piece in _pieces(message))
         texts = [replace_images(message) for message in messages]
+        if self.coerces_arguments:
+            texts = [_coerced(message) for message in texts]
         try:
             ids = self.family.tokenizer().render(
                 template_messages(messages_fields(texts)),
@@ -268,6 +273,16 @@ class FamilyEngine:
 def replace_images(message: Message) -> Message:
     kept = tuple(part for part in message.parts if not isinstance(part, Image))
     return Message(message.role, kept, message.name)
+
+
+def _coerced(message: Message) -> Message:
+    parts = [
+        msgspec.structs.replace(part, arguments="{}")
+        if isinstance(part, ToolCall) and not isinstance(json.loads(part.arguments or "{}"), dict)
+        else part
+        for part in message.parts
+    ]
+    return Message(message.role, tuple(parts), message.name)
 
 
 def _pieces(message: Message) -> list[Any]:

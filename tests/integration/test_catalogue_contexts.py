@@ -106,6 +106,19 @@ async def test_arguments_may_be_written_again_in_any_form(name: str, arguments: 
         assert len(one.rows().traces) == 1
 
 
+@families_with_tools
+@pytest.mark.parametrize("arguments", ["{}", '{"command": {"a": [1, {"b": "c"}]}}', '{"command":"x"}'])
+@pytest.mark.parametrize("coerces", [False, True])
+async def test_calls_with_any_arguments_are_stitched_on_engines_that_read_objects_only(
+    name: str, arguments: str, coerces: bool
+) -> None:
+    turns = [Turn(thinking=_thought(name), calls=(("shell", arguments),)), Turn(text="Done.")]
+    async with agent(name, turns, tools=[SHELL], coerces_arguments=coerces) as one:
+        await one.run(2)
+        assert one.kinds == [FIRST, STITCHED]
+        assert len(one.rows().traces) == 1
+
+
 # -- 5: a repaired turn ----------------------------------------------------------------------------------------------
 
 
