@@ -1,0 +1,92 @@
+"""New weights in a real vLLM, reloaded while a reply is being sampled: every token knows which weights drew it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Coroutine
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fixtures_node import RunningNode, running_node
+from fixtures_vllm import MODEL_FOLDER
+from gangline.cli.audit import load_score
+from gangline.trajectories.audit import audit
+from gangline.trajectories.logprob_audit import Score, compare_logprobs
+
+ASK: Any = {"model": "tiny", "messages": [{"role": "user", "content": "Which word is in a.txt?"}], "stream": True}
+NUM_TOKENS = 400
+HOT = 2.0
+"""So hot that hardly any end of turn is drawn among 151,936 tokens: the reply lasts."""
+
+
+def moved_model(folder: Path) -> Path:
+    """The tiny model with its layers moved a little, as if trained a step further."""
+    folder.mkdir()
+    for path in MODEL_FOLDER.iterdir():
+        if path.suffix != ".safetensors":
+            (folder / path.name).symlink_to(path)
+    generator = torch.Generator().manual_seed(1)
+    weights = {
+        name: weight + (0.05 * weight.std() * torch.randn(weight.shape, generator=generator) if "layers" in name else 0)
+        for name, weight in load_file(MODEL_FOLDER / "model.safetensors").items()
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+async def node(tmp_path: Path, vllm_url: str) -> AsyncGenerator[RunningNode]:
+    async with running_node(tmp_path / "data", vllm_url) as running:
+        yield running
+
+
+async def load_weights(node: RunningNode, vllm_url: str, folder: Path, version: int) -> None:
+    """What a trainer does: hold the node, hold the engine, change, let go. Replies under way go on."""
+    await node.client.pause("keep", lease_s=120)
+    async with aiohttp.ClientSession(vllm_url, raise_for_status=True) as engine:
+        await engine.post("/pause", params={"mode": "keep"})
+        await engine.post("/collective_rpc", json={"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+        await engine.post("/resume")
+    await node.client.set_version(version)
+    await node.client.resume()
+
+
+async def stream_reply(opened: dict[str, Any], *, after_20_tokens: Coroutine[Any, Any, None]) -> None:
+    num_chunks = 0
+    async with openai.AsyncOpenAI(base_url=opened["base_urls"]["openai"], api_key=opened["api_key"]) as client:
+        async for _ in await client.chat.completions.create(**ASK, max_tokens=NUM_TOKENS, temperature=HOT):
+            num_chunks += 1
+            if num_chunks == 20:
+                await after_20_tokens
+
+
+async def test_a_reply_that_outlives_its_weights_says_which_tokens_are_whose(
+    node: RunningNode, vllm_url: str, tmp_path: Path, score: Score
+) -> None:
+    new = moved_model(tmp_path / "new")
+    opened = await node.client.open_session()
+    try:
+        await load_weights(node, vllm_url, MODEL_FOLDER, 1)
+        await stream_reply(opened, after_20_tokens=load_weights(node, vllm_url, new, 2))
+    finally:
+        await load_weights(node, vllm_url, MODEL_FOLDER, 3)
+    result = await node.client.finalize(opened["session_id"], completions=True)
+    (completion,) = result.completions
+    spans = completion.certificate.version_spans
+    assert [span.version for span in spans] == [1, 2]
+    assert (spans[0].start, spans[0].end, spans[1].end) == (0, spans[1].start, NUM_TOKENS)
+    assert len(completion.sampled_ids) == NUM_TOKENS
+    assert result.trajectory is not None
+    assert audit(result.trajectory, result.completions).ok
+    by_old = compare_logprobs([result.trajectory], score, version=1)
+    assert by_old.not_comparable == {"another policy version": len(completion.sampled_ids) - spans[0].end}
+    assert by_old.stats()["first"].num_tokens == spans[0].end
+    assert by_old.stats()["first"].mean < 1e-3
+    # Tokens of version 2 attend to what version 1 computed of their prefix (`keep`), so no model gives them again.
+    by_new = compare_logprobs([result.trajectory], load_score(str(new)), version=2)
+    assert by_new.stats()["first"].num_tokens == NUM_TOKENS - spans[0].end
