@@ -107,14 +107,16 @@ class _Body(msgspec.Struct):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class _KnownBody(_Body, forbid_unknown_fields=True):
+    """Nothing in it can be refused or dropped."""
+
+
 _KNOWN = frozenset(_Body.__struct_fields__)
 
 
 def parse_chat_call(body: bytes) -> ModelCall:
     """Raises: InvalidRequest; its details name the field as `param`."""
-    fields = _decode(body, dict[str, msgspec.Raw])
-    _refuse_what_cannot_be_carried(fields)
-    request = _decode(body, _Body)
+    request, unknown = _read(body)
     tools, left_out = read_tools(request.tools or [])
     if not request.messages:
         raise InvalidRequest("messages must not be empty.", param="messages")
@@ -132,8 +134,18 @@ def parse_chat_call(body: bytes) -> ModelCall:
         num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         response_format=request.response_format,
         template_kwargs=request.chat_template_kwargs or {},
-        dropped=(*sorted(set(fields) - _KNOWN - set(_REFUSED)), *left_out),
+        dropped=(*unknown, *left_out),
     )
+
+
+def _read(body: bytes) -> tuple[_Body, list[str]]:
+    """The body, and the names of its fields that mean nothing here. Raises: InvalidRequest."""
+    try:
+        return msgspec.json.decode(body, type=_KnownBody), []  # one pass, for nearly all there are
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        fields: dict[str, msgspec.Raw] = _decode(body, dict[str, msgspec.Raw])
+    _refuse_what_cannot_be_carried(fields)
+    return _decode(body, _Body), sorted(set(fields) - _KNOWN - set(_REFUSED))
 
 
 def _decode(body: bytes, kind: Any) -> Any:

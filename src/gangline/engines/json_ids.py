@@ -34,7 +34,7 @@ _DIGITS = (
 )
 
 
-def cut_out_ids(body: bytes, field: str) -> tuple[bytes, bytes]:
+def cut_out_ids(body: bytes, field: str) -> tuple[bytes, memoryview | bytes]:
     """A JSON document with `CUT_OUT` for the one list of ids called `field`, and the list: a decoder that has to skip
     the list takes longer than a search. The body as it is, and nothing, where there is no such list, or not just one.
 
@@ -49,7 +49,8 @@ def cut_out_ids(body: bytes, field: str) -> tuple[bytes, bytes]:
     end = body.find(b"]", start) + 1
     if at < 0 or not end or body[start : start + 1] != b"[" or body.find(name, end) >= 0:
         return body, b""
-    return b"".join((memoryview(body)[:start], CUT_OUT, memoryview(body)[end:])), body[start:end]
+    view = memoryview(body)
+    return b"".join((view[:start], CUT_OUT, view[end:])), view[start:end]
 
 
 def ids_from_json(raw: msgspec.Raw) -> TokenIds | None:
