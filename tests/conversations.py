@@ -100,6 +100,7 @@ class Talk:
                 finish_reason="stop",
             ),
             lineage=place.lineage,
+            metadata={} if call.agent_id is None else {"agent_id": call.agent_id},
             started_at=float(len(self.tree)),
             finished_at=float(len(self.tree)) + 0.5,
         )

@@ -78,6 +78,13 @@ def test_the_billing_line_of_claude_code_is_left_out_and_named() -> None:
     assert glued.messages[0].parts == (Text("You are an agent."),)
 
 
+def test_the_agent_that_claude_code_names_in_a_header_is_kept() -> None:
+    body = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}).encode()
+    headers = {"x-claude-code-agent-id": "a1"}
+    assert DIALECT.parse_call(RawRequest(body=body, headers=headers)).agent_id == "a1"
+    assert DIALECT.parse_call(RawRequest(body=body)).agent_id is None
+
+
 def test_tool_results_become_messages_of_their_own_in_order() -> None:
     content = [
         {"type": "tool_result", "tool_use_id": "a", "content": "one"},

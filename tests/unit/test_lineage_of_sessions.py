@@ -145,6 +145,15 @@ def test_a_sub_agent_with_a_prompt_of_its_own_making_is_told_by_its_answer() -> 
     assert _roles(talk.tree) == ["main", *["sub_agent"] * 3, "main"]
 
 
+def test_an_agent_that_the_client_names_is_a_sub_agent_although_nothing_else_tells() -> None:
+    talk = Talk()
+    _work(talk, 1, SYSTEM, ASK)
+    named = talk.turn((SYSTEM, user("Look into it.")), said("Nothing there."), tools=TOOLS, agent_id="a1")
+    _work(talk, 1, SYSTEM, user("The next task."))
+    assert _roles(talk.tree) == ["main", "sub_agent", "main"]
+    assert _of(talk, named).lineage.reason == "the client calls it agent a1"
+
+
 def test_a_page_that_a_tool_had_summarised_is_a_side_call() -> None:
     talk = Talk()
     fetch = said("", _call("fetch", 1, url="https://example.org/"))

@@ -20,6 +20,12 @@ from gangline.domain.reply import Reply
 __all__ = ["AnthropicDialect"]
 
 
+_AGENT_ID = "x-claude-code-agent-id"
+"""Sent with the calls of sub-agents."""
+
+_MAX_AGENT_ID_CHARS = 200
+
+
 class AnthropicDialect:
     name: ClassVar[str] = "anthropic"
     title: ClassVar[str] = "Anthropic Messages"
@@ -40,7 +46,9 @@ class AnthropicDialect:
         return request.headers.get("x-api-key", "").strip() or bearer or None
 
     def parse_call(self, request: RawRequest) -> ModelCall:
-        return parse_mended(parse_messages_call, request.body)
+        call = parse_mended(parse_messages_call, request.body)
+        agent_id = request.headers.get(_AGENT_ID, "")[:_MAX_AGENT_ID_CHARS]
+        return msgspec.structs.replace(call, agent_id=agent_id) if agent_id else call
 
     def parse_count(self, request: RawRequest) -> ModelCall:
         return parse_mended(parse_messages_count, request.body)

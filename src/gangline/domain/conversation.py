@@ -130,6 +130,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """The call goes on from the conversation of this earlier reply of the session; `messages` are what is new."""
     leads_with_instructions: bool = False
     """The first message binds this call alone: one that goes on from its reply leaves it behind."""
+    agent_id: str | None = None
+    """The client's own name for the agent that asks, where it tells agents apart."""
     echo: dict[str, Any] = {}
     """Request fields that the dialect's reply repeats; nobody else reads them."""
 

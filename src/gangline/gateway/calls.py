@@ -390,6 +390,8 @@ class CallInFlight:
             metadata[RETRY_KEY] = self._retry_key
         if self.num_replays:
             metadata["num_replays"] = self.num_replays
+        if self.call.agent_id is not None:
+            metadata["agent_id"] = self.call.agent_id
         if self._volatile:
             metadata["volatile_system_text"] = self._volatile
         if self._wished is not None:

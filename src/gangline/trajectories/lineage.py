@@ -11,10 +11,11 @@ reader. By what the records say, and in this order:
    `compaction`, and the segment is `compacted` from it.
 3. A segment whose first request is the argument of an earlier tool call is `spawned`: a sub-agent. So is one that works
    (several calls, or tool calls) and whose last answer came back as a tool's result.
-4. Of the other agents the one that sampled most is `main`, one with tools before one without; those that work with the
-   same model, tools and system text are `main` too. Others that work are sub-agents, and the rest is `side`.
+4. Of the other agents the one that sampled most is `main`, one with tools before one without, one that the client does
+   not name before one that it does. Those that work with the same model, tools and system text are `main` too. Others
+   that work, or that the client names, are sub-agents, and the rest is `side`.
 
-Nothing is decided by a harness's name. Every role but `main` says in `lineage.reason` what it was told by.
+What a role other than `main` was told by is in the `lineage.reason` of the segment's root, or of the compaction.
 """
 
 from __future__ import annotations
@@ -220,7 +221,9 @@ class _Session:
             agents = self._segments[:1]
         if not agents:
             return
-        main = max(agents, key=lambda one: (bool(one.root.tools), sampled[one.number], -one.number))
+        main = max(
+            agents, key=lambda one: (not _agent_id(one.root), bool(one.root.tools), sampled[one.number], -one.number)
+        )
         for agent in agents:
             agent.role = self._role_beside(agent, main)
 
@@ -229,6 +232,10 @@ class _Session:
             return "main"
         if agent.works and _front(agent.root) == _front(main.root):
             return "main"
+        agent_id = _agent_id(agent.root)
+        if agent_id not in ("", _agent_id(main.root)):
+            agent.lineage = msgspec.structs.replace(agent.lineage, reason=f"the client calls it agent {agent_id}")
+            return "sub_agent"
         reason = (
             "works under another system text, other tools or another model" if agent.works else "one question alone"
         )
@@ -236,7 +243,11 @@ class _Session:
         return "sub_agent" if agent.works else "side"
 
 
-def _front(root: Completion) -> tuple[str, str]:
-    """What stands before a conversation. Numbers do not count: dates and times change."""
+def _agent_id(root: Completion) -> str:
+    return str(root.metadata.get("agent_id") or "")
+
+
+def _front(root: Completion) -> tuple[str, str, str]:
+    """Whose conversation it is, and what stands before it. Numbers do not count: dates and times change."""
     systems = [message_text(one) for one in root.new_messages if one.role in ("system", "developer")]
-    return root.branch_key, _DIGITS.sub("0", flat(" ".join(systems)))
+    return _agent_id(root), root.branch_key, _DIGITS.sub("0", flat(" ".join(systems)))
