@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -104,6 +105,29 @@ async def test_a_remembered_engine_that_is_gone_does_not_keep_the_node_from_star
     with pytest.raises(EngineUnavailable, match="did not answer"):
         async with running_node(tmp_path, one, engine_wait_s=0.0):
             pass
+
+
+async def test_an_engine_that_drains_is_not_remembered_though_nobody_waits_for_its_end(tmp_path: Path) -> None:
+    async with scripted_server(SCRIPT) as one, scripted_server(SCRIPT) as two:
+        async with running_node(tmp_path, one) as node:
+            opened = await node.client.open_session()
+            async with node.http.post(f"{one}/pause", params={"mode": "keep"}):
+                held = asyncio.create_task(ask(opened))
+            while (await node.client.gate())["num_in_flight"] == 0:
+                await asyncio.sleep(0)
+            await node.client.add_backend(two)
+            (first, _) = await node.client.backends()
+            vanished = asyncio.create_task(node.client.remove_backend(first["backend_id"]))
+            while (await node.client.backends())[0]["state"] != "draining":
+                await asyncio.sleep(0)
+            vanished.cancel()
+            path = tmp_path / "nodes" / "n1" / "backends.json"
+            while one in path.read_text().partition("members")[2]:
+                await asyncio.sleep(0.01)
+            async with node.http.post(f"{one}/resume"):
+                assert await held == "as you wish"
+        async with running_node(tmp_path, one) as node:
+            assert await urls(node) == [two]
 
 
 async def test_a_damaged_memory_is_no_memory(tmp_path: Path) -> None:

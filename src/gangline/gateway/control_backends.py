@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
@@ -69,14 +70,22 @@ class BackendRoutes:
         return answer(request, added)
 
     async def remove(self, request: web.Request) -> web.StreamResponse:
-        await self._pool.remove(path_id(request, "backend"), drain=_drains(request))
-        await self._keep(self._pool.members())
+        async with self._kept_whatever_becomes_of_it():
+            await self._pool.remove(path_id(request, "backend"), drain=_drains(request))
         return answer(request, {})
 
     async def clear(self, request: web.Request) -> web.StreamResponse:
-        await self._pool.clear(drain=_drains(request))
-        await self._keep(self._pool.members())
+        async with self._kept_whatever_becomes_of_it():
+            await self._pool.clear(drain=_drains(request))
         return answer(request, {})
+
+    @asynccontextmanager
+    async def _kept_whatever_becomes_of_it(self) -> AsyncGenerator[None]:
+        """A drain may outlast its client: what drains is no member any more, also when nobody waits for its end."""
+        try:
+            yield
+        finally:
+            await self._keep(self._pool.members())
 
 
 def _drains(request: web.Request) -> bool:
