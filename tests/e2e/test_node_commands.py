@@ -58,9 +58,11 @@ def test_a_wrong_mode_is_told_in_one_line(up: UpProcess) -> None:
 async def test_engines_are_changed_from_the_command_line(up: UpProcess) -> None:
     (first,) = await asyncio.to_thread(ask, up, "backend", "list")
     assert first["state"] == "healthy"
-    table = await asyncio.to_thread(gangline, "backend", "list", "--data", up.data, env={"COLUMNS": "200"})
+    assert first["template"]["tokenizer_digest"] != ""
+    table = await asyncio.to_thread(gangline, "backend", "list", "--data", up.data, env={"COLUMNS": "220"})
     assert table.returncode == 0, table.stderr
-    assert all(word in table.stdout for word in (first["url"], first["engine"], first["model"], "healthy"))
+    told = (first["url"], first["engine"], first["model"], "appends tool and user turns", "healthy")
+    assert all(word in table.stdout for word in told), table.stdout
     async with scripted_server({"default": {"text": "the other"}}) as url:
         # The service's engine has the same name and tokenizer, so that this one may stand beside it.
         both = await asyncio.to_thread(ask, up, "backend", "add", url)

@@ -34,12 +34,22 @@ def _ask(
     if as_json:
         print_json(answers)
         return
-    table = Table("node", "backend", "url", "engine", "model", "state", "sessions", "calls", "error", box=None)
+    columns = ("node", "backend", "url", "engine", "model", "template", "state", "sessions", "calls", "error")
+    table = Table(*columns, box=None)
     for url, backends in answers.items():
         for one in backends:
-            told = ("backend_id", "url", "engine", "model", "state", "num_sessions", "num_calls")
+            one["template"] = _appends(one["template"])
+            told = ("backend_id", "url", "engine", "model", "template", "state", "num_sessions", "num_calls")
             table.add_row(url, *(str(one[name]) for name in told), one["error"] or "")
     console().print(table)
+
+
+def _appends(template: dict[str, Any]) -> str:
+    """What the chat template appends to without taking back what stands before."""
+    appended = [name for name in ("tool", "user") if template[f"appends_{name}_turns"]]
+    told = f"appends {' and '.join(appended)} turns" if appended else ""
+    drops = "drops thinking" if template["keeps_thinking"] is False else ""
+    return ", ".join(part for part in (told, drops) if part)
 
 
 @backend.command()

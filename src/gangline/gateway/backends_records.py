@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gangline.engines.contract import Engine, EngineCapabilities
+from gangline.engines.contract import Engine, EngineCapabilities, TemplateFacts
 
 __all__ = ["Assignment", "Backend", "BackendSpec", "BackendState", "BackendView", "Rank"]
 
@@ -45,6 +45,7 @@ class BackendView(msgspec.Struct, frozen=True, kw_only=True):
     state: BackendState
     model: str
     version: str
+    template: TemplateFacts
     num_sessions: int
     """Assigned to it now."""
     num_assigned: int
@@ -100,6 +101,7 @@ class Backend:
             state=self.state,
             model=self.capabilities.model,
             version=self.capabilities.version,
+            template=self.capabilities.template,
             num_sessions=self.num_sessions,
             num_assigned=self.num_assigned,
             num_calls=self.num_calls,
