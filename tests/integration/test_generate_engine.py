@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import AsyncGenerator, Callable
@@ -41,7 +42,8 @@ from gangline.engines.generate_template import TemplateText, template_engine
 from gangline.engines.http import EngineHttp
 from gangline.engines.serving.app import serving
 from gangline.engines.serving.tokenizer import load_tokenizer
-from gangline.testing.scripted_engine import scripted_server
+from gangline.testing.scripted_engine import ScriptedSampler, create_scripted_app, scripted_server
+from gangline.testing.scripted_engine_script import Script
 from gangline.testing.tiny_tokenizer import TinyTokenizer
 
 # The Google SDK derives its client session from aiohttp's, which aiohttp discourages.
@@ -412,3 +414,34 @@ async def test_template_arguments_that_the_renderer_does_not_know_are_refused() 
     core = PreTrainedTokenizerFast.from_pretrained(qwen3_folder(), local_files_only=True)
     with pytest.raises(EngineRefused, match="no_such"):
         await RenderersText(core, {"name": "qwen3"}).render(call().messages, (), {"no_such": 1}, True)
+
+
+# -- leaving early ---------------------------------------------------------------------------------------------------
+
+ENDLESS: dict[str, Any] = {"rules": [{"pattern": "One word", "text": "a"}]}
+
+
+async def test_a_stop_string_frees_the_engine() -> None:
+    slow = Script.model_validate({**ENDLESS, "default": {"text": "STOP" + " and" * 5000, "token_delay_s": 0.05}})
+    sampler = ScriptedSampler(slow, TOKENIZER)
+    async with serving(create_scripted_app(sampler)) as url:
+        engine = by_template(url)
+        reply = await streamed(engine, call("x", sampling=SamplingParams(stop=("STOP",)), tools=()))
+        async with asyncio.timeout(20):
+            await sampler.pause("wait")
+        await engine.close()
+    assert reply.choices[0].stop_reason == "STOP"
+
+
+async def test_a_call_that_is_cut_off_is_recorded_as_rendered() -> None:
+    slow = {**ENDLESS, "default": {"text": "and " * 5000, "token_delay_s": 0.05}}
+    async with scripted(slow) as engine, proxied_engine(engine) as running:
+        async with running.client() as client:
+            messages: Any = [{"role": "user", "content": "go on"}]
+            async for chunk in await client.chat.completions.create(model="m", messages=messages, stream=True):
+                if chunk.choices and chunk.choices[0].delta.content:
+                    break
+        await running.session.fence("over")
+        (completion,) = running.journal.completions
+    assert (completion.status, completion.certificate.prompt_source) == ("aborted", "rendered")
+    assert 0 < len(completion.sampled_ids) == len(completion.logprobs)
