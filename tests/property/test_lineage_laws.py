@@ -13,6 +13,10 @@ from conversations import Talk, restored, result, said, system, user
 from gangline.domain.completion import Completion, Lineage
 from gangline.domain.conversation import Message, Part, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.tokens import encode_msgpack
+from gangline.trajectories.audit import audit
+from gangline.trajectories.lineage import assign_roles
+from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from strategies import Sample, completion_trees
 
 few = settings(max_examples=120, deadline=None)
 
@@ -234,3 +238,24 @@ def test_a_call_that_fails_upstream_leaves_nothing_behind() -> None:
     talk.ask(SYSTEM, user("question"))
     assert len(talk.tree) == 0
     assert talk.turn((SYSTEM, user("question")), said("yes")).lineage == Lineage()
+
+
+@few
+@given(sample=completion_trees(), roles=st.sets(st.sampled_from(["main", "sub_agent", "side", "compaction"])))
+def test_roles_choose_what_is_trained_on_and_nothing_else(sample: Sample, roles: set[Any]) -> None:
+    told = assign_roles(sample.tree)
+    assert list(told) == [one.completion_id for one in sample.tree]
+    assert any(one.role == "main" for one in told.values()) == (len(sample.tree) > 0)
+    every, some = (
+        PrefixMergingBuilder(PrefixMergingConfig(roles=chosen)).build(sample.tree, session_id="s", task_id="t")
+        for chosen in (None, tuple(sorted(roles)))
+    )
+    assert audit(some, sample.tree).violations == ()
+    for whole, chosen in zip(every.traces, some.traces, strict=True):
+        assert chosen.response_ids.tolist() == whole.response_ids.tolist()
+        assert chosen.role == chosen.spans[0].role
+        for span in chosen.spans:
+            assert span.role == told[span.completion_id].role
+            turn = slice(span.start, span.end)
+            expected = whole.loss_mask[turn] if span.role in roles else whole.loss_mask[turn] * 0
+            assert chosen.loss_mask[turn].tolist() == expected.tolist()
