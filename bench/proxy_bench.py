@@ -322,7 +322,7 @@ def _figure(value: float, unit: str, note: str) -> dict[str, Any]:
 
 
 def run() -> Figures:
-    """Measure; returns figure name -> {value, unit, note}. About five minutes."""
+    """Measure; returns figure name -> {value, unit, note}. Three to four minutes."""
     figures = small_figures() | lag_figures() | memory_figures()
     for size in ("2k_200", "20k_500"):
         figures |= rate_figures(size)

@@ -67,8 +67,10 @@ def main() -> None:
     names = sys.argv[1:] or known
     if unknown := set(names) - set(known):
         sys.exit(f"no benchmark {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
+    measured = measure(names)
+    # Read now, not before: another run may have ended meanwhile.
     figures: Figures = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    figures |= measure(names)
+    figures |= measured
     RESULTS.write_text(json.dumps(dict(sorted(figures.items())), indent=1) + "\n")
     PAGE.write_text(page(figures))
 
