@@ -176,6 +176,23 @@ async def test_segments_of_closed_attempts_are_deleted_and_open_ones_kept(tmp_pa
     await journal.close()
 
 
+async def test_a_closing_stays_as_long_as_what_it_closes(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path, segment_bytes=1)
+    await journal.open_attempt(opened("s-keep"))
+    async with asyncio.TaskGroup() as group:  # one segment with entries of both
+        group.create_task(journal.append(completion(1, session="s-keep")))
+        group.create_task(journal.open_attempt(opened("s-gone")))
+    await journal.append(completion(2, session="s-gone"))
+    await journal.close_attempt(AttemptKey("s-gone", 1))
+    for number in range(3):
+        await journal.append(completion(number, session="s-keep"))
+    await journal.close()
+    for _ in range(2):  # opening deletes segments too
+        again = Journal.open(tmp_path)
+        assert again.unclosed() == [opened("s-keep")]
+        await again.close()
+
+
 async def test_a_full_disk_refuses_the_call_and_keeps_the_log_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +255,23 @@ async def test_a_segment_that_cannot_be_begun_is_begun_at_the_next_write(
     await journal.append(completion(2))
     assert [c.completion_id for c in await journal.read(KEY)] == ["c000000", "c000002"]
     assert len(list(tmp_path.glob("*.log"))) == 2
+    await journal.close()
+
+
+async def test_a_segment_that_cannot_be_deleted_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal.open(tmp_path, segment_bytes=1)
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "unlink", refused)
+        for number in range(3):
+            await journal.append(completion(number))
+            await journal.close_attempt(KEY)
+        assert len(list(tmp_path.glob("*.log"))) == 6
+    await journal.close_attempt(KEY)
+    assert len(list(tmp_path.glob("*.log"))) == 1
     await journal.close()
 
 

@@ -265,7 +265,11 @@ class Journal:
         for segment in sorted(self._live):
             if self._live[segment] > 0 or segment >= self._segment:
                 return
-            self._path(segment).unlink(missing_ok=True)
+            try:
+                self._path(segment).unlink(missing_ok=True)
+            except OSError as error:  # tried again at the next closing
+                log.error("journal.not_deleted file=%s message=%s", self._path(segment), error)
+                return
             del self._live[segment]
 
     async def close(self) -> None:
