@@ -326,3 +326,42 @@ async def test_smollm2_replies_are_written_and_parsed_too() -> None:
     assert choice["message"]["content"] == TEXT
     assert len(choice["token_ids"]) == len(choice["logprobs"]["content"]) == len(TEXT.encode()) + 1
     assert called["finish_reason"] == "tool_calls"
+
+
+async def test_the_route_of_ids_gives_ids_logprobs_and_versions(url: str) -> None:
+    prompt = TinyTokenizer().encode("hi")
+    body = {"token_ids": prompt, "sampling_params": {"logprobs": 1, "n": 2}, "return_token_ids": True}
+    status, reply = await post(f"{url}/inference/v1/generate", body)
+    assert status == 200
+    assert reply["prompt_token_ids"] == prompt
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1]
+    for choice in reply["choices"]:
+        ids = choice["token_ids"]
+        assert TinyTokenizer().decode(ids) == f"{TEXT}<|im_end|>"
+        assert [entry["token_id"] for entry in choice["logprobs"]["content"]] == ids
+        assert all(entry["logprob"] < 0 and len(entry["top_logprobs"]) == 1 for entry in choice["logprobs"]["content"])
+        assert choice["weight_versions"] == [{"version": "3", "start": 0, "end": len(ids)}]
+        assert choice["finish_reason"] == "stop"
+    assert reply["usage"]["completion_tokens"] == 2 * len(ids)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"token_ids": [1]}, 400, "sampling_params"),
+        ({"token_ids": [], "sampling_params": {}}, 400, "prompt"),
+        ({"token_ids": [-1], "sampling_params": {}}, 400, "token_ids"),
+        ({"token_ids": [1], "sampling_params": {"top_p": 2}}, 400, "top_p"),
+        ({"token_ids": [1], "sampling_params": {}, "model": "other"}, 404, "model"),
+        ({"token_ids": [1] * 3000, "sampling_params": {}}, 400, "input_tokens"),
+    ],
+)
+async def test_the_route_of_ids_names_what_is_wrong(url: str, body: dict[str, Any], status: int, param: str) -> None:
+    found, reply = await post(f"{url}/inference/v1/generate", body)
+    assert (found, reply["error"]["param"]) == (status, param)
+
+
+async def test_tools_with_odd_parameters_are_no_failure(url: str) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": 5}}]
+    status, _ = await post(f"{url}/v1/chat/completions", {"messages": says("hi"), "tools": tools})
+    assert status == 200

@@ -92,14 +92,14 @@ def _faults(script: Script, tokenizer: ChatTokenizer, body: bytes) -> Faults:
     """Those of the reply that the script has for `body`; none where it is no request that a script could answer."""
     fields = _fields(body)
     messages, tools = fields.get("messages"), fields.get("tools")
-    if messages is None:
-        prompt = fields.get("prompt", fields.get("token_ids"))
-        text = prompt if isinstance(prompt, str) else tokenizer.decode(cast("list[int]", prompt or []))
-        messages = [{"role": "user", "content": text}]
     try:
+        if messages is None:
+            prompt = fields.get("prompt", fields.get("token_ids"))
+            text = prompt if isinstance(prompt, str) else tokenizer.decode(cast("list[int]", prompt or []))
+            messages = [{"role": "user", "content": text}]
         known = msgspec.convert(messages, list[dict[str, Any]])
         return script.reply_to(known, msgspec.convert(tools, list[dict[str, Any]] | None)).faults
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, OverflowError, TypeError):
         return Faults()
 
 

@@ -241,8 +241,13 @@ class _ChatCall:
 
 
 def _schemas(tools: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of the tools that have one; a client may have sent anything."""
     functions = [tool["function"] for tool in tools]
-    return {function["name"]: function.get("parameters") or {} for function in functions}
+    return {
+        function["name"]: function["parameters"]
+        for function in functions
+        if isinstance(function.get("parameters"), dict)
+    }
 
 
 def _none_if(calls: Sequence[CallEvent]) -> str | None:
