@@ -105,6 +105,24 @@ def test_a_summary_that_was_cut_out_of_a_longer_reply_is_a_compaction_too() -> N
     assert _roles(talk.tree) == ["main", "main", "compaction", "main"]
 
 
+def test_an_agent_that_writes_its_history_into_each_request_is_main_throughout() -> None:
+    talk, told = Talk(), "Task: fix the failing test."
+    for step in range(5):
+        reply = f"Step {step}: I looked at file number {step} and changed what was wrong in it."
+        talk.turn((SYSTEM, user(told)), said(reply))
+        told += f"\n{reply}\nOutput: ok"
+    assert _roles(talk.tree) == ["main"] * 5
+
+
+def test_an_agent_that_overwrites_its_memory_is_main_throughout() -> None:
+    talk, memory = Talk(), "nothing yet, for the reading has only just begun"
+    for chunk in range(4):
+        request = user(f"Your memory: {memory}\nThe next part: {chunk}")
+        memory = f"Part {chunk} was read, and it says nothing of the question so far."
+        talk.turn((SYSTEM, request), said(memory))
+    assert _roles(talk.tree) == ["main"] * 4
+
+
 def test_a_plan_that_another_conversation_carries_out_is_no_compaction() -> None:
     talk = Talk()
     talk.turn((SYSTEM, user("Make a plan.")), said(SUMMARY), tools=TOOLS)

@@ -27,7 +27,8 @@ _COVER = 0.5
 """Part of the longer text that the shorter one must be: a harness puts words around a sub-agent's prompt, and a command
 inside a classifier's is something else."""
 
-_SCANNED_CHARS = 200_000
+_SCANNED_CHARS = 50_000
+"""Of a long text only so much of its beginning, and of its end, is looked at."""
 
 
 def opening_of(root: Completion) -> str:
@@ -38,7 +39,7 @@ def opening_of(root: Completion) -> str:
             break
         if message.role != "tool":
             texts.append(message_text(message))
-    return flat(" ".join(texts)[:_SCANNED_CHARS])
+    return flat(_ends(" ".join(texts)))
 
 
 def quotes(opening: str, reply: Message, said: str) -> bool:
@@ -62,7 +63,7 @@ def results_of(messages: Iterable[Message]) -> Iterator[str]:
     for message in messages:
         for part in message.parts:
             if isinstance(part, ToolResult):
-                yield flat("".join(piece.text for piece in part.content if isinstance(piece, Text))[:_SCANNED_CHARS])
+                yield flat(_ends("".join(piece.text for piece in part.content if isinstance(piece, Text))))
 
 
 def calls_of(message: Message) -> list[ToolCall]:
@@ -96,6 +97,10 @@ def _strings(value: Any) -> Iterator[str]:
             waiting += list(one.values())  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         elif isinstance(one, list):
             waiting += one
+
+
+def _ends(text: str) -> str:
+    return text if len(text) <= 2 * _SCANNED_CHARS else f"{text[:_SCANNED_CHARS]}\n{text[-_SCANNED_CHARS:]}"
 
 
 def flat(text: str) -> str:

@@ -91,6 +91,8 @@ class _Session:
         self._numbers = {one.completion_id: number for number, one in enumerate(self._order)}
         self._continued = {one.parent_id for one in self._order}
         self._segment_of: dict[str, _Segment] = {}
+        self._openings: dict[str, str] = {}
+        """completion id of a root -> what its request begins with"""
         self._compactions: dict[str, str] = {}
         """completion id -> the root that goes on from its summary"""
         self._segments = self._divided()
@@ -148,12 +150,12 @@ class _Session:
     # -- summaries -------------------------------------------------------------------------------------------------
 
     def _join_quoting(self, segment: _Segment) -> bool:
-        opening = opening_of(segment.root)
+        opening = self._opening(segment.root)
         for number in reversed(range(max(segment.number - _NEAR, 0), segment.number)):
             quoted, said = self._order[number], self._said[number]
             if calls_of(quoted.response) or not quotes(opening, quoted.response, said):
                 continue
-            before = self._conversation_before(quoted)
+            before = self._conversation_before(quoted, segment)
             held = before or self._segment_of[quoted.completion_id]
             if _front(held.root) != _front(segment.root):
                 continue
@@ -164,14 +166,21 @@ class _Session:
             return True
         return False
 
-    def _conversation_before(self, completion: Completion) -> _Segment | None:
+    def _opening(self, root: Completion) -> str:
+        if root.completion_id not in self._openings:
+            self._openings[root.completion_id] = opening_of(root)
+        return self._openings[root.completion_id]
+
+    def _conversation_before(self, completion: Completion, successor: _Segment) -> _Segment | None:
         """What a reply could be a summary of: its own history, its origin's, or what its request quotes."""
         segment = self._segment_of[completion.completion_id]
         if completion.parent_id is not None:
             return segment
         if completion.lineage.relation == "changed":
             return self._segment_of.get(completion.lineage.origin_id or "", segment)
-        request = opening_of(completion)
+        if _front(completion) == _front(successor.root):
+            return None  # a step of an agent that writes its history, or its memory, into each request anew
+        request = self._opening(completion)
         number = self._numbers[completion.completion_id]
         for earlier in reversed(range(max(number - _NEAR, 0), number)):
             if len(self._said[earlier]) >= TASK_CHARS and self._said[earlier] in request:
