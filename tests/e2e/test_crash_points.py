@@ -328,7 +328,7 @@ class Crashes:
             self.num_unheard += len({call.metadata["reply_id"] for call in tree}) > len(client.turns)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 async def test_a_node_killed_between_any_two_steps_of_a_call_keeps_every_answer_and_goes_on(tmp_path: Path) -> None:
     print(f"GANGLINE_CRASH_SEED={SEED}")
     sampler = RecordingSampler()

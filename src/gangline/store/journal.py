@@ -246,6 +246,7 @@ class Journal:
 
     def _index(self, entry: Entry | EntryHead, place: _Place) -> None:
         key = key_of(entry)
+        self._live.setdefault(place.segment, 0)
         if isinstance(entry, AttemptClosed):
             self._forget(key)
             self._drop_dead_segments()
