@@ -116,3 +116,58 @@ async def test_one_that_is_too_old_or_asked_for_log_probs_is_sampled_anew() -> N
             assert not running.journal.completions
             await ask(running, body(logprobs=True))
             assert len(running.journal.completions) == 1
+
+
+MESSAGES = [{"role": "user", "content": "look"}]
+OF_DIALECTS = {
+    "anthropic": (
+        "/v1/messages",
+        {
+            "model": "m",
+            "max_tokens": 99,
+            "messages": MESSAGES,
+            "tools": [{"name": "look", "input_schema": {"type": "object", "properties": {}}}],
+        },
+    ),
+    "responses": (
+        "/v1/responses",
+        {
+            "model": "m",
+            "input": MESSAGES,
+            "tools": [{"type": "function", "name": "look", "parameters": LOOK["function"]["parameters"]}],
+        },
+    ),
+    "google": (
+        "/v1beta/models/m:{verb}",
+        {
+            "contents": [{"role": "user", "parts": [{"text": "look"}]}],
+            "tools": [{"functionDeclarations": [{"name": "look"}]}],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("dialect", OF_DIALECTS)
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+async def test_every_dialect_tells_a_kept_answer_as_it_told_a_new_one(dialect: str, is_stream: bool) -> None:
+    path, sent = OF_DIALECTS[dialect]
+    verb = "streamGenerateContent?alt=sse" if is_stream else "generateContent"
+    sent = sent if dialect == "google" else sent | {"stream": is_stream}
+
+    async def told(running: Proxied) -> bytes:
+        headers = {"Authorization": f"Bearer {running.session.key}", **KEY}
+        url = f"{running.url}/s/{running.session.session_id}{path.format(verb=verb)}"
+        async with aiohttp.ClientSession() as http, http.post(url, json=sent, headers=headers) as response:
+            assert response.status == 200, await response.text()
+            return await response.read()
+
+    async with scripted_server(SCRIPT) as engine_url:
+        async with proxied_engine(engine_url, clock=lambda: 1000.0) as running:
+            first = await told(running)
+            again = await told(running)
+            records = running.journal.completions
+            assert len(records) == 1
+        async with next_life(engine_url, records, clock=lambda: 1001.0) as running:
+            assert await told(running) == again
+            assert is_stream or again == first
+            assert not running.journal.completions
