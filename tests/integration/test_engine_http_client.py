@@ -89,6 +89,7 @@ async def test_a_request_is_whole_and_a_connection_is_asked_again() -> None:
     assert lines[0] == b"POST /base/path?q=1 HTTP/1.1"
     assert b"Host: 127.0.0.1:%d" % said.port in lines
     assert b"X-One: 1" in lines
+    assert b"Accept-Encoding: identity" in lines
     assert b"Authorization: Basic dXNAZXI6cHc=" in lines
     assert b"Content-Length: 8" in lines
     assert body == b'{"a": 1}'

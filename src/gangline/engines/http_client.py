@@ -204,7 +204,12 @@ class HttpClient:
         self._port = parts.port or (443 if self._is_secure else 80)
         self._path = parts.path.rstrip("/")
         self._timeout_s, self._connect_timeout_s = timeout_s, connect_timeout_s
-        fields = {"Host": parts.netloc.rpartition("@")[2], "User-Agent": f"gangline/{gangline.__version__}", **headers}
+        fields = {
+            "Host": parts.netloc.rpartition("@")[2],
+            "User-Agent": f"gangline/{gangline.__version__}",
+            "Accept-Encoding": "identity",  # without it a server may compress as it likes
+            **headers,
+        }
         if parts.username is not None:
             login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
             fields["Authorization"] = f"Basic {base64.b64encode(login).decode()}"
