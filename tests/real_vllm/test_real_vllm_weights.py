@@ -48,10 +48,11 @@ async def node(tmp_path: Path, vllm_url: str) -> AsyncGenerator[RunningNode]:
 async def load_weights(node: RunningNode, vllm_url: str, folder: Path, version: int) -> None:
     """What a trainer does: hold the node, hold the engine, change, let go. Replies under way go on."""
     await node.client.pause("keep", lease_s=120)
+    reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
     async with aiohttp.ClientSession(vllm_url, raise_for_status=True) as engine:
-        await engine.post("/pause", params={"mode": "keep"})
-        await engine.post("/collective_rpc", json={"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
-        await engine.post("/resume")
+        for path, body in (("/pause?mode=keep", None), ("/collective_rpc", reload), ("/resume", None)):
+            async with engine.post(path, json=body) as response:
+                await response.read()
     await node.client.set_version(version)
     await node.client.resume()
 
