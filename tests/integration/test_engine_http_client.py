@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from gangline.engines import http_client
 from gangline.engines.http_client import HttpBroken, HttpClient
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -94,6 +95,15 @@ async def test_a_request_is_whole_and_a_connection_is_asked_again() -> None:
     assert b"Content-Length: 8" in lines
     assert body == b'{"a": 1}'
     assert b"Content-" not in said.requests[2]
+
+
+async def test_a_connection_that_was_idle_for_long_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with server([OK], [OK]) as said, client_of(said) as client:
+        assert await ask(client) == (200, b"ok")
+        monkeypatch.setattr(http_client, "_MAX_IDLE_S", 0.0)
+        assert await ask(client) == (200, b"ok")
+        await said.gone.wait()
+        assert len(said.connections) == 2
 
 
 async def test_requests_at_once_have_connections_of_their_own() -> None:

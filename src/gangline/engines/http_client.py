@@ -23,8 +23,8 @@ __all__ = ["HttpAnswer", "HttpBroken", "HttpClient"]
 
 _MAX_HEAD_BYTES = 64 << 10
 _MAX_IDLE = 1024
-_MAX_IDLE_S = 15.0
-"""What lies between may have forgotten a connection that is idle for longer, and say nothing."""
+_MAX_IDLE_S = 4.0
+"""vLLM closes what is idle for five seconds, maybe in the moment of the next request."""
 _WRONG_LENGTH = "its answer ended before it was whole"
 
 
