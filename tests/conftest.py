@@ -9,7 +9,10 @@ from collections.abc import Generator
 
 import pytest
 
+from fixtures_store import any_database, postgres
 from requirements import DOES_NOT_APPLY, everything_is_required
+
+__all__ = ["any_database", "postgres"]
 
 
 @pytest.hookimpl(wrapper=True)

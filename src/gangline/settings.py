@@ -36,6 +36,8 @@ class Settings(BaseModel):
     host's /usr and /etc. The Python that runs Gangline and `tools_dir` are always among them."""
     server_url: str | None = None
     """`GANGLINE_SERVER`: the server that the command line talks to."""
+    database_url: str | None = None
+    """`GANGLINE_DATABASE`: the server's database, `postgresql://...`. Default: SQLite in `data_dir`."""
     control_token: str | None = None
     """`GANGLINE_TOKEN`: opens the control plane."""
 
@@ -51,6 +53,7 @@ class Settings(BaseModel):
             cache_dir=Path(cache).expanduser(),
             expose=(*own, *_paths(env.get("GANGLINE_EXPOSE", ""))),
             server_url=env.get("GANGLINE_SERVER"),
+            database_url=env.get("GANGLINE_DATABASE"),
             control_token=env.get("GANGLINE_TOKEN"),
         )
 
@@ -62,7 +65,7 @@ def read_secret(name: str, environ: Mapping[str, str] | None = None) -> str:
     """
     value = (os.environ if environ is None else environ).get(name)
     if not value or name == "GANGLINE_TOKEN":
-        why = "opens this service and is told to nobody" if value else "is not set where the node runs"
+        why = "opens this service and is told to nobody" if value else "is not set where it is asked for"
         raise InvalidRequest(f"the environment variable {name!r} {why}.")
     return value
 

@@ -32,7 +32,7 @@ TOKEN = "control-secret"
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[ServerClient]:
     async with (
-        serving(data_dir=tmp_path, control_token=TOKEN, check_task=any_plugin) as running,
+        serving(data_dir=tmp_path, control_token=TOKEN, check_task=any_plugin, retry_base_s=0.0) as running,
         ServerClient(running.url, TOKEN) as client,
     ):
         yield client

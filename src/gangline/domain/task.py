@@ -197,12 +197,23 @@ class TaskRequest(_Spec):
     capture: CaptureSpec = CaptureSpec()
     builder: BuilderSpec = BuilderSpec()
     evaluator: EvaluatorSpec = EvaluatorSpec()
-    callback_url: str | None = Field(default=None, pattern=r"^https?://")
+    priority: int = Field(default=0, ge=-1000, le=1000)
+    """Sessions of a higher priority are leased before all others."""
+    submitter: str | None = Field(default=None, pattern=ID_PATTERN)
+    """Who asks. Within one priority, those who have sessions queued are served in turn; None is one of them too."""
+    callback_url: str | None = Field(default=None, pattern=r"^https?://[^\s\x00]+$")
+    callback_secret: str | None = Field(default=None, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Name of an environment variable of the server: the key that signs the callback, instead of the control token."""
+    callback_expiry_seconds: float | None = Field(default=None, gt=0)
+    """How long the callback is tried; None is as long as the server does usually."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """The caller's own; never read by us."""
 
 
 def task_digest(task: TaskRequest) -> str:
-    """Digest of the content, without the id: equal digests are the same task."""
-    body = task.model_dump_json(exclude={"task_id"})
+    """Digest of the content, without the id: equal digests are the same task.
+
+    What has its default is left out, so that a field which a later version adds changes no digest.
+    """
+    body = task.model_dump_json(exclude={"task_id"}, exclude_defaults=True)
     return hashlib.sha256(body.encode()).hexdigest()

@@ -17,7 +17,9 @@ __all__ = [
     "Event",
     "NodeView",
     "ResultReceipt",
+    "ResultReference",
     "ServiceStatus",
+    "SessionPage",
     "SessionView",
     "Submitted",
     "TaskPage",
@@ -62,6 +64,18 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     stage_at: float | None = None
     expires_at: float | None = None
     ended_at: float | None = None
+    ready_at: float | None = None
+    """When it may be leased again, after a fault of the infrastructure; None is at any time."""
+    position: int = 0
+    """Grows with every session; the cursor of a page."""
+
+
+class SessionPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions, newest first."""
+
+    sessions: tuple[SessionView, ...]
+    next: int | None = None
+    """Pass as `before` to get the following page; None when there is none."""
 
 
 class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +91,11 @@ class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     started_at: float | None = None
     ended_at: float | None = None
+    submitter: str = ""
+    """Empty when the request named none."""
+    priority: int = 0
+    result_bytes: int = 0
+    """Of all stored results of its sessions, attempts that failed included."""
 
 
 class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +157,12 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     callbacks: dict[str, int]
     """callback state (pending, delivered, expired) -> how many."""
     nodes: tuple[NodeView, ...]
+    queued: dict[str, int] = {}
+    """submitter -> sessions in the queue; the empty name is of requests that name none."""
+    num_waiting: int = 0
+    """Queued sessions that wait for a while after a fault of the infrastructure."""
+    result_bytes: int = 0
+    """Of all stored results."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +177,19 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str | None = None
     session_id: str | None = None
     data: dict[str, Any] = {}
+
+
+class ResultReference(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a session's stored result lies: for readers that fetch large ones themselves."""
+
+    session_id: str
+    attempt: int
+    outcome: Outcome | None
+    reward: float | None
+    url: str | None
+    """`file://`, or what the server was given for results; the content is the MessagePack of a `SessionResult`. None
+    when no node reported the session's end."""
+    num_bytes: int
 
 
 class ResultReceipt(msgspec.Struct, frozen=True, kw_only=True):

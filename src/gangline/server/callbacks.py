@@ -12,9 +12,10 @@ from collections.abc import Callable
 import aiohttp
 import msgspec
 
-from gangline.domain.errors import StoreError
+from gangline.domain.errors import InvalidRequest, StoreError
 from gangline.server.bells import Bells
 from gangline.server.service import CALLBACKS, EVENTS
+from gangline.settings import read_secret
 from gangline.store.outbox import Callback, Outbox, next_try_at
 
 __all__ = ["Courier", "signature"]
@@ -26,7 +27,7 @@ _AT_ONCE = 16
 
 
 def signature(token: str, body: bytes) -> str:
-    """Value of `X-Gangline-Signature`: HMAC-SHA256 of the exact body under the control token."""
+    """Value of `X-Gangline-Signature`: HMAC-SHA256 of the exact body, under the task's secret or the control token."""
     return "sha256=" + hmac.new(token.encode(), body, hashlib.sha256).hexdigest()
 
 
@@ -76,7 +77,7 @@ class Courier:
         database = self._outbox.database
         try:
             room, busy = _AT_ONCE - len(self._on_the_way), frozenset(self._on_the_way)
-            for callback in await database.query(self._outbox.due, self._clock(), room, busy):
+            for callback in await self._due(room, busy):
                 self._on_the_way.add(callback.id)
                 sending.create_task(self._deliver(http, callback))
             next_at = await database.query(self._outbox.next_due_at, frozenset(self._on_the_way))
@@ -84,6 +85,13 @@ class Courier:
             log.error("callback.store_failed message=%s", error)
             return self._base_s
         return _IDLE_S if next_at is None else min(_IDLE_S, max(0.0, next_at - self._clock()))
+
+    async def _due(self, room: int, busy: frozenset[int]) -> list[Callback]:
+        database, now = self._outbox.database, self._clock()
+        if not database.shared:
+            return await database.query(self._outbox.due, now, room, busy)
+        held_s = 2 * self._timeout_s
+        return await database.run(lambda: self._outbox.take(now, room, busy, held_s=held_s))
 
     async def _deliver(self, http: aiohttp.ClientSession, callback: Callback) -> None:
         try:
@@ -113,10 +121,11 @@ class Courier:
         result_url = f"{self._public_url}/v1/tasks/{callback.task_id}/result"
         body = msgspec.json.encode({**msgspec.json.decode(callback.body), "result_url": result_url})
         headers = {"Content-Type": "application/json", "Idempotency-Key": callback.key}
-        if self._token is not None:
-            headers["X-Gangline-Signature"] = signature(self._token, body)
         try:
+            key = self._token if callback.secret is None else read_secret(callback.secret)
+            if key is not None:
+                headers["X-Gangline-Signature"] = signature(key, body)
             async with http.post(callback.url, data=body, headers=headers, allow_redirects=False) as response:
                 return None if 200 <= response.status < 300 else f"HTTP {response.status}"
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError, InvalidRequest) as error:
             return f"{type(error).__name__}: {error}"

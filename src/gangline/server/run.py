@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import importlib
 import ipaddress
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
@@ -19,13 +20,15 @@ from gangline.domain.errors import Conflict, InvalidRequest, PortUnavailable
 from gangline.domain.task import TaskRequest
 from gangline.server.app import create_app
 from gangline.server.callbacks import Courier
+from gangline.server.housekeeping import Housekeeper, follow_forever
 from gangline.server.service import RolloutService
 from gangline.settings import local_url, reachable_url
 from gangline.store.outbox import Outbox
-from gangline.store.results import ResultStore
+from gangline.store.results import Results, ResultStore
+from gangline.store.retention import Keep
 from gangline.store.tasks import TaskStore
 
-__all__ = ["Running", "database_path", "results_path", "serve", "serving"]
+__all__ = ["ONE_MACHINE", "Running", "Storage", "database_path", "results_path", "serve", "serving"]
 
 
 class Running(NamedTuple):
@@ -39,6 +42,20 @@ class Running(NamedTuple):
         done, _ = await asyncio.wait(self.work, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
+
+
+class Storage(NamedTuple):
+    """Where the server's data is, and how much of it is kept."""
+
+    database_url: str | None = None
+    """None is SQLite in the data folder."""
+    results_url: str | None = None
+    """A folder, or any fsspec URL; None is in the data folder. Servers that share a database have to share this too."""
+    keep: Keep = Keep()
+
+
+ONE_MACHINE = Storage()
+"""All in the data folder, and nothing is forgotten."""
 
 
 def database_path(data_dir: Path) -> Path:
@@ -59,6 +76,7 @@ async def serve(
     on_ready: Callable[[str], None] | None = None,
     lease_s: float = 30.0,
     sweep_every_s: float = 2.0,
+    storage: Storage = ONE_MACHINE,
 ) -> None:
     """Serve until cancelled. `on_ready` is given the base URL, as this machine reaches it.
 
@@ -75,6 +93,7 @@ async def serve(
         public_url=public_url,
         lease_s=lease_s,
         sweep_every_s=sweep_every_s,
+        storage=storage,
     ) as running:
         if on_ready is not None:
             on_ready(running.url)
@@ -92,6 +111,8 @@ async def serving(
     lease_s: float = 30.0,
     sweep_every_s: float = 2.0,
     callback_base_s: float = 1.0,
+    retry_base_s: float = 1.0,
+    storage: Storage = ONE_MACHINE,
     check_task: Callable[[TaskRequest], None] = plugins.check_task,
 ) -> AsyncGenerator[Running]:
     """A running server inside the block. Raises: as `serve`."""
@@ -99,9 +120,10 @@ async def serving(
     folder = data_dir / "server"
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     with _only_server(folder):
-        store = await asyncio.to_thread(lambda: TaskStore(database_path(data_dir), lease_s=lease_s))
+        target = storage.database_url or database_path(data_dir)
+        store = await asyncio.to_thread(lambda: TaskStore(target, lease_s=lease_s, retry_base_s=retry_base_s))
         try:
-            results = ResultStore(results_path(data_dir))
+            results = await asyncio.to_thread(_results, storage, data_dir)
             service = RolloutService(store, results, check_task=check_task, sweep_every_s=sweep_every_s)
             await service.start()
             app = create_app(service, control_token=control_token)
@@ -113,25 +135,41 @@ async def serving(
                     control_token=control_token,
                     base_s=callback_base_s,
                 )
-                async with _background(service, courier) as work:
+                async with _background(service, courier, storage.keep) as work:
                     yield Running(local_url(host, bound_port), work)
         finally:
             await asyncio.to_thread(store.close)
 
 
 @asynccontextmanager
-async def _background(service: RolloutService, courier: Courier) -> AsyncGenerator[Sequence[asyncio.Task[None]]]:
-    """Sweeping and delivering, for as long as the block lasts."""
-    work = (
+async def _background(
+    service: RolloutService, courier: Courier, keep: Keep
+) -> AsyncGenerator[Sequence[asyncio.Task[None]]]:
+    """Sweeping, delivering, forgetting and following, for as long as the block lasts."""
+    work = [
         asyncio.create_task(service.sweep_forever(), name="server.sweep"),
         asyncio.create_task(courier.deliver_forever(), name="server.callbacks"),
-    )
+    ]
+    if keep != Keep():
+        work.append(asyncio.create_task(Housekeeper(service, keep).tidy_forever(), name="server.tidy"))
+    if service.store.database.shared:
+        work.append(asyncio.create_task(follow_forever(service), name="server.follow"))
     try:
         yield work
     finally:
         for task in work:
             task.cancel()
         await asyncio.wait(work)
+
+
+def _results(storage: Storage, data_dir: Path) -> Results:
+    """Raises: InvalidRequest."""
+    if storage.results_url is None:
+        return ResultStore(results_path(data_dir))
+    if "://" not in storage.results_url:
+        return ResultStore(Path(storage.results_url), shared=True)
+    # Only here, as it needs an extra.
+    return importlib.import_module("gangline.store.artifacts").ArtifactResults(storage.results_url)
 
 
 @asynccontextmanager

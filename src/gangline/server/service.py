@@ -15,10 +15,11 @@ from gangline.domain.errors import Conflict, StoreError
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import decode_msgpack
-from gangline.domain.views import Event, ResultReceipt, SessionView, Submitted, TaskView
+from gangline.domain.views import Event, ResultReceipt, ResultReference, SessionView, Submitted, TaskView
 from gangline.server.bells import Bells
+from gangline.settings import read_secret
 from gangline.store.reader import result_of
-from gangline.store.results import ResultStore
+from gangline.store.results import Results
 from gangline.store.tasks import TaskStore
 
 __all__ = ["CALLBACKS", "EVENTS", "WORK", "RolloutService", "task_bell"]
@@ -50,7 +51,7 @@ class RolloutService:
     def __init__(
         self,
         store: TaskStore,
-        results: ResultStore,
+        results: Results,
         *,
         check_task: Callable[[TaskRequest], None] = plugins.check_task,
         sweep_every_s: float = 2.0,
@@ -74,7 +75,7 @@ class RolloutService:
         self.store.announce_to(on_events)
         await asyncio.to_thread(self.results.prepare)
         held = await self.store.run(self.store.grant_grace)
-        log.info("server.started leases_extended=%d", held)
+        log.info("server.started database=%s leases_extended=%d", self.store.database.url.get_backend_name(), held)
 
     def stop(self) -> None:
         self.stopping = True
@@ -84,6 +85,11 @@ class RolloutService:
         """Log durable events and wake who waits for them."""
         for event in events:
             _log_event(event)
+        self.wake(events)
+
+    def wake(self, events: Sequence[Event]) -> None:
+        """Ring for durable events, our own or another server's."""
+        for event in events:
             for bell in _BELLS_OF.get(event.kind, ()):
                 self.bells.ring(bell)
             if event.kind == "task.ended" and event.task_id is not None:
@@ -94,8 +100,13 @@ class RolloutService:
 
     async def submit(self, requests: Sequence[TaskRequest]) -> list[Submitted]:
         """Accept all tasks or none. Raises: UnknownPlugin, InvalidRequest, Conflict, StoreError, DiskFull."""
-        await asyncio.to_thread(lambda: [self._check_task(request) for request in requests])
+        await asyncio.to_thread(lambda: [self._check(request) for request in requests])
         return await self.store.run(self.store.submit, requests)
+
+    def _check(self, request: TaskRequest) -> None:
+        self._check_task(request)
+        if request.callback_secret is not None:
+            read_secret(request.callback_secret)
 
     async def task(self, task_id: str, wait_s: float = 0.0) -> TaskView:
         """The task now, or when it has ended, or after `wait_s`. Raises: NotFound."""
@@ -113,6 +124,11 @@ class RolloutService:
 
         Raises: NotFound, Conflict when the task has not ended and `partial` is not asked for.
         """
+        task = await self._task_with_results(task_id, partial=partial)
+        ended = [session for session in task.sessions if session.state == "ended"]
+        return task, await asyncio.to_thread(lambda: [result_of(session, self.results) for session in ended])
+
+    async def _task_with_results(self, task_id: str, *, partial: bool) -> TaskView:
         task = await self.store.query(self.store.task, task_id)
         if not task.ended and not partial:
             raise Conflict(
@@ -120,21 +136,49 @@ class RolloutService:
                 f"wait with GET /v1/tasks/{task_id}?wait_s=60, or ask with ?partial=1 for what there is.",
                 num_open=task.num_open,
             )
+        return task
+
+    async def task_references(self, task_id: str, *, partial: bool) -> list[ResultReference]:
+        """Where the results lie, by sample index. Raises: as `task_results`."""
+        task = await self._task_with_results(task_id, partial=partial)
         ended = [session for session in task.sessions if session.state == "ended"]
-        return task, await asyncio.to_thread(lambda: [result_of(session, self.results) for session in ended])
+        return await asyncio.to_thread(lambda: [self._reference(session) for session in ended])
+
+    async def session_reference(self, session_id: str, attempt: int | None = None) -> ResultReference:
+        """Where the session's result lies, or that of one attempt. Raises: as `session_result`."""
+        session = await self._session_with_result(session_id, attempt)
+        return await asyncio.to_thread(self._reference, session, attempt)
+
+    def _reference(self, session: SessionView, attempt: int | None = None) -> ResultReference:
+        attempt = attempt or session.result_attempt
+        url, num_bytes = None, 0
+        if attempt is not None:
+            url, num_bytes = self.results.locate(session.task_id, session.session_id, attempt)
+        return ResultReference(
+            session_id=session.session_id,
+            attempt=attempt or session.attempt,
+            outcome=session.outcome,
+            reward=session.reward,
+            url=url,
+            num_bytes=num_bytes,
+        )
 
     async def session_result(self, session_id: str, attempt: int | None = None) -> SessionResult:
         """The session's result, or that of one attempt. Raises: NotFound, Conflict when the session has not ended."""
-        session = await self.store.query(self.store.session, session_id)
+        session = await self._session_with_result(session_id, attempt)
         if attempt is not None:
             return await asyncio.to_thread(self.results.read, session.task_id, session_id, attempt)
-        if session.state != "ended":
+        return await asyncio.to_thread(result_of, session, self.results)
+
+    async def _session_with_result(self, session_id: str, attempt: int | None) -> SessionView:
+        session = await self.store.query(self.store.session, session_id)
+        if attempt is None and session.state != "ended":
             raise Conflict(
                 f"session {session_id!r} has not ended: it is {session.state}; wait for its task with "
                 f"GET /v1/tasks/{session.task_id}?wait_s=60, or ask for an earlier attempt with ?attempt=1.",
                 state=session.state,
             )
-        return await asyncio.to_thread(result_of, session, self.results)
+        return session
 
     async def cancel_task(self, task_id: str) -> TaskView:
         return await self.store.run(self.store.cancel_task, task_id)
@@ -176,7 +220,7 @@ class RolloutService:
         # On one thread, so that a caller who leaves half-way leaves nothing half-done.
         staged = self.results.stage(result, data)
         try:
-            return self.store.run_blocking(self.store.report, result, staged.keep)
+            return self.store.run_blocking(self.store.report, result, staged.keep, len(data))
         finally:
             staged.discard()
 
@@ -195,7 +239,9 @@ class RolloutService:
                 log.error("server.sweep_failed code=%s message=%s", error.code, error.message)
 
     async def sweep(self, *, after_pause: bool = False) -> int:
-        """Gives how many leases were taken back."""
+        """Take back leases, let sessions that rested after a fault into the queue; gives how many were taken back."""
+        if await self.store.run(self.store.let_in):
+            self.bells.ring(WORK)
         if after_pause:
             await self.store.run(self.store.grant_grace)
             return 0

@@ -2,46 +2,76 @@
 
 One thread writes, so that writers queue in memory instead of contending for SQLite's lock; two threads read. SQLite
 runs in WAL mode with `synchronous=FULL`: what was answered survives a power cut, not only `kill -9` (docs/adr/0003).
-Nothing here knows what the tables mean.
+PostgreSQL may have other servers write to it: a transaction that lost against one of theirs is `Contended`, and is done
+again (`repeated`). Nothing here knows what the tables mean.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
-from gangline.domain.errors import DiskFull, NotFound, StoreError
-from gangline.store import schema
+from gangline.domain.errors import DiskFull, InvalidRequest, NotFound, StoreError
+from gangline.store.migrations import bring_up_to_date, found_version, refuse_other_version
 
-__all__ = ["Database", "disk_full_error"]
+__all__ = ["Contended", "Database", "disk_full_error", "repeated"]
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _WRITES = "gangline_writes"
 _BUSY_TIMEOUT_MS = 10_000
+_MAX_TRIES = 20
+_LOST = frozenset({"40001", "40P01", "23505"})
+"""PostgreSQL's codes for: could not serialize, deadlock, and a row that another server inserted in the same moment."""
+
+
+class Contended(StoreError):
+    """Another server's transaction was faster; what this one did is undone."""
+
+
+def repeated(job: Callable[P, T]) -> Callable[P, T]:
+    """The same job, done again when it was `Contended`. It is one transaction, and harmless before it commits."""
+
+    @functools.wraps(job)
+    def until_it_holds(*args: P.args, **kwargs: P.kwargs) -> T:
+        for _ in range(_MAX_TRIES - 1):
+            try:
+                return job(*args, **kwargs)
+            except Contended:
+                continue
+        return job(*args, **kwargs)
+
+    return until_it_holds
 
 
 class Database:
     """An open database. `close()` is idempotent.
 
-    target: path of an SQLite file (made with its folder when missing), or an SQLAlchemy URL.
+    target: path of an SQLite file (made with its folder when missing), or a URL, `postgresql://...` or `sqlite://...`.
     read_only: for looking at a data folder, whether its server runs or not.
-    Raises: NotFound (read_only, no such file), StoreError, DiskFull.
+    Raises: NotFound (read_only, no such file), InvalidRequest (no such kind of database), StoreError, DiskFull.
     """
 
     def __init__(self, target: str | Path, *, read_only: bool = False) -> None:
         self.url = _url(target, read_only=read_only)
-        self._engine = sa.create_engine(self.url)
-        if self.url.get_backend_name() == "sqlite":
+        self.shared = self.url.get_backend_name() == "postgresql"
+        """Whether other servers may write to it."""
+        self._engine = _engine(self.url)
+        self._as_snapshot: dict[str, Any] = {}
+        if self.shared:
+            self._as_snapshot = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        else:
             _speak_sqlite(self._engine, read_only=read_only)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="store-reader")
@@ -54,16 +84,10 @@ class Database:
     def _open(self, *, create: bool) -> None:
         if create:
             with self.writing() as conn:
-                schema.metadata.create_all(conn)
-                if conn.scalar(sa.select(schema.meta.c.value).where(schema.meta.c.key == "schema_version")) is None:
-                    conn.execute(sa.insert(schema.meta).values(key="schema_version", value=str(schema.SCHEMA_VERSION)))
+                bring_up_to_date(conn)
+            return
         with self.reading() as conn:
-            found = conn.scalar(sa.select(schema.meta.c.value).where(schema.meta.c.key == "schema_version"))
-        if found != str(schema.SCHEMA_VERSION):
-            raise StoreError(
-                f"the database at {self.url!r} has schema version {found}, this Gangline reads "
-                f"{schema.SCHEMA_VERSION}; use the version that made it, or another data folder."
-            )
+            refuse_other_version(conn, found_version(conn))
 
     @contextmanager
     def writing(self) -> Generator[sa.Connection]:
@@ -74,7 +98,7 @@ class Database:
     @contextmanager
     def reading(self) -> Generator[sa.Connection]:
         """One consistent snapshot on the calling thread."""
-        with _explained(), self._engine.connect() as conn, conn.begin():
+        with _explained(), self._engine.connect().execution_options(**self._as_snapshot) as conn, conn.begin():
             yield conn
 
     async def run(self, job: Callable[..., T], *args: Any) -> T:
@@ -97,7 +121,7 @@ class Database:
 
 def _url(target: str | Path, *, read_only: bool) -> sa.URL:
     if isinstance(target, str) and "://" in target:
-        return sa.make_url(target)
+        return _known_url(target)
     path = Path(target).absolute()
     if not read_only:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,6 +129,29 @@ def _url(target: str | Path, *, read_only: bool) -> sa.URL:
     if not path.exists():
         raise NotFound(f"no Gangline database at {path}; `gangline up` makes one, --data names another folder.")
     return sa.URL.create("sqlite", database=path.as_uri(), query={"mode": "ro", "uri": "true"})
+
+
+def _known_url(target: str) -> sa.URL:
+    """Raises: InvalidRequest."""
+    kind = target.partition("://")[0]
+    if kind not in ("postgresql", "postgres", "postgresql+psycopg", "sqlite"):
+        raise InvalidRequest(f"a database is postgresql://HOST/NAME or a file; {kind[:40]}:// is neither.")
+    try:
+        url = sa.make_url(target)
+    except (ArgumentError, ValueError) as error:
+        raise InvalidRequest(f"the database's URL cannot be read: {type(error).__name__}.") from None
+    return url if kind == "sqlite" else url.set(drivername="postgresql+psycopg")
+
+
+def _engine(url: sa.URL) -> sa.Engine:
+    """Raises: InvalidRequest when the driver is not installed."""
+    try:
+        # The pool finds out by itself that the database was restarted.
+        return sa.create_engine(url, pool_pre_ping=url.get_backend_name() != "sqlite")
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(
+            f"{url.get_backend_name()} needs the Python package {error.name!r}: pip install 'gangline[postgres]'."
+        ) from error
 
 
 def _speak_sqlite(engine: sa.Engine, *, read_only: bool) -> None:
@@ -140,7 +187,13 @@ def disk_full_error(error: BaseException, what: str) -> DiskFull | None:
 def _explained() -> Generator[None]:
     try:
         yield
-    except OperationalError as error:
-        raise disk_full_error(error, "the database") or StoreError(f"the database failed: {error.orig}") from error
     except DBAPIError as error:
-        raise StoreError(f"the database refused: {error.orig}") from error
+        if _is_lost(error):
+            raise Contended(f"another server was faster: {error.orig}") from error
+        if not isinstance(error, OperationalError):
+            raise StoreError(f"the database refused: {error.orig}") from error
+        raise disk_full_error(error, "the database") or StoreError(f"the database failed: {error.orig}") from error
+
+
+def _is_lost(error: DBAPIError) -> bool:
+    return getattr(error.orig, "sqlstate", None) in _LOST

@@ -4,6 +4,9 @@ pending ──▶ delivered      the receiver answered 2xx
    │  ▲
    ▼  │ later and later
   tried ──▶ expired        nobody answered until `expires_at`
+
+Where several servers share the database, one that takes a callback puts off its next try, so that the others leave it
+alone; should the server die, they try it then.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ import msgspec
 import sqlalchemy as sa
 
 from gangline.domain.views import TaskView
-from gangline.store.database import Database
-from gangline.store.schema import events, outbox
+from gangline.store.database import Database, repeated
+from gangline.store.rows import append_events
+from gangline.store.schema import outbox
 
 __all__ = ["Callback", "Outbox", "add_callback", "next_try_at"]
 
@@ -35,6 +39,8 @@ class Callback(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     next_at: float
     expires_at: float
+    secret: str | None = None
+    """Name of the environment variable that holds the key to sign it with; None is the control token."""
 
 
 def next_try_at(num_tries: int, *, now: float, expires_at: float, base_s: float, max_s: float) -> float | None:
@@ -49,7 +55,10 @@ def next_try_at(num_tries: int, *, now: float, expires_at: float, base_s: float,
 
 
 def add_callback(conn: sa.Connection, task: TaskView, *, now: float, expiry_s: float) -> None:
-    """Queue the message that `task` ended, if its request asks for one."""
+    """Queue the message that `task` ended, if its request asks for one.
+
+    expiry_s: how long it is tried, unless the request says so.
+    """
     url = task.request.get("callback_url")
     if not url:
         return
@@ -70,7 +79,8 @@ def add_callback(conn: sa.Connection, task: TaskView, *, now: float, expiry_s: f
             num_tries=0,
             created_at=now,
             next_at=now,
-            expires_at=now + expiry_s,
+            expires_at=now + (task.request.get("callback_expiry_seconds") or expiry_s),
+            secret=task.request.get("callback_secret"),
         )
     )
 
@@ -91,6 +101,18 @@ class Outbox:
             rows = conn.execute(query.order_by(outbox.c.next_at).limit(limit)).mappings()
             return [Callback(**{name: row[name] for name in Callback.__struct_fields__}) for row in rows]
 
+    @repeated
+    def take(self, now: float, limit: int, busy: Collection[int] = (), *, held_s: float) -> list[Callback]:
+        """Like `due`, and nobody else is given them for `held_s`, or until they are settled."""
+        query = sa.select(*_FIELDS).where(_waiting(busy), outbox.c.next_at <= now)
+        with self.database.writing() as conn:
+            query = query.order_by(outbox.c.next_at).limit(limit).with_for_update(skip_locked=True)
+            rows = conn.execute(query).mappings().all()
+            taken = [Callback(**{name: row[name] for name in Callback.__struct_fields__}) for row in rows]
+            mine = outbox.c.id.in_([callback.id for callback in taken])
+            conn.execute(sa.update(outbox).where(mine).values(next_at=now + held_s))
+            return taken
+
     def next_due_at(self, busy: Collection[int] = ()) -> float | None:
         with self.database.reading() as conn:
             return conn.scalar(sa.select(sa.func.min(outbox.c.next_at)).where(_waiting(busy)))
@@ -103,17 +125,19 @@ class Outbox:
         state = "expired" if next_at is None else "pending"
         self._settle(callback, now, state, next_at=now if next_at is None else next_at, error=error)
 
+    @repeated
     def _settle(self, callback: Callback, now: float, state: str, *, next_at: float, error: str | None) -> None:
         with self.database.writing() as conn:
-            conn.execute(
+            settled = conn.execute(
                 sa.update(outbox)
-                .where(outbox.c.id == callback.id)
+                .where(outbox.c.id == callback.id, outbox.c.state == "pending")
                 .values(state=state, num_tries=callback.num_tries + 1, next_at=next_at, last_error=error)
-            )
-            if state != "pending":
+            ).rowcount
+            if settled and state != "pending":
                 data = msgspec.json.encode({"url": callback.url, "tries": callback.num_tries + 1}).decode()
-                row = {"at": now, "kind": f"callback.{state}", "task_id": callback.task_id, "data": data}
-                conn.execute(sa.insert(events), [row])
+                append_events(
+                    conn, [{"at": now, "kind": f"callback.{state}", "task_id": callback.task_id, "data": data}]
+                )
 
     def all_states(self) -> Sequence[tuple[str, str]]:
         """(key, state) of every callback, oldest first."""

@@ -13,18 +13,29 @@ import sqlalchemy as sa
 
 from gangline import __version__
 from gangline.domain.errors import NotFound
-from gangline.domain.lifecycle import TaskState
+from gangline.domain.lifecycle import Outcome, SessionState, TaskState
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
-from gangline.domain.views import Event, NodeView, ServiceStatus, SessionView, TaskPage, TaskSummary, TaskView
+from gangline.domain.views import (
+    Event,
+    NodeView,
+    ServiceStatus,
+    SessionPage,
+    SessionView,
+    TaskPage,
+    TaskSummary,
+    TaskView,
+)
+from gangline.store import retention
 from gangline.store.database import Database
-from gangline.store.results import ResultStore
-from gangline.store.schema import events, nodes, outbox, sessions, tasks
+from gangline.store.results import Results
+from gangline.store.schema import IN_QUEUE, LEASED, QUEUED, WAITING, events, nodes, outbox, sessions, tasks
 
 __all__ = ["TaskReader", "result_of", "session_view"]
 
 T = TypeVar("T")
 
+_LEASED_STAGE: sa.ColumnElement[str] = sa.literal_column("'leased'")
 _SUMMARY = [tasks.c[name] for name in TaskSummary.__struct_fields__]
 _SESSION = [sessions.c[name] for name in SessionView.__struct_fields__]
 
@@ -65,13 +76,22 @@ class TaskReader:
             raise _no_task(task_id)
         return found.ended_at is not None
 
-    def tasks(self, *, limit: int = 50, before: int | None = None, status: TaskState | None = None) -> TaskPage:
+    def tasks(
+        self,
+        *,
+        limit: int = 50,
+        before: int | None = None,
+        status: TaskState | None = None,
+        submitter: str | None = None,
+    ) -> TaskPage:
         """Newest first. before: the `next` of the page above."""
         query = sa.select(*_SUMMARY).order_by(tasks.c.position.desc()).limit(limit + 1)
         if before is not None:
             query = query.where(tasks.c.position < before)
         if status is not None:
             query = query.where(tasks.c.status == status)
+        if submitter is not None:
+            query = query.where(tasks.c.submitter == submitter)
         with self.database.reading() as conn:
             found = [TaskSummary(**_fields(row, TaskSummary)) for row in conn.execute(query).mappings()]
         page = tuple(found[:limit])
@@ -84,6 +104,27 @@ class TaskReader:
         if body is None:
             raise _no_task(task_id)
         return TaskRequest.model_validate_json(body)
+
+    def sessions(
+        self,
+        *,
+        limit: int = 50,
+        before: int | None = None,
+        state: SessionState | None = None,
+        outcome: Outcome | None = None,
+        node_id: str | None = None,
+        submitter: str | None = None,
+    ) -> SessionPage:
+        """Newest first. before: the `next` of the page above. node_id: that holds it, or that held it last."""
+        query = sa.select(*_SESSION).order_by(sessions.c.position.desc()).limit(limit + 1)
+        wanted = {"state": state, "outcome": outcome, "node_id": node_id, "submitter": submitter}
+        query = query.where(*(sessions.c[name] == value for name, value in wanted.items() if value is not None))
+        if before is not None:
+            query = query.where(sessions.c.position < before)
+        with self.database.reading() as conn:
+            found = [session_view(row) for row in conn.execute(query).mappings()]
+        page = tuple(found[:limit])
+        return SessionPage(sessions=page, next=page[-1].position if len(found) > limit else None)
 
     def session(self, session_id: str) -> SessionView:
         """Raises: NotFound."""
@@ -98,8 +139,8 @@ class TaskReader:
         with self.database.reading() as conn:
             oldest = conn.scalar(
                 sa.select(sessions.c.created_at)
-                .where(sessions.c.state == "queued")
-                .order_by(sessions.c.position)
+                .where(IN_QUEUE)
+                .order_by(sessions.c.priority.desc(), sessions.c.turn, sessions.c.position)
                 .limit(1)
             )
             return ServiceStatus(
@@ -107,11 +148,19 @@ class TaskReader:
                 at=now,
                 tasks=_counts(conn, tasks.c.status),
                 sessions=_counts(conn, sessions.c.state),
-                stages=_counts(conn, sa.func.coalesce(sessions.c.stage, "leased"), sessions.c.state == "leased"),
+                stages=_counts(conn, sa.func.coalesce(sessions.c.stage, _LEASED_STAGE), LEASED),
                 oldest_queued_s=None if oldest is None else max(0.0, now - oldest),
                 callbacks=_counts(conn, outbox.c.state),
                 nodes=_node_views(conn, now),
+                queued=_counts(conn, sessions.c.submitter, QUEUED),
+                num_waiting=conn.scalar(sa.select(sa.func.count()).select_from(sessions).where(WAITING)) or 0,
+                result_bytes=int(conn.scalar(sa.select(sa.func.sum(tasks.c.result_bytes))) or 0),
             )
+
+    def forgettable(self, keep: retention.Keep, limit: int) -> list[str]:
+        """Tasks beyond what is to be kept; the oldest, at most `limit`."""
+        with self.database.reading() as conn:
+            return retention.forgettable(conn, keep, now=self._clock(), limit=limit)
 
     def events(self, *, after: int = 0, limit: int = 500, task_id: str | None = None) -> list[Event]:
         """Events with `seq > after`, in order."""
@@ -150,7 +199,7 @@ def session_view(row: sa.RowMapping) -> SessionView:
     return msgspec.convert(fields, SessionView)
 
 
-def result_of(session: SessionView, results: ResultStore) -> SessionResult:
+def result_of(session: SessionView, results: Results) -> SessionResult:
     """The result of an ended session: the stored one, or what is known of a session that no node reported on.
 
     Raises: NotFound when its file is gone, DiskFull, StoreError.
@@ -178,7 +227,7 @@ def _counts(conn: sa.Connection, key: Any, *where: Any) -> dict[str, int]:
 
 
 def _node_views(conn: sa.Connection, now: float) -> tuple[NodeView, ...]:
-    held = _counts(conn, sessions.c.node_id, sessions.c.state == "leased")
+    held = _counts(conn, sessions.c.node_id, LEASED)
     rows = conn.execute(sa.select(nodes).order_by(nodes.c.node_id)).mappings()
     return tuple(
         NodeView(

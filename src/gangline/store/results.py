@@ -2,6 +2,7 @@
 
 A result is either whole or absent: it is written aside and synced (`stage`), then renamed into place (`keep`), so that
 the slow part happens before the transaction that announces it, and the rename inside. Failed attempts are kept.
+Other places for results (`artifacts.py`) do the same as `ResultStore` does: the Protocol `Results`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from gangline.domain.errors import NotFound, StoreError
 from gangline.domain.ids import validated_id
@@ -18,9 +22,10 @@ from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.store.database import disk_full_error
 
-__all__ = ["ResultStore", "StagedResult", "write_synced"]
+__all__ = ["ResultStore", "Results", "Staged", "StagedResult", "write_synced"]
 
 _INCOMING = ".incoming"  # no id begins with a dot
+_ABANDONED_S = 24 * 3600.0
 _ATTEMPT = re.compile(r"attempt-(\d+)\.msgpack")
 
 
@@ -32,21 +37,63 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+class Staged(Protocol):
+    """A result that does not count yet. Call `keep` or `discard`; both are idempotent."""
+
+    def keep(self) -> object:
+        """Make it the result of its attempt. Durable on return."""
+        ...
+
+    def discard(self) -> None: ...
+
+
+class Results(Protocol):
+    """Where results are. Methods block. Raises (all): DiskFull, StoreError; InvalidRequest when an id is none."""
+
+    def prepare(self) -> None:
+        """Make ready for writing; remove what a crash left half-written."""
+        ...
+
+    def stage(self, result: SessionResult, data: bytes | None = None) -> Staged:
+        """Write; durable on return. data: the result's own MessagePack where the caller has it already."""
+        ...
+
+    def read_bytes(self, task_id: str, session_id: str, attempt: int) -> bytes:
+        """The MessagePack of one attempt's result. Raises: NotFound."""
+        ...
+
+    def read(self, task_id: str, session_id: str, attempt: int) -> SessionResult:
+        """Raises: NotFound."""
+        ...
+
+    def locate(self, task_id: str, session_id: str, attempt: int) -> tuple[str, int]:
+        """(URL, bytes) of one attempt's result. Raises: NotFound."""
+        ...
+
+    def remove(self, task_id: str) -> None:
+        """Delete all results of a task, if there are any."""
+        ...
+
+
 class StagedResult:
     """Bytes on the disk that are not a result yet. Call `keep` or `discard`; both are idempotent."""
 
     def __init__(self, staged: Path, final: Path) -> None:
         self._staged = staged
+        self._kept = False
         self.path = final
 
     def keep(self) -> Path:
         """Make it the result of its attempt. Durable on return."""
+        if self._kept:
+            return self.path
         try:
             _make_folder(self.path.parent)
             self._staged.replace(self.path)
             _sync_folder(self.path.parent)
         except OSError as error:
             raise _explained(error) from error
+        self._kept = True
         return self.path
 
     def discard(self) -> None:
@@ -57,19 +104,25 @@ class ResultStore:
     """Results under one folder. Ids are checked before they touch a path.
 
     write: writes a new file, on the disk when it returns; raises OSError.
+    shared: other servers write to the folder too.
     Raises (all methods): DiskFull, StoreError.
     """
 
-    def __init__(self, folder: Path, *, write: Callable[[Path, bytes], None] = write_synced) -> None:
+    def __init__(
+        self, folder: Path, *, write: Callable[[Path, bytes], None] = write_synced, shared: bool = False
+    ) -> None:
         self._folder = folder
         self._write = write
+        self._shared = shared
 
     def prepare(self) -> None:
-        """Make the folder; remove what a crash left half-written. For the one process that writes here."""
+        """Make the folder; remove what a crash left half-written, which in a shared folder only its age tells."""
+        before = time.time() - _ABANDONED_S if self._shared else float("inf")
         try:
             _make_folder(self._folder / _INCOMING)
             for leftover in (self._folder / _INCOMING).iterdir():
-                leftover.unlink()
+                if leftover.stat().st_mtime < before:
+                    leftover.unlink(missing_ok=True)
         except OSError as error:
             raise _explained(error) from error
 
@@ -93,11 +146,28 @@ class ResultStore:
         try:
             return self.path(task_id, session_id, attempt).read_bytes()
         except FileNotFoundError as error:
-            raise NotFound(f"session {session_id} has no result of attempt {attempt}.") from error
+            raise _no_result(session_id, attempt) from error
 
     def read(self, task_id: str, session_id: str, attempt: int) -> SessionResult:
         """Raises: NotFound."""
         return decode_msgpack(self.read_bytes(task_id, session_id, attempt), SessionResult)
+
+    def locate(self, task_id: str, session_id: str, attempt: int) -> tuple[str, int]:
+        """(URL, bytes) of one attempt's result. Raises: NotFound."""
+        path = self.path(task_id, session_id, attempt)
+        try:
+            return path.absolute().as_uri(), path.stat().st_size
+        except FileNotFoundError as error:
+            raise _no_result(session_id, attempt) from error
+
+    def remove(self, task_id: str) -> None:
+        """Delete all results of a task, if there are any."""
+        try:
+            shutil.rmtree(self._folder / validated_id(task_id, "task_id"))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _explained(error) from error
 
     def attempts(self, task_id: str, session_id: str) -> list[int]:
         """Attempts with a stored result, ascending."""
@@ -111,6 +181,10 @@ class ResultStore:
         """Raises: InvalidRequest when an id is none."""
         task, session = validated_id(task_id, "task_id"), validated_id(session_id, "session_id")
         return self._folder / task / session / f"attempt-{int(attempt)}.msgpack"
+
+
+def _no_result(session_id: str, attempt: int) -> NotFound:
+    return NotFound(f"session {session_id} has no result of attempt {attempt}.")
 
 
 def _make_folder(folder: Path) -> None:

@@ -10,13 +10,24 @@ import sqlalchemy as sa
 
 from gangline.domain.errors import NotFound
 from gangline.domain.views import Event
-from gangline.store.schema import events, sessions
+from gangline.store.schema import IN_QUEUE, WAITING, events, sessions
 from gangline.store.standing import Standing
 
-__all__ = ["Unit", "locked_rows", "one_row", "queued_rows", "rows_named", "standing_of", "write_standing"]
+__all__ = [
+    "Unit",
+    "append_events",
+    "let_in",
+    "locked_rows",
+    "one_row",
+    "queued_rows",
+    "rows_named",
+    "standing_of",
+    "write_standing",
+]
 
 _STANDING = Standing.__struct_fields__
 _MANY = 500  # ids in one IN (...): SQLite's limit is far above, PostgreSQL's plans stay small
+_EVENTS = 0x67616E67_00000002
 
 
 class Unit:
@@ -44,18 +55,40 @@ class Unit:
             }
             for event in self.events
         ]
-        self.conn.execute(sa.insert(events), rows)
+        append_events(self.conn, rows)
 
 
-def locked_rows(unit: Unit, where: Any) -> Sequence[sa.RowMapping]:
-    """Rows that nobody else changes before this transaction ends (SQLite has one writer; PostgreSQL locks them)."""
-    query = sa.select(sessions).where(where).order_by(sessions.c.position).with_for_update()
+def append_events(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """Write events, as the last thing before the commit.
+
+    Who resumes after a number must not miss a lower one that is committed later. SQLite has one writer; in PostgreSQL a
+    lock is held from the first number taken to the commit, and since nothing is waited for in between, it cannot
+    deadlock.
+    """
+    if conn.dialect.name == "postgresql":
+        conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_EVENTS)))
+    conn.execute(sa.insert(events), rows)
+
+
+def locked_rows(unit: Unit, where: Any, *, skip_locked: bool = False) -> Sequence[sa.RowMapping]:
+    """Rows that nobody else changes before this transaction ends (SQLite has one writer; PostgreSQL locks them).
+
+    skip_locked: without those that another transaction is changing.
+    """
+    query = sa.select(sessions).where(where).order_by(sessions.c.position).with_for_update(skip_locked=skip_locked)
     return unit.conn.execute(query).mappings().all()
 
 
+def let_in(unit: Unit) -> int:
+    """Let those into the queue that waited long enough after a fault; gives how many."""
+    due = sa.update(sessions).where(WAITING, sessions.c.ready_at <= unit.now)
+    return unit.conn.execute(due.values(ready_at=None)).rowcount
+
+
 def queued_rows(unit: Unit, limit: int) -> Sequence[sa.RowMapping]:
-    """The sessions longest in the queue, without those that another transaction is taking."""
-    query = sa.select(sessions).where(sessions.c.state == "queued").order_by(sessions.c.position).limit(limit)
+    """The head of the queue, without those that another transaction is taking: by priority, then by turn."""
+    place = (sessions.c.priority.desc(), sessions.c.turn, sessions.c.position)
+    query = sa.select(sessions).where(IN_QUEUE).order_by(*place).limit(limit)
     return unit.conn.execute(query.with_for_update(skip_locked=True)).mappings().all()
 
 

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-__all__ = ["SCHEMA_VERSION", "events", "meta", "metadata", "nodes", "outbox", "sessions", "tasks"]
+__all__ = [
+    "IN_QUEUE",
+    "LEASED",
+    "QUEUED",
+    "SCHEMA_VERSION",
+    "WAITING",
+    "events",
+    "meta",
+    "metadata",
+    "nodes",
+    "outbox",
+    "sessions",
+    "tasks",
+    "turns",
+]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Raise it together with a step in `migrations.py`."""
 
 metadata = sa.MetaData()
 
@@ -33,7 +48,11 @@ tasks = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("started_at", sa.Float),
     sa.Column("ended_at", sa.Float),
+    sa.Column("submitter", sa.String(128), nullable=False, server_default=""),
+    sa.Column("priority", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("result_bytes", sa.BigInteger, nullable=False, server_default="0"),
     sa.Index("tasks_by_status", "status", "position"),
+    sa.Index("tasks_by_end", "ended_at"),
     sqlite_autoincrement=True,
 )
 
@@ -60,16 +79,44 @@ sessions = sa.Table(
     sa.Column("stage_at", sa.Float),
     sa.Column("expires_at", sa.Float),
     sa.Column("ended_at", sa.Float),
+    sa.Column("submitter", sa.String(128), nullable=False, server_default=""),
+    sa.Column("priority", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("turn", sa.BigInteger, nullable=False, server_default="0"),  # see submitting.py
+    sa.Column("ready_at", sa.Float),
     sa.Index("sessions_by_task", "task_id", "sample_index"),
     sa.Index("sessions_by_state", "state", "position"),
-    # Only leased rows have an expiry, so this stays as small as what is running.
-    sa.Index(
-        "sessions_by_expiry",
-        "expires_at",
-        sqlite_where=sa.text("state = 'leased'"),
-        postgresql_where=sa.text("state = 'leased'"),
-    ),
     sqlite_autoincrement=True,
+)
+
+
+def _state(name: str) -> sa.ColumnElement[bool]:
+    """Spelled out: a planner takes a partial index only where it sees that the query asks for no more."""
+    return sessions.c.state == sa.literal_column(f"'{name}'")
+
+
+LEASED = _state("leased")
+QUEUED = _state("queued")
+IN_QUEUE = sa.and_(QUEUED, sessions.c.ready_at.is_(None))
+"""May be leased."""
+WAITING = sa.and_(QUEUED, sessions.c.ready_at.is_not(None))
+"""Let into the queue when its time has come."""
+
+
+def _partial_index(name: str, *columns: sa.ColumnElement[object], where: sa.ColumnElement[bool]) -> sa.Index:
+    return sa.Index(name, *columns, sqlite_where=where, postgresql_where=where)
+
+
+# Each of these stays as small as what is running or queued, however much is stored.
+_partial_index("sessions_by_expiry", sessions.c.expires_at, where=LEASED)
+_partial_index("sessions_in_queue", sessions.c.priority.desc(), sessions.c.turn, sessions.c.position, where=IN_QUEUE)
+_partial_index("sessions_waiting", sessions.c.ready_at, where=WAITING)
+_partial_index("sessions_by_submitter", sessions.c.submitter, sessions.c.priority, sessions.c.turn, where=QUEUED)
+
+turns = sa.Table(
+    "turns",
+    metadata,
+    sa.Column("priority", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("turn", sa.BigInteger, nullable=False),  # the latest that was leased
 )
 
 nodes = sa.Table(
@@ -99,7 +146,9 @@ outbox = sa.Table(
     sa.Column("next_at", sa.Float, nullable=False),
     sa.Column("expires_at", sa.Float, nullable=False),
     sa.Column("last_error", sa.Text),
+    sa.Column("secret", sa.String(128)),  # name of the environment variable that holds the key
     sa.Index("outbox_due", "state", "next_at"),
+    sa.Index("outbox_by_task", "task_id"),
     sqlite_autoincrement=True,
 )
 
@@ -116,3 +165,5 @@ events = sa.Table(
     # Numbers are never used twice, even when old rows are gone: clients resume by them.
     sqlite_autoincrement=True,
 )
+
+_partial_index("events_of_no_task", events.c.at, where=events.c.task_id.is_(None))

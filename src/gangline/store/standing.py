@@ -14,7 +14,7 @@ import msgspec
 from gangline.domain.errors import Failure, LeaseLost
 from gangline.domain.lifecycle import Outcome, SessionState, Stage, can_move, may_retry
 
-__all__ = ["Standing", "cancel", "expire", "holds", "lease", "release", "renew", "report"]
+__all__ = ["Standing", "cancel", "expire", "holds", "lease", "release", "renew", "report", "retry_pause_s"]
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,12 +34,26 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Of the last attempt that failed; of the end, when ended."""
     reported_fence: int = 0
     """Fence of the last accepted report; 0 before any."""
+    ready_at: float | None = None
+    """When it may be leased again; None is at any time. Only of queued ones."""
 
     def moved(self, state: SessionState, **changes: object) -> Standing:
         """Raises: ValueError for a move that the lifecycle's table does not have."""
         if not can_move(self.state, state):
             raise ValueError(f"a session cannot move from {self.state} to {state}")
         return msgspec.structs.replace(self, state=state, **changes)
+
+
+_RETRY_GROWTH = 4.0
+_MAX_RETRY_PAUSE_S = 300.0
+
+
+def retry_pause_s(attempt: int, *, base_s: float) -> float:
+    """How long a session rests after its `attempt` failed through our fault: longer after each, at most five minutes.
+
+    What broke mostly breaks for all; sessions that came back at once would spend their attempts before it is mended.
+    """
+    return min(_MAX_RETRY_PAUSE_S, base_s * _RETRY_GROWTH ** min(attempt - 1, 16))
 
 
 _NO_LEASE = {"stage": None, "stage_at": None, "expires_at": None}
@@ -50,6 +64,7 @@ def lease(standing: Standing, *, node_id: str, now: float, lease_s: float) -> St
     return standing.moved(
         "leased",
         fence=standing.fence + 1,
+        ready_at=None,
         node_id=node_id,
         stage=None,
         leased_at=now,
@@ -92,9 +107,12 @@ def expire(standing: Standing, *, now: float) -> Standing | None:
     return _again_or(standing, "infra_error", failure)
 
 
-def report(standing: Standing, *, fence: int, outcome: Outcome, failure: Failure | None) -> Standing:
+def report(
+    standing: Standing, *, fence: int, outcome: Outcome, failure: Failure | None, ready_at: float | None = None
+) -> Standing:
     """A node reported the end of an attempt; `standing` itself when that report had been accepted before.
 
+    ready_at: when it may be leased again, should it go round again.
     Raises: LeaseLost when the session is not the node's any more.
     """
     if fence > 0 and standing.reported_fence == fence:
@@ -103,7 +121,7 @@ def report(standing: Standing, *, fence: int, outcome: Outcome, failure: Failure
         raise _lost(standing, fence)
     reported = msgspec.structs.replace(standing, reported_fence=fence)
     if outcome == "infra_error" and failure is not None:
-        return _again_or(reported, outcome, failure)
+        return _again_or(reported, outcome, failure, ready_at)
     return reported.moved("ended", outcome=outcome, failure=failure, **_NO_LEASE)
 
 
@@ -111,12 +129,13 @@ def cancel(standing: Standing) -> Standing | None:
     """End at once; the node that holds it hears so at its next heartbeat. None: it had ended before."""
     if standing.state == "ended":
         return None
-    return standing.moved("ended", outcome="cancelled", failure=None, **_NO_LEASE)
+    return standing.moved("ended", outcome="cancelled", failure=None, ready_at=None, **_NO_LEASE)
 
 
-def _again_or(standing: Standing, outcome: Outcome, failure: Failure) -> Standing:
+def _again_or(standing: Standing, outcome: Outcome, failure: Failure, ready_at: float | None = None) -> Standing:
     if may_retry(failure, standing.attempt, standing.max_attempts):
-        return standing.moved("queued", attempt=standing.attempt + 1, failure=failure, **_NO_LEASE)
+        attempt = standing.attempt + 1
+        return standing.moved("queued", attempt=attempt, failure=failure, ready_at=ready_at, **_NO_LEASE)
     return standing.moved("ended", outcome=outcome, failure=failure, **_NO_LEASE)
 
 

@@ -1,7 +1,8 @@
 """Tasks and their sessions in SQL: submitted once, leased, reported, cancelled, swept.
 
 Laws
-- Every method is one transaction: the change, its events and its callback become durable together, or not at all.
+- Every method is one transaction: the change, its events and its callback become durable together, or not at all. One
+  that lost against another server's is done again.
 - What may follow what is decided in `standing.py`; here it is read, applied and written.
 - `on_events` hears of events only after they are durable.
 """
@@ -17,29 +18,32 @@ from typing import Any, TypeVar
 import msgspec
 import sqlalchemy as sa
 
-from gangline.domain.errors import Conflict, InvalidRequest
-from gangline.domain.ids import new_id
+from gangline.domain.errors import InvalidRequest
 from gangline.domain.lifecycle import TaskState
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
-from gangline.domain.task import TaskRequest, task_digest
+from gangline.domain.task import TaskRequest
 from gangline.domain.views import Event, ResultReceipt, SessionView, Submitted, TaskView
-from gangline.store import standing
+from gangline.store import retention, standing
+from gangline.store.database import repeated
 from gangline.store.outbox import add_callback
 from gangline.store.reader import TaskReader, session_view, task_view
-from gangline.store.rows import Unit, locked_rows, one_row, queued_rows, rows_named, standing_of, write_standing
-from gangline.store.schema import nodes, sessions, tasks
+from gangline.store.rows import (
+    Unit,
+    let_in,
+    locked_rows,
+    one_row,
+    queued_rows,
+    rows_named,
+    standing_of,
+    write_standing,
+)
+from gangline.store.schema import LEASED, nodes, sessions, tasks
 from gangline.store.standing import Standing
+from gangline.store.submitting import MAX_TASK_ID, accept, remember_turns, session_id_of
 
 __all__ = ["MAX_TASK_ID", "TaskStore", "session_id_of"]
 
 T = TypeVar("T")
-
-MAX_TASK_ID = 123
-"""An id has at most 128 characters, and a session's is its task's with `.` and at most four digits."""
-
-
-def session_id_of(task_id: str, sample_index: int) -> str:
-    return f"{task_id}.{sample_index}"
 
 
 def _nobody(_events: Sequence[Event]) -> None:
@@ -53,6 +57,7 @@ class TaskStore(TaskReader):
     clock: Unix time, UTC, seconds.
     lease_s: how long a lease, and each renewal, lasts.
     callback_expiry_s: how long a callback is tried.
+    retry_base_s: how long a session rests after the first attempt that failed through our fault.
     on_events: hears of durable events, on the writer's thread; their `seq` is not set.
     Raises (all methods): StoreError, DiskFull.
     """
@@ -64,11 +69,13 @@ class TaskStore(TaskReader):
         clock: Callable[[], float] = time.time,
         lease_s: float = 30.0,
         callback_expiry_s: float = 24 * 3600.0,
+        retry_base_s: float = 1.0,
         on_events: Callable[[Sequence[Event]], None] = _nobody,
     ) -> None:
         super().__init__(target, clock=clock, read_only=False)
         self.lease_s = lease_s
         self._callback_expiry_s = callback_expiry_s
+        self._retry_base_s = retry_base_s
         self._on_events = on_events
 
     async def run(self, job: Callable[..., T], *args: Any) -> T:
@@ -94,33 +101,16 @@ class TaskStore(TaskReader):
 
     # From the user's side.
 
+    @repeated
     def submit(self, requests: Sequence[TaskRequest]) -> list[Submitted]:
         """Accept all of them or none. The same task again is answered as the first time.
 
         Raises: Conflict when an id is taken by another task, InvalidRequest when an id is too long.
         """
         with self._unit() as unit:
-            return [self._submit(unit, request) for request in requests]
+            return accept(unit, requests)
 
-    def _submit(self, unit: Unit, request: TaskRequest) -> Submitted:
-        task_id = request.task_id or new_id("task")
-        if len(task_id) > MAX_TASK_ID:
-            raise InvalidRequest(f"task_id must have at most {MAX_TASK_ID} characters, it has {len(task_id)}.")
-        digest = task_digest(request)
-        row = unit.conn.execute(
-            sa.select(tasks.c.digest, tasks.c.num_samples).where(tasks.c.task_id == task_id)
-        ).one_or_none()
-        if row is not None and row.digest != digest:
-            raise Conflict(
-                f"task_id {task_id!r} is taken by a task with other content; choose another id, "
-                "or submit exactly the same task.",
-                task_id=task_id,
-            )
-        if row is None:
-            _insert_task(unit, request.model_copy(update={"task_id": task_id}), digest)
-        session_ids = tuple(session_id_of(task_id, index) for index in range(request.num_samples))
-        return Submitted(task_id=task_id, session_ids=session_ids, created=row is None)
-
+    @repeated
     def cancel_task(self, task_id: str) -> TaskView:
         """End what has not ended. A task that ended before stays as it is. Raises: NotFound."""
         with self._unit() as unit:
@@ -130,6 +120,7 @@ class TaskStore(TaskReader):
                 self._move(unit, row, standing.cancel(standing_of(row)), ends_task="cancelled")
             return task_view(unit.conn, task_id)
 
+    @repeated
     def cancel_session(self, session_id: str) -> SessionView:
         """Raises: NotFound."""
         with self._unit() as unit:
@@ -139,17 +130,21 @@ class TaskStore(TaskReader):
 
     # From a node's side.
 
+    @repeated
     def lease(self, node_id: str, url: str, max_sessions: int) -> list[Lease]:
-        """Claim up to `max_sessions` sessions for a node, oldest first."""
+        """Claim up to `max_sessions` sessions for a node: by priority, then turn by turn between submitters."""
         with self._unit() as unit:
             _meet_node(unit, node_id, url=url)
+            let_in(unit)
             claimed: list[tuple[sa.RowMapping, Standing]] = []
             for row in queued_rows(unit, max_sessions):
                 after = standing.lease(standing_of(row), node_id=node_id, now=unit.now, lease_s=self.lease_s)
                 self._move(unit, row, after)
                 claimed.append((row, after))
+            remember_turns(unit, [row for row, _ in claimed])
             return _leases(unit, claimed, self.lease_s)
 
+    @repeated
     def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         """Renew what the node still holds; name what it must drop."""
         with self._unit() as unit:
@@ -174,7 +169,7 @@ class TaskStore(TaskReader):
 
         Should the answer come after all, its fence is an old one.
         """
-        given = (sessions.c.state == "leased") & (sessions.c.node_id == beat.node_id) & sessions.c.stage.is_(None)
+        given = LEASED & (sessions.c.node_id == beat.node_id) & sessions.c.stage.is_(None)
         for row in locked_rows(unit, given & (sessions.c.leased_at < unit.now - self.lease_s / 3)):
             if row["session_id"] not in beat.sessions:
                 after = standing.release(standing_of(row), node_id=beat.node_id, fence=row["fence"])
@@ -193,6 +188,7 @@ class TaskStore(TaskReader):
             unit.emit("session.stage", row["task_id"], row["session_id"], node=beat.node_id, stage=stage)
         return True
 
+    @repeated
     def release(self, node_id: str, session_id: str, fence: int) -> None:
         """Put a session back unharmed; its attempt is not spent. Raises: NotFound, LeaseLost."""
         with self._unit() as unit:
@@ -201,15 +197,21 @@ class TaskStore(TaskReader):
                 unit, row, standing.release(standing_of(row), node_id=node_id, fence=fence), kind="session.released"
             )
 
-    def report(self, result: SessionResult, keep: Callable[[], object]) -> ResultReceipt:
-        """Accept a node's result. keep: makes the staged result final; called only when it is accepted, before commit.
+    @repeated
+    def report(self, result: SessionResult, keep: Callable[[], object], num_bytes: int = 0) -> ResultReceipt:
+        """Accept a node's result.
 
+        keep: makes the staged result final; called only when it is accepted, before commit; may be called again.
+        num_bytes: of the stored result.
         Raises: NotFound, LeaseLost, InvalidRequest when the result names another task or attempt.
         """
         with self._unit() as unit:
             row = one_row(unit, result.session_id)
             before = standing_of(row)
-            after = standing.report(before, fence=result.fence, outcome=result.outcome, failure=result.failure)
+            ready_at = unit.now + standing.retry_pause_s(before.attempt, base_s=self._retry_base_s)
+            after = standing.report(
+                before, fence=result.fence, outcome=result.outcome, failure=result.failure, ready_at=ready_at
+            )
             if after is before:
                 return ResultReceipt(accepted=True, state=before.state)
             if (result.task_id, result.attempt) != (row["task_id"], before.attempt):
@@ -218,24 +220,45 @@ class TaskStore(TaskReader):
                     f"{result.session_id!r} was leased for task {row['task_id']!r}, attempt {before.attempt}."
                 )
             keep()
+            size = tasks.c.result_bytes + num_bytes
+            unit.conn.execute(sa.update(tasks).where(tasks.c.task_id == result.task_id).values(result_bytes=size))
             self._move(unit, row, after, reward=result.reward, result_attempt=result.attempt)
             return ResultReceipt(accepted=True, state=after.state)
 
     # From the server's own side.
 
+    @repeated
     def sweep(self) -> int:
         """Take back leases that ran out; gives how many."""
         with self._unit() as unit:
-            due = (sessions.c.state == "leased") & (sessions.c.expires_at <= unit.now)
-            rows = locked_rows(unit, due)
+            rows = locked_rows(unit, LEASED & (sessions.c.expires_at <= unit.now), skip_locked=True)
             for row in rows:
                 self._move(unit, row, standing.expire(standing_of(row), now=unit.now))
             return len(rows)
 
+    @repeated
+    def let_in(self) -> int:
+        """Let those into the queue that waited long enough after a fault; gives how many."""
+        with self._unit() as unit:
+            return let_in(unit)
+
+    @repeated
+    def forget(self, task_ids: Sequence[str]) -> int:
+        """Delete tasks that ended, with all that is known of them; one that is still needed stays. Gives how many."""
+        with self._unit() as unit:
+            return retention.forget(unit.conn, task_ids)
+
+    @repeated
+    def forget_events(self, before: float) -> int:
+        """Delete old events that are of no task; gives how many."""
+        with self._unit() as unit:
+            return retention.forget_events(unit.conn, before)
+
+    @repeated
     def grant_grace(self) -> int:
         """Renew all leases: after a time in which *we* could hear no heartbeat. Gives how many."""
         with self._unit() as unit:
-            held = sa.update(sessions).where(sessions.c.state == "leased")
+            held = sa.update(sessions).where(LEASED)
             return unit.conn.execute(held.values(expires_at=unit.now + self.lease_s)).rowcount
 
     def _move(
@@ -273,7 +296,9 @@ class TaskStore(TaskReader):
             )
         else:
             write_standing(unit, row, after)
-            why = {"code": after.failure.code} if after.failure and kind == "session.requeued" else {}
+            why: dict[str, Any] = {"code": after.failure.code} if after.failure and kind == "session.requeued" else {}
+            if after.ready_at is not None:
+                why["ready_at"] = after.ready_at
             unit.emit(kind, task_id, session_id, node=after.node_id, attempt=after.attempt, **why)
 
     def _close_one(self, unit: Unit, task_id: str, ends_task: TaskState) -> None:
@@ -285,37 +310,6 @@ class TaskStore(TaskReader):
         )
         add_callback(unit.conn, task_view(unit.conn, task_id), now=unit.now, expiry_s=self._callback_expiry_s)
         unit.emit("task.ended", task_id, status=ends_task)
-
-
-def _insert_task(unit: Unit, request: TaskRequest, digest: str) -> None:
-    task_id = request.task_id or ""
-    unit.conn.execute(
-        sa.insert(tasks).values(
-            task_id=task_id,
-            digest=digest,
-            body=request.model_dump_json(),
-            status="queued",
-            num_samples=request.num_samples,
-            num_open=request.num_samples,
-            created_at=unit.now,
-        )
-    )
-    rows = [
-        {
-            "session_id": session_id_of(task_id, index),
-            "task_id": task_id,
-            "sample_index": index,
-            "state": "queued",
-            "attempt": 1,
-            "max_attempts": request.max_attempts,
-            "fence": 0,
-            "reported_fence": 0,
-            "created_at": unit.now,
-        }
-        for index in range(request.num_samples)
-    ]
-    unit.conn.execute(sa.insert(sessions), rows)
-    unit.emit("task.submitted", task_id, num_samples=request.num_samples, harness=request.agent.harness)
 
 
 def _start_task(unit: Unit, task_id: str) -> None:

@@ -1,0 +1,319 @@
+"""The same store over SQLite and PostgreSQL: turns and priorities, rests after faults, pages, and what is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from gangline.domain.errors import Conflict, InvalidRequest, NotFound, StoreError
+from gangline.domain.session import Lease
+from gangline.domain.task import TaskRequest
+from gangline.store import schema
+from gangline.store.outbox import Outbox
+from gangline.store.reader import TaskReader
+from gangline.store.retention import Keep
+from gangline.store.tasks import TaskStore
+from service import NODE_URL, beat, engine_down, request, result
+
+Opened = Callable[..., TaskStore]
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(any_database: str, clock: Clock):
+    with TaskStore(any_database, clock=clock, lease_s=30.0, callback_expiry_s=60.0) as opened:
+        yield opened
+
+
+def kept() -> None:
+    return None
+
+
+def of(submitter: str | None, name: str, num_samples: int, priority: int = 0) -> TaskRequest:
+    return request(name, num_samples=num_samples, submitter=submitter, priority=priority)
+
+
+def leased(store: TaskStore, count: int) -> list[str]:
+    return [lease.session_id for lease in store.lease("n1", NODE_URL, count)]
+
+
+def end_task(store: TaskStore, name: str, num_bytes: int = 0, **changes: object) -> None:
+    store.submit([request(name, num_samples=1, **changes)])
+    (lease,) = store.lease("n1", NODE_URL, 1)
+    store.report(result(lease), kept, num_bytes)
+
+
+def test_a_task_lives_and_ends_on_every_database(store: TaskStore, clock: Clock):
+    store.submit([request(callback_url="http://trainer.test/", callback_secret="KEY", callback_expiry_seconds=5)])
+    first, second = store.lease("n1", NODE_URL, 8)
+    assert store.heartbeat(beat([first, second])).renewed == ("t.0", "t.1")
+    store.release("n1", "t.1", second.fence)
+    clock.now += 31.0
+    assert (store.sweep(), store.session("t.0").attempt) == (1, 2)
+    for lease in store.lease("n2", NODE_URL, 8):
+        assert store.report(result(lease, "n2"), kept).state == "ended"
+    task = store.task("t")
+    assert (task.status, task.rewards, task.num_open) == ("ended", (1.0, 1.0), 0)
+    (callback,) = Outbox(store.database).due(clock.now, 10)
+    assert (callback.key, callback.secret, callback.expires_at) == ("t:ended", "KEY", clock.now + 5)
+    assert [event.seq for event in store.events()] == list(range(1, len(store.events()) + 1))
+    status = store.status()
+    assert (status.tasks, status.sessions, [node.node_id for node in status.nodes]) == (
+        {"ended": 1},
+        {"ended": 2},
+        ["n1", "n2"],
+    )
+
+
+def test_a_batch_is_accepted_once_however_often_it_is_sent(store: TaskStore):
+    batch = [request(f"t{index}", num_samples=2) for index in range(1200)]
+    assert all(answer.created for answer in store.submit(batch))
+    assert not any(answer.created for answer in store.submit(batch))
+    again = store.submit([batch[0], request("new"), request("new")])
+    assert [answer.created for answer in again] == [False, True, False]
+    with pytest.raises(Conflict):
+        store.submit([request("newer"), request("new", instruction="other")])
+    with pytest.raises(NotFound):
+        store.task("newer")
+    assert store.status().sessions == {"queued": 2402}
+
+
+def test_submitters_are_served_in_turn_whoever_came_first(store: TaskStore):
+    store.submit([of("a", "a1", 6)])
+    assert leased(store, 2) == ["a1.0", "a1.1"]
+    store.submit([of("b", "b1", 2), of(None, "c1", 1)])
+    assert leased(store, 6) == ["a1.2", "b1.0", "c1.0", "a1.3", "b1.1", "a1.4"]
+
+
+def test_who_was_idle_has_saved_nothing_up_and_who_cancelled_owes_nothing(store: TaskStore):
+    store.submit([of("a", "a1", 3)])
+    assert len(leased(store, 3)) == 3
+    store.submit([of("b", "b1", 3), of("a", "a2", 3)])
+    assert leased(store, 4) == ["b1.0", "a2.0", "b1.1", "a2.1"]
+    store.submit([of("a", "a3", 500)])
+    store.cancel_task("a3")
+    store.submit([of("a", "a4", 1)])
+    assert leased(store, 9) == ["b1.2", "a2.2", "a4.0"]
+
+
+def test_a_higher_priority_goes_before_all_others_and_shares_its_own_turns(store: TaskStore):
+    store.submit([of("a", "a1", 2), of("a", "high", 2, priority=5), of("b", "b1", 1), of("b", "low", 1, priority=-1)])
+    store.submit([of("b", "high2", 1, priority=5)])
+    assert leased(store, 9) == ["high.0", "high2.0", "high.1", "a1.0", "b1.0", "a1.1", "low.0"]
+
+
+def test_a_session_rests_longer_after_each_fault_of_ours(store: TaskStore, clock: Clock):
+    store.submit([request(num_samples=1, max_attempts=4), request("other", num_samples=1)])
+    (lease,) = store.lease("n1", NODE_URL, 1)
+    for pause_s in (1.0, 4.0, 16.0):
+        store.report(result(lease, **engine_down()), kept)
+        assert store.session("t.0").ready_at == clock.now + pause_s
+        assert store.status().num_waiting == 1
+        clock.now += pause_s - 0.5
+        assert "t.0" not in leased(store, 9)
+        clock.now += 0.5
+        assert store.let_in() == 1
+        (lease,) = store.lease("n1", NODE_URL, 9)
+        assert (lease.session_id, store.session("t.0").ready_at) == ("t.0", None)
+    assert store.report(result(lease, **engine_down()), kept).state == "ended"
+
+
+def test_a_resting_session_can_be_cancelled(store: TaskStore, clock: Clock):
+    store.submit([request(num_samples=1)])
+    (lease,) = store.lease("n1", NODE_URL, 1)
+    store.report(result(lease, **engine_down()), kept)
+    assert store.cancel_session("t.0").outcome == "cancelled"
+    clock.now += 100.0
+    assert (store.let_in(), leased(store, 9)) == (0, [])
+
+
+def test_pages_of_sessions_show_each_once_and_only_those_asked_for(store: TaskStore):
+    store.submit([of("a", "a1", 3), of("b", "b1", 2)])
+    (lease,) = store.lease("n1", NODE_URL, 1)
+    store.report(result(lease), kept)
+    first = store.sessions(limit=3)
+    rest = store.sessions(limit=3, before=first.next)
+    assert [s.session_id for s in (*first.sessions, *rest.sessions)] == ["b1.1", "b1.0", "a1.2", "a1.1", "a1.0"]
+    assert rest.next is None
+
+    def found(**wanted: str) -> list[str]:
+        return [session.session_id for session in store.sessions(**wanted).sessions]  # type: ignore[arg-type]
+
+    assert found(state="ended") == found(outcome="completed") == found(node_id="n1") == ["a1.0"]
+    assert found(submitter="b", state="queued") == ["b1.1", "b1.0"]
+    assert [task.task_id for task in store.tasks(submitter="a").tasks] == ["a1"]
+
+
+def test_what_ended_long_ago_is_forgotten_with_all_that_belongs_to_it(store: TaskStore, clock: Clock):
+    end_task(store, "old")
+    clock.now += 100.0
+    end_task(store, "young")
+    store.submit([request("open")])
+    keep = Keep(for_s=50.0)
+    assert store.forgettable(keep, 10) == ["old"]
+    assert store.forget(["old", "open", "unknown"]) == 1
+    assert store.forgettable(keep, 10) == []
+    with pytest.raises(NotFound):
+        store.task("old")
+    assert {event.task_id for event in store.events()} == {None, "young", "open"}
+    assert store.forget_events(clock.now) == 1  # node.joined
+    assert {event.task_id for event in store.events()} == {"young", "open"}
+    last = store.last_event()
+    store.submit([request("next")])
+    assert store.events(after=last)[0].seq == last + 1
+
+
+def test_the_oldest_results_go_first_when_there_are_too_many_bytes(store: TaskStore, clock: Clock):
+    for name in ("t1", "t2", "t3"):
+        end_task(store, name, num_bytes=100)
+        clock.now += 1.0
+    assert store.status().result_bytes == 300
+    assert store.forgettable(Keep(max_bytes=300), 10) == []
+    assert store.forgettable(Keep(max_bytes=150), 10) == ["t1", "t2"]
+    assert store.forgettable(Keep(), 10) == []
+
+
+def test_what_is_not_delivered_is_never_forgotten(store: TaskStore, clock: Clock):
+    end_task(store, "told", num_bytes=100, callback_url="http://trainer.test/")
+    end_task(store, "untold", num_bytes=100, callback_url="http://trainer.test/")
+    outbox = Outbox(store.database)
+    (callback, _) = outbox.due(clock.now, 10)
+    outbox.delivered(callback, now=clock.now)
+    clock.now += 1e6
+    assert store.forgettable(Keep(for_s=1.0, max_bytes=0), 10) == ["told"]
+    assert store.forget(["told", "untold"]) == 1
+    assert store.task("untold").ended
+
+
+def test_a_callback_that_one_server_took_is_left_alone_by_the_others_for_a_while(store: TaskStore, clock: Clock):
+    end_task(store, "t", callback_url="http://trainer.test/")
+    mine, others = Outbox(store.database), Outbox(store.database)
+    (taken,) = mine.take(clock.now, 10, held_s=20.0)
+    assert others.take(clock.now + 19.0, 10, held_s=20.0) == []
+    assert others.take(clock.now + 20.0, 10, held_s=20.0)[0].key == taken.key
+    mine.delivered(taken, now=clock.now)
+    others.failed(taken, now=clock.now, next_at=clock.now, error="too late")
+    assert mine.all_states() == [("t:ended", "delivered")]
+
+
+def test_the_head_of_the_queue_is_a_look_into_an_index_however_long_it_is(store: TaskStore):
+    store.submit([of(f"s{index % 7}", f"t{index}", 1000) for index in range(20)])
+    place = (schema.sessions.c.priority.desc(), schema.sessions.c.turn, schema.sessions.c.position)
+    query = sa.select(schema.sessions.c.session_id).where(schema.IN_QUEUE).order_by(*place).limit(8)
+    kind = store.database.url.get_backend_name()
+    with store.database.writing() as conn:
+        conn.exec_driver_sql("ANALYZE")
+        text = str(query.compile(conn, compile_kwargs={"literal_binds": True}))
+        explain = "EXPLAIN QUERY PLAN " if kind == "sqlite" else "EXPLAIN "
+        plan = " ".join(str(row) for row in conn.exec_driver_sql(explain + text))
+    assert "sessions_in_queue" in plan
+    assert "Sort" not in plan
+    assert "TEMP B-TREE" not in plan
+
+
+def test_a_reader_sees_what_there_is_and_may_not_write(store: TaskStore, any_database: str):
+    store.submit([request(num_samples=1)])
+    with TaskReader(any_database) as reader:
+        assert reader.task("t").status == "queued"
+        store.lease("n1", NODE_URL, 1)
+        assert reader.task("t").status == "running"
+        with pytest.raises(StoreError, match=r"read-?only"), reader.database.reading() as conn:
+            conn.execute(sa.delete(schema.events))
+
+
+def test_a_newer_database_is_refused_and_left_alone(any_database: str):
+    with TaskStore(any_database) as store, store.database.writing() as conn:
+        conn.execute(sa.update(schema.meta).values(value="99"))
+    with pytest.raises(StoreError, match=r"version 99.*newer"):
+        TaskStore(any_database)
+    with pytest.raises(StoreError, match="version 99"):
+        TaskReader(any_database)
+
+
+@pytest.mark.parametrize("url", ["mysql://host/db", "postgresql://[::1/db"])
+def test_what_is_no_database_of_ours_is_refused_without_telling_passwords(url: str):
+    with pytest.raises(InvalidRequest):
+        TaskStore(url)
+
+
+def test_a_password_is_not_told_when_the_database_does_not_answer(tmp_path: Path):
+    with pytest.raises(StoreError) as caught:
+        TaskStore(f"postgresql://me:hidden@/db?host={tmp_path}")
+    assert "hidden" not in str(caught.value)
+
+
+V1 = Path(__file__).parents[1] / "data" / "store_v1.sql"
+
+
+def load_version_1(url: str) -> None:
+    """A data folder of version 1: one task done, one half done, one waiting."""
+    lines = V1.read_text().splitlines()
+    if url.startswith("postgresql"):
+        text = "\n".join(line for line in lines if "FOREIGN KEY" not in line and "sqlite_sequence" not in line)
+        for old, new in (
+            ("INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT", "BIGSERIAL PRIMARY KEY"),
+            ('UNIQUE ("key"), ', 'UNIQUE ("key")'),
+            ("UNIQUE (session_id), ", "UNIQUE (session_id)"),
+            ("BEGIN TRANSACTION;", ""),
+            ("COMMIT;", ""),
+            ("'http://node.test',0,0,", "'http://node.test',0,false,"),
+        ):
+            text = text.replace(old, new)
+        engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+        with engine.begin() as conn:
+            for statement in text.split(";\n"):
+                if statement.strip():
+                    conn.exec_driver_sql(statement.replace("%", "%%"))
+            for table, key in (("tasks", "position"), ("sessions", "position"), ("events", "seq"), ("outbox", "id")):
+                conn.exec_driver_sql(f"SELECT setval('{table}_{key}_seq', 1000)")
+        engine.dispose()
+        return
+    engine = sa.create_engine(f"sqlite:///{url}")
+    with engine.connect() as conn:
+        conn.connection.executescript("\n".join(lines))  # type: ignore[attr-defined]
+    engine.dispose()
+
+
+def names_of(conn: sa.Connection) -> dict[str, set[str]]:
+    look = sa.inspect(conn)
+    columns = {f"{name}.{column['name']}" for name in look.get_table_names() for column in look.get_columns(name)}
+    indexes = {str(index["name"]) for name in look.get_table_names() for index in look.get_indexes(name)}
+    return {"columns": columns, "indexes": {name for name in indexes if "_key" not in name}}
+
+
+def test_a_folder_of_version_1_goes_on_where_it_stood(any_database: str, clock: Clock):
+    load_version_1(any_database)
+    with pytest.raises(StoreError, match="brings it up to date"):
+        TaskReader(any_database)
+    clock.now = 1010.0
+    with TaskStore(any_database, clock=clock) as store:
+        assert store.task("done").rewards == (1.0,)
+        assert [callback.key for callback in Outbox(store.database).due(clock.now, 9)] == ["done:ended"]
+        resubmitted = request("done", num_samples=1, callback_url="http://trainer.test/done", metadata={"step": 7})
+        again = store.submit([resubmitted.model_copy(update={"max_attempts": 2})])
+        assert not again[0].created
+        store.submit([request("new", num_samples=1)])
+        claimed: list[Lease] = store.lease("n1", NODE_URL, 9)
+        assert [lease.session_id for lease in claimed] == ["half.0", "half.2", "waiting.0", "waiting.1", "new.0"]
+        with store.database.reading() as conn:
+            upgraded = names_of(conn)
+    with TaskStore(any_database, clock=clock) as store:
+        assert store.session("half.0").attempt == 2
+    assert upgraded["columns"] == {f"{t.name}.{c.name}" for t in schema.metadata.tables.values() for c in t.columns} | {
+        name for name in upgraded["columns"] if name.startswith("sqlite_")
+    }
+    assert upgraded["indexes"] == {str(i.name) for t in schema.metadata.tables.values() for i in t.indexes}

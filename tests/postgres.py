@@ -1,0 +1,74 @@
+"""A real PostgreSQL for tests: a cluster of their own in a temporary folder, run by an unprivileged user."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from requirements import need, need_module
+
+__all__ = ["Cluster", "running_cluster"]
+
+_INSTALL = "sudo apt-get install -y postgresql"
+
+
+class Cluster:
+    """A running server; each test takes a database of its own."""
+
+    def __init__(self, socket_dir: Path) -> None:
+        self.socket_dir = socket_dir
+        self._numbers = count(1)
+
+    def url(self, database: str) -> str:
+        return f"postgresql://postgres@/{database}?host={self.socket_dir}"
+
+    def new_database(self) -> str:
+        """URL of an empty one."""
+        name = f"test{next(self._numbers)}"
+        import psycopg
+
+        with psycopg.connect(self.url("postgres"), autocommit=True) as conn:
+            conn.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
+        return self.url(name)
+
+
+@contextmanager
+def running_cluster() -> Iterator[Cluster]:
+    """Skips the test where PostgreSQL, or a user to run it, is missing."""
+    need_module("psycopg", "pip install 'gangline[postgres]'")
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    need(found, f"PostgreSQL is missing: {_INSTALL}")
+    programs = found[-1].parent
+    folder = Path(tempfile.mkdtemp(prefix="gangline-pg-"))
+    user = _unprivileged(folder)
+    data = folder / "data"
+
+    def run(program: str, *arguments: str) -> None:
+        subprocess.run([programs / program, *arguments], check=True, capture_output=True, cwd=folder, user=user)
+
+    try:
+        run("initdb", "-D", str(data), "-U", "postgres", "--auth=trust", "--no-sync", "-E", "UTF8", "--locale=C")
+        settings = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off -c max_connections=50"
+        run("pg_ctl", "-D", str(data), "-w", "-l", str(folder / "log"), "-o", settings, "start")
+        try:
+            yield Cluster(folder)
+        finally:
+            run("pg_ctl", "-D", str(data), "-m", "immediate", "-w", "stop")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unprivileged(folder: Path) -> str | None:
+    """The user to run it as, who is given the folder; PostgreSQL refuses root."""
+    if os.getuid() != 0:
+        return None
+    user = pwd.getpwnam("postgres")
+    os.chown(folder, user.pw_uid, user.pw_gid)
+    return user.pw_name
