@@ -41,7 +41,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._news: asyncio.Future[None] | None = None
         """Waited for by who reads."""
-        self._head = b""
+        self._head: bytes = b""
         """Of an answer whose header has not come whole."""
         self._body: BodyReader | None = None
         self._error: Exception | None = None
