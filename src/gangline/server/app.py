@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -11,6 +12,11 @@ from aiohttp.typedefs import Handler
 
 from gangline import __version__
 from gangline.domain.errors import Unauthorized
+from gangline.server.compat_polar import PolarRoutes
+from gangline.server.compat_polar_nodes import PolarNodeRoutes
+from gangline.server.compat_prorl import ProrlRoutes
+from gangline.server.compat_prorl_nodes import NodeEngines
+from gangline.server.compat_prorl_templates import no_templates, templates_in
 from gangline.server.event_routes import EventRoutes
 from gangline.server.node_routes import NodeRoutes
 from gangline.server.openapi import describe
@@ -29,6 +35,7 @@ def create_app(
     service: RolloutService,
     *,
     control_token: str | None,
+    handlers_folder: Path | None = None,
     max_task_bytes: int = MAX_TASK_BYTES,
     max_result_bytes: int = MAX_RESULT_BYTES,
     keep_alive_s: float = 15.0,
@@ -36,11 +43,17 @@ def create_app(
     """Build the application; it neither starts nor stops the service.
 
     control_token: asked for on every route but /health; None asks for nothing (then listen on loopback only).
+    handlers_folder: task templates by data source, for `/process`.
     max_task_bytes, max_result_bytes: of one request's body.
     keep_alive_s: between comments on an event stream on which nothing happens.
     """
     routes = all_routes(
-        service, max_task_bytes=max_task_bytes, max_result_bytes=max_result_bytes, keep_alive_s=keep_alive_s
+        service,
+        control_token=control_token,
+        handlers_folder=handlers_folder,
+        max_task_bytes=max_task_bytes,
+        max_result_bytes=max_result_bytes,
+        keep_alive_s=keep_alive_s,
     )
     open_handlers = frozenset(route.path for route in routes if route.open)
     app = web.Application(middlewares=[problems, _guard(control_token, open_handlers)])
@@ -51,15 +64,22 @@ def create_app(
 def all_routes(
     service: RolloutService,
     *,
+    control_token: str | None = None,
+    handlers_folder: Path | None = None,
     max_task_bytes: int = MAX_TASK_BYTES,
     max_result_bytes: int = MAX_RESULT_BYTES,
     keep_alive_s: float = 15.0,
 ) -> list[Route]:
     """Every route that is served, in the order of its description."""
+    template_of = no_templates if handlers_folder is None else templates_in(handlers_folder)
+    engines = NodeEngines(service, control_token)
     routes = [
         *UserRoutes(service, max_task_bytes=max_task_bytes).routes(),
         *EventRoutes(service, keep_alive_s=keep_alive_s).routes(),
         *NodeRoutes(service, max_result_bytes=max_result_bytes).routes(),
+        *PolarRoutes(service, max_task_bytes=max_task_bytes).routes(),
+        *PolarNodeRoutes(service, max_result_bytes=max_result_bytes).routes(),
+        *ProrlRoutes(service, engines, template_of, max_task_bytes=max_task_bytes).routes(),
         Route("GET", "/health", health, "Whether the server answers.", open=True, errors=()),
     ]
     described = Route("GET", "/openapi.json", _describing(lambda: describe(routes)), "This description.")
@@ -84,7 +104,7 @@ def _guard(control_token: str | None, open_paths: frozenset[str]) -> Any:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         if expected is not None and request.path not in open_paths:
-            given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+            given = _given_token(request).encode("utf-8", "surrogateescape")
             if not hmac.compare_digest(given, expected):
                 return problem_response(
                     Unauthorized("the control token is missing or wrong; send `Authorization: Bearer TOKEN`.")
@@ -92,3 +112,9 @@ def _guard(control_token: str | None, open_paths: frozenset[str]) -> Any:
         return await handler(request)
 
     return guard
+
+
+def _given_token(request: web.Request) -> str:
+    """What stands for the token; Polar's clients send theirs in a header of its own."""
+    polar = request.headers.get("X-Polar-Control-Token")
+    return request.headers.get("Authorization", "" if polar is None else f"Bearer {polar}")

@@ -126,7 +126,7 @@ async def serving(
             results = await asyncio.to_thread(_results, storage, data_dir)
             service = RolloutService(store, results, check_task=check_task, sweep_every_s=sweep_every_s)
             await service.start()
-            app = create_app(service, control_token=control_token)
+            app = create_app(service, control_token=control_token, handlers_folder=folder / "handlers")
             async with _listening(app, service, host, port) as bound_port:
                 courier = Courier(
                     Outbox(store.database),

@@ -1,0 +1,123 @@
+"""Polar's routes for those who want tasks solved, over the same core as ours: submit, poll, look around.
+
+Source: Polar, A.5. What is submitted here is a task like any other, and can be seen on every other route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast, get_args
+
+import msgspec
+from aiohttp import web
+
+from gangline.domain.errors import InvalidRequest
+from gangline.domain.session import SessionResult
+from gangline.domain.task import TaskRequest
+from gangline.domain.views import TaskView
+from gangline.server.compat_polar_records import LogprobForm, polar_result, polar_task_status, task_from_polar
+from gangline.server.problems import read_body
+from gangline.server.routing import Query, Route, answer_json, path_id
+from gangline.server.service import RolloutService
+
+__all__ = ["PolarRoutes", "PolarStatus", "PolarSubmitted", "PolarTask"]
+
+_NEWEST_TASKS = 1000
+
+
+class PolarSubmitted(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a submit."""
+
+    task_id: str
+    status: str
+    session_ids: tuple[str, ...]
+
+
+class PolarTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A task while it runs, with the results that there are, and when it has ended."""
+
+    task_id: str
+    status: str
+    """`running`, `completed` or `cancelled`."""
+    total_sessions: int
+    completed_sessions: int
+    results: list[dict[str, Any]]
+    """Polar's session results; traces as in its A.4."""
+    result_paths: list[str] = []
+
+
+class PolarStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Tasks, nodes and what waits."""
+
+    tasks: dict[str, str]
+    """task id -> status, of the newest thousand."""
+    task_states: dict[str, int]
+    """task state -> how many of all."""
+    pending_sessions: int
+    """Sessions that no node has yet."""
+    running_sessions: int
+    nodes: dict[str, dict[str, Any]]
+    """node id -> where it answers, what it told, how long ago."""
+
+
+class PolarRoutes:
+    def __init__(self, service: RolloutService, *, max_task_bytes: int) -> None:
+        self._service = service
+        self._max_task_bytes = max_task_bytes
+
+    async def submit_polar_task(self, request: web.Request) -> web.Response:
+        body = await read_body(request, self._max_task_bytes)
+        task = task_from_polar(msgspec.json.decode(body))
+        submitted = (await self._service.submit([task]))[0]
+        view = await self._service.task(submitted.task_id)
+        return answer_json(
+            PolarSubmitted(task_id=submitted.task_id, status=polar_task_status(view), session_ids=submitted.session_ids)
+        )
+
+    async def polar_task(self, request: web.Request) -> web.Response:
+        form = request.query.get("logprobs", "objects")
+        if form not in get_args(LogprobForm):
+            raise InvalidRequest(f"logprobs must be one of {', '.join(get_args(LogprobForm))}, got {form[:40]!r}.")
+        task, results = await self._service.task_results(path_id(request, "task_id"), partial=True)
+        return await asyncio.to_thread(_answer, task, results, cast("LogprobForm", form))  # it may be large
+
+    async def polar_status(self, _request: web.Request) -> web.Response:
+        store = self._service.store
+        status = await store.query(store.status)
+        page = await store.query(lambda: store.tasks(limit=_NEWEST_TASKS))
+        states = {"queued": "running", "running": "running", "ended": "completed", "cancelled": "cancelled"}
+        record = PolarStatus(
+            tasks={task.task_id: states[task.status] for task in page.tasks},
+            task_states=status.tasks,
+            pending_sessions=status.sessions.get("queued", 0),
+            running_sessions=status.sessions.get("leased", 0),
+            nodes={node.node_id: msgspec.to_builtins(node) for node in status.nodes},
+        )
+        return answer_json(record)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/rollout/task/submit", self.submit_polar_task, "Polar's submit; does not wait.",
+                  body=TaskRequest, answer=PolarSubmitted, errors=(400, 401, 409, 413, 507)),
+            Route("GET", "/rollout/task/{task_id}", self.polar_task, "Polar's poll: status, results so far, results.",
+                  answer=PolarTask, query=_LOGPROBS, errors=(400, 401, 404)),
+            Route("GET", "/rollout/status", self.polar_status, "Polar's view of tasks, nodes and pending sessions.",
+                  answer=PolarStatus),
+        ]  # fmt: skip
+
+
+_LOGPROBS = (
+    Query("logprobs", {"type": "string", "enum": list(get_args(LogprobForm))}, "Objects, as in A.4, or numbers."),
+)
+
+
+def _answer(task: TaskView, results: list[SessionResult], form: LogprobForm) -> web.Response:
+    agent: dict[str, Any] = task.request.get("agent", {})
+    record = PolarTask(
+        task_id=task.task_id,
+        status=polar_task_status(task),
+        total_sessions=task.num_samples,
+        completed_sessions=len(results),
+        results=[polar_result(result, str(agent.get("harness")), form) for result in results],
+    )
+    return answer_json(record)

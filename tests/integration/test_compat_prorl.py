@@ -1,0 +1,187 @@
+"""A trainer that knows ProRL Agent's paper (listing 3, 3.3.2 to 3.3.4) and nothing of Gangline."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from fixtures_node import TOKEN, running_node
+from gangline.client import ServerClient
+from gangline.domain.conversation import Message, Text
+from gangline.domain.session import Heartbeat, Lease, StageTiming
+from gangline.domain.tokens import logprobs, token_ids
+from gangline.domain.trajectory import Trace, Trajectory, TurnSpan
+from gangline.server.run import serving
+from gangline.testing.scripted_engine import scripted_server
+from service import FakeNode, any_plugin
+
+INSTANCE = {"instance_id": "mypy-16203", "trajectory_id": "t0", "agent": {"harness": "shell"}, "instruction": "do it"}
+SAMPLING = {"model": "served", "api_key": "sk-very-secret", "temperature": 0.6, "max_tokens": 256, "max_iterations": 5}
+
+
+class Trainer:
+    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+        self.url = url
+        self.http = http
+
+    async def post(self, path: str, body: Any = None) -> tuple[int, Any]:
+        async with self.http.post(self.url + path, json=body) as reply:
+            return reply.status, await reply.json(content_type=None)
+
+    async def status(self) -> Any:
+        async with self.http.get(f"{self.url}/status") as reply:
+            return await reply.json(content_type=None)
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[ServerClient]:
+    async with (
+        serving(data_dir=tmp_path, control_token=TOKEN, check_task=any_plugin) as running,
+        ServerClient(running.url, TOKEN) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+async def trainer(client: ServerClient) -> AsyncIterator[Trainer]:
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+        yield Trainer(client.url, http)
+
+
+def two_turns(lease: Lease) -> Trajectory:
+    said = [Message(role, (Text(text),)) for role, text in (("assistant", "a"), ("tool", "t"), ("assistant", "b"))]
+    trace = Trace(
+        trace_id=f"{lease.session_id}.0",
+        session_id=lease.session_id,
+        prompt_ids=token_ids([1, 2]),
+        response_ids=token_ids([3, 4, 5, 6]),
+        loss_mask=token_ids([1, 0, 1, 1]).astype("int8"),
+        response_logprobs=logprobs([-0.5, 0.0, -0.25, -0.125]),
+        response_versions=token_ids([0, -1, 0, 0]),
+        spans=(TurnSpan("c1", 0, 1), TurnSpan("c2", 2, 4)),
+        prompt_messages=(Message("user", (Text("do it"),)),),
+        response_messages=tuple(said),
+        finish_reason="stop",
+        certificates=(),
+    )
+    return Trajectory(
+        session_id=lease.session_id, task_id=lease.task_id, builder="b", traces=(trace,), num_completions=2
+    )
+
+
+async def test_a_job_is_answered_when_it_ends_with_ids_in_its_messages(trainer: Trainer, client: ServerClient):
+    job = {"instance": INSTANCE, "sampling_params": SAMPLING, "job_id": "j1"}
+    waiting = asyncio.create_task(trainer.post("/process", job))
+    node = FakeNode(client)
+    (lease,) = await node.lease(wait_s=10)
+    assert lease.task["capture"]["sampling"]["temperature"]["override"] == 0.6
+    assert lease.task["agent"]["model_name"] == "served"
+    assert lease.task["agent"]["max_turns"] == 5
+    assert "sk-very-secret" not in json.dumps(lease.task)
+    assert (await trainer.status())["pending_jobs"] == 1
+    await node.finish([lease], trajectory=two_turns(lease), reward=1.0, timings=(StageTiming("run", 10.0, 12.5),))
+    status, answer = await waiting
+    assert (status, answer["job_id"], answer["resolved"], answer["critical_error"]) == (200, "j1", True, None)
+    assert (answer["instance_id"], answer["trajectory_id"]) == ("mypy-16203", "t0")
+    assert answer["timing"] == {"init": 0.0, "run": 2.5, "eval": 0.0}
+    assert answer["ignored_sampling_params"] == ["api_key"]
+    first, last = [message for message in answer["messages"] if message["role"] == "assistant"]
+    assert (first["input_ids"], first["output_ids"], first["logprobs"]) == ([1, 2], [3], [-0.5])
+    assert (last["input_ids"], last["output_ids"], last["logprobs"]) == ([1, 2, 3, 4], [5, 6], [-0.25, -0.125])
+    assert await trainer.post("/process", job) == (200, answer)
+
+
+async def test_a_cancelled_job_answers_who_waits_for_it(trainer: Trainer, client: ServerClient):
+    waiting = asyncio.create_task(trainer.post("/process", {"instance": INSTANCE, "job_id": "j2"}))
+    await FakeNode(client).lease(wait_s=10)
+    assert (await trainer.post("/cancel", {"job_id": "j2"}))[0] == 200
+    status, answer = await waiting
+    assert (status, answer["outcome"], answer["critical_error"], answer["filter"]) == (
+        200, "cancelled", "cancelled", True,
+    )  # fmt: skip
+    assert (await trainer.post("/cancel", {"job_id": "never"}))[0] == 404
+
+
+async def test_stop_cancels_jobs_alone_and_start_takes_them_again(trainer: Trainer, client: ServerClient):
+    await client.submit({"task_id": "other", "instruction": "x", "agent": {"harness": "shell"}})
+    waiting = asyncio.create_task(trainer.post("/process", {"instance": INSTANCE, "job_id": "j3"}))
+    assert len(await FakeNode(client).lease(max_sessions=1, wait_s=10)) == 1
+    while (await trainer.status())["pending_jobs"] == 0:
+        await asyncio.sleep(0)
+    status, stopped = await trainer.post("/stop")
+    assert (status, stopped["cancelled_jobs"]) == (200, 1)
+    assert (await waiting)[1]["outcome"] == "cancelled"
+    assert (await trainer.status())["status"] == "stopped"
+    refused, problem = await trainer.post("/process", {"instance": INSTANCE})
+    assert (refused, problem["retryable"]) == (503, True)
+    assert (await client.task("other")).status == "running"
+    await trainer.post("/start")
+    again = asyncio.create_task(trainer.post("/process", {"instance": INSTANCE, "job_id": "j4"}))
+    node = FakeNode(client)
+    await node.finish(await node.lease(wait_s=10))
+    assert (await again)[1]["success"]
+
+
+async def test_status_tells_queue_depths_by_stage(trainer: Trainer, client: ServerClient):
+    waiting = [asyncio.create_task(trainer.post("/process", {"instance": INSTANCE, "job_id": f"q{n}"})) for n in "12"]
+    node = FakeNode(client)
+    leases = await node.lease(max_sessions=1, wait_s=10)
+    await node.beat(leases, stage="postrun")
+    while (await trainer.status())["queues"]["queued"] == 0:
+        await asyncio.sleep(0)
+    assert (await trainer.status())["queues"] == {"queued": 1, "init": 0, "ready": 0, "run": 0, "eval": 1}
+    await trainer.post("/stop")
+    await asyncio.gather(*waiting)
+
+
+async def test_a_data_source_names_the_operators_template(trainer: Trainer, client: ServerClient, tmp_path: Path):
+    folder = tmp_path / "server" / "handlers"
+    folder.mkdir()
+    template = {
+        "instruction": "Fix {instance_id}: ${HOME} {extra}",
+        "agent": {"harness": "shell", "settings": {"command": "solve {instance_id}"}},
+    }
+    (folder / "swebench.json").write_text(json.dumps(template))
+    instance = {"data_source": "swebench", "instance_id": "mypy-1", "extra": {"a": 1}}
+    waiting = asyncio.create_task(trainer.post("/process", {"instance": instance}))
+    node = FakeNode(client)
+    (lease,) = await node.lease(wait_s=10)
+    assert lease.task["instruction"] == 'Fix mypy-1: ${HOME} {"a":1}'
+    assert lease.task["agent"]["settings"] == {"command": "solve mypy-1"}
+    await node.finish([lease])
+    assert (await waiting)[1]["instance_id"] == "mypy-1"
+    status, problem = await trainer.post("/process", {"instance": {"data_source": "other"}})
+    assert (status, "Known: swebench" in problem["detail"]) == (400, True)
+
+
+@pytest.mark.parametrize("source", ["../../secrets", "/etc/passwd", "a/b", "..", ".hidden", "x" * 200])
+async def test_a_data_source_never_leaves_its_folder(trainer: Trainer, tmp_path: Path, source: str):
+    (tmp_path / "secrets.json").write_text('{"instruction": "leak", "agent": {"harness": "shell"}}')
+    status, problem = await trainer.post("/process", {"instance": {"data_source": source}})
+    assert (status, problem["code"]) == (400, "invalid_request")
+
+
+async def test_engines_are_added_on_and_cleared_from_the_nodes_that_are_up(
+    trainer: Trainer, client: ServerClient, tmp_path: Path
+):
+    assert (await trainer.post("/add_llm_server", {"address": "http://127.0.0.1:9/v1"}))[0] == 503
+    script = {"default": {"text": "hello"}}
+    async with (
+        scripted_server(script) as first,
+        scripted_server(script) as second,
+        running_node(tmp_path / "node", first) as node,
+    ):
+        await client.heartbeat(Heartbeat(node_id="n1", url=node.url, sessions={}, capacity=1))
+        status, added = await trainer.post("/add_llm_server", {"address": f"{second}/v1"})
+        assert (status, added["nodes"]) == (200, ["n1"])
+        assert [view["url"] for view in await node.client.backends()] == [first, second]
+        assert (await trainer.post("/clear_llm_server"))[0] == 200
+        assert await node.client.backends() == []
+        refused, problem = await trainer.post("/add_llm_server", {"address": "http://127.0.0.1:9/v1"})
+        assert (refused, problem["code"]) == (503, "engine_unavailable")
