@@ -249,3 +249,21 @@ async def test_an_abandoned_drain_never_lengthens_its_lease_nor_closes_an_open_g
     await asyncio.wait({vanished})
     assert not gate.state.is_paused
     await call.end()
+
+
+async def test_the_gate_tells_how_long_it_was_closed_and_how_long_calls_waited() -> None:
+    clock = Clock()
+    gate = Gate(clock)
+    await gate.pause("keep", 600)
+    calls = [Call(gate), Call(gate)]
+    await _turn()
+    clock.now = 2.0
+    await gate.pause("keep", 600)
+    clock.now = 3.0
+    assert (gate.closed_s, gate.waited_s) == (3.0, 0.0)
+    gate.resume()
+    await _turn()
+    clock.now = 9.0
+    assert (gate.closed_s, gate.waited_s) == (3.0, 6.0)
+    for call in calls:
+        await call.end()

@@ -40,6 +40,7 @@ from gangline.domain.task import ExecAction, RuntimeSpec, SamplingPolicy, TaskRe
 from gangline.domain.trajectory import Trajectory
 from gangline.gateway.backends import BackendPool
 from gangline.gateway.gate import Gate
+from gangline.gateway.metrics import NodeMetrics
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.pools import Pools
 from gangline.gateway.proxy import Proxy
@@ -71,6 +72,7 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     gate: Gate = msgspec.field(default_factory=Gate)
     sampling: SamplingPolicy | None = None
     """The operator's, applied after a task's own."""
+    metrics: NodeMetrics = msgspec.field(default_factory=NodeMetrics)
 
     @property
     def model(self) -> str:

@@ -115,6 +115,9 @@ class Gate:
         self._settled: asyncio.Event = asyncio.Event()
         """Set while nothing is in flight, or the gate is open: what a drain waits for."""
         self._passing: set[GateMeter] = set()
+        self._closed_at: float | None = None
+        self._closed_before_s = 0.0
+        self._waited_s = 0.0
 
     @property
     def state(self) -> GateState:
@@ -129,6 +132,16 @@ class Gate:
             is_drained=is_paused and self._num_in_flight == 0,
             num_expired_leases=self._num_expired,
         )
+
+    @property
+    def closed_s(self) -> float:
+        """How long it was closed in all, until now."""
+        return self._closed_before_s + (0.0 if self._closed_at is None else self._clock() - self._closed_at)
+
+    @property
+    def waited_s(self) -> float:
+        """How long calls waited in all; those that wait still are not in it."""
+        return self._waited_s
 
     @property
     def version(self) -> int | None:
@@ -169,7 +182,8 @@ class Gate:
             self._lease.cancel()
         if self._opened is not None:
             self._opened.set()
-        self._lease, self._opened, self._mode = None, None, None
+        self._closed_before_s = self.closed_s
+        self._lease, self._opened, self._mode, self._closed_at = None, None, None, None
         self._settled.set()
         self._freeze()
         _log.info("gate.resumed version=%s", self._version)
@@ -195,6 +209,7 @@ class Gate:
             self._enter(meter, -1)
 
     async def _wait(self, meter: GateMeter | None) -> None:
+        began = self._clock()
         self._num_waiting += 1
         if meter is not None:
             meter.waits(1)
@@ -203,6 +218,7 @@ class Gate:
                 await opened.wait()
         finally:
             self._num_waiting -= 1
+            self._waited_s += self._clock() - began
             if meter is not None:
                 meter.waits(-1)
 
@@ -223,6 +239,7 @@ class Gate:
     def _close(self, mode: GateMode, lease_s: float) -> None:
         self._num_pauses += 1
         self._mode = mode
+        self._closed_at = self._clock() if self._closed_at is None else self._closed_at
         self._opened = self._opened or asyncio.Event()
         self._lease_for(lease_s)
         if self._num_in_flight:

@@ -31,12 +31,14 @@ from gangline.gateway.delivery import Delivery
 from gangline.gateway.external import ExternalSessions
 from gangline.gateway.external_store import ExternalStore
 from gangline.gateway.heap import settle_heap
+from gangline.gateway.metrics import NodeMetrics, NodeNow
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.pipeline import Pipeline
 from gangline.gateway.pools import Pools, PoolSizes
 from gangline.gateway.proxy import Proxy
 from gangline.settings import local_url, reachable_url
 from gangline.store.journal import Journal
+from gangline.telemetry.exposition import CONTENT_TYPE
 
 __all__ = ["control_routes", "reap", "serve"]
 
@@ -104,7 +106,9 @@ async def serve(
         stack.callback(listener.close)
         bound_port = int(listener.getsockname()[1])
         url = reachable_url(host, bound_port, public_url)
-        proxy = Proxy()
+        metrics = NodeMetrics()
+        journal.on_kept = metrics.kept
+        proxy = Proxy(on_error=metrics.error_told)
         parts = NodeParts(
             node_id=node_id,
             owner=owner,
@@ -116,6 +120,7 @@ async def serve(
             journal=journal,
             pools=Pools(sizes),
             sampling=sampling,
+            metrics=metrics,
         )
         external = await _external_sessions(stack, folder, parts)
         pipeline = Pipeline(parts, client, Delivery(folder / "outgoing", client, journal), url=url)
@@ -129,6 +134,7 @@ async def serve(
         async with asyncio.TaskGroup() as group:
             group.create_task(pipeline.run())
             group.create_task(_expire(external))
+            group.create_task(metrics.loop_lag.watch())
 
 
 async def reap(data_dir: Path, node_id: str) -> None:
@@ -274,8 +280,20 @@ def control_routes(
     async def show_status(request: web.Request) -> web.StreamResponse:
         return answer(request, status() | {"num_external_sessions": external.num_open()})
 
+    async def show_metrics(_request: web.Request) -> web.StreamResponse:
+        told = status()
+        now = NodeNow(
+            stages=told["stages"],
+            sizes=told["sizes"],
+            num_external=external.num_open(),
+            backends=parts.backends.views(),
+            gate=parts.gate,
+        )
+        return web.Response(body=parts.metrics.exposition(now), headers={"Content-Type": CONTENT_TYPE})
+
     return [
         ControlRoute("GET", "/v1/status", show_status, "What the node is doing."),
+        ControlRoute("GET", "/metrics", show_metrics, "Numbers for Prometheus."),
         *SessionRoutes(external, model, public_url).routes(),
         *GateRoutes(parts.gate).routes(),
         *BackendRoutes(parts.backends, keep_backends).routes(),

@@ -120,6 +120,7 @@ class Pipeline:
             raise
         finally:
             waiting_for_run.cancel()
+        self._parts.metrics.attempt_ended(result)
         await self._delivery.deliver(result)
 
     async def _release(self, lease: Lease) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from aiohttp import ClientConnectionResetError, StreamReader, web
@@ -50,12 +50,15 @@ class Proxy:
         max_body_bytes: int = 64 << 20,
         keep_alive_s: float = 10.0,
         body_timeout_s: float = 60.0,
+        on_error: Callable[[GanglineError], None] | None = None,
     ) -> None:
         """
         dialects: None is all that are installed.
         keep_alive_s: a stream that has nothing to say for so long sends a sign of life.
         body_timeout_s: a client that sends nothing more of its body for so long is told so.
+        on_error: hears of every error that a client is told.
         """
+        self._on_error = on_error or _ignored
         self._routes = DialectRoutes(_installed() if dialects is None else dialects)
         self._max_body_bytes = max_body_bytes
         self._keep_alive_s = keep_alive_s
@@ -106,6 +109,7 @@ class Proxy:
         except Exception as error:  # the boundary: a client must be told in a shape that it understands
             _log.exception("proxy.internal_error path=%s", request.path)
             known = NodeError(f"{type(error).__name__}: {error}")
+        self._on_error(known)
         return _shaped(match.dialect, known)
 
     async def _dispatch(self, request: web.Request, match: Match, path: str) -> web.StreamResponse:
@@ -199,6 +203,7 @@ class Proxy:
         except GanglineError as error:
             if not response.prepared:
                 raise
+            self._on_error(error)
             await response.write(writer.error(error))
             await response.write_eof()
             return response
@@ -254,6 +259,10 @@ def _shaped(dialect: Dialect, error: GanglineError) -> web.Response:
     if isinstance(error, (LimitExceeded, RequestTimeout, UpgradeRefused)):
         response.force_close()  # the rest of what the client sends is not read
     return response
+
+
+def _ignored(_error: GanglineError) -> None:
+    """Nobody wants to hear of errors."""
 
 
 async def _alive(request: web.Request) -> web.StreamResponse:

@@ -18,6 +18,7 @@ from gangline.server.compat_prorl import ProrlRoutes
 from gangline.server.compat_prorl_nodes import NodeEngines
 from gangline.server.compat_prorl_templates import no_templates, templates_in
 from gangline.server.event_routes import EventRoutes
+from gangline.server.metrics_routes import MetricsRoutes
 from gangline.server.node_routes import NodeRoutes
 from gangline.server.openapi import describe
 from gangline.server.problems import problem_response, problems
@@ -56,7 +57,7 @@ def create_app(
         keep_alive_s=keep_alive_s,
     )
     open_handlers = frozenset(route.path for route in routes if route.open)
-    app = web.Application(middlewares=[problems, _guard(control_token, open_handlers)])
+    app = web.Application(middlewares=[service.metrics.middleware(), problems, _guard(control_token, open_handlers)])
     app.add_routes([web.route(route.method, route.path, route.handler) for route in routes])
     return app
 
@@ -77,6 +78,7 @@ def all_routes(
         *UserRoutes(service, max_task_bytes=max_task_bytes).routes(),
         *EventRoutes(service, keep_alive_s=keep_alive_s).routes(),
         *NodeRoutes(service, max_result_bytes=max_result_bytes).routes(),
+        *MetricsRoutes(service).routes(),
         *PolarRoutes(service, max_task_bytes=max_task_bytes).routes(),
         *PolarNodeRoutes(service, max_result_bytes=max_result_bytes).routes(),
         *ProrlRoutes(service, engines, template_of, max_task_bytes=max_task_bytes).routes(),

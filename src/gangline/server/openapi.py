@@ -60,7 +60,10 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 
 
 def _content(kind: Any, media_types: Sequence[str]) -> dict[str, Any]:
-    return {media_type: {"schema": _reference(kind)} for media_type in media_types}
+    text = {"type": "string"}
+    return {
+        media_type: {"schema": text if media_type == "text/plain" else _reference(kind)} for media_type in media_types
+    }
 
 
 def _reference(kind: Any) -> dict[str, Any]:

@@ -149,6 +149,7 @@ async def _background(
     work = [
         asyncio.create_task(service.sweep_forever(), name="server.sweep"),
         asyncio.create_task(courier.deliver_forever(), name="server.callbacks"),
+        asyncio.create_task(service.metrics.loop_lag.watch(), name="server.loop_lag"),
     ]
     if keep != Keep():
         work.append(asyncio.create_task(Housekeeper(service, keep).tidy_forever(), name="server.tidy"))

@@ -17,6 +17,7 @@ from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import decode_msgpack
 from gangline.domain.views import Event, ResultReceipt, ResultReference, SessionView, Submitted, TaskView
 from gangline.server.bells import Bells
+from gangline.server.metrics import ServerMetrics
 from gangline.settings import read_secret
 from gangline.store.reader import result_of
 from gangline.store.results import Results
@@ -60,6 +61,7 @@ class RolloutService:
         self.store = store
         self.results = results
         self.bells = Bells()
+        self.metrics = ServerMetrics()
         self.stopping = False
         self._check_task = check_task
         self._sweep_every_s = sweep_every_s
@@ -83,6 +85,7 @@ class RolloutService:
 
     def announce(self, events: Sequence[Event]) -> None:
         """Log durable events and wake who waits for them."""
+        self.metrics.saw(events)
         for event in events:
             _log_event(event)
         self.wake(events)

@@ -19,7 +19,7 @@ import fcntl
 import logging
 import os
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
@@ -78,6 +78,8 @@ class Journal:
         self._waiting: list[_Waiting] = []
         self._flushing: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self.on_kept: Callable[[Sequence[Completion]], None] = lambda _completions: None
+        """Called with the completions of each call, once they are durable."""
         self._segment = 1
         self._writer: FrameWriter | None = None
         """None only before the journal is open and once it is closed."""
@@ -112,6 +114,7 @@ class Journal:
     async def append_all(self, completions: Sequence[Completion]) -> None:
         """Completions of one attempt, at least one. All durable on return; over a crash or an error, all or none."""
         await self._write(Appended.of(completions))
+        self.on_kept(completions)
 
     async def close_attempt(self, key: AttemptKey) -> None:
         await self._write(AttemptClosed(*key))

@@ -1,0 +1,47 @@
+"""Numbers that need no socket: stages, failures, lag."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from gangline.domain.errors import Failure
+from gangline.domain.session import SessionResult, StageTiming
+from gangline.gateway.gate import Gate
+from gangline.gateway.metrics import NodeMetrics, NodeNow
+from gangline.telemetry.exposition import LoopLag
+
+NOW = NodeNow(stages={"init": 1}, sizes={}, num_external=0, backends=(), gate=Gate())
+
+
+def result(**fields: Any) -> SessionResult:
+    return SessionResult(session_id="t.0", task_id="t", node_id="n", attempt=1, fence=1, **fields)
+
+
+def test_an_attempt_is_counted_with_its_stages_and_its_failure() -> None:
+    metrics = NodeMetrics()
+    failure = Failure(boundary="runtime", code="runtime_failed", message="", retryable=True)
+    timings = (StageTiming("init", 10.0, 12.0), StageTiming("run", 12.0, 52.0))
+    metrics.attempt_ended(result(outcome="infra_error", failure=failure, timings=timings))
+    text = metrics.exposition(NOW).decode()
+    assert 'gangline_attempts_total{outcome="infra_error"} 1.0' in text
+    assert 'gangline_failures_total{boundary="runtime",code="runtime_failed"} 1.0' in text
+    assert 'gangline_stage_seconds_sum{stage="run"} 40.0' in text
+    assert 'gangline_sessions{stage="init"} 1.0' in text
+
+
+def test_a_clock_that_went_back_spoils_no_histogram() -> None:
+    metrics = NodeMetrics()
+    metrics.attempt_ended(result(outcome="completed", timings=(StageTiming("run", 9.0, 1.0),)))
+    assert 'gangline_stage_seconds_sum{stage="run"} 0.0' in metrics.exposition(NOW).decode()
+
+
+def test_the_worst_lag_is_of_the_time_since_the_last_scrape() -> None:
+    registry = CollectorRegistry()
+    lag = LoopLag(registry)
+    lag.saw(0.5)
+    lag.saw(0.1)
+    assert registry.get_sample_value("gangline_loop_lag_worst_seconds") == 0.5
+    assert registry.get_sample_value("gangline_loop_lag_worst_seconds") == 0.0
+    assert registry.get_sample_value("gangline_loop_lag_seconds_count") == 2
