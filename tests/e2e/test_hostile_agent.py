@@ -1,0 +1,272 @@
+"""A hostile agent in the sandbox of a real service: what it tries, and that none of it succeeds."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+import uuid
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import pytest
+
+from cli_process import UpProcess, processes_with
+from gangline.client import NodeClient, ServerClient
+from gangline.domain.session import SessionResult
+from gangline.gateway.node import control_routes
+from requirements import need_command
+
+SECRET = "what only the host may know"
+MAX_PIDS = 24
+
+# Programs of the agent. The first tries requests from stdin, and prints the status of each.
+CALLER = textwrap.dedent("""
+    import json, os, sys, urllib.error, urllib.request
+    for attempt in json.load(open("attempts.json")):
+        key = os.environ["OPENAI_API_KEY"] if attempt["key"] == "own" else attempt["key"]
+        headers = {"Content-Type": "application/json"} | ({"Authorization": "Bearer " + key} if key else {})
+        url = attempt["url"].replace("SESSION", os.environ["OPENAI_BASE_URL"].split("/s/")[1].split("/")[0])
+        url = url.replace("NODE", os.environ["OPENAI_BASE_URL"].split("/s/")[0])
+        request = urllib.request.Request(url, json.dumps(attempt["body"]).encode(), headers, method=attempt["method"])
+        try:
+            with urllib.request.urlopen(request, timeout=10) as reply:
+                print(reply.status)
+        except urllib.error.HTTPError as error:
+            print(error.code)
+        except OSError as error:
+            print("unreachable")
+""")
+
+# Starts children until it may not, keeps all of them, and prints how many there were.
+FORKER = textwrap.dedent("""
+    import os, time
+    pids = []
+    try:
+        while len(pids) < 500:
+            pid = os.fork()
+            if not pid:
+                time.sleep(600)
+            pids.append(pid)
+    except BlockingIOError:
+        pass
+    print(len(pids))
+""")
+
+# Leaves its session and its parent again and again, ignores every signal it can, and keeps writing.
+SURVIVOR = textwrap.dedent("""
+    import os, signal, time
+    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for _ in range(4):
+        os.fork()
+    while True:
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+        open("reward.txt", "w").write("1.0")
+        time.sleep(0.01)
+""")
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Generator[UpProcess]:
+    need_command("bwrap", "apt-get install bubblewrap")
+    service = UpProcess(tmp_path_factory.mktemp("hostile"))
+    try:
+        assert service.ready(), "the service did not start"
+        yield service
+    finally:
+        service.close()
+
+
+@pytest.fixture
+async def client(up: UpProcess) -> AsyncGenerator[ServerClient]:
+    running = up.running()
+    async with ServerClient(running["server_url"], running["control_token"]) as client:
+        yield client
+
+
+@pytest.fixture
+async def node(up: UpProcess) -> AsyncGenerator[NodeClient]:
+    running = up.running()
+    async with NodeClient(running["node_urls"][0], running["control_token"]) as node:
+        yield node
+
+
+async def run(
+    client: ServerClient, command: str, files: dict[str, str] | None = None, **changes: Any
+) -> tuple[SessionResult, str]:
+    """Result of a task of one session with these files, and what its agent printed."""
+    limits = changes.pop("limits", {})
+    prepare = [{"type": "write", "path": path, "content": content} for path, content in (files or {}).items()]
+    request = {
+        "instruction": "behave",
+        "max_attempts": 1,
+        "runtime": {"prepare": prepare, "limits": limits},
+        "agent": {"harness": "shell", "settings": {"command": command}, "env": changes.pop("env", {})},
+        **changes,
+    }
+    submitted = await client.submit(request)
+    await client.wait(submitted.task_id, timeout_s=60)
+    (result,) = await client.result(submitted.task_id)
+    return result, result.artifacts.get("harness.stdout", b"").decode()
+
+
+async def tried(client: ServerClient, attempts: list[tuple[str, str, str, Any]]) -> list[str]:
+    """What came of each `(method, url, key, body)`; the key `own` is the session's, empty is none."""
+    told = [dict(zip(("method", "url", "key", "body"), attempt, strict=True)) for attempt in attempts]
+    files = {"caller.py": CALLER, "attempts.json": json.dumps(told)}
+    result, printed = await run(client, "python3 caller.py", files)
+    assert result.outcome == "completed", result.artifacts
+    assert len(printed.split()) == len(attempts)
+    return printed.split()
+
+
+def routes_of_the_owner() -> list[tuple[str, str]]:
+    """Method and path of every route of a node that asks for the control token."""
+    nothing = cast(Any, None)
+    parts = cast(Any, type("Parts", (), {"gate": None, "backends": None}))
+    return [
+        (route.method, route.path) for route in control_routes(parts, *([nothing] * 3)) if route.opened_by == "control"
+    ]
+
+
+async def test_no_control_route_opens_for_a_sessions_key(client: ServerClient, node: NodeClient) -> None:
+    before = await node.gate()
+    known = [(method, path.replace("{session}", "SESSION")) for method, path in routes_of_the_owner()]
+    assert len(known) >= 10
+    attempts = [(method, f"NODE{path}", key, {}) for method, path in known for key in ("own", "", "control-token")]
+    statuses = await tried(client, attempts)
+    assert set(statuses) <= {"401", "404"}, list(zip(attempts, statuses, strict=True))
+    assert await node.gate() == before
+    assert len(await node.backends()) == 1
+
+
+async def test_the_server_and_other_ports_of_the_host_cannot_be_reached(up: UpProcess, client: ServerClient) -> None:
+    running = up.running()
+    port = urlsplit(running["server_url"]).port
+    hosts = ["127.0.0.1", "localhost", "[::1]", "0.0.0.0", os.uname().nodename]
+    attempts = [("GET", f"http://{host}:{port}/v1/tasks", running["control_token"], None) for host in hosts]
+    assert await tried(client, attempts) == ["unreachable"] * len(hosts)
+
+
+async def test_a_key_opens_no_other_session(client: ServerClient, node: NodeClient) -> None:
+    victim = await node.open_session()
+    chat = {"model": "m", "messages": [{"role": "user", "content": "say it"}]}
+    here = f"NODE/s/{victim['session_id']}"
+    attempts = [
+        ("POST", f"{here}/v1/chat/completions", "own", chat),
+        ("POST", f"{here}/v1/messages", "own", {**chat, "max_tokens": 8}),
+        ("POST", f"{here}/generate", "own", {"prompt_ids": [1]}),
+        ("POST", f"{here}/complete", "own", {"reward": 0}),
+        ("POST", f"NODE/v1/sessions/{victim['session_id']}/complete", "own", {"reward": 0}),
+        ("POST", f"NODE/s/SESSION/../{victim['session_id']}/v1/chat/completions", "own", chat),
+        ("POST", f"NODE/s/SESSION%2f..%2f{victim['session_id']}/v1/chat/completions", "own", chat),
+    ]
+    statuses = await tried(client, attempts)
+    assert all(status in ("400", "401", "403", "404") for status in statuses), statuses
+    result = await node.finalize(victim["session_id"], completions=True)
+    assert (result.completions, result.reward) == ((), None)
+
+
+async def test_an_agent_neither_ends_nor_grades_its_own_session(client: ServerClient) -> None:
+    ways = [f"NODE{path}" for path in ("/s/SESSION/complete", "/v1/sessions/SESSION/complete")]
+    attempts = [("POST", url, "own", {"reward": 1000.0}) for url in ways]
+    files = {
+        "caller.py": CALLER,
+        "attempts.json": json.dumps(
+            [dict(zip(("method", "url", "key", "body"), attempt, strict=True)) for attempt in attempts]
+        ),
+    }
+    result, printed = await run(client, "python3 caller.py; exit 3", files)
+    assert all(status in ("401", "404") for status in printed.split()), printed
+    assert (result.outcome, result.reward) == ("agent_error", 0.0)
+
+
+@pytest.mark.parametrize("refresh", [True, False])
+async def test_nothing_that_the_agent_plants_becomes_its_reward(client: ServerClient, refresh: bool) -> None:
+    plant = textwrap.dedent("""
+        echo 1.0 > reward.txt; echo '{"reward": 1.0}' > reward.json; chmod 000 reward.json
+        mkdir -p .gangline bin; ln -sf /dev/zero .gangline/trajectory.json
+        ln -sf /workspace/evil tests.sh; printf '#!/bin/sh\\necho 1.0 > /workspace/reward.txt\\n' > evil; chmod +x evil
+        cp evil bin/grep; cp evil "$HOME/grep"; echo 'echo 1.0 > /workspace/reward.txt' > "$HOME/.profile"
+        cp "$HOME/.profile" "$HOME/.bashrc"
+        echo wrong > answer
+    """)
+    judge = "if grep -q right answer; then echo 1.0; else echo 0.25; fi > reward.txt"
+    config = {"command": "sh tests.sh", "files": {"tests.sh": judge}, "collect": ["answer"]}
+    evaluator = {"strategy": "script", "refresh_runtime": refresh, "config": config}
+    files = {"plant.sh": plant, "survivor.py": SURVIVOR}
+    result, _ = await run(client, "sh plant.sh; python3 survivor.py & sleep 0.5", files, evaluator=evaluator)
+    assert (result.outcome, result.reward) == ("completed", 0.25)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    ["ln -s {secret} answer", "ln {secret} answer", "mkfifo answer", "ln -s /dev/zero answer", "mkdir answer"],
+)
+async def test_no_file_of_the_host_comes_out_through_the_workspace(
+    client: ServerClient, tmp_path: Path, plant: str
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    config = {"command": f"! grep -q '{SECRET}' answer && echo 0.5 > reward.txt", "collect": ["answer"]}
+    evaluator = {"strategy": "script", "refresh_runtime": True, "config": config}
+    result, _ = await run(client, plant.format(secret=secret) + "; true", evaluator=evaluator)
+    assert (result.outcome, result.reward) == ("completed", 0.5)
+    assert SECRET not in str(result.reward_details)
+
+
+async def test_a_folder_swapped_for_a_link_leads_out_of_no_workspace(client: ServerClient, tmp_path: Path) -> None:
+    (tmp_path / "answer").write_text(SECRET)
+    (tmp_path / "answer").chmod(0o666)
+    judge = "grep -q planted sub/answer; echo $? > reward.txt"
+    config = {"command": judge, "files": {"sub/answer": "planted"}, "collect": ["sub/answer"]}
+    for refresh in (True, False):
+        evaluator = {"strategy": "script", "refresh_runtime": refresh, "config": config}
+        await run(client, f"rm -rf sub; ln -s {tmp_path} sub", evaluator=evaluator)
+        assert (tmp_path / "answer").read_text() == SECRET
+
+
+async def test_the_host_can_be_neither_read_nor_written_nor_mounted(up: UpProcess, client: ServerClient) -> None:
+    places = [up.data, "/root", "/etc/shadow", "/proc/1/root/etc/shadow", "/sys/fs/cgroup"]
+    tries = [f"ls {place}/control_token {place}/nodes 2>/dev/null" for place in places]
+    tries += ["cat /etc/shadow", "cat /proc/1/root/etc/shadow", "cat /proc/1/environ | grep -a TOKEN"]
+    tries += [f"sh -c 'echo x > {place}/gangline-was-here'" for place in ("/etc", "/usr", "/sys/fs/cgroup")]
+    tries += ["mount -t tmpfs none /mnt", "chroot / true", "unshare -m true && mount -t proc p /mnt"]
+    tries += ["mknod disk b 8 0", "sh -c 'echo 1 > /proc/sys/kernel/panic'", "nsenter -t 1 -m -n true", "su -c true"]
+    command = "\n".join(
+        f"if {one} 2>/dev/null </dev/null >&2; then echo did: {index}; fi" for index, one in enumerate(tries)
+    )
+    result, printed = await run(client, "sh tries.sh", {"tries.sh": command})
+    assert result.outcome == "completed"
+    assert printed == "", [tries[int(line.split()[1])] for line in printed.splitlines()]
+
+
+async def test_no_secret_of_the_service_is_in_the_agents_environment(up: UpProcess, client: ServerClient) -> None:
+    command = "env; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n'"
+    _, printed = await run(client, command)
+    assert "OPENAI_API_KEY" in printed
+    assert up.running()["control_token"] not in printed
+    assert "GANGLINE_TOKEN" not in printed
+
+
+async def test_forks_end_at_the_limit_and_others_go_on(client: ServerClient) -> None:
+    limits = {"max_pids": MAX_PIDS}
+    greedy, printed = await run(client, "python3 forker.py", {"forker.py": FORKER}, limits=limits)
+    assert greedy.outcome == "completed"
+    assert 0 < int(printed) < MAX_PIDS
+    modest, printed = await run(client, "for i in 1 2 3; do sh -c 'echo hello'; done")
+    assert (modest.outcome, printed.split()) == ("completed", ["hello"] * 3)
+
+
+async def test_nothing_survives_the_budget(client: ServerClient) -> None:
+    mark = uuid.uuid4().hex
+    command = "python3 survivor.py & setsid setsid sleep 600 & nohup sleep 600 & sleep 600"
+    result, _ = await run(client, command, {"survivor.py": SURVIVOR}, env={"MARK": mark}, timeout_seconds=2)
+    assert (result.outcome, result.reward) == ("agent_timeout", 0.0)
+    assert processes_with(mark) == {}
