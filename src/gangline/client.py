@@ -21,11 +21,21 @@ import aiohttp
 import msgspec
 
 from gangline.domain.errors import GanglineError, InvalidRequest, ServerUnavailable
-from gangline.domain.lifecycle import TaskState
+from gangline.domain.lifecycle import Outcome, SessionState, TaskState
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
-from gangline.domain.views import Event, ResultReceipt, ServiceStatus, SessionView, Submitted, TaskPage, TaskView
+from gangline.domain.views import (
+    Event,
+    ResultReceipt,
+    ResultReference,
+    ServiceStatus,
+    SessionPage,
+    SessionView,
+    Submitted,
+    TaskPage,
+    TaskView,
+)
 
 __all__ = ["NodeClient", "ServerClient"]
 
@@ -155,11 +165,31 @@ class ServerClient(_HttpClient):
                 if task.ended:
                     return task
 
-    async def tasks(self, *, limit: int = 50, before: int | None = None, status: TaskState | None = None) -> TaskPage:
+    async def tasks(
+        self,
+        *,
+        limit: int = 50,
+        before: int | None = None,
+        status: TaskState | None = None,
+        submitter: str | None = None,
+    ) -> TaskPage:
         """Newest first. before: the `next` of the page above."""
-        wanted = {"limit": limit, "before": before, "status": status}
-        params = {name: str(value) for name, value in wanted.items() if value is not None}
+        params = _params(limit=limit, before=before, status=status, submitter=submitter)
         return await self._json("GET", "/v1/tasks", TaskPage, params=params)
+
+    async def sessions(
+        self,
+        *,
+        limit: int = 50,
+        before: int | None = None,
+        state: SessionState | None = None,
+        outcome: Outcome | None = None,
+        node_id: str | None = None,
+        submitter: str | None = None,
+    ) -> SessionPage:
+        """Newest first. before: the `next` of the page above. node_id: that holds it, or that held it last."""
+        params = _params(limit=limit, before=before, state=state, outcome=outcome, node_id=node_id, submitter=submitter)
+        return await self._json("GET", "/v1/sessions", SessionPage, params=params)
 
     async def result(self, task_id: str, *, partial: bool = False) -> list[SessionResult]:
         """Results of the group by sample index; with `partial`, of the sessions that have ended.
@@ -168,6 +198,11 @@ class ServerClient(_HttpClient):
         """
         params = {"partial": "1"} if partial else None
         return await self._msgpack(f"/v1/tasks/{task_id}/result", list[SessionResult], params)
+
+    async def references(self, task_id: str, *, partial: bool = False) -> list[ResultReference]:
+        """Where the results lie, for who fetches large ones there. Raises: as `result`."""
+        params = {"partial": "1"} if partial else None
+        return await self._json("GET", f"/v1/tasks/{task_id}/references", list[ResultReference], params=params)
 
     async def session(self, session_id: str) -> SessionView:
         """Raises: NotFound."""
@@ -362,6 +397,10 @@ class _Place:
         if name == b"id" and self.last is None:
             self.last = int(value)
         return None
+
+
+def _params(**wanted: object) -> dict[str, str]:
+    return {name: str(value) for name, value in wanted.items() if value is not None}
 
 
 def _task_json(task: TaskRequest | Mapping[str, Any]) -> bytes:

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from gangline.client import ServerClient
+from gangline.domain.errors import InvalidRequest
 from gangline.server.callbacks import signature
 from gangline.server.run import serving
 from gangline.store.outbox import Outbox
@@ -117,6 +118,22 @@ async def test_a_receiver_is_told_an_address_that_it_can_reach(tmp_path: Path, p
         result_url = json.loads((await receiver.next()).body)["result_url"]
         assert result_url.startswith(told)
         assert result_url.endswith("/v1/tasks/t/result")
+
+
+async def test_a_task_may_name_the_secret_that_signs_its_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRAINER_KEY", "trainer-secret")
+    receiver = Receiver()
+    async with receiver.listening() as port, served(tmp_path) as client:
+        url = f"http://127.0.0.1:{port}/done"
+        await client.submit(request("t", num_samples=1, callback_url=url, callback_secret="TRAINER_KEY"))
+        node = FakeNode(client)
+        await node.finish(await node.lease())
+        got = await receiver.next()
+        assert got.headers["X-Gangline-Signature"] == signature("trainer-secret", got.body)
+        for name in ("GANGLINE_TOKEN", "NOT_SET_ANYWHERE"):
+            with pytest.raises(InvalidRequest, match=name):
+                await client.submit(request("other", callback_url=url, callback_secret=name))
+        assert b"trainer-secret" not in (tmp_path / "server" / "gangline.db").read_bytes()
 
 
 async def test_a_callback_is_sent_again_until_it_is_acknowledged(tmp_path: Path):

@@ -1,7 +1,7 @@
 """Whatever nodes, clocks and messages do: each session ends once, and no lease is held twice.
 
-The pure decisions and the SQL store are driven through the same random schedules of leases, late and doubled reports,
-lost heartbeats, given-back sessions, cancellations and jumps of the clock.
+The pure decisions, and the SQL store over SQLite and PostgreSQL, are driven through the same random schedules of
+leases, late and doubled reports, lost heartbeats, given-back sessions, cancellations and jumps of the clock.
 """
 
 from __future__ import annotations
@@ -12,12 +12,20 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from gangline.domain.errors import LeaseLost
 from gangline.domain.session import Lease
 from gangline.store.standing import Standing, cancel, expire, holds, lease, release, renew, report
 from gangline.store.tasks import TaskStore
+from postgres import Cluster
 from service import beat, engine_down, request, result
 
 LEASE_S = 30.0
@@ -121,24 +129,39 @@ class StoreSchedules(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
-        self.path = Path(self.folder.name) / "gangline.db"
+        self.target = self.new_database()
         self.now = 1000.0
         self.store = self.opened()
         self.claims: list[tuple[str, Lease]] = []
         self.kept: Counter[str] = Counter()
         self.submitted: list[str] = []
 
+    def new_database(self) -> str:
+        return str(Path(self.folder.name) / "gangline.db")
+
     def opened(self) -> TaskStore:
-        return TaskStore(self.path, clock=lambda: self.now, lease_s=LEASE_S)
+        return TaskStore(self.target, clock=lambda: self.now, lease_s=LEASE_S)
 
     def teardown(self) -> None:
         self.store.close()
         self.folder.cleanup()
 
-    @rule(num_samples=st.integers(1, 3), max_attempts=st.integers(1, 3))
-    def submit(self, num_samples: int, max_attempts: int) -> None:
+    @rule(
+        num_samples=st.integers(1, 3),
+        max_attempts=st.integers(1, 3),
+        submitter=st.sampled_from(["a", "b", None]),
+        priority=st.integers(0, 1),
+    )
+    def submit(self, num_samples: int, max_attempts: int, submitter: str | None, priority: int) -> None:
         task_id = f"t{len(self.submitted)}"
-        task = request(task_id, num_samples=num_samples, max_attempts=max_attempts, callback_url="http://trainer.test/")
+        task = request(
+            task_id,
+            num_samples=num_samples,
+            max_attempts=max_attempts,
+            submitter=submitter,
+            priority=priority,
+            callback_url="http://trainer.test/",
+        )
         assert [self.store.submit([task])[0].created for _ in range(2)] == [True, False]
         self.submitted.append(task_id)
 
@@ -146,6 +169,10 @@ class StoreSchedules(RuleBasedStateMachine):
     def lease(self, node_id: str, max_sessions: int) -> None:
         leases = self.store.lease(node_id, "http://node.test", max_sessions)
         assert len({claim.session_id for claim in leases}) == len(leases) <= max_sessions
+        priorities = [claim.task["priority"] for claim in leases]
+        assert priorities == sorted(priorities, reverse=True)
+        status = self.store.status()
+        assert len(leases) == max_sessions or status.sessions.get("queued", 0) == status.num_waiting
         self.claims.extend((node_id, claim) for claim in leases)
 
     @precondition(lambda self: self.claims)
@@ -214,3 +241,16 @@ StoreSchedules.TestCase.settings = settings(
 
 TestDecisionSchedules = DecisionSchedules.TestCase
 TestStoreSchedules = StoreSchedules.TestCase
+
+
+def test_the_same_schedules_hold_over_postgresql(postgres: Cluster):
+    class PostgresSchedules(StoreSchedules):
+        def new_database(self) -> str:
+            return postgres.new_database()
+
+    run_state_machine_as_test(
+        PostgresSchedules,
+        settings=settings(
+            max_examples=8, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        ),
+    )

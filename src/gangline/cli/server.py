@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from gangline.cli.output import DataOption, JsonOption
+from gangline.cli.output import DataOption, JsonOption, LogFormatOption
 from gangline.cli.serving import HostOption, ParentOption, PublicUrlOption, serve
+from gangline.cli.storage_options import DatabaseOption, KeepDaysOption, KeepGbOption, ResultsOption, StorageChoice
 from gangline.settings import Settings
 
 __all__ = ["register"]
@@ -18,6 +19,11 @@ def server(
     host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 is any free one.")] = 8700,
     public_url: PublicUrlOption = None,
+    database: DatabaseOption = None,
+    results: ResultsOption = None,
+    keep_days: KeepDaysOption = None,
+    keep_gb: KeepGbOption = None,
+    log_format: LogFormatOption = None,
     as_json: JsonOption = False,
     parent: ParentOption = None,
 ) -> None:
@@ -29,6 +35,10 @@ def server(
     from gangline.server.run import serve as serve_server
 
     settings = Settings.from_environ()
+    choice = StorageChoice(
+        database=database or settings.database_url, results=results, keep_days=keep_days, keep_gb=keep_gb
+    )
+    storage = choice.checked().storage()
     serve(
         lambda on_ready: serve_server(
             data_dir=data or settings.data_dir,
@@ -37,9 +47,11 @@ def server(
             public_url=public_url,
             control_token=settings.control_token,
             on_ready=on_ready,
+            storage=storage,
         ),
         kind="server",
         parent=parent,
+        log_format=log_format,
     )
 
 

@@ -27,8 +27,9 @@ from gangline.cli.node_options import (
     read_engine_options,
     read_policy,
 )
-from gangline.cli.output import DataOption, JsonOption, console, log_to_stderr, notes, print_json
+from gangline.cli.output import DataOption, JsonOption, LogFormatOption, console, log_to_stderr, notes, print_json
 from gangline.cli.serving import HostOption, PublicUrlOption
+from gangline.cli.storage_options import DatabaseOption, KeepDaysOption, KeepGbOption, ResultsOption, StorageChoice
 from gangline.domain.errors import InvalidRequest, NodeError, PortUnavailable
 from gangline.settings import Settings
 
@@ -78,12 +79,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str = "smollm2"
     """Of a scripted engine."""
     control_token: str | None = None
+    log_format: LogFormat = "text"
     run_slots: int = 16
     engine_wait_s: float = 10.0
     """How long a running engine may take to answer at first."""
     capture: str = "ids"
     sampling: str | None = None
     """The operator's sampling policy, as JSON."""
+    storage: StorageChoice = StorageChoice()
 
 
 def _engine_child(plan: Plan) -> Child | None:
@@ -139,14 +142,14 @@ async def bring_up(plan: Plan, supervisor: Supervisor, token: str) -> running.Ru
     """Start engine, server and node; returns when all are ready. Raises: what went wrong with the first that failed."""
     from gangline.cli.child import Child
 
-    env = {**os.environ, "GANGLINE_TOKEN": token}
+    env = {**os.environ, "GANGLINE_TOKEN": token, "GANGLINE_LOG_FORMAT": plan.log_format}
     data = ["--data", str(plan.data_dir)]
     engine = _engine_child(plan)
     server = Child(
         "server",
-        ["server", *data, "--host", plan.host, *_option("--public-url", plan.public_url)],
+        ["server", *data, "--host", plan.host, *_option("--public-url", plan.public_url), *plan.storage.arguments()],
         log_path=_log_path(plan, "server"),
-        env=env,
+        env={**env, **plan.storage.environment()},
         port=_server_port(plan),
     )
     await supervisor.start(*([engine] if engine else []), server)
@@ -280,6 +283,11 @@ def up(
     affinity_slack: AffinityOption = 0,
     capture: CaptureOption = "ids",
     sampling: SamplingOption = None,
+    database: DatabaseOption = None,
+    results: ResultsOption = None,
+    keep_days: KeepDaysOption = None,
+    keep_gb: KeepGbOption = None,
+    log_format: LogFormatOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run the whole service on this machine until Ctrl-C or SIGTERM: engine, server and node.
@@ -288,7 +296,7 @@ def up(
     find it through the data folder. Logs are in DATA/logs.
     """
     settings = Settings.from_environ()
-    log_to_stderr()
+    log_to_stderr(log_format)
     read_capture(capture)
     read_policy(sampling)
     read_engine_options(engine_options)
@@ -306,10 +314,14 @@ def up(
         affinity_slack=affinity_slack,
         tokenizer=tokenizer,
         control_token=settings.control_token,
+        log_format=read_log_format(log_format),
         run_slots=run_slots,
         engine_wait_s=engine_wait,
         capture=capture,
         sampling=sampling,
+        storage=StorageChoice(
+            database=database or settings.database_url, results=results, keep_days=keep_days, keep_gb=keep_gb
+        ).checked(),
     )
 
     async def serve(live: running.Running) -> None:

@@ -1,0 +1,166 @@
+"""What a server keeps and where: results at a URL and by reference, lists of sessions, tasks forgotten in time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from gangline.client import ServerClient
+from gangline.domain.errors import Conflict, InvalidRequest, NotFound
+from gangline.domain.session import SessionResult
+from gangline.domain.tokens import decode_msgpack, encode_msgpack
+from gangline.server.housekeeping import Housekeeper
+from gangline.server.run import Storage, serving
+from gangline.server.service import RolloutService
+from gangline.store.artifacts import ArtifactResults
+from gangline.store.results import Results, ResultStore
+from gangline.store.retention import Keep
+from gangline.store.tasks import TaskStore
+from service import NODE_URL, FakeNode, any_plugin, request, result
+
+
+def lease_of(store: TaskStore, name: str = "t"):
+    store.submit([request(name, num_samples=1)])
+    return store.lease("n1", NODE_URL, 1)[0]
+
+
+@pytest.fixture(params=["files", "file://", "memory://"])
+def results(request: pytest.FixtureRequest, tmp_path: Path) -> Results:
+    if request.param == "files":
+        return ResultStore(tmp_path / "results")
+    return ArtifactResults(f"{request.param}{tmp_path}/results")
+
+
+def test_a_result_is_what_was_stored_wherever_it_is_stored(results: Results, tmp_path: Path):
+    with TaskStore(tmp_path / "gangline.db") as store:
+        lease = lease_of(store)
+    results.prepare()
+    told = result(lease, artifacts={"log": b"hello"})
+    staged = results.stage(told)
+    staged.keep()
+    staged.keep()
+    staged.discard()
+    assert results.read("t", "t.0", 1) == told
+    url, num_bytes = results.locate("t", "t.0", 1)
+    assert url.startswith(("file://", "memory://"))
+    assert num_bytes == len(results.read_bytes("t", "t.0", 1))
+    for read in (results.read, results.locate):
+        with pytest.raises(NotFound):
+            read("t", "t.0", 2)
+        with pytest.raises(InvalidRequest):
+            read("../t", "t.0", 1)
+    results.remove("t")
+    results.remove("t")
+    with pytest.raises(NotFound):
+        results.read("t", "t.0", 1)
+
+
+def test_a_late_report_does_not_overwrite_the_result_that_counts(tmp_path: Path):
+    results = ArtifactResults(f"memory://{tmp_path}")
+    with TaskStore(tmp_path / "gangline.db") as store:
+        late = lease_of(store)
+        store.release("n1", late.session_id, late.fence)
+        (live,) = store.lease("n1", NODE_URL, 1)
+    results.stage(result(live, reward=1.0)).keep()
+    results.stage(result(late, reward=0.0)).discard()
+    assert results.read("t", "t.0", 1).reward == 1.0
+
+
+def test_a_url_that_nothing_opens_is_refused(tmp_path: Path):
+    with pytest.raises(InvalidRequest, match="nowhere"):
+        ArtifactResults("nowhere://bucket/results")
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def service(tmp_path: Path, clock: Clock) -> AsyncIterator[RolloutService]:
+    store = TaskStore(tmp_path / "gangline.db", clock=clock)
+    service = RolloutService(store, ResultStore(tmp_path / "results"), check_task=any_plugin)
+    await service.start()
+    yield service
+    service.stop()
+    store.close()
+
+
+async def test_tidying_removes_results_and_rows_of_what_is_old_and_nothing_else(
+    service: RolloutService, clock: Clock, tmp_path: Path
+):
+    for index in range(120):
+        await service.submit([request(f"t{index}", num_samples=1)])
+        (lease,) = await service.lease("n1", NODE_URL, 1, 0.0)
+        await service.report(lease.session_id, encode_msgpack(result(lease)))
+        clock.now += 1.0
+    await service.submit([request("open")])
+    keeper = Housekeeper(service, Keep(for_s=10.5), clock=clock)
+    assert await keeper.tidy() == 110
+    assert await keeper.tidy() == 0
+    assert {path.name for path in (tmp_path / "results").glob("t*")} == {f"t{index}" for index in range(110, 120)}
+    assert (await service.store.query(service.store.status)).tasks == {"ended": 10, "queued": 1}
+
+
+async def test_bytes_are_counted_as_they_are_stored(service: RolloutService, tmp_path: Path):
+    await service.submit([request("t", num_samples=1)])
+    (lease,) = await service.lease("n1", NODE_URL, 1, 0.0)
+    await service.report("t.0", encode_msgpack(result(lease, artifacts={"log": b"x" * 5000})))
+    size = (tmp_path / "results" / "t" / "t.0" / "attempt-1.msgpack").stat().st_size
+    assert (await service.task("t")).result_bytes == size > 5000
+    assert await Housekeeper(service, Keep(max_bytes=size)).tidy() == 0
+    assert await Housekeeper(service, Keep(max_bytes=size - 1)).tidy() == 1
+
+
+async def test_large_results_can_be_fetched_where_they_lie(tmp_path: Path):
+    storage = Storage(results_url=f"file://{tmp_path}/elsewhere")
+    async with (
+        serving(data_dir=tmp_path, check_task=any_plugin, storage=storage) as running,
+        ServerClient(running.url) as client,
+    ):
+        await client.submit(request())
+        node = FakeNode(client)
+        leases = await node.lease()
+        with pytest.raises(Conflict):
+            await client.references("t")
+        await node.finish(leases[:1], artifacts={"log": b"x" * 100})
+        await client.cancel_session("t.1")
+        first, second = await client.references("t")
+        assert (first.outcome, first.reward, second.outcome, second.url) == ("completed", 1.0, "cancelled", None)
+        assert first.url is not None
+        data = Path(first.url.removeprefix("file://")).read_bytes()
+        assert len(data) == first.num_bytes
+        assert decode_msgpack(data, SessionResult).artifacts == {"log": b"x" * 100}
+        async with aiohttp.ClientSession() as http:
+            async with http.get(f"{running.url}/v1/sessions/t.0/reference") as answer:
+                assert (await answer.json())["url"] == first.url
+            async with http.get(f"{running.url}/v1/sessions/t.0/reference?attempt=7") as answer:
+                assert answer.status == 404
+    assert not (tmp_path / "server" / "results").exists()
+
+
+async def test_sessions_are_listed_page_by_page_and_by_what_they_are(tmp_path: Path):
+    async with serving(data_dir=tmp_path, check_task=any_plugin) as running, ServerClient(running.url) as client:
+        await client.submit(request("a", num_samples=3, submitter="ann"))
+        await client.submit(request("b", num_samples=1))
+        await FakeNode(client).finish(await FakeNode(client).lease(1))
+        page = await client.sessions(limit=3)
+        rest = await client.sessions(limit=3, before=page.next)
+        assert [one.session_id for one in (*page.sessions, *rest.sessions)] == ["b.0", "a.2", "a.1", "a.0"]
+        ended = await client.sessions(state="ended", outcome="completed", node_id="n1", submitter="ann")
+        assert [one.session_id for one in ended.sessions] == ["a.0"]
+        assert [task.task_id for task in (await client.tasks(submitter="")).tasks] == ["b"]
+        assert (await client.status()).queued == {"ann": 2, "": 1}
+        for query in ("state=gone", "outcome=fine", "node_id=../x", "submitter=a%20b"):
+            async with aiohttp.ClientSession() as http, http.get(f"{running.url}/v1/sessions?{query}") as answer:
+                assert answer.status == 400
