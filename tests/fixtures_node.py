@@ -37,16 +37,9 @@ class RunningNode:
 @asynccontextmanager
 async def running_node(folder: Path, *engine_urls: str, **options: Any) -> AsyncGenerator[RunningNode]:
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    node: dict[str, Any] = {"node_id": "n1", "server_url": NO_SERVER, "control_token": TOKEN, **options}
     task = asyncio.create_task(
-        serve(
-            data_dir=folder,
-            node_id="n1",
-            server_url=NO_SERVER,
-            control_token=TOKEN,
-            engine_urls=engine_urls,
-            **options,
-            on_ready=ready.set_result,
-        )
+        serve(data_dir=folder, engine_urls=engine_urls, **node, on_ready=ready.set_result),
     )
     try:
         await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)

@@ -14,9 +14,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from cli_process import UpProcess, processes_with
+from fixtures_node import running_node
 from gangline.client import NodeClient, ServerClient
 from gangline.domain.session import SessionResult
 from gangline.gateway.node import control_routes
+from gangline.server.run import serving
+from gangline.testing.scripted_engine import scripted_server
 from requirements import need_command
 
 SECRET = "what only the host may know"
@@ -144,6 +147,18 @@ async def test_no_control_route_opens_for_a_sessions_key(client: ServerClient, n
     assert set(statuses) <= {"401", "404"}, list(zip(attempts, statuses, strict=True))
     assert await node.gate() == before
     assert len(await node.backends()) == 1
+
+
+async def test_control_routes_stay_closed_to_agents_where_no_token_is_set(tmp_path: Path) -> None:
+    async with (
+        scripted_server({"default": {"text": "as you wish"}}) as engine_url,
+        serving(data_dir=tmp_path / "server") as server,
+        running_node(tmp_path, engine_url, server_url=server.url, control_token=None) as node,
+        ServerClient(server.url, None) as client,
+    ):
+        assert (await node.ask("GET", "/v1/backends", key=None))[0] == 200
+        attempts = [(method, f"NODE{path}", "own", {}) for method, path in routes_of_the_owner()]
+        assert set(await tried(client, attempts)) <= {"401", "404"}
 
 
 async def test_the_server_and_other_ports_of_the_host_cannot_be_reached(up: UpProcess, client: ServerClient) -> None:

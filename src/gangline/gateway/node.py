@@ -106,6 +106,8 @@ async def serve(
         stack.callback(listener.close)
         bound_port = int(listener.getsockname()[1])
         url = reachable_url(host, bound_port, public_url)
+        for_agents = _bind("127.0.0.1", 0)
+        stack.callback(for_agents.close)
         metrics = NodeMetrics()
         journal.on_kept = metrics.kept
         proxy = Proxy(on_error=metrics.error_told)
@@ -116,7 +118,7 @@ async def serve(
             backends=backends,
             first_model=next((view.model for view in backends.views()), ""),
             proxy=proxy,
-            proxy_port=bound_port,
+            proxy_port=int(for_agents.getsockname()[1]),
             journal=journal,
             pools=Pools(sizes),
             sampling=sampling,
@@ -126,6 +128,8 @@ async def serve(
         pipeline = Pipeline(parts, client, Delivery(folder / "outgoing", client, journal), url=url)
         routes = control_routes(parts, external, pipeline.status, memory.keep, public_url)
         await _listen(stack, _create_app(proxy, routes, control_token), listener)
+        # What a sandbox reaches has no control routes, so that none opens to an agent even where no token is set.
+        await _listen(stack, _create_app(proxy, [], control_token), for_agents)
         stack.push_async_callback(pipeline.close)
         settle_heap()
         log.info("node.ready node=%s url=%s engines=%s model=%s", node_id, url, ",".join(engine_urls), parts.model)
