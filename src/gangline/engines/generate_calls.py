@@ -29,7 +29,7 @@ class GenerateCalls:
         """Closing it early cancels the call in the engine."""
         events = SseLines()
         async with self.http.request("POST", route.path, route.body(ask)) as response:
-            async for piece in response.pieces():
+            async for piece in response.content.iter_any():
                 for data in events.feed(piece):
                     if data == b"[DONE]":
                         return

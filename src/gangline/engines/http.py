@@ -8,13 +8,21 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import aiohttp
 import msgspec
 
 from gangline.domain.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
 from gangline.engines.chat_replies import ModelCard, ModelList, decode
-from gangline.engines.http_client import HttpAnswer, HttpBroken, HttpClient
 
 __all__ = ["EngineHttp"]
+
+_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+
+_READ_BYTES = 1 << 20
+"""Of an answer, read ahead: the ids of a long prompt are some hundred kilobytes."""
+
+_MAX_IDLE_S = 4.0
+"""vLLM closes what is idle for five seconds, maybe in the moment of the next request."""
 
 _OVERFLOW = re.compile(
     # vLLM, old and new; the engines that Gangline starts
@@ -40,9 +48,9 @@ class EngineHttp:
     ) -> None:
         """timeout_s: longest silence of the engine within one call."""
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._timeout_s, self._connect_timeout_s = timeout_s, connect_timeout_s
-        self._headers = {"Accept": "*/*"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
-        self._client: HttpClient | None = None
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout_s, sock_read=timeout_s)
+        self._headers = _HEADERS | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+        self._session: aiohttp.ClientSession | None = None
 
     async def get(self, path: str) -> bytes:
         async with self.request("GET", path, None) as answer:
@@ -53,27 +61,27 @@ class EngineHttp:
             return await answer.read()
 
     @asynccontextmanager
-    async def request(self, method: str, path: str, body: bytes | None) -> AsyncGenerator[HttpAnswer]:
+    async def request(self, method: str, path: str, body: bytes | None) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Raises: EngineUnavailable when nobody answers or the line breaks; what `refusal` says for a status."""
-        client = self._opened()
         try:
-            async with client.request(method, path, body) as answer:
-                if answer.status >= 300:
-                    raise self.refusal(answer.status, await answer.read())
-                yield answer
-        except (OSError, HttpBroken) as error:
+            async with self._opened().request(method, self.url + path, data=body, allow_redirects=False) as response:
+                if response.status >= 300:
+                    raise self.refusal(response.status, await response.read())
+                yield response
+        except (aiohttp.ClientError, ValueError, TimeoutError, OSError) as error:
             why = str(error) or type(error).__name__
             raise EngineUnavailable(f"engine {self.url} did not answer {method} {path}: {why}") from error
 
-    def _opened(self) -> HttpClient:
-        """Raises: EngineUnavailable when the URL is none."""
-        if self._client is None:
-            times: dict[str, float] = {"timeout_s": self._timeout_s, "connect_timeout_s": self._connect_timeout_s}
-            try:
-                self._client = HttpClient(self.url, headers=self._headers, **times)
-            except ValueError as error:
-                raise EngineUnavailable(f"engine {self.url} cannot be asked: {error}") from error
-        return self._client
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_MAX_IDLE_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                read_bufsize=_READ_BYTES,
+                timeout=self._timeout,
+                headers=self._headers,
+            )
+        return self._session
 
     async def check_health(self, timeout_s: float) -> None:
         """Raises: EngineUnavailable when the engine is down, or does not answer in time."""
@@ -113,9 +121,9 @@ class EngineHttp:
 
     async def close(self) -> None:
         """Calls that are still open fail as EngineUnavailable."""
-        if self._client is not None:
-            client, self._client = self._client, None
-            await client.close()
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
 
 
 def _error_fields(body: bytes) -> tuple[str, str]:

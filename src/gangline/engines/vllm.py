@@ -136,7 +136,7 @@ class VllmEngine:
         events = SseLines()
         kind = reply_type(request.call)
         async with self._http.request("POST", "/v1/chat/completions", body) as response:
-            async for piece in response.pieces():
+            async for piece in response.content.iter_any():
                 whole = events.feed(piece)
                 is_over = b"[DONE]" in whole
                 if is_over:

@@ -219,7 +219,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         failure = ApiError(f"{request.method} {request.path}: {error.reason}", status=error.status, type="HTTPError")
         return _json(failure.body(), status=error.status)
     except Exception as error:  # the boundary: whatever broke is reported in the client's own error shape
-        _log.exception("%s %s failed", request.method, request.path)
+        _log.exception("engine.crashed method=%s path=%s", request.method, request.path)
         return _json(as_api_error(error).body(), status=500)
 
 

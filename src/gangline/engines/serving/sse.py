@@ -42,7 +42,7 @@ class EventStream:
         if isinstance(error, BaseException) and not isinstance(error, Exception):
             return False
         if isinstance(error, Exception):
-            _log.error("a stream failed while it was sampled", exc_info=error)
+            _log.error("engine.stream_failed", exc_info=error)
             await self.send(as_api_error(error).body())
         await self.response.write(b"data: [DONE]\n\n")
         await self.response.write_eof()
