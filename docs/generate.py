@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import typer.main
 from aiohttp import web
+from log_actions import logs
 
 from gangline.cli.exits import EXPLAINED
 from gangline.cli.main import build_app
@@ -174,7 +175,7 @@ def _plain_routes(routes: Any) -> Iterator[str]:
             yield f"| `{route.method} {path}` |"
 
 
-PAGES: dict[str, Callable[[], str]] = {"cli.md": command_line, "http.md": http}
+PAGES: dict[str, Callable[[], str]] = {"cli.md": command_line, "http.md": http, "logs.md": logs}
 
 
 def main() -> int:

@@ -40,6 +40,8 @@ class Settings(BaseModel):
     """`GANGLINE_DATABASE`: the server's database, `postgresql://...`. Default: SQLite in `data_dir`."""
     control_token: str | None = None
     """`GANGLINE_TOKEN`: opens the control plane."""
+    log_format: str = "text"
+    """`GANGLINE_LOG_FORMAT`: `text` or `json`; of the commands that serve."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -55,6 +57,7 @@ class Settings(BaseModel):
             server_url=env.get("GANGLINE_SERVER"),
             database_url=env.get("GANGLINE_DATABASE"),
             control_token=env.get("GANGLINE_TOKEN"),
+            log_format=env.get("GANGLINE_LOG_FORMAT") or "text",
         )
 
 

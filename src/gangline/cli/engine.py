@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gangline.cli.output import JsonOption
+from gangline.cli.output import JsonOption, LogFormatOption
 from gangline.cli.serving import HostOption, ParentOption, Service, serve
 from gangline.domain.errors import InvalidRequest
 
@@ -31,6 +31,7 @@ def engine(
     threads: Annotated[int | None, typer.Option("--threads", help="CPU threads of the model.")] = None,
     max_batch: Annotated[int, typer.Option("--max-batch", help="Sequences that decode together.")] = 32,
     max_context: Annotated[int | None, typer.Option("--max-context", help="Tokens; default: the model's own.")] = None,
+    log_format: LogFormatOption = None,
     as_json: JsonOption = False,
     parent: ParentOption = None,
 ) -> None:
@@ -45,7 +46,7 @@ def engine(
         if scripted is not None
         else _embedded(model or "smollm2", host, port, threads, max_batch, max_context)
     )
-    serve(service, kind="engine", parent=parent)
+    serve(service, kind="engine", parent=parent, log_format=log_format)
 
 
 def _scripted(script: Path, tokenizer: str, host: str, port: int) -> Service:

@@ -18,7 +18,7 @@ from gangline.cli.node_options import (
     read_engine_options,
     read_policy,
 )
-from gangline.cli.output import DataOption, JsonOption
+from gangline.cli.output import DataOption, JsonOption, LogFormatOption
 from gangline.cli.running import find_server
 from gangline.cli.serving import HostOption, ParentOption, PublicUrlOption, serve
 from gangline.settings import Settings
@@ -52,6 +52,7 @@ def node(
     host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 is any free one.")] = 0,
     public_url: PublicUrlOption = None,
+    log_format: LogFormatOption = None,
     as_json: JsonOption = False,
     parent: ParentOption = None,
 ) -> None:
@@ -92,6 +93,7 @@ def node(
         ),
         kind="node",
         parent=parent,
+        log_format=log_format,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -15,8 +14,22 @@ import typer
 from rich.console import Console
 
 from gangline.cli.exits import Exit
+from gangline.domain.errors import InvalidRequest
+from gangline.settings import Settings
+from gangline.telemetry.logs import LineFormatter, LogFormat
 
-__all__ = ["DataOption", "JsonOption", "ServerOption", "console", "log_to_stderr", "notes", "print_json", "run"]
+__all__ = [
+    "DataOption",
+    "JsonOption",
+    "LogFormatOption",
+    "ServerOption",
+    "console",
+    "log_to_stderr",
+    "notes",
+    "print_json",
+    "read_log_format",
+    "run",
+]
 
 T = TypeVar("T")
 
@@ -31,6 +44,16 @@ ServerOption = Annotated[
         "--server",
         help="URL of the server. Default: GANGLINE_SERVER, else the `gangline up` of the data folder. "
         "Its token comes from GANGLINE_TOKEN.",
+        show_default=False,
+    ),
+]
+
+
+LogFormatOption = Annotated[
+    str | None,
+    typer.Option(
+        "--log-format",
+        help="text, or json: one object a line. Default: GANGLINE_LOG_FORMAT, else text.",
         show_default=False,
     ),
 ]
@@ -52,12 +75,18 @@ def print_json(document: Any) -> None:
     sys.stdout.flush()
 
 
-def log_to_stderr(level: int = logging.INFO) -> None:
-    """For the commands that serve: log lines with UTC times on stderr."""
+def read_log_format(given: str | None) -> LogFormat:
+    """What `--log-format` says, else the settings. Raises: InvalidRequest."""
+    wanted = given or Settings.from_environ().log_format
+    if wanted == "text" or wanted == "json":
+        return wanted
+    raise InvalidRequest(f"the log format must be text or json, got {wanted!r}.")
+
+
+def log_to_stderr(log_format: str | None = None, level: int = logging.INFO) -> None:
+    """For the commands that serve: log lines with UTC times on stderr. Raises: InvalidRequest."""
     handler = logging.StreamHandler(sys.stderr)
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
-    handler.setFormatter(formatter)
+    handler.setFormatter(LineFormatter(read_log_format(log_format)))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)

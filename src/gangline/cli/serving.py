@@ -76,9 +76,9 @@ async def _until_signalled(service: Service, on_ready: Callable[[str], None], pa
         await task
 
 
-def serve(service: Service, *, kind: str, parent: int | None) -> None:
+def serve(service: Service, *, kind: str, parent: int | None, log_format: str | None = None) -> None:
     """Run a service until it is told to end. Prints `{kind: url, "pid": ...}` when it is ready."""
-    log_to_stderr()
+    log_to_stderr(log_format)
 
     def on_ready(url: str) -> None:
         print_json({f"{kind}_url": url, "pid": os.getpid()})

@@ -62,14 +62,14 @@ class Supervisor:
                     f"giving up: the {child.name} {how}, {quick_deaths} times within {_QUICK_LIFE_S:.0f} s of a start. "
                     f"The end of {child.log_path}:\n{child.log_tail()}"
                 )
-            _log.warning("child.died %s pid=%d %s; starting it again", child.name, child.pid, how)
+            _log.warning("child.died child=%s pid=%d how=%s; starting it again", child.name, child.pid, how)
             await asyncio.sleep(min(_FIRST_PAUSE_S * 2 ** (quick_deaths - 1), _LONGEST_PAUSE_S))
             try:
                 await child.start()
             except GanglineError as error:
-                _log.error("child.start_failed %s", error.message)
+                _log.error("child.start_failed child=%s message=%s", child.name, error.message)
                 continue
-            _log.info("child.restarted %s pid=%d %s", child.name, child.pid, child.url)
+            _log.info("child.restarted child=%s pid=%d url=%s", child.name, child.pid, child.url)
             self._on_change()
 
     def hurry(self) -> None:
@@ -88,7 +88,7 @@ class Supervisor:
             await asyncio.wait({ended, hurried}, timeout=GRACE_S + 2, return_when=asyncio.FIRST_COMPLETED)
             hurried.cancel()
             if not ended.done():
-                _log.warning("child.killed %s pid=%d: it did not end in time", child.name, child.pid)
+                _log.warning("child.killed child=%s pid=%d: it did not end in time", child.name, child.pid)
                 child.kill()
             await ended
         return [child.name for child in self._children if not child.ended_by_itself]

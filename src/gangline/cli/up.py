@@ -27,11 +27,21 @@ from gangline.cli.node_options import (
     read_engine_options,
     read_policy,
 )
-from gangline.cli.output import DataOption, JsonOption, LogFormatOption, console, log_to_stderr, notes, print_json
+from gangline.cli.output import (
+    DataOption,
+    JsonOption,
+    LogFormatOption,
+    console,
+    log_to_stderr,
+    notes,
+    print_json,
+    read_log_format,
+)
 from gangline.cli.serving import HostOption, PublicUrlOption
 from gangline.cli.storage_options import DatabaseOption, KeepDaysOption, KeepGbOption, ResultsOption, StorageChoice
 from gangline.domain.errors import InvalidRequest, NodeError, PortUnavailable
 from gangline.settings import Settings
+from gangline.telemetry.logs import LogFormat
 
 if TYPE_CHECKING:
     from gangline.cli.child import Child

@@ -69,7 +69,13 @@ def _in_problems(route: ControlRoute, control_token: str | None) -> Handler:
             return await route.handler(request)
         except GanglineError as error:
             if error.status >= 500:
-                log.error("control.failed %s %s code=%s message=%s", request.method, request.path, error.code, error)
+                log.error(
+                    "control.failed method=%s path=%s code=%s message=%s",
+                    request.method,
+                    request.path,
+                    error.code,
+                    error,
+                )
             return _problem(error)
         except ValidationError as error:
             return _problem(InvalidRequest(explain(error)))
@@ -80,7 +86,7 @@ def _in_problems(route: ControlRoute, control_token: str | None) -> Handler:
         except Exception as error:
             if request.transport is None:  # its client has left
                 raise
-            log.exception("control.crashed %s %s", request.method, request.path)
+            log.exception("control.crashed method=%s path=%s", request.method, request.path)
             return _problem(NodeError(f"the node made a mistake ({type(error).__name__}); its log says more."))
 
     return handler

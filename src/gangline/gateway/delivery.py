@@ -62,14 +62,14 @@ class Delivery:
                 log.info("result.delivered session=%s attempt=%d", result.session_id, result.attempt)
                 break
             except (LeaseLost, NotFound) as error:
-                log.warning("result.refused session=%s attempt=%d: %s", result.session_id, result.attempt, error)
+                log.warning("result.refused session=%s attempt=%d message=%s", result.session_id, result.attempt, error)
                 await asyncio.to_thread(_set_aside, path)
                 break
             except GanglineError as error:
                 if not error.retryable:
                     log.error("result.kept file=%s message=%s", path, error)
                     return
-                log.warning("result.retried session=%s in_s=%.1f: %s", result.session_id, wait_s, error)
+                log.warning("result.retried session=%s in_s=%.1f message=%s", result.session_id, wait_s, error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
         await self._journal.close_attempt(AttemptKey(result.session_id, result.attempt))

@@ -16,6 +16,7 @@ from gangline.gateway.attempt import Attempt, NodeParts
 from gangline.gateway.delivery import Delivery
 from gangline.gateway.external import is_external
 from gangline.store.journal import AttemptKey, AttemptOpened
+from gangline.telemetry.logs import stays_session_in_logs
 
 __all__ = ["Pipeline"]
 
@@ -108,6 +109,7 @@ class Pipeline:
 
     async def _live(self, attempt: Attempt, older: list[asyncio.Task[None]]) -> None:
         """One lease to its end. `older`: what still runs under lost leases of the session; it goes first."""
+        stays_session_in_logs(attempt.lease.session_id)
         waiting_for_run = asyncio.create_task(attempt.entered_run.wait())
         waiting_for_run.add_done_callback(lambda _: self._room.set())
         try:

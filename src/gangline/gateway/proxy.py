@@ -33,6 +33,7 @@ from gangline.gateway.calls import CallInFlight
 from gangline.gateway.dialect_routes import DialectRoutes, Match
 from gangline.gateway.model_session import ModelSession, key_digest
 from gangline.gateway.retries import Attendance, mark_of
+from gangline.telemetry.logs import stays_session_in_logs
 
 __all__ = ["Proxy"]
 
@@ -170,6 +171,7 @@ class Proxy:
 
     async def _call(self, request: web.Request, session: ModelSession, match: Match, path: str) -> web.StreamResponse:
         call = match.dialect.parse_call(match.request)
+        stays_session_in_logs(session.session_id)
         attendance = session.attend(call, mark_of(match.dialect.name, path, match.request))
         try:
             if call.stream:

@@ -112,8 +112,10 @@ class Courier:
             return
         tries = callback.num_tries + 1
         next_at = next_try_at(tries, now=now, expires_at=callback.expires_at, base_s=self._base_s, max_s=self._max_s)
-        action = "callback.expired" if next_at is None else "callback.failed"
-        log.warning("%s task=%s tries=%d url=%s error=%s", action, callback.task_id, tries, callback.url, error)
+        log.warning(
+            "callback.%s task=%s tries=%d url=%s error=%s",
+            *("expired" if next_at is None else "failed", callback.task_id, tries, callback.url, error),
+        )
         await self._outbox.database.run(lambda: self._outbox.failed(callback, now=now, next_at=next_at, error=error))
 
     async def _post(self, http: aiohttp.ClientSession, callback: Callback) -> str | None:

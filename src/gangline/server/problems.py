@@ -38,7 +38,9 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         return await handler(request)
     except GanglineError as error:
         if error.status >= 500:
-            log.error("request.failed %s %s code=%s message=%s", request.method, request.path, error.code, error)
+            log.error(
+                "request.failed method=%s path=%s code=%s message=%s", request.method, request.path, error.code, error
+            )
         return problem_response(error)
     except ValidationError as error:
         return problem_response(InvalidRequest(explain(error)))
@@ -49,7 +51,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
     except web.HTTPException as error:
         return _of_http(request, error)
     except Exception:
-        log.exception("request.crashed %s %s", request.method, request.path)
+        log.exception("request.crashed method=%s path=%s", request.method, request.path)
         return problem_response(GanglineError("the server made a mistake; its log says more."))
 
 

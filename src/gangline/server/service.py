@@ -22,6 +22,7 @@ from gangline.settings import read_secret
 from gangline.store.reader import result_of
 from gangline.store.results import Results
 from gangline.store.tasks import TaskStore
+from gangline.telemetry.logs import FIELDS
 
 __all__ = ["CALLBACKS", "EVENTS", "WORK", "RolloutService", "task_bell"]
 
@@ -254,4 +255,4 @@ class RolloutService:
 def _log_event(event: Event) -> None:
     fields = {"task": event.task_id, "session": event.session_id, **event.data}
     told = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
-    log.info("%s %s", event.kind, told)
+    log.info("%s %s", event.kind, told, extra={FIELDS: fields})

@@ -223,7 +223,7 @@ class Journal:
         if end < size:
             aside = cut_off(path, end)
             log.error(
-                "journal.cut segment=%d offset=%d bytes=%d: torn by a crash, or damaged; set aside as %s",
+                "journal.cut segment=%d offset=%d bytes=%d aside=%s: torn by a crash, or damaged",
                 *(segment, end, size - end, aside),
             )
 
