@@ -6,8 +6,9 @@ Source: Polar, A.3 (field names), with additions that are all optional.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -33,8 +34,12 @@ __all__ = [
 NetworkPolicy = Literal["none", "proxy", "full"]
 
 
+_MAX_DEPTH = 64
+
+
 class _Spec(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    # An infinite number has no form in JSON: it would be stored as none at all.
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ExecAction(_Spec):
@@ -208,6 +213,40 @@ class TaskRequest(_Spec):
     """How long the callback is tried; None is as long as the server does usually."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """The caller's own; never read by us."""
+
+    @model_validator(mode="after")
+    def _travels(self) -> TaskRequest:
+        """What is free in form must still be readable wherever it is sent."""
+        free = {
+            "metadata": self.metadata,
+            "agent.settings": self.agent.settings,
+            "builder": self.builder.config,
+            "evaluator.config": self.evaluator.config,
+        }
+        for name, value in free.items():
+            if why := _why_not_portable(value):
+                raise ValueError(f"{name}: {why}")
+        return self
+
+
+def _why_not_portable(value: Any, depth: int = 0) -> str | None:
+    """What keeps a value from going through JSON and MessagePack unchanged."""
+    if depth > _MAX_DEPTH:
+        return f"must not be nested deeper than {_MAX_DEPTH} levels"
+    match value:
+        case bool() | None | str():
+            return None
+        case int():
+            return None if -(2**63) <= value < 2**64 else "whole numbers must fit 64 bits"
+        case float():
+            return None if math.isfinite(value) else "numbers must be finite"
+        case dict():
+            inner = cast("dict[str, Any]", value).values()
+        case list() | tuple():
+            inner = cast("list[Any]", value)
+        case _:
+            return f"{type(value).__name__} has no form in JSON"
+    return next((why for one in inner if (why := _why_not_portable(one, depth + 1))), None)
 
 
 def task_digest(task: TaskRequest) -> str:

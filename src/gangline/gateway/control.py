@@ -9,8 +9,8 @@ from __future__ import annotations
 import hmac
 import logging
 import math
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Literal, TypeVar
 
@@ -46,6 +46,9 @@ class ControlRoute:
     summary: str
     opened_by: Literal["control", "session"] = "control"
     """`session`: the handler itself asks for the session's key."""
+    body: type[BaseModel] | None = None
+    query: Mapping[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """Parameter -> its JSON schema."""
 
 
 def as_routes(routes: list[ControlRoute], control_token: str | None) -> list[web.RouteDef]:

@@ -45,11 +45,19 @@ class BackendRoutes:
         one = "/v1/backends/{backend}"
         return [
             ControlRoute("GET", "/v1/backends", self.all, "The engines behind the node, and how they are."),
-            ControlRoute("POST", "/v1/backends", self.add, "Probe a running engine and take it in."),
-            ControlRoute("DELETE", "/v1/backends", self.clear, "Take all away (`drain`); calls wait for new ones."),
+            ControlRoute(
+                "POST", "/v1/backends", self.add, "Probe a running engine and take it in.", body=BackendRequest
+            ),
+            ControlRoute(
+                "DELETE", "/v1/backends", self.clear, "Take all away (`drain`); calls wait for new ones.", query=_DRAIN
+            ),
             ControlRoute("GET", one, self.view, "One of them."),
             ControlRoute(
-                "DELETE", one, self.remove, "Take it away, once its calls have ended, or at once (`drain=0`)."
+                "DELETE",
+                one,
+                self.remove,
+                "Take it away, once its calls have ended, or at once (`drain=0`).",
+                query=_DRAIN,
             ),
         ]
 
@@ -86,6 +94,9 @@ class BackendRoutes:
             yield
         finally:
             await self._keep(self._pool.members())
+
+
+_DRAIN = {"drain": {"type": "integer", "enum": [0, 1]}}
 
 
 def _drains(request: web.Request) -> bool:

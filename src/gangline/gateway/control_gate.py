@@ -45,10 +45,16 @@ class GateRoutes:
         return [
             ControlRoute("GET", "/v1/gate", self.show, "Whether model calls wait, and the policy version."),
             ControlRoute(
-                "POST", "/v1/gate/pause", self.pause, "Let model calls wait (`drain` or `keep`, with a lease)."
+                "POST",
+                "/v1/gate/pause",
+                self.pause,
+                "Let model calls wait (`drain` or `keep`, with a lease).",
+                body=PauseRequest,
             ),
             ControlRoute("POST", "/v1/gate/resume", self.resume, "Let them go on."),
-            ControlRoute("POST", "/v1/gate/version", self.set_version, "The policy version from now on."),
+            ControlRoute(
+                "POST", "/v1/gate/version", self.set_version, "The policy version from now on.", body=VersionRequest
+            ),
         ]
 
     async def show(self, request: web.Request) -> web.StreamResponse:

@@ -90,17 +90,31 @@ class SessionRoutes:
     def routes(self) -> list[ControlRoute]:
         one = "/v1/sessions/{session}"
         return [
-            ControlRoute("POST", "/v1/sessions", self.create, "Open a session; its key is told only here."),
+            ControlRoute(
+                "POST", "/v1/sessions", self.create, "Open a session; its key is told only here.", body=SessionRequest
+            ),
             ControlRoute("GET", "/v1/sessions", self.all, "The sessions that callers opened."),
             ControlRoute("GET", one, self.view, "One of them."),
-            ControlRoute("GET", f"{one}/wait", self.wait, "The same, once its agent is done (`timeout_s`)."),
             ControlRoute(
-                "POST", f"{one}/finalize", self.finalize, "Close it; its result, with all calls on `?completions=1`."
+                "GET", f"{one}/wait", self.wait, "The same, once its agent is done (`timeout_s`).", query=_TIMEOUT
+            ),
+            ControlRoute(
+                "POST",
+                f"{one}/finalize",
+                self.finalize,
+                "Close it; its result, with all calls on `?completions=1`.",
+                query=_COMPLETIONS,
             ),
             ControlRoute("POST", f"{one}/abort", self.abort, "Close it and discard what it has."),
-            ControlRoute("POST", f"{one}/complete", self.complete, "The agent is done; what it claims.", "session"),
-            ControlRoute("POST", "/s/{session}/complete", self.complete, "The same, below its base URL.", "session"),
-            ControlRoute("POST", "/s/{session}/generate", self.generate, "A call in tokens.", "session"),
+            ControlRoute(
+                "POST", f"{one}/complete", self.complete, "The agent is done; what it claims.", "session", ClaimRequest
+            ),
+            ControlRoute(
+                "POST", "/s/{session}/complete", self.complete, "The same, below its base URL.", "session", ClaimRequest
+            ),
+            ControlRoute(
+                "POST", "/s/{session}/generate", self.generate, "A call in tokens.", "session", GenerateRequest
+            ),
         ]
 
     # -- the owner's side ----------------------------------------------------------------------------------------
@@ -147,6 +161,10 @@ class SessionRoutes:
             return answer(request, await call.reply())
         finally:
             call.abort(_GONE)  # nothing to abort where the call has ended
+
+
+_TIMEOUT = {"timeout_s": {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S}}
+_COMPLETIONS = {"completions": {"type": "integer", "enum": [0, 1]}}
 
 
 async def _stream(request: web.Request, call: TokenCall) -> web.StreamResponse:

@@ -26,6 +26,7 @@ from gangline.gateway.backends_records import BackendSpec
 from gangline.gateway.control import ControlRoute, answer, as_routes
 from gangline.gateway.control_backends import BackendRoutes
 from gangline.gateway.control_gate import GateRoutes
+from gangline.gateway.control_openapi import described_by_itself
 from gangline.gateway.control_sessions import SessionRoutes
 from gangline.gateway.delivery import Delivery
 from gangline.gateway.external import ExternalSessions
@@ -295,13 +296,14 @@ def control_routes(
         )
         return web.Response(body=parts.metrics.exposition(now), headers={"Content-Type": CONTENT_TYPE})
 
-    return [
+    routes = [
         ControlRoute("GET", "/v1/status", show_status, "What the node is doing."),
         ControlRoute("GET", "/metrics", show_metrics, "Numbers for Prometheus."),
         *SessionRoutes(external, model, public_url).routes(),
         *GateRoutes(parts.gate).routes(),
         *BackendRoutes(parts.backends, keep_backends).routes(),
     ]
+    return described_by_itself(routes)
 
 
 def _create_app(proxy: Proxy, routes: list[ControlRoute], control_token: str | None) -> web.Application:
