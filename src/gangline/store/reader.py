@@ -29,7 +29,8 @@ from gangline.domain.views import (
 from gangline.store import retention
 from gangline.store.database import Database
 from gangline.store.results import Results
-from gangline.store.schema import IN_QUEUE, LEASED, QUEUED, WAITING, events, nodes, outbox, sessions, tasks
+from gangline.store.rows import queue
+from gangline.store.schema import LEASED, QUEUED, WAITING, events, nodes, outbox, sessions, tasks
 
 __all__ = ["TaskReader", "result_of", "session_view"]
 
@@ -137,23 +138,23 @@ class TaskReader:
     def status(self) -> ServiceStatus:
         now = self._clock()
         with self.database.reading() as conn:
-            oldest = conn.scalar(
-                sa.select(sessions.c.created_at)
-                .where(IN_QUEUE)
-                .order_by(sessions.c.priority.desc(), sessions.c.turn, sessions.c.position)
-                .limit(1)
-            )
+            oldest = conn.scalar(queue(sessions.c.created_at).limit(1))
+            stages = _counts(conn, sa.func.coalesce(sessions.c.stage, _LEASED_STAGE), LEASED)
+            queued = _counts(conn, sessions.c.submitter, QUEUED)
+            # By these, as no index holds all states.
+            states = {"leased": sum(stages.values()), "queued": sum(queued.values())}
+            states["ended"] = _count(conn, sessions) - sum(states.values())
             return ServiceStatus(
                 version=__version__,
                 at=now,
                 tasks=_counts(conn, tasks.c.status),
-                sessions=_counts(conn, sessions.c.state),
-                stages=_counts(conn, sa.func.coalesce(sessions.c.stage, _LEASED_STAGE), LEASED),
+                sessions={state: count for state, count in states.items() if count},
+                stages=stages,
                 oldest_queued_s=None if oldest is None else max(0.0, now - oldest),
                 callbacks=_counts(conn, outbox.c.state),
                 nodes=_node_views(conn, now),
-                queued=_counts(conn, sessions.c.submitter, QUEUED),
-                num_waiting=conn.scalar(sa.select(sa.func.count()).select_from(sessions).where(WAITING)) or 0,
+                queued=queued,
+                num_waiting=_count(conn, sessions, WAITING),
                 result_bytes=int(conn.scalar(sa.select(sa.func.sum(tasks.c.result_bytes))) or 0),
             )
 
@@ -224,6 +225,10 @@ def _fields(row: sa.RowMapping, kind: type[msgspec.Struct]) -> dict[str, Any]:
 def _counts(conn: sa.Connection, key: Any, *where: Any) -> dict[str, int]:
     found = conn.execute(sa.select(key, sa.func.count()).where(*where).group_by(key))
     return {row[0]: row[1] for row in found}
+
+
+def _count(conn: sa.Connection, table: sa.Table, *where: Any) -> int:
+    return conn.scalar(sa.select(sa.func.count()).select_from(table).where(*where)) or 0
 
 
 def _node_views(conn: sa.Connection, now: float) -> tuple[NodeView, ...]:

@@ -19,6 +19,7 @@ __all__ = [
     "let_in",
     "locked_rows",
     "one_row",
+    "queue",
     "queued_rows",
     "rows_named",
     "standing_of",
@@ -75,21 +76,31 @@ def locked_rows(unit: Unit, where: Any, *, skip_locked: bool = False) -> Sequenc
 
     skip_locked: without those that another transaction is changing.
     """
-    query = sa.select(sessions).where(where).order_by(sessions.c.position).with_for_update(skip_locked=skip_locked)
-    return unit.conn.execute(query).mappings().all()
+    # Sorting the few that are found: for the bare column, SQLite would rather read the whole table in its order.
+    query = sa.select(sessions).where(where).order_by(sessions.c.position + 0)
+    return unit.conn.execute(query.with_for_update(skip_locked=skip_locked)).mappings().all()
 
 
 def let_in(unit: Unit) -> int:
     """Let those into the queue that waited long enough after a fault; gives how many."""
-    due = sa.update(sessions).where(WAITING, sessions.c.ready_at <= unit.now)
-    return unit.conn.execute(due.values(ready_at=None)).rowcount
+    query = sa.select(sessions.c.position).where(WAITING, sessions.c.ready_at <= unit.now)
+    due = unit.conn.execute(query.with_for_update(skip_locked=True)).scalars().all()
+    for start in range(0, len(due), _MANY):
+        some = sessions.c.position.in_(due[start : start + _MANY])
+        unit.conn.execute(sa.update(sessions).where(some).values(ready_at=None))
+    return len(due)
+
+
+def queue(*columns: Any) -> sa.Select[*tuple[Any, ...]]:
+    """What may be leased, from the head: by priority, then by turn. A look into an index, however long it is."""
+    place = (sessions.c.priority.desc(), sessions.c.turn, sessions.c.position)
+    return sa.select(*columns).where(IN_QUEUE).order_by(*place)
 
 
 def queued_rows(unit: Unit, limit: int) -> Sequence[sa.RowMapping]:
-    """The head of the queue, without those that another transaction is taking: by priority, then by turn."""
-    place = (sessions.c.priority.desc(), sessions.c.turn, sessions.c.position)
-    query = sa.select(sessions).where(IN_QUEUE).order_by(*place).limit(limit)
-    return unit.conn.execute(query.with_for_update(skip_locked=True)).mappings().all()
+    """The head of the queue, without those that another transaction is taking."""
+    query = queue(sessions).limit(limit).with_for_update(skip_locked=True)
+    return unit.conn.execute(query).mappings().all()
 
 
 def rows_named(unit: Unit, session_ids: Sequence[str]) -> list[sa.RowMapping]:

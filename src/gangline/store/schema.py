@@ -84,7 +84,6 @@ sessions = sa.Table(
     sa.Column("turn", sa.BigInteger, nullable=False, server_default="0"),  # see submitting.py
     sa.Column("ready_at", sa.Float),
     sa.Index("sessions_by_task", "task_id", "sample_index"),
-    sa.Index("sessions_by_state", "state", "position"),
     sqlite_autoincrement=True,
 )
 
@@ -106,8 +105,10 @@ def _partial_index(name: str, *columns: sa.ColumnElement[object], where: sa.Colu
     return sa.Index(name, *columns, sqlite_where=where, postgresql_where=where)
 
 
-# Each of these stays as small as what is running or queued, however much is stored.
+# Each of these stays as small as what is running or queued, however much is stored. There is no index over all states:
+# SQLite, which knows no sizes, would take it for the queue and sort.
 _partial_index("sessions_by_expiry", sessions.c.expires_at, where=LEASED)
+_partial_index("sessions_by_node", sessions.c.node_id, sessions.c.position, where=LEASED)
 _partial_index("sessions_in_queue", sessions.c.priority.desc(), sessions.c.turn, sessions.c.position, where=IN_QUEUE)
 _partial_index("sessions_waiting", sessions.c.ready_at, where=WAITING)
 _partial_index("sessions_by_submitter", sessions.c.submitter, sessions.c.priority, sessions.c.turn, where=QUEUED)
