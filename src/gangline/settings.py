@@ -42,6 +42,9 @@ class Settings(BaseModel):
     """`GANGLINE_TOKEN`: opens the control plane."""
     log_format: str = "text"
     """`GANGLINE_LOG_FORMAT`: `text` or `json`; of the commands that serve."""
+    otel_endpoint: str | None = None
+    """`OTEL_EXPORTER_OTLP_ENDPOINT` (or `..._TRACES_ENDPOINT`): a collector; server and nodes send it traces. Needs the
+    extra `otel`, which reads the other `OTEL_EXPORTER_OTLP_*` variables itself."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -58,6 +61,9 @@ class Settings(BaseModel):
             database_url=env.get("GANGLINE_DATABASE"),
             control_token=env.get("GANGLINE_TOKEN"),
             log_format=env.get("GANGLINE_LOG_FORMAT") or "text",
+            otel_endpoint=env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+            or env.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+            or None,
         )
 
 

@@ -21,6 +21,7 @@ from gangline.cli.node_options import (
 from gangline.cli.output import DataOption, JsonOption, LogFormatOption
 from gangline.cli.running import find_server
 from gangline.cli.serving import HostOption, ParentOption, PublicUrlOption, serve
+from gangline.cli.tracing import traces_of
 from gangline.settings import Settings
 
 __all__ = ["register"]
@@ -66,35 +67,37 @@ def node(
 
     settings = Settings.from_environ()
     address = find_server(data, server)
-    serve(
-        lambda on_ready: serve_node(
-            data_dir=data or settings.data_dir,
-            node_id=node_id or f"node-{socket.gethostname()}",
-            server_url=address.server_url,
-            control_token=address.control_token,
-            engine_urls=engine,
-            engine_kind=engine_kind,
-            engine_options=read_engine_options(engine_options),
-            engine_wait_s=engine_wait,
-            engine_key_env=engine_key_env,
-            affinity_slack=affinity_slack,
-            capture=read_capture(capture),
-            sampling=read_policy(sampling),
-            sizes=PoolSizes(
-                init_workers=init_workers,
-                ready_slots=ready_slots,
-                run_slots=run_slots,
-                postrun_workers=postrun_workers,
+    with traces_of("node", settings) as traces:
+        serve(
+            lambda on_ready: serve_node(
+                data_dir=data or settings.data_dir,
+                node_id=node_id or f"node-{socket.gethostname()}",
+                server_url=address.server_url,
+                control_token=address.control_token,
+                engine_urls=engine,
+                engine_kind=engine_kind,
+                engine_options=read_engine_options(engine_options),
+                engine_wait_s=engine_wait,
+                engine_key_env=engine_key_env,
+                affinity_slack=affinity_slack,
+                capture=read_capture(capture),
+                sampling=read_policy(sampling),
+                sizes=PoolSizes(
+                    init_workers=init_workers,
+                    ready_slots=ready_slots,
+                    run_slots=run_slots,
+                    postrun_workers=postrun_workers,
+                ),
+                host=host,
+                port=port,
+                public_url=public_url,
+                on_ready=on_ready,
+                on_result=None if traces is None else traces.attempt_ended,
             ),
-            host=host,
-            port=port,
-            public_url=public_url,
-            on_ready=on_ready,
-        ),
-        kind="node",
-        parent=parent,
-        log_format=log_format,
-    )
+            kind="node",
+            parent=parent,
+            log_format=log_format,
+        )
 
 
 def register(app: typer.Typer) -> None:

@@ -9,6 +9,7 @@ import typer
 from gangline.cli.output import DataOption, JsonOption, LogFormatOption
 from gangline.cli.serving import HostOption, ParentOption, PublicUrlOption, serve
 from gangline.cli.storage_options import DatabaseOption, KeepDaysOption, KeepGbOption, ResultsOption, StorageChoice
+from gangline.cli.tracing import traces_of
 from gangline.settings import Settings
 
 __all__ = ["register"]
@@ -39,20 +40,22 @@ def server(
         database=database or settings.database_url, results=results, keep_days=keep_days, keep_gb=keep_gb
     )
     storage = choice.checked().storage()
-    serve(
-        lambda on_ready: serve_server(
-            data_dir=data or settings.data_dir,
-            host=host,
-            port=port,
-            public_url=public_url,
-            control_token=settings.control_token,
-            on_ready=on_ready,
-            storage=storage,
-        ),
-        kind="server",
-        parent=parent,
-        log_format=log_format,
-    )
+    with traces_of("server", settings) as traces:
+        serve(
+            lambda on_ready: serve_server(
+                data_dir=data or settings.data_dir,
+                host=host,
+                port=port,
+                public_url=public_url,
+                control_token=settings.control_token,
+                on_ready=on_ready,
+                storage=storage,
+                on_task_ended=None if traces is None else traces.task_ended,
+            ),
+            kind="server",
+            parent=parent,
+            log_format=log_format,
+        )
 
 
 def register(app: typer.Typer) -> None:

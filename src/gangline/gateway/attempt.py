@@ -73,6 +73,8 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingPolicy | None = None
     """The operator's, applied after a task's own."""
     metrics: NodeMetrics = msgspec.field(default_factory=NodeMetrics)
+    on_result: Callable[[SessionResult], None] | None = None
+    """Told of each attempt that ended."""
 
     @property
     def model(self) -> str:

@@ -18,6 +18,7 @@ from aiohttp import web
 from gangline import plugins
 from gangline.client import ServerClient
 from gangline.domain.errors import EngineUnavailable, GanglineError, InvalidRequest, PortUnavailable
+from gangline.domain.session import SessionResult
 from gangline.domain.task import CaptureSpec, SamplingPolicy
 from gangline.gateway.attempt import NodeParts
 from gangline.gateway.backends import BackendPool
@@ -68,6 +69,7 @@ async def serve(
     public_url: str | None = None,
     sizes: PoolSizes | None = None,
     on_ready: Callable[[str], None] | None = None,
+    on_result: Callable[[SessionResult], None] | None = None,
 ) -> None:
     """Run a node until cancelled; its state is in `data_dir/nodes/<node_id>`.
 
@@ -78,6 +80,7 @@ async def serve(
     public_url: how others reach the node; None is the address that it listens on, or the machine's name.
     capture: `text` accepts engines that report no token ids; what they answer cannot be trained on.
     sampling: the operator's policy, applied after a task's own.
+    on_result: told of each attempt that ended, on the event loop.
 
     Raises: EngineUnavailable when an engine does not answer within `engine_wait_s`, EngineIncapable when it reports no
     token ids or log-probs, Conflict when the engines serve different models, PortUnavailable when the port is taken,
@@ -124,6 +127,7 @@ async def serve(
             pools=Pools(sizes),
             sampling=sampling,
             metrics=metrics,
+            on_result=on_result,
         )
         external = await _external_sessions(stack, folder, parts)
         pipeline = Pipeline(parts, client, Delivery(folder / "outgoing", client, journal), url=url)

@@ -123,6 +123,8 @@ class Pipeline:
         finally:
             waiting_for_run.cancel()
         self._parts.metrics.attempt_ended(result)
+        if self._parts.on_result is not None:
+            self._parts.on_result(result)
         await self._delivery.deliver(result)
 
     async def _release(self, lease: Lease) -> None:

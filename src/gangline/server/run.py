@@ -18,10 +18,12 @@ from aiohttp import web
 from gangline import plugins
 from gangline.domain.errors import Conflict, InvalidRequest, PortUnavailable
 from gangline.domain.task import TaskRequest
+from gangline.domain.views import TaskView
 from gangline.server.app import create_app
 from gangline.server.callbacks import Courier
 from gangline.server.housekeeping import Housekeeper, follow_forever
 from gangline.server.service import RolloutService
+from gangline.server.task_watch import TaskWatch
 from gangline.settings import local_url, reachable_url
 from gangline.store.outbox import Outbox
 from gangline.store.results import Results, ResultStore
@@ -77,10 +79,12 @@ async def serve(
     lease_s: float = 30.0,
     sweep_every_s: float = 2.0,
     storage: Storage = ONE_MACHINE,
+    on_task_ended: Callable[[TaskView], None] | None = None,
 ) -> None:
     """Serve until cancelled. `on_ready` is given the base URL, as this machine reaches it.
 
     public_url: as others do, for callbacks; None is the address that it listens on, or the machine's name.
+    on_task_ended: told of each task that this server ended, on the event loop.
 
     Raises: PortUnavailable; InvalidRequest when the address would be open to others without a control token;
     Conflict when another server has the data folder; StoreError, DiskFull.
@@ -94,6 +98,7 @@ async def serve(
         lease_s=lease_s,
         sweep_every_s=sweep_every_s,
         storage=storage,
+        on_task_ended=on_task_ended,
     ) as running:
         if on_ready is not None:
             on_ready(running.url)
@@ -114,6 +119,7 @@ async def serving(
     retry_base_s: float = 1.0,
     storage: Storage = ONE_MACHINE,
     check_task: Callable[[TaskRequest], None] = plugins.check_task,
+    on_task_ended: Callable[[TaskView], None] | None = None,
 ) -> AsyncGenerator[Running]:
     """A running server inside the block. Raises: as `serve`."""
     _refuse_open_door(host, control_token)
@@ -135,7 +141,8 @@ async def serving(
                     control_token=control_token,
                     base_s=callback_base_s,
                 )
-                async with _background(service, courier, storage.keep) as work:
+                watch = None if on_task_ended is None else TaskWatch(service, on_task_ended)
+                async with _background(service, courier, storage.keep, watch) as work:
                     yield Running(local_url(host, bound_port), work)
         finally:
             await asyncio.to_thread(store.close)
@@ -143,7 +150,7 @@ async def serving(
 
 @asynccontextmanager
 async def _background(
-    service: RolloutService, courier: Courier, keep: Keep
+    service: RolloutService, courier: Courier, keep: Keep, watch: TaskWatch | None
 ) -> AsyncGenerator[Sequence[asyncio.Task[None]]]:
     """Sweeping, delivering, forgetting and following, for as long as the block lasts."""
     work = [
@@ -153,6 +160,8 @@ async def _background(
     ]
     if keep != Keep():
         work.append(asyncio.create_task(Housekeeper(service, keep).tidy_forever(), name="server.tidy"))
+    if watch is not None:
+        work.append(asyncio.create_task(watch.tell_forever(), name="server.task_watch"))
     if service.store.database.shared:
         work.append(asyncio.create_task(follow_forever(service), name="server.follow"))
     try:

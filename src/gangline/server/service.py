@@ -63,6 +63,8 @@ class RolloutService:
         self.results = results
         self.bells = Bells()
         self.metrics = ServerMetrics()
+        self.watchers: list[Callable[[Sequence[Event]], None]] = [self.metrics.saw]
+        """Each is given our own durable events, once, on the event loop."""
         self.stopping = False
         self._check_task = check_task
         self._sweep_every_s = sweep_every_s
@@ -86,7 +88,8 @@ class RolloutService:
 
     def announce(self, events: Sequence[Event]) -> None:
         """Log durable events and wake who waits for them."""
-        self.metrics.saw(events)
+        for watch in self.watchers:
+            watch(events)
         for event in events:
             _log_event(event)
         self.wake(events)

@@ -1,0 +1,38 @@
+"""Whether traces are wanted: `OTEL_EXPORTER_OTLP_ENDPOINT` names a collector, and the extra is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+from gangline.domain.errors import InvalidRequest
+from gangline.settings import Settings
+
+if TYPE_CHECKING:
+    from gangline.telemetry.traces import Traces
+
+__all__ = ["traces_of"]
+
+
+@contextmanager
+def traces_of(service: Literal["server", "node"], settings: Settings) -> Generator[Traces | None]:
+    """None where no collector is configured; what waits is sent at the end of the block.
+
+    Raises: InvalidRequest when a collector is configured and the extra is missing.
+    """
+    if settings.otel_endpoint is None:
+        yield None
+        return
+    try:
+        from gangline.telemetry.traces import Traces
+    except ImportError as error:
+        raise InvalidRequest(
+            f"OTEL_EXPORTER_OTLP_ENDPOINT is set, and {error.name} is not installed: pip install 'gangline[otel]', or "
+            "unset it."
+        ) from error
+    traces = Traces.to_collector(service)
+    try:
+        yield traces
+    finally:
+        traces.close()

@@ -1,0 +1,166 @@
+"""OpenTelemetry traces: task -> session -> stage -> model call, for any collector that speaks OTLP over HTTP.
+
+Spans are made when something has ended, from what its record says anyway (a result's timings and completions, a task's
+times), so that nothing is held, measured or passed along while a session runs. Server and nodes know nothing of each
+other's spans: a task's trace and its root span have ids that follow from the task's, so that all of them meet there.
+
+This module needs the extra `otel`; nothing imports it where no collector is configured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags
+
+from gangline import __version__
+from gangline.domain.completion import Completion
+from gangline.domain.session import SessionResult, StageTiming
+from gangline.domain.views import TaskView
+
+__all__ = ["Traces", "root_of"]
+
+_EXPORT_TIMEOUT_S = 5
+"""A collector that does not answer must not hold up the end of a service."""
+
+Attributes = Mapping[str, str | int | float | Sequence[str] | None]
+
+
+def root_of(task_id: str) -> SpanContext:
+    """Where all spans of a task hang, on every machine."""
+    digest = hashlib.sha256(task_id.encode()).digest()
+    trace_id, span_id = int.from_bytes(digest[:16]), int.from_bytes(digest[16:24])
+    return SpanContext(trace_id or 1, span_id or 1, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+
+class _PlannedIds(RandomIdGenerator):
+    """Random ids, but those of `root` for the span that is begun while it is set."""
+
+    def __init__(self) -> None:
+        self.root: SpanContext | None = None
+
+    def generate_trace_id(self) -> int:
+        return super().generate_trace_id() if self.root is None else self.root.trace_id
+
+    def generate_span_id(self) -> int:
+        return super().generate_span_id() if self.root is None else self.root.span_id
+
+
+class Traces:
+    """Belongs to one event loop; spans are sent by a thread of their own."""
+
+    def __init__(self, processor: SpanProcessor, service: str) -> None:
+        self._ids = _PlannedIds()
+        resource = Resource.create({"service.name": f"gangline-{service}", "service.version": __version__})
+        self._provider = TracerProvider(resource=resource, id_generator=self._ids, shutdown_on_exit=False)
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("gangline", __version__)
+
+    @classmethod
+    def to_collector(cls, service: str) -> Self:
+        """Where and how is in the variables `OTEL_EXPORTER_OTLP_*`, as for any program."""
+        return cls(BatchSpanProcessor(OTLPSpanExporter(timeout=_EXPORT_TIMEOUT_S)), service)
+
+    def close(self) -> None:
+        """Send what waits. Blocking."""
+        self._provider.shutdown()
+
+    def task_ended(self, task: TaskView) -> None:
+        """The root span."""
+        self._ids.root = root_of(task.task_id)
+        try:
+            span = self._begin("task", Context(), task.created_at)
+        finally:
+            self._ids.root = None
+        told = {f"gangline.outcome.{name}": number for name, number in task.outcomes.items()}
+        _tell(span, {"gangline.task_id": task.task_id, "gangline.num_samples": task.num_samples, **told})
+        _end(span, task.created_at if task.ended_at is None else task.ended_at)
+
+    def attempt_ended(self, result: SessionResult) -> None:
+        """A session's span, or that of one of its attempts, with all that hangs below it."""
+        if not result.timings:
+            return  # it never began
+        began = min(timing.started_at for timing in result.timings)
+        ended = max(timing.ended_at for timing in result.timings)
+        session = self._begin("session", _below(NonRecordingSpan(root_of(result.task_id))), began)
+        _tell(session, _of_session(result))
+        if result.failure is not None:
+            session.set_status(Status(StatusCode.ERROR, f"{result.failure.boundary}: {result.failure.code}"))
+        calls = [completion for completion in result.completions if completion.choice_index == 0]
+        for timing in result.timings:
+            mine = [call for call in calls if timing.started_at <= call.started_at <= timing.ended_at]
+            calls = [call for call in calls if call not in mine]
+            self._stage(session, timing, mine)
+        for call in calls:
+            self._model_call(session, call)
+        _end(session, ended)
+
+    def _stage(self, session: Span, timing: StageTiming, calls: Sequence[Completion]) -> None:
+        stage = self._begin(timing.stage, _below(session), timing.started_at)
+        for call in calls:
+            self._model_call(stage, call)
+        _end(stage, timing.ended_at)
+
+    def _model_call(self, parent: Span, call: Completion) -> None:
+        """Attributes follow OpenTelemetry's conventions for generative AI, where they have a name."""
+        span = self._begin("model call", _below(parent), call.started_at)
+        certificate = call.certificate
+        _tell(
+            span,
+            {
+                "gen_ai.operation.name": "chat",
+                "gen_ai.request.model": call.model,
+                "gen_ai.usage.input_tokens": call.prompt_shared + len(call.prompt_suffix_ids),
+                "gen_ai.usage.output_tokens": len(call.sampled_ids),
+                "gen_ai.response.finish_reasons": [certificate.finish_reason],
+                "gangline.completion_id": call.completion_id,
+                "gangline.dialect": call.dialect,
+                "gangline.context": certificate.context,
+                "gangline.prompt_source": certificate.prompt_source,
+                "gangline.cause": certificate.cause,
+            },
+        )
+        if call.status == "aborted":
+            span.set_status(Status(StatusCode.ERROR, "aborted"))
+        _end(span, call.finished_at)
+
+    def _begin(self, name: str, context: Context, at: float) -> Span:
+        return self._tracer.start_span(name, context=context, start_time=_ns(at))
+
+
+def _of_session(result: SessionResult) -> Attributes:
+    return {
+        "gangline.task_id": result.task_id,
+        "gangline.session_id": result.session_id,
+        "gangline.attempt": result.attempt,
+        "gangline.node": result.node_id,
+        "gangline.outcome": result.outcome,
+        "gangline.reward": result.reward,
+    }
+
+
+def _below(span: Span) -> Context:
+    return trace.set_span_in_context(span, Context())
+
+
+def _tell(span: Span, attributes: Attributes) -> None:
+    for name, value in attributes.items():
+        if value is not None:
+            span.set_attribute(name, value)
+
+
+def _end(span: Span, at: float) -> None:
+    span.end(end_time=_ns(at))
+
+
+def _ns(at: float) -> int:
+    return int(at * 1e9)
