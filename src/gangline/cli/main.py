@@ -26,6 +26,7 @@ _COMMAND_MODULES = (
     "drift",
     "export",
     "doctor",
+    "actions",
     "gate",
     "backend",
     "engine",

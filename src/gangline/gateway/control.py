@@ -6,9 +6,11 @@ itself, and nothing else. Model calls are not here: those are the proxy's, in th
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import math
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -22,6 +24,7 @@ from gangline.domain.errors import GanglineError, InvalidRequest, LimitExceeded,
 from gangline.domain.ids import validated_id
 from gangline.domain.tokens import encode_json, encode_msgpack
 from gangline.plugins import explain
+from gangline.store.actions import Action, ActionLog, who
 
 __all__ = ["MAX_WAIT_S", "ControlRoute", "answer", "as_routes", "key_of", "number", "path_id", "read_model"]
 
@@ -31,6 +34,7 @@ MAX_WAIT_S = 300.0
 """The longest long poll; longer ones are answered then, and asked again."""
 
 _MSGPACK = "application/msgpack"
+_CLIENT_LEFT = 499
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -51,14 +55,50 @@ class ControlRoute:
     """Parameter -> its JSON schema."""
 
 
-def as_routes(routes: list[ControlRoute], control_token: str | None) -> list[web.RouteDef]:
-    """`control_token`: None asks for nothing (then listen on loopback only)."""
-    return [
-        web.route(
-            route.method, route.path, _in_problems(route, None if route.opened_by == "session" else control_token)
+def as_routes(
+    routes: list[ControlRoute], control_token: str | None, actions: ActionLog | None = None
+) -> list[web.RouteDef]:
+    """`control_token`: None asks for nothing (then listen on loopback only).
+
+    actions: where every change that the control token opens, and every refusal, is written down.
+    """
+    served: list[web.RouteDef] = []
+    for route in routes:
+        handler = _in_problems(route, None if route.opened_by == "session" else control_token)
+        if actions is not None and route.opened_by == "control":
+            handler = _written_down(route, handler, actions)
+        served.append(web.route(route.method, route.path, handler))
+    return served
+
+
+def _written_down(route: ControlRoute, handler: Handler, actions: ActionLog) -> Handler:
+    """Whatever becomes of it: an action counts also where its client does not wait for the answer."""
+
+    def action_of(request: web.Request, status: int) -> Action:
+        return Action(
+            at=time.time(),
+            where=actions.where,
+            who=who(request.headers.get("Authorization", "").partition(" ")[2]),
+            address=request.remote or "",
+            forwarded_for=request.headers.get("X-Forwarded-For"),
+            method=request.method,
+            path=request.path,
+            status=status,
         )
-        for route in routes
-    ]
+
+    async def write(request: web.Request) -> web.StreamResponse:
+        try:
+            response = await handler(request)
+        except asyncio.CancelledError:
+            if route.method != "GET":
+                left = action_of(request, _CLIENT_LEFT)
+                asyncio.get_running_loop().run_in_executor(None, actions.write, left)
+            raise
+        if route.method != "GET" or response.status == 401:
+            await asyncio.to_thread(actions.write, action_of(request, response.status))
+        return response
+
+    return write
 
 
 def _in_problems(route: ControlRoute, control_token: str | None) -> Handler:

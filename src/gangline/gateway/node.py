@@ -39,6 +39,7 @@ from gangline.gateway.pipeline import Pipeline
 from gangline.gateway.pools import Pools, PoolSizes
 from gangline.gateway.proxy import Proxy
 from gangline.settings import local_url, reachable_url
+from gangline.store.actions import ActionLog
 from gangline.store.journal import Journal
 from gangline.telemetry.exposition import CONTENT_TYPE
 
@@ -132,7 +133,8 @@ async def serve(
         external = await _external_sessions(stack, folder, parts)
         pipeline = Pipeline(parts, client, Delivery(folder / "outgoing", client, journal), url=url)
         routes = control_routes(parts, external, pipeline.status, memory.keep, public_url)
-        await _listen(stack, _create_app(proxy, routes, control_token), listener)
+        actions = ActionLog(folder / "actions", where=node_id)
+        await _listen(stack, _create_app(proxy, routes, control_token, actions), listener)
         # What a sandbox reaches has no control routes, so that none opens to an agent even where no token is set.
         await _listen(stack, _create_app(proxy, [], control_token), for_agents)
         stack.push_async_callback(pipeline.close)
@@ -310,10 +312,12 @@ def control_routes(
     return described_by_itself(routes)
 
 
-def _create_app(proxy: Proxy, routes: list[ControlRoute], control_token: str | None) -> web.Application:
+def _create_app(
+    proxy: Proxy, routes: list[ControlRoute], control_token: str | None, actions: ActionLog | None = None
+) -> web.Application:
     """The control routes come first: below `/s/SESSION` the proxy answers whatever else there is."""
     app = web.Application(client_max_size=_MAX_BODY_BYTES)
-    app.add_routes([web.get("/health", _health), *as_routes(routes, control_token), *proxy.routes()])
+    app.add_routes([web.get("/health", _health), *as_routes(routes, control_token, actions), *proxy.routes()])
     return app
 
 

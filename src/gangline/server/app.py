@@ -12,6 +12,7 @@ from aiohttp.typedefs import Handler
 
 from gangline import __version__
 from gangline.domain.errors import Unauthorized
+from gangline.server.acting import acting
 from gangline.server.compat_polar import PolarRoutes
 from gangline.server.compat_polar_nodes import PolarNodeRoutes
 from gangline.server.compat_prorl import ProrlRoutes
@@ -25,6 +26,7 @@ from gangline.server.problems import problem_response, problems
 from gangline.server.routing import Route, answer_json
 from gangline.server.service import RolloutService
 from gangline.server.user_routes import UserRoutes
+from gangline.store.actions import ActionLog
 
 __all__ = ["all_routes", "create_app"]
 
@@ -37,6 +39,7 @@ def create_app(
     *,
     control_token: str | None,
     handlers_folder: Path | None = None,
+    actions: ActionLog | None = None,
     max_task_bytes: int = MAX_TASK_BYTES,
     max_result_bytes: int = MAX_RESULT_BYTES,
     keep_alive_s: float = 15.0,
@@ -45,6 +48,7 @@ def create_app(
 
     control_token: asked for on every route but /health; None asks for nothing (then listen on loopback only).
     handlers_folder: task templates by data source, for `/process`.
+    actions: where every change, and every refusal, is written down.
     max_task_bytes, max_result_bytes: of one request's body.
     keep_alive_s: between comments on an event stream on which nothing happens.
     """
@@ -57,7 +61,11 @@ def create_app(
         keep_alive_s=keep_alive_s,
     )
     open_handlers = frozenset(route.path for route in routes if route.open)
-    app = web.Application(middlewares=[service.metrics.middleware(), problems, _guard(control_token, open_handlers)])
+    guarding = [problems, _guard(control_token, open_handlers)]
+    if actions is not None:
+        routine = {(route.method, route.path) for route in routes if route.routine}
+        guarding.insert(0, acting(actions, routine, _given_token))
+    app = web.Application(middlewares=[service.metrics.middleware(), *guarding])
     app.add_routes([web.route(route.method, route.path, route.handler) for route in routes])
     return app
 

@@ -17,7 +17,7 @@ from gangline.domain.task import TaskRequest
 from gangline.domain.views import TaskView
 from gangline.server.compat_polar_records import LogprobForm, polar_result, polar_task_status, task_from_polar
 from gangline.server.problems import read_body
-from gangline.server.routing import Query, Route, answer_json, path_id
+from gangline.server.routing import SUBJECT, Query, Route, answer_json, path_id
 from gangline.server.service import RolloutService
 
 __all__ = ["PolarRoutes", "PolarStatus", "PolarSubmitted", "PolarTask"]
@@ -69,6 +69,7 @@ class PolarRoutes:
         body = await read_body(request, self._max_task_bytes)
         task = task_from_polar(msgspec.json.decode(body))
         submitted = (await self._service.submit([task]))[0]
+        SUBJECT.set(submitted.task_id)
         view = await self._service.task(submitted.task_id)
         return answer_json(
             PolarSubmitted(task_id=submitted.task_id, status=polar_task_status(view), session_ids=submitted.session_ids)

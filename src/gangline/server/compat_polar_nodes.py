@@ -171,11 +171,11 @@ class PolarNodeRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("POST", "/callbacks/session_result", self.take_polar_result, "Polar's report of a session's end.",
-                  body=PolarSessionResult, answer=PolarReceipt, errors=(400, 401, 404, 409, 413, 507)),
+                  body=PolarSessionResult, answer=PolarReceipt, errors=(400, 401, 404, 409, 413, 507), routine=True),
             Route("POST", "/nodes/register", self.register_polar_node, "Polar's way for a node to join.",
                   body=PolarRegistration, answer=PolarNode),
             Route("POST", "/nodes/{node_id}/heartbeat", self.beat_polar_node, "Polar's heartbeat.",
-                  body=PolarBeat, answer=PolarNode, errors=(400, 401, 404)),
+                  body=PolarBeat, answer=PolarNode, errors=(400, 401, 404), routine=True),
         ]  # fmt: skip
 
 

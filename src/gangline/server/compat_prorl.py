@@ -24,7 +24,7 @@ from gangline.domain.lifecycle import TaskState
 from gangline.server.compat_prorl_jobs import JOB_PREFIX, job_result, task_id_of, task_of_instance
 from gangline.server.compat_prorl_nodes import NodeEngines
 from gangline.server.problems import read_body
-from gangline.server.routing import MAX_WAIT_S, Route, answer_json
+from gangline.server.routing import MAX_WAIT_S, SUBJECT, Route, answer_json
 from gangline.server.service import RolloutService
 
 __all__ = ["ProrlRoutes"]
@@ -99,6 +99,7 @@ class ProrlRoutes:
         task, ignored = await asyncio.to_thread(
             task_of_instance, job.instance, job.sampling_params, job_id, self._template_of
         )
+        SUBJECT.set(task.task_id)
         await self._service.submit([task])
         self._num_waiting += 1
         try:
@@ -116,6 +117,7 @@ class ProrlRoutes:
 
     async def cancel_job(self, request: web.Request) -> web.Response:
         job = ProrlCancel.model_validate_json(await read_body(request, _MAX_CONTROL_BYTES))
+        SUBJECT.set(task_id_of(job.job_id))
         try:
             await self._service.cancel_task(validated_id(task_id_of(job.job_id), "job_id"))
         except NotFound as error:
@@ -124,6 +126,7 @@ class ProrlRoutes:
 
     async def add_llm_server(self, request: web.Request) -> web.Response:
         engine = ProrlEngine.model_validate_json(await read_body(request, _MAX_CONTROL_BYTES))
+        SUBJECT.set(engine.address)
         nodes = await self._engines.add(engine.address)
         return answer_json(ProrlAnswer(status=f"Added LLM server address: {engine.address}", nodes=tuple(nodes)))
 

@@ -79,13 +79,14 @@ class NodeRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("POST", "/v1/nodes/{node_id}/lease", self.lease, "Lease sessions; can wait for some.",
-                  body=LeaseRequest, answer=list[Lease]),
+                  body=LeaseRequest, answer=list[Lease], routine=True),
             Route("POST", "/v1/nodes/{node_id}/heartbeat", self.heartbeat, "Renew leases; hear which are lost.",
-                  body=Heartbeat, answer=HeartbeatReply),
+                  body=Heartbeat, answer=HeartbeatReply, routine=True),
             Route("POST", "/v1/nodes/{node_id}/release", self.release, "Give a session back unharmed.",
-                  body=ReleaseRequest, errors=(400, 401, 404, 409)),
+                  body=ReleaseRequest, errors=(400, 401, 404, 409), routine=True),
             Route("POST", "/v1/sessions/{session_id}/result", self.report, "Report how an attempt ended.",
-                  body=SessionResult, body_type=MSGPACK, answer=ResultReceipt, errors=(400, 401, 404, 409, 413, 507)),
+                  body=SessionResult, body_type=MSGPACK, answer=ResultReceipt, errors=(400, 401, 404, 409, 413, 507),
+                  routine=True),
         ]  # fmt: skip
 
 

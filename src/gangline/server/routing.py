@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,15 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import validated_id
 from gangline.domain.tokens import encode_json
 
-__all__ = ["MAX_WAIT_S", "Query", "Route", "answer_json", "number", "path_id", "wants_msgpack"]
+__all__ = ["MAX_WAIT_S", "SUBJECT", "Query", "Route", "answer_json", "number", "path_id", "wants_msgpack"]
 
 MAX_WAIT_S = 300.0
 """The longest long poll; longer ones are answered then, and asked again."""
 
 MSGPACK = "application/msgpack"
+
+SUBJECT: ContextVar[str | None] = ContextVar("subject", default=None)
+"""What a request did something to, where its path does not say: set by its handler, for the log of actions."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Route:
     query: tuple[Query, ...] = ()
     open: bool = False
     """Answered without the control token."""
+    routine: bool = False
+    """Nodes' own traffic: no action of anybody's, and not in the log of them."""
     errors: tuple[int, ...] = (400, 401)
 
 

@@ -25,6 +25,7 @@ from gangline.server.housekeeping import Housekeeper, follow_forever
 from gangline.server.service import RolloutService
 from gangline.server.task_watch import TaskWatch
 from gangline.settings import local_url, reachable_url
+from gangline.store.actions import ActionLog
 from gangline.store.outbox import Outbox
 from gangline.store.results import Results, ResultStore
 from gangline.store.retention import Keep
@@ -132,7 +133,12 @@ async def serving(
             results = await asyncio.to_thread(_results, storage, data_dir)
             service = RolloutService(store, results, check_task=check_task, sweep_every_s=sweep_every_s)
             await service.start()
-            app = create_app(service, control_token=control_token, handlers_folder=folder / "handlers")
+            app = create_app(
+                service,
+                control_token=control_token,
+                handlers_folder=folder / "handlers",
+                actions=ActionLog(folder / "actions", where="server"),
+            )
             async with _listening(app, service, host, port) as bound_port:
                 courier = Courier(
                     Outbox(store.database),

@@ -25,7 +25,17 @@ from gangline.domain.views import (
     TaskView,
 )
 from gangline.server.problems import read_body
-from gangline.server.routing import MAX_WAIT_S, MSGPACK, Query, Route, answer_json, number, path_id, wants_msgpack
+from gangline.server.routing import (
+    MAX_WAIT_S,
+    MSGPACK,
+    SUBJECT,
+    Query,
+    Route,
+    answer_json,
+    number,
+    path_id,
+    wants_msgpack,
+)
 from gangline.server.service import RolloutService
 
 __all__ = ["TaskResults", "UserRoutes"]
@@ -56,11 +66,14 @@ class UserRoutes:
     async def submit(self, request: web.Request) -> web.Response:
         body = await read_body(request, self._max_task_bytes)
         submitted = (await self._service.submit([TaskRequest.model_validate_json(body)]))[0]
+        SUBJECT.set(submitted.task_id)
         return answer_json(submitted)
 
     async def submit_batch(self, request: web.Request) -> web.Response:
         body = await read_body(request, self._max_task_bytes)
-        return answer_json(await self._service.submit(_BATCH.validate_json(body)))
+        submitted = await self._service.submit(_BATCH.validate_json(body))
+        SUBJECT.set(f"{len(submitted)} tasks: " + ", ".join(one.task_id for one in submitted[:8]))
+        return answer_json(submitted)
 
     async def list_tasks(self, request: web.Request) -> web.Response:
         store = self._service.store

@@ -1,0 +1,119 @@
+"""The log of control actions: who changed what, when, and how it was answered; and who was refused at the door.
+
+One JSON line per action in `actions.jsonl`, written before the action is answered; refusals go to `refused.jsonl`, so
+that a stranger who knocks without end cannot push actions out. A file that is full is set aside; the oldest is removed.
+No body is kept, and of a token only a digest that tells one from another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["Action", "ActionLog", "read_actions", "who"]
+
+log = logging.getLogger("gangline.actions")
+
+_MAX_FILE_BYTES = 16 * 1024**2
+_MAX_FILES = 8
+_MAX_TEXT = 400
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """One request that changed something, or that was refused for want of the token."""
+
+    at: float
+    """Unix time, UTC, seconds."""
+    where: str
+    """`server`, or the node's id."""
+    who: str
+    """`token` and a digest of it, or `no token`."""
+    address: str
+    """Of the other end of the connection."""
+    forwarded_for: str | None = None
+    """As a proxy, or somebody who says so, told it."""
+    method: str
+    path: str
+    subject: str | None = None
+    """What it was done to, where the path does not say."""
+    status: int
+    """Of the answer; 499 where the client left before it."""
+
+
+def who(token: str | None) -> str:
+    """Names a token without telling it."""
+    return f"token {hashlib.sha256(token.encode(errors='replace')).hexdigest()[:8]}" if token else "no token"
+
+
+class ActionLog:
+    """Appends to files in `folder`. Methods block, and may be called from any thread; they never raise."""
+
+    def __init__(
+        self, folder: Path, *, where: str, max_file_bytes: int = _MAX_FILE_BYTES, max_files: int = _MAX_FILES
+    ) -> None:
+        self.where = where
+        self._folder = folder
+        self._max_file_bytes = max_file_bytes
+        self._max_files = max_files
+        self._lock = threading.Lock()
+
+    def write(self, action: Action) -> None:
+        """A log that cannot be written is told in the service's own log, and stops no action."""
+        name = "refused" if action.status == 401 else "actions"
+        line = msgspec.json.encode(_bounded(action)) + b"\n"
+        try:
+            with self._lock:
+                self._append(name, line)
+        except OSError as error:
+            log.error("actions.not_written message=%s action=%s", error, line.decode(errors="replace").rstrip())
+
+    def _append(self, name: str, line: bytes) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{name}.jsonl"
+        with suppress(FileNotFoundError):
+            if path.stat().st_size + len(line) > self._max_file_bytes:
+                self._set_aside(name)
+        with closing(_Descriptor(path)) as opened:
+            os.write(opened.number, line)  # one write to a file that is appended to: lines never mix
+
+    def _set_aside(self, name: str) -> None:
+        for age in range(self._max_files - 1, 0, -1):
+            younger = self._folder / (f"{name}.{age - 1}.jsonl" if age > 1 else f"{name}.jsonl")
+            with suppress(FileNotFoundError):
+                os.replace(younger, self._folder / f"{name}.{age}.jsonl")
+
+
+class _Descriptor:
+    """Of a file to append to, that only its owner may read."""
+
+    def __init__(self, path: Path) -> None:
+        self.number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def close(self) -> None:
+        os.close(self.number)
+
+
+def _bounded(action: Action) -> Action:
+    """A stranger chose these texts."""
+    texts = {name: getattr(action, name) for name in ("path", "subject", "forwarded_for")}
+    cut = {name: text[:_MAX_TEXT].encode(errors="replace").decode() for name, text in texts.items() if text is not None}
+    return msgspec.structs.replace(action, **cut)
+
+
+def read_actions(folders: Iterable[Path], *, refused: bool = False) -> list[Action]:
+    """All actions in these folders, oldest first; a line cut off by a crash is left out."""
+    name = "refused" if refused else "actions"
+    found: list[Action] = []
+    for folder in folders:
+        for path in (*folder.glob(f"{name}.jsonl"), *folder.glob(f"{name}.[0-9]*.jsonl")):
+            for line in path.read_bytes().splitlines():
+                with suppress(msgspec.MsgspecError):
+                    found.append(msgspec.json.decode(line, type=Action))
+    return sorted(found, key=lambda action: action.at)
