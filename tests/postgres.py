@@ -7,8 +7,9 @@ import pwd
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -22,9 +23,18 @@ _INSTALL = "sudo apt-get install -y postgresql"
 class Cluster:
     """A running server; each test takes a database of its own."""
 
-    def __init__(self, socket_dir: Path) -> None:
+    def __init__(self, socket_dir: Path, control: Callable[..., None]) -> None:
         self.socket_dir = socket_dir
+        self._control = control
         self._numbers = count(1)
+
+    def start(self) -> None:
+        settings = f"-c listen_addresses='' -c unix_socket_directories={self.socket_dir} -c fsync=off"
+        self._control("-w", "-l", str(self.socket_dir / "log"), "-o", settings, "start")
+
+    def stop(self) -> None:
+        """As if it crashed."""
+        self._control("-m", "immediate", "-w", "stop")
 
     def url(self, database: str) -> str:
         return f"postgresql://postgres@/{database}?host={self.socket_dir}"
@@ -55,12 +65,12 @@ def running_cluster() -> Iterator[Cluster]:
 
     try:
         run("initdb", "-D", str(data), "-U", "postgres", "--auth=trust", "--no-sync", "-E", "UTF8", "--locale=C")
-        settings = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off -c max_connections=50"
-        run("pg_ctl", "-D", str(data), "-w", "-l", str(folder / "log"), "-o", settings, "start")
+        cluster = Cluster(folder, partial(run, "pg_ctl", "-D", str(data)))
+        cluster.start()
         try:
-            yield Cluster(folder)
+            yield cluster
         finally:
-            run("pg_ctl", "-D", str(data), "-m", "immediate", "-w", "stop")
+            cluster.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

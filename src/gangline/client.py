@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 import aiohttp
 import msgspec
 
-from gangline.domain.errors import GanglineError, InvalidRequest, ServerUnavailable
+from gangline.domain.errors import GanglineError, InvalidRequest, ServerUnavailable, StoreError
 from gangline.domain.lifecycle import Outcome, SessionState, TaskState
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.task import TaskRequest
@@ -151,7 +151,7 @@ class ServerClient(_HttpClient):
         return await self._json("GET", f"/v1/tasks/{task_id}", TaskView, params=params, wait_s=wait_s)
 
     async def wait(self, task_id: str, timeout_s: float | None = None) -> TaskView:
-        """The task when it has ended, through restarts of the server.
+        """The task when it has ended, through restarts of the server and of its database.
 
         Raises: NotFound, TimeoutError after `timeout_s`.
         """
@@ -159,7 +159,7 @@ class ServerClient(_HttpClient):
             while True:
                 try:
                     task = await self.task(task_id, wait_s=_POLL_S)
-                except ServerUnavailable:
+                except (ServerUnavailable, StoreError):
                     await asyncio.sleep(0.5)
                     continue
                 if task.ended:
@@ -237,7 +237,7 @@ class ServerClient(_HttpClient):
             try:
                 async for event in self._event_stream(params, place):
                     yield event
-            except ServerUnavailable:
+            except (ServerUnavailable, StoreError):
                 await asyncio.sleep(retry_s)
 
     # The node's side.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from gangline.domain.errors import LeaseLost
+from gangline.domain.errors import LeaseLost, StoreError
 from gangline.domain.tokens import encode_msgpack
 from gangline.server.service import RolloutService
 from gangline.store.results import ResultStore
@@ -143,3 +144,48 @@ async def test_a_server_that_was_down_for_long_takes_nothing_from_living_nodes(t
     assert await after.sweep() == 0
     assert (await after.report("t.0", encode_msgpack(result(lease)))).state == "ended"
     after.store.close()
+
+
+class Unreachable(TaskStore):
+    """A store whose database can be away."""
+
+    away = False
+    num_failed = 0
+
+    def sweep(self) -> int:
+        if self.away:
+            self.num_failed += 1
+            raise StoreError("the database does not answer")
+        return super().sweep()
+
+
+async def test_after_a_time_without_its_database_the_server_first_lets_nodes_be_heard(tmp_path: Path, clock: Clock):
+    monotonic = Clock()
+    store = Unreachable(tmp_path / "gangline.db", clock=clock, lease_s=30.0)
+    results = ResultStore(tmp_path / "results")
+    service = RolloutService(store, results, check_task=any_plugin, sweep_every_s=0.001, monotonic=monotonic)
+    await service.submit([request(num_samples=1)])
+    await lease_one(service)
+    store.away = True
+    sweeping = asyncio.create_task(service.sweep_forever())
+    try:
+        async with asyncio.timeout(30):
+            await failed(store, 1)
+            clock.now += 3600.0
+            monotonic.now += 3600.0
+            await failed(store, 3)
+            store.away = False
+            while (await store.query(store.session, "t.0")).expires_at != clock.now + 30.0:
+                assert (await store.query(store.session, "t.0")).state == "leased"
+                await asyncio.sleep(0.001)
+    finally:
+        sweeping.cancel()
+        await asyncio.wait([sweeping])
+        store.close()
+
+
+async def failed(store: Unreachable, more: int) -> None:
+    """Wait until the store failed so many more times."""
+    enough = store.num_failed + more
+    while store.num_failed < enough:
+        await asyncio.sleep(0.001)

@@ -15,10 +15,11 @@ import pytest
 from aiohttp import web
 
 from gangline.client import ServerClient
+from gangline.domain.errors import StoreError
 from gangline.server.run import Storage, serving
 from gangline.store.reader import TaskReader
 from gangline.store.tasks import TaskStore
-from postgres import Cluster
+from postgres import Cluster, running_cluster
 from service import NODE_URL, FakeNode, any_plugin, beat, request, result
 
 NUM_SERVERS = 4
@@ -161,6 +162,48 @@ async def test_each_callback_is_sent_by_one_of_the_servers(postgres: Cluster, tm
         assert received == {f"t{index}": 1 for index in range(20)}
     finally:
         await runner.cleanup()
+
+
+async def test_a_database_that_was_away_for_a_while_is_used_again_and_has_forgotten_nothing(tmp_path: Path):
+    with running_cluster() as cluster:
+        storage = Storage(database_url=cluster.new_database())
+        async with (
+            serving(data_dir=tmp_path, check_task=any_plugin, sweep_every_s=0.05, storage=storage) as running,
+            ServerClient(running.url) as client,
+        ):
+            await client.submit(request())
+            node = FakeNode(client)
+            leases = await node.lease()
+            waiting = asyncio.create_task(client.wait("t", timeout_s=60.0))
+            following = asyncio.create_task(kinds_until_end(client))
+            await asyncio.to_thread(cluster.stop)
+            for ask in (client.status, node.lease, lambda: node.beat(leases)):
+                with pytest.raises(StoreError) as caught:
+                    await ask()
+                assert caught.value.retryable
+            await asyncio.to_thread(cluster.start)
+            await until(lambda: answers(client))
+            assert (await node.beat(leases)).renewed == ("t.0", "t.1")
+            await node.finish(leases)
+            assert (await waiting).rewards == (1.0, 1.0)
+            assert (await asyncio.wait_for(following, 30)).count("session.ended") == 2
+
+
+async def kinds_until_end(client: ServerClient) -> list[str]:
+    kinds: list[str] = []
+    async for event in client.events(after=0, retry_s=0.05):
+        kinds.append(event.kind)
+        if event.kind == "task.ended":
+            break
+    return kinds
+
+
+async def answers(client: ServerClient) -> bool:
+    try:
+        await client.status()
+    except StoreError:
+        return False
+    return True
 
 
 async def has_node(client: ServerClient) -> bool:

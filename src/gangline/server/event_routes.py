@@ -15,7 +15,7 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from gangline.domain.errors import InvalidRequest
+from gangline.domain.errors import InvalidRequest, StoreError
 from gangline.domain.views import Event
 from gangline.server.routing import Query, Route
 from gangline.server.service import EVENTS, RolloutService
@@ -40,7 +40,8 @@ class EventRoutes:
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         )
         await response.prepare(request)
-        with contextlib.suppress(ConnectionError):
+        # Without its database the stream ends; the client resumes where it broke.
+        with contextlib.suppress(ConnectionError, StoreError):
             await response.write(f"retry: 1000\nid: {after}\n\n".encode())
             await self._stream(response, after, request.query.get("task_id"))
         return response

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from gangline import plugins
-from gangline.domain.errors import Conflict, StoreError
+from gangline.domain.errors import Conflict, LimitExceeded, StoreError
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import decode_msgpack
@@ -27,6 +27,8 @@ from gangline.telemetry.logs import FIELDS
 __all__ = ["CALLBACKS", "EVENTS", "WORK", "RolloutService", "task_bell"]
 
 log = logging.getLogger("gangline.server")
+
+_MAX_SESSIONS_AT_ONCE = 100_000
 
 WORK, EVENTS, CALLBACKS = "work", "events", "callbacks"
 
@@ -106,7 +108,12 @@ class RolloutService:
     # The user's side.
 
     async def submit(self, requests: Sequence[TaskRequest]) -> list[Submitted]:
-        """Accept all tasks or none. Raises: UnknownPlugin, InvalidRequest, Conflict, StoreError, DiskFull."""
+        """Accept all tasks or none.
+
+        Raises: LimitExceeded, UnknownPlugin, InvalidRequest, Conflict, StoreError, DiskFull.
+        """
+        if sum(request.num_samples for request in requests) > _MAX_SESSIONS_AT_ONCE:
+            raise LimitExceeded(f"one request may submit at most {_MAX_SESSIONS_AT_ONCE} sessions; send several.")
         await asyncio.to_thread(lambda: [self._check(request) for request in requests])
         return await self.store.run(self.store.submit, requests)
 
@@ -239,9 +246,9 @@ class RolloutService:
         while True:
             await asyncio.sleep(self._sweep_every_s)
             now = self._monotonic()
-            slept_s, last = now - last, now
             try:
-                await self.sweep(after_pause=slept_s > self._sweep_every_s + self.store.lease_s / 2)
+                await self.sweep(after_pause=now - last > self._sweep_every_s + self.store.lease_s / 2)
+                last = now  # a time without the database counts as a pause: no heartbeat was stored
             except StoreError as error:
                 log.error("server.sweep_failed code=%s message=%s", error.code, error.message)
 

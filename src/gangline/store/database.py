@@ -32,6 +32,8 @@ P = ParamSpec("P")
 _WRITES = "gangline_writes"
 _BUSY_TIMEOUT_MS = 10_000
 _MAX_TRIES = 20
+_PATIENCE = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+"""Seconds after which a PostgreSQL that is gone without a word is given up; the URL may say otherwise."""
 _LOST = frozenset({"40001", "40P01", "23505"})
 """PostgreSQL's codes for: could not serialize, deadlock, and a row that another server inserted in the same moment."""
 
@@ -145,9 +147,12 @@ def _known_url(target: str) -> sa.URL:
 
 def _engine(url: sa.URL) -> sa.Engine:
     """Raises: InvalidRequest when the driver is not installed."""
+    if url.get_backend_name() == "sqlite":
+        return sa.create_engine(url)
+    patience = {name: value for name, value in _PATIENCE.items() if name not in url.query}
     try:
         # The pool finds out by itself that the database was restarted.
-        return sa.create_engine(url, pool_pre_ping=url.get_backend_name() != "sqlite")
+        return sa.create_engine(url, pool_pre_ping=True, connect_args=patience)
     except ModuleNotFoundError as error:
         raise InvalidRequest(
             f"{url.get_backend_name()} needs the Python package {error.name!r}: pip install 'gangline[postgres]'."
