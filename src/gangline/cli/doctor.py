@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from gangline.cli.exits import Exit
-from gangline.cli.output import DataOption, JsonOption, console, print_json
+from gangline.cli.output import DataOption, JsonOption, ServerOption, console, print_json
 from gangline.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,17 +31,40 @@ def _print(checks: list[Check]) -> None:
     console().print(table)
 
 
-def doctor(data: DataOption = None, as_json: JsonOption = False) -> None:
-    """Try what a first run needs: sandbox, limits, engine, model, tools, ports, disk, clock.
+def _not_needed(check: Check) -> Check:
+    """With an engine of one's own."""
+    return msgspec.structs.replace(check, state="optional") if _only_built_in(check) else check
 
-    Exit code 1 when something needed is missing; each line says what to do.
+
+def _only_built_in(check: Check) -> bool:
+    return check.state == "missing" and check.name in ("embedded engine", "model", "openai SDK")
+
+
+def doctor(
+    engine: Annotated[
+        list[str] | None,
+        typer.Option("--engine", help="URL of an engine to try; may be given again.", show_default=False),
+    ] = None,
+    data: DataOption = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Try what a run needs: sandbox, limits, engines, model, tools, ports, disk, clocks, a running service.
+
+    Exit code 1 when something needed is missing or broken; each line says what to do. With engines of your own, what
+    only the built-in one needs is optional.
     """
     from gangline.cli.checks import CHECKS
+    from gangline.cli.checks_service import SERVICE_CHECKS, check_engine
 
     settings = Settings.from_environ()
     if data is not None:
         settings = settings.model_copy(update={"data_dir": data})
-    checks = [check(settings) for check in CHECKS]
+    if server is not None:
+        settings = settings.model_copy(update={"server_url": server})
+    checks = [check(settings) for check in (*CHECKS, *SERVICE_CHECKS)]
+    if engine:
+        checks = [_not_needed(check) for check in checks] + [check_engine(url) for url in engine]
     missing = [check.name for check in checks if check.state == "missing"]
     if as_json:
         print_json({"ok": not missing, "checks": checks})

@@ -64,16 +64,20 @@ class Detokenized(msgspec.Struct):
 def chat_body(request: EngineRequest, model: str) -> bytes:
     """The body of `POST /v1/chat/completions`. Never a stream: SGLang reports ids in whole replies only."""
     call = request.call
-    body = NEUTRAL_SAMPLING | call_fields(call) | {
-        "model": model,
-        "stream": False,
-        "logprobs": True,
-        "top_logprobs": call.num_top_logprobs or 0,
-        "return_token_ids": True,
-        "return_prompt_token_ids": True,
-        "return_meta_info": True,
-        "separate_reasoning": True,
-    }
+    body = (
+        NEUTRAL_SAMPLING
+        | call_fields(call)
+        | {
+            "model": model,
+            "stream": False,
+            "logprobs": True,
+            "top_logprobs": call.num_top_logprobs or 0,
+            "return_token_ids": True,
+            "return_prompt_token_ids": True,
+            "return_meta_info": True,
+            "separate_reasoning": True,
+        }
+    )
     if request.prompt_ids is not None and not has_media(call.messages):
         body["input_ids"] = request.prompt_ids.tolist()
     return msgspec.json.encode(body)

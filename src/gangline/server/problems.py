@@ -44,7 +44,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         return problem_response(error)
     except ValidationError as error:
         return problem_response(InvalidRequest(explain(error)))
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
         return problem_response(InvalidRequest(f"the body cannot be read: {error}"))
     except RecursionError:
         return problem_response(InvalidRequest("the body is nested too deeply."))
