@@ -16,6 +16,7 @@ from gangline.domain.errors import InvalidRequest, Unauthorized
 from gangline.server.run import serving
 from gangline.store.actions import Action, ActionLog, read_actions, who
 from gangline.testing.scripted_engine import scripted_server
+from http_calls import status_of
 from service import FakeNode, any_plugin, request
 
 
@@ -89,8 +90,8 @@ async def test_the_command_shows_them_and_no_token_is_anywhere_in_the_data_folde
             "instance": {"agent": {"harness": "shell"}, "instruction": "x"},
             "sampling_params": {"api_key": "sk-123"},
         }
-        await http.post(f"{running.url}/stop")
-        await http.post(f"{running.url}/process", json=job)
+        await status_of(http, "POST", f"{running.url}/stop")
+        await status_of(http, "POST", f"{running.url}/process", json=job)
     shown = gangline("actions", "--data", str(tmp_path))
     assert all(word in shown.stdout for word in ("/v1/tasks", "(t1)", "10.1.2.3", who(TOKEN)))
     lines = gangline("actions", "--data", str(tmp_path), "--json", "--last", "2").stdout.splitlines()

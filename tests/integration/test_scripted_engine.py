@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from gangline.testing.scripted_engine import scripted_server, serve
+from http_calls import status_of
 
 CHAT = "/v1/chat/completions"
 
@@ -37,12 +38,12 @@ async def test_a_status_fault_strikes_each_request_so_many_times() -> None:
                         assert response.headers["retry-after"] == "0.5"
                         assert answer["error"]["type"] == "ScriptedFault"
             assert statuses == [429, 429, 200]
-        assert (await http.post(CHAT, json=body("other"))).status == 200
+        assert await status_of(http, "POST", CHAT, json=body("other")) == 200
 
 
 async def test_a_fault_without_end_strikes_always() -> None:
     async with scripted_server(faulty(status=500, times=None)) as url, aiohttp.ClientSession(url) as http:
-        assert [(await http.post(CHAT, json=body())).status for _ in range(4)] == [500] * 4
+        assert [await status_of(http, "POST", CHAT, json=body()) for _ in range(4)] == [500] * 4
 
 
 async def test_the_sdks_retry_gets_over_a_fault_that_strikes_once() -> None:
@@ -56,12 +57,12 @@ async def test_the_sdks_retry_gets_over_a_fault_that_strikes_once() -> None:
 
 async def test_a_dropped_connection_ends_after_so_many_tokens() -> None:
     async with scripted_server(faulty(drop_connection=3)) as url, aiohttp.ClientSession(url) as http:
-        response = await http.post(CHAT, json=body(stream=True))
         lines: list[bytes] = []
 
         async def read_all() -> None:
-            async for line in response.content:
-                lines.append(line)
+            async with http.post(CHAT, json=body(stream=True)) as response:
+                async for line in response.content:
+                    lines.append(line)
 
         with pytest.raises(aiohttp.ClientError):
             await read_all()
@@ -109,21 +110,23 @@ async def test_log_probs_that_are_no_numbers_come_as_null() -> None:
 
 
 async def test_a_hanging_request_hangs_once_and_holds_up_nobody_else() -> None:
-    async with scripted_server(faulty(hang=True)) as url, aiohttp.ClientSession(url) as http:
-        stream = await http.post(CHAT, json=body(stream=True))
+    async with (
+        scripted_server(faulty(hang=True)) as url,
+        aiohttp.ClientSession(url) as http,
+        http.post(CHAT, json=body(stream=True)) as stream,
+    ):
         first = await stream.content.readline()
         assert b'"role":"assistant"' in first
         async with http.post(CHAT, json=body(stream=True)) as again:
             assert (await again.text()).endswith("data: [DONE]\n\n")
         assert not stream.content.at_eof()
-        stream.close()
 
 
 async def test_completions_prompts_choose_rules_too() -> None:
     async with scripted_server(faulty(status=500)) as url, aiohttp.ClientSession(url) as http:
         tokens = (await (await http.post("/tokenize", json={"prompt": "hi"})).json())["tokens"]
         for prompt in ("hi", tokens):
-            statuses = [(await http.post("/v1/completions", json={"prompt": prompt})).status for _ in range(2)]
+            statuses = [await status_of(http, "POST", "/v1/completions", json={"prompt": prompt}) for _ in range(2)]
             assert statuses == [500, 200]
 
 

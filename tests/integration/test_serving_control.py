@@ -16,6 +16,7 @@ from gangline.engines.serving.sampler import SampledToken, SampleRequest
 from gangline.testing.scripted_engine import ScriptedSampler, create_scripted_app
 from gangline.testing.scripted_engine_script import Script
 from gangline.testing.tiny_tokenizer import TinyTokenizer
+from http_calls import status_of
 
 
 class HandSampler(ScriptedSampler):
@@ -207,5 +208,5 @@ async def test_the_version_is_reported_and_must_be_a_number(scripted: Engine) ->
 
 async def test_without_dev_mode_there_is_no_control(sampler: HandSampler) -> None:
     async with serving(create_app(sampler, dev_mode=False)) as url, aiohttp.ClientSession(url) as http:
-        assert (await http.post("/pause")).status == 404
-        assert (await http.get("/health")).status == 200
+        assert await status_of(http, "POST", "/pause") == 404
+        assert await status_of(http, "GET", "/health") == 200

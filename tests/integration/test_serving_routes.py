@@ -16,6 +16,7 @@ from gangline.engines.serving.app import PortUnavailable, run_app
 from gangline.testing.scripted_engine import ScriptedSampler, open_tokenizer, scripted_server
 from gangline.testing.scripted_engine_script import Script
 from gangline.testing.tiny_tokenizer import TinyTokenizer
+from http_calls import status_of
 
 TEXT = "Hello wörld 日本, done.\nThe end."
 BASH = {
@@ -267,7 +268,7 @@ async def test_models_health_and_version_answer(client: openai.AsyncOpenAI, url:
     assert (await client.models.retrieve("m")).id == "m"
     async with aiohttp.ClientSession(url) as session:
         for path in ("/health", "/version"):
-            assert (await session.get(path)).status == 200
+            assert await status_of(session, "GET", path) == 200
 
 
 async def test_errors_have_openais_shape(client: openai.AsyncOpenAI, url: str) -> None:
