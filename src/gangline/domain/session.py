@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from gangline.domain.completion import Completion
+from gangline.domain.decodable import learn
 from gangline.domain.errors import Failure
 from gangline.domain.lifecycle import Outcome, Stage
 from gangline.domain.trajectory import Trajectory
@@ -92,3 +93,6 @@ class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[str, ...]
     """Sessions that this node must drop at once: cancelled, or leased to another node."""
     lease_s: float
+
+
+learn(SessionResult)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from gangline.domain.decodable import learn
 from gangline.domain.errors import Failure
 from gangline.domain.lifecycle import Outcome, SessionState, Stage, TaskState
 
@@ -198,3 +199,6 @@ class ResultReceipt(msgspec.Struct, frozen=True, kw_only=True):
     accepted: bool
     state: SessionState
     """`ended`, or `queued` when the session goes round again."""
+
+
+learn(SessionView)

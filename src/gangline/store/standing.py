@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gangline.domain.decodable import learn
 from gangline.domain.errors import Failure, LeaseLost
 from gangline.domain.lifecycle import Outcome, SessionState, Stage, can_move, may_retry
 
@@ -43,6 +44,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"a session cannot move from {self.state} to {state}")
         return msgspec.structs.replace(self, state=state, **changes)
 
+
+learn(Standing)
 
 _RETRY_GROWTH = 4.0
 _MAX_RETRY_PAUSE_S = 300.0

@@ -1,0 +1,19 @@
+"""Structs that several threads may decode at once.
+
+msgspec learns how to decode a struct when one is first decoded, and a process in which two threads make it learn the
+same one crashes (seen with 0.22). What threads decode is therefore learned when its module is imported.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+__all__ = ["learn"]
+
+
+def learn(*kinds: Any) -> None:
+    """Learn these types, and all that they hold. Call it below their definitions."""
+    for kind in kinds:
+        msgspec.msgpack.Decoder(kind)
