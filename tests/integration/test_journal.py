@@ -344,6 +344,23 @@ async def test_a_session_id_may_be_used_again_after_its_end(tmp_path: Path) -> N
     await again.close()
 
 
+async def test_an_attempt_that_is_opened_again_begins_anew(tmp_path: Path) -> None:
+    """A node that gave a session back may be given the same attempt once more."""
+    journal = Journal.open(tmp_path)
+    await journal.open_attempt(opened())
+    await journal.append(completion(0))
+    await journal.open_attempt(AttemptOpened("s-1", 1, "t", 2))
+    await journal.append(completion(1))
+    for _ in range(2):
+        assert [c.completion_id for c in await journal.read(KEY)] == ["c000001"]
+        assert [again.fence for again in journal.unclosed()] == [2]
+        await journal.close()
+        journal = Journal.open(tmp_path)
+    await journal.close_attempt(KEY)
+    assert journal.unclosed() == []
+    await journal.close()
+
+
 _WRITER = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[2])

@@ -47,14 +47,15 @@ class Pipeline:
         self._lease_wait_s = lease_wait_s
         self._attempts: dict[_LeaseKey, Attempt] = {}
         self._tasks: dict[_LeaseKey, asyncio.Task[None]] = {}
+        self._left: dict[str, int] = {}
+        """session id -> fence, of an earlier life's attempts that the server has not heard the end of."""
         self._room = asyncio.Event()
         self._num_ended = 0
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._recover())
+            group.create_task(self._recover_and_pull())
             group.create_task(self._beat())
-            group.create_task(self._pull())
 
     async def close(self) -> None:
         """Stop every attempt and give its lease back. Idempotent."""
@@ -144,9 +145,8 @@ class Pipeline:
 
     async def _beat(self) -> None:
         while True:
-            held: dict[str, tuple[int, Stage]] = {
-                session_id: (fence, attempt.stage) for (session_id, fence), attempt in self._attempts.items()
-            }
+            held: dict[str, tuple[int, Stage]] = {name: (fence, "postrun") for name, fence in self._left.items()}
+            held |= {session_id: (fence, attempt.stage) for (session_id, fence), attempt in self._attempts.items()}
             beat = Heartbeat(
                 node_id=self._parts.node_id,
                 url=self._url,
@@ -171,18 +171,22 @@ class Pipeline:
 
     # -- after a crash -------------------------------------------------------------------------------------------
 
+    async def _recover_and_pull(self) -> None:
+        """One after the other: a session that is left may be leased again, as the same attempt, to this node."""
+        await self._recover()
+        await self._pull()
+
     async def _recover(self) -> None:
         """Deliver what an earlier life of this node finished, and say what it left unfinished."""
+        unclosed = [opened for opened in self._parts.journal.unclosed() if not is_external(opened)]
+        self._left = {opened.session_id: opened.fence for opened in unclosed}
         finished = self._delivery.leftover()
-        unfinished = [
-            opened
-            for opened in self._parts.journal.unclosed()
-            if (opened.session_id, opened.attempt) not in finished and not is_external(opened)
-        ]
         for key in finished:
             await self._delivery.deliver_leftover(key)
-        for opened in unfinished:
-            await self._delivery.deliver(await self._interrupted(opened))
+        for opened in unclosed:
+            if (opened.session_id, opened.attempt) not in finished:
+                await self._delivery.deliver(await self._interrupted(opened))
+        self._left = {}
 
     async def _interrupted(self, opened: AttemptOpened) -> SessionResult:
         """The completed calls of an attempt that died with the node, so that they are kept with the session."""

@@ -105,6 +105,7 @@ class Journal:
     # -- writing -------------------------------------------------------------------------------------------------
 
     async def open_attempt(self, opened: AttemptOpened) -> None:
+        """Begins anew where an attempt of this name is open: one that was given back, and is leased again."""
         await self._write(opened)
 
     async def append(self, completion: Completion) -> None:
@@ -148,7 +149,8 @@ class Journal:
         numbered: list[tuple[int, bytes]] = []
         for waiting in batch:
             key = key_of(waiting.entry)
-            number = numbers.get(key, self._num_entries(key))
+            begins = isinstance(waiting.entry, AttemptOpened)
+            number = 0 if begins else numbers.get(key, self._num_entries(key))
             numbered.append((number, waiting.payload))
             numbers[key] = 0 if isinstance(waiting.entry, AttemptClosed) else number + 1
         return numbered
@@ -237,9 +239,7 @@ class Journal:
                 "Finish its sessions with that version, or use another data folder."
             ) from error
         key = key_of(entry)
-        if isinstance(entry, AttemptOpened) and frame.number == 0:
-            self._forget(key)  # where damage took the closing of an earlier attempt of this name
-        if not isinstance(entry, AttemptClosed) and frame.number != self._num_entries(key):
+        if not isinstance(entry, AttemptOpened | AttemptClosed) and frame.number != self._num_entries(key):
             log.error(
                 "journal.hole session=%s attempt=%d has=%d found=%d: not used, for what came before it is lost",
                 *(*key, self._num_entries(key), frame.number),
@@ -255,6 +255,7 @@ class Journal:
             self._drop_dead_segments()
             return
         if isinstance(entry, AttemptOpened):
+            self._forget(key)  # what an earlier lease left, or one whose closing was lost with damage
             self._open[key] = entry
         self._places[key].append(place)
         self._live[place.segment] += 1

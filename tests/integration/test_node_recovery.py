@@ -1,0 +1,79 @@
+"""What a node does first in a new life: it tells what became of the attempts of the last one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+from gangline.client import ServerClient
+from gangline.domain.errors import LeaseLost
+from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
+from gangline.gateway.attempt import NodeParts
+from gangline.gateway.backends import BackendPool
+from gangline.gateway.delivery import Delivery
+from gangline.gateway.pipeline import Pipeline
+from gangline.gateway.pools import Pools, PoolSizes
+from gangline.gateway.proxy import Proxy
+from gangline.store.journal import AttemptOpened, Journal
+
+
+class ForgetfulServer:
+    """Has put every session back into its queue, and takes its time to refuse a result."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.told: list[Any] = []
+        self.has_result = asyncio.Event()
+        self.answers = asyncio.Event()
+        self.is_asked_for_work = asyncio.Event()
+
+    async def lease(self, *_: Any, **__: Any) -> list[Lease]:
+        self.asked.append("lease")
+        self.is_asked_for_work.set()
+        await asyncio.Event().wait()
+        return []
+
+    async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        self.told.append(beat.sessions)
+        return HeartbeatReply(renewed=(), lost=(), lease_s=30.0)
+
+    async def post_result(self, result: SessionResult) -> None:
+        self.asked.append(f"result of {result.session_id}")
+        self.has_result.set()
+        await self.answers.wait()
+        raise LeaseLost("it is queued")
+
+
+async def test_a_node_has_told_of_its_last_life_before_it_asks_for_work(tmp_path: Path) -> None:
+    """Else the same attempt, leased again, would lose its calls when what was left of it is refused."""
+    journal, backends, server = Journal.open(tmp_path / "journal"), BackendPool(), ForgetfulServer()
+    await journal.open_attempt(AttemptOpened("s1", 1, "t1", 1))
+    client = cast(ServerClient, server)
+    parts = NodeParts(
+        node_id="n1",
+        owner="gltest",
+        runtimes_folder=tmp_path / "runtimes",
+        backends=backends,
+        first_model="m",
+        proxy=Proxy(),
+        proxy_port=9,
+        journal=journal,
+        pools=Pools(PoolSizes()),
+    )
+    pipeline = Pipeline(parts, client, Delivery(tmp_path / "outgoing", client, journal), url="http://node.test")
+    running = asyncio.create_task(pipeline.run())
+    async with asyncio.timeout(30):
+        await server.has_result.wait()
+        for _ in range(20):  # whatever else it would do by now
+            await asyncio.sleep(0)
+        assert server.asked == ["result of s1"]
+        assert server.told == [{"s1": (1, "postrun")}]  # not to be taken for one that never arrived
+        server.answers.set()
+        await server.is_asked_for_work.wait()
+    assert server.asked == ["result of s1", "lease"]
+    assert journal.unclosed() == []
+    running.cancel()
+    await asyncio.wait({running})
+    await backends.close()
+    await journal.close()
