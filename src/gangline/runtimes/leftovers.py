@@ -54,14 +54,39 @@ def marked(root: Path) -> Iterator[tuple[Path, Mark]]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder that an untrusted program wrote: closed folders, any depth, links not followed. Blocking."""
+    """Remove a folder that an untrusted program wrote: closed folders, any depth, links not followed. Blocking.
+
+    Its mark goes last, so that `reap` finds what a crash leaves of it.
+    """
+    inside: list[Path] = []
+    with suppress(OSError):  # where it is closed, all goes at once
+        inside = [path for path in folder.iterdir() if path.name != _MARK]
+    for path in (*inside, folder):
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
     try:
-        shutil.rmtree(folder)
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
     except FileNotFoundError:
         return
     except (OSError, RecursionError):
-        subprocess.run(["chmod", "-R", "u+rwx", "--", folder], check=False, capture_output=True)
-        subprocess.run(["rm", "-rf", "--", folder], check=False, capture_output=True)
+        subprocess.run(["chmod", "-R", "u+rwx", "--", path], check=False, capture_output=True)
+        subprocess.run(["rm", "-rf", "--", path], check=False, capture_output=True)
+
+
+def _remove_unmarked(root: Path) -> None:
+    """Remove folders of which a crash left nothing, or no more than the beginning of a mark."""
+    whole = {folder for folder, _mark in marked(root)}
+    for folder in set(root.iterdir() if root.is_dir() else ()) - whole:
+        if folder.is_symlink() or not folder.is_dir():
+            continue
+        with suppress(OSError):
+            if set(os.listdir(folder)) <= {_MARK}:
+                remove_folder(folder)
 
 
 def kill_labelled(wanted: Callable[[str], bool]) -> set[str]:
@@ -119,4 +144,5 @@ def reap(runtime: str, owner: str, root: Path, keep: frozenset[str]) -> int:
         if left(mark):
             remove_folder(folder)
             labels.add(mark.label)
+    _remove_unmarked(root)
     return len(labels)
