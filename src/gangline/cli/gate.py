@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from gangline.cli.node_addresses import NodesOption, ask_nodes, find_nodes
+from gangline.cli.node_addresses import NodesOption, ask_nodes
 from gangline.cli.output import DataOption, JsonOption, console, print_json, run
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ gate = typer.Typer(
 def _ask(
     data: Path | None, nodes: list[str] | None, as_json: bool, question: Callable[[NodeClient], Awaitable[Any]]
 ) -> None:
-    answers = run(ask_nodes(find_nodes(data, nodes), question))
+    answers = run(ask_nodes(data, nodes, question))
     if as_json:
         print_json(answers)
         return

@@ -32,6 +32,7 @@ _COMMAND_MODULES = (
     "engine",
     "server",
     "node",
+    "cluster",
 )
 """In the order in which `--help` shows them."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from gangline.cli.running import read_running
+from gangline.cli.running import Running, read_running
 from gangline.domain.errors import ServerUnavailable
 from gangline.settings import Settings
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from gangline.client import NodeClient
 
 __all__ = ["NodeAddress", "NodesOption", "ask_nodes", "find_nodes"]
+
+_HEARD_LATELY_S = 15.0
+"""A node is heard every three seconds."""
 
 NodesOption = Annotated[
     list[str] | None,
@@ -35,7 +38,7 @@ class NodeAddress(msgspec.Struct, frozen=True):
     control_token: str | None
 
 
-def find_nodes(data_dir: Path | None, urls: list[str] | None) -> list[NodeAddress]:
+async def find_nodes(data_dir: Path | None, urls: list[str] | None) -> list[NodeAddress]:
     """Raises: ServerUnavailable when there is none."""
     settings = Settings.from_environ()
     if urls:
@@ -47,10 +50,24 @@ def find_nodes(data_dir: Path | None, urls: list[str] | None) -> list[NodeAddres
             f"no service is running on {folder}. Start one with `gangline up --data {folder}`, "
             "or name a node with --node URL (and its token in GANGLINE_TOKEN)."
         )
-    return [NodeAddress(url, running.control_token) for url in running.node_urls]
+    found = running.node_urls or await _heard_by(running)
+    return [NodeAddress(url, running.control_token) for url in found]
 
 
-async def ask_nodes(nodes: list[NodeAddress], question: Callable[[NodeClient], Awaitable[Any]]) -> dict[str, Any]:
+async def _heard_by(running: Running) -> list[str]:
+    """Those of a cluster come and go: the server knows them. Raises: ServerUnavailable."""
+    from gangline.client import ServerClient
+
+    async with ServerClient(running.server_url, running.control_token) as client:
+        nodes = (await client.status()).nodes
+    if heard := [node.url for node in nodes if node.age_s < _HEARD_LATELY_S]:
+        return heard
+    raise ServerUnavailable(f"the server at {running.server_url} has heard no node for {_HEARD_LATELY_S:.0f} s.")
+
+
+async def ask_nodes(
+    data_dir: Path | None, urls: list[str] | None, question: Callable[[NodeClient], Awaitable[Any]]
+) -> dict[str, Any]:
     """Every node's answer by its url, asked at once. Raises: what the first that failed raised."""
     from gangline.client import NodeClient
 
@@ -58,5 +75,6 @@ async def ask_nodes(nodes: list[NodeAddress], question: Callable[[NodeClient], A
         async with NodeClient(node.url, node.control_token) as client:
             return await question(client)
 
+    nodes = await find_nodes(data_dir, urls)
     answers = await asyncio.gather(*map(ask, nodes))
     return {node.url: found for node, found in zip(nodes, answers, strict=True)}

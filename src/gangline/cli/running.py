@@ -27,6 +27,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
     server_url: str
     node_urls: tuple[str, ...]
+    """Empty in a cluster, where nodes come and go: the server knows them."""
     control_token: str
     pid: int
     engine_url: str

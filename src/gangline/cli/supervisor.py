@@ -41,10 +41,14 @@ class Supervisor:
 
     async def start(self, *children: Child) -> None:
         """Start children together. Raises: the first error of any of them."""
-        self._children += children
+        self.take(*children)
         async with _first_error(), asyncio.TaskGroup() as group:
             for child in children:
                 group.create_task(child.start())
+
+    def take(self, *children: Child) -> None:
+        """Own children that were started already."""
+        self._children += children
 
     async def keep(self) -> None:
         """Keep every child running until cancelled. Raises: NodeError when one cannot be kept."""

@@ -16,6 +16,14 @@ import typer
 from rich.markup import escape
 
 from gangline.cli import running
+from gangline.cli.cluster_options import (
+    ClusterChoice,
+    NodeCpusOption,
+    NodeDataOption,
+    NodeResourcesOption,
+    NumNodesOption,
+    RayAddressOption,
+)
 from gangline.cli.node_options import (
     AffinityOption,
     CaptureOption,
@@ -37,7 +45,7 @@ from gangline.cli.output import (
     print_json,
     read_log_format,
 )
-from gangline.cli.serving import HostOption, PublicUrlOption
+from gangline.cli.serving import PublicUrlOption
 from gangline.cli.storage_options import DatabaseOption, KeepDaysOption, KeepGbOption, ResultsOption, StorageChoice
 from gangline.domain.errors import InvalidRequest, NodeError, PortUnavailable
 from gangline.settings import Settings
@@ -54,6 +62,8 @@ T = TypeVar("T")
 DEFAULT_PORT = 8700
 DEFAULT_ENGINE = "embedded:smollm2"
 _NODE_ID = "node-1"
+_ROOM_WAIT_S = 3600.0
+"""How long Ray may take to have room for the first node: a cluster may have to start machines."""
 
 EngineOption = Annotated[
     str,
@@ -97,6 +107,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     sampling: str | None = None
     """The operator's sampling policy, as JSON."""
     storage: StorageChoice = StorageChoice()
+    cluster: ClusterChoice | None = None
+    """Where nodes run in a Ray cluster; None is one node on this machine."""
 
 
 def _engine_child(plan: Plan) -> Child | None:
@@ -106,6 +118,11 @@ def _engine_child(plan: Plan) -> Child | None:
     kind, _, what = plan.engine.partition(":")
     if kind in ("http", "https"):
         return None
+    if plan.cluster is not None:
+        raise InvalidRequest(
+            f"the nodes of a cluster need running engines, and {plan.engine!r} would be one of this machine alone. "
+            "Give --engine URL, as the nodes' machines reach it."
+        )
     if kind == "embedded":
         arguments = ["engine", "--model", what or "smollm2"]
     elif kind == "scripted" and what:
@@ -149,7 +166,10 @@ def _server_port(plan: Plan) -> int:
 
 
 async def bring_up(plan: Plan, supervisor: Supervisor, token: str) -> running.Running:
-    """Start engine, server and node; returns when all are ready. Raises: what went wrong with the first that failed."""
+    """Start engine, server and nodes; returns when all are ready, in a cluster when the first node is.
+
+    Raises: what went wrong with the first that failed.
+    """
     from gangline.cli.child import Child
 
     env = {**os.environ, "GANGLINE_TOKEN": token, "GANGLINE_LOG_FORMAT": plan.log_format}
@@ -164,29 +184,45 @@ async def bring_up(plan: Plan, supervisor: Supervisor, token: str) -> running.Ru
     )
     await supervisor.start(*([engine] if engine else []), server)
     engine_url = engine.url if engine else plan.engine
-    node = Child(
-        "node",
-        [
-            *("node", *data, "--host", plan.host, "--id", _NODE_ID, "--server", server.url),
-            *(argument for url in (engine_url, *plan.more_engines) for argument in ("--engine", url)),
-            *("--engine-wait", str(plan.engine_wait_s), "--run-slots", str(plan.run_slots)),
-            *("--engine-kind", plan.engine_kind, *_option("--engine-options", plan.engine_options)),
-            *("--affinity-slack", str(plan.affinity_slack), *_option("--engine-key-env", plan.engine_key_env)),
-            *("--capture", plan.capture, *_option("--sampling", plan.sampling)),
-        ],
-        log_path=_log_path(plan, "node"),
-        env=env,
-        port=0,
-    )
-    await supervisor.start(node)
+    options = _node_options(plan, engine_url)
+    if plan.cluster is None:
+        where = (*data, "--host", plan.host, "--id", _NODE_ID, "--server", server.url)
+        nodes = Child("node", ["node", *where, *options], log_path=_log_path(plan, "node"), env=env, port=0)
+    else:
+        where = (*data, "--server", _url_for_cluster(plan, server), *plan.cluster.arguments())
+        nodes = Child(
+            "cluster",
+            ["cluster", *where, "--", *options],
+            log_path=_log_path(plan, "cluster"),
+            env=env,
+            port=None,
+            ready_timeout_s=_ROOM_WAIT_S,
+        )
+    await supervisor.start(nodes)
     return running.Running(
         server_url=server.url,
-        node_urls=(node.url,),
+        node_urls=(nodes.url,) if plan.cluster is None else (),
         control_token=token,
         pid=os.getpid(),
         engine_url=engine_url,
         pids=supervisor.pids(),
     )
+
+
+def _node_options(plan: Plan, engine_url: str) -> tuple[str, ...]:
+    """Of `gangline node`, wherever it runs."""
+    return (
+        *(argument for url in (engine_url, *plan.more_engines) for argument in ("--engine", url)),
+        *("--engine-wait", str(plan.engine_wait_s), "--run-slots", str(plan.run_slots)),
+        *("--engine-kind", plan.engine_kind, *_option("--engine-options", plan.engine_options)),
+        *("--affinity-slack", str(plan.affinity_slack), *_option("--engine-key-env", plan.engine_key_env)),
+        *("--capture", plan.capture, *_option("--sampling", plan.sampling)),
+    )
+
+
+def _url_for_cluster(plan: Plan, server: Child) -> str:
+    """Of the server; one that listens everywhere stays so here, for only Ray knows this machine's address in it."""
+    return plan.public_url or f"http://{f'[{plan.host}]' if ':' in plan.host else plan.host}:{server.port}"
 
 
 async def run_service(plan: Plan, body: Callable[[running.Running], Awaitable[T]]) -> T:
@@ -273,7 +309,14 @@ async def _first_of(body: Awaitable[T], keeping: Awaitable[None]) -> T:
 
 def up(
     data: DataOption = None,
-    host: HostOption = "127.0.0.1",
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            help="Address to listen on. Default: 127.0.0.1; with --cluster, every address.",
+            show_default=False,
+        ),
+    ] = None,
     port: Annotated[
         int | None,
         typer.Option("--port", help=f"The server's; 0 is any free one. Default: {DEFAULT_PORT}, or any if taken."),
@@ -297,11 +340,21 @@ def up(
     results: ResultsOption = None,
     keep_days: KeepDaysOption = None,
     keep_gb: KeepGbOption = None,
+    cluster: Annotated[
+        bool,
+        typer.Option("--cluster", help="Run the nodes on the machines of a Ray cluster.", rich_help_panel="Cluster"),
+    ] = False,
+    ray_address: RayAddressOption = None,
+    nodes: NumNodesOption = None,
+    node_cpus: NodeCpusOption = 1,
+    node_resources: NodeResourcesOption = None,
+    node_data: NodeDataOption = None,
     log_format: LogFormatOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run the whole service on this machine until Ctrl-C or SIGTERM: engine, server and node.
 
+    With --cluster only the server runs here, and nodes on a Ray cluster that runs already; engines are running ones.
     With --json, prints one line {"server_url", "node_urls", "control_token", "pid"} when it is ready. Other commands
     find it through the data folder. Logs are in DATA/logs.
     """
@@ -310,10 +363,17 @@ def up(
     read_capture(capture)
     read_policy(sampling)
     read_engine_options(engine_options)
+    choice = ClusterChoice(
+        ray_address=ray_address,
+        num_nodes=nodes,
+        node_cpus=node_cpus,
+        node_resources=node_resources,
+        node_data=node_data,
+    )
     first, *more = engine or [DEFAULT_ENGINE]
     plan = Plan(
         data_dir=(data or settings.data_dir).absolute(),
-        host=host,
+        host=host or ("0.0.0.0" if cluster else "127.0.0.1"),
         port=port,
         public_url=public_url,
         engine=first,
@@ -332,7 +392,10 @@ def up(
         storage=StorageChoice(
             database=database or settings.database_url, results=results, keep_days=keep_days, keep_gb=keep_gb
         ).checked(),
+        cluster=choice.checked() if cluster else None,
     )
+    if cluster and plan.storage.database is None:
+        notes().print("The database is SQLite on this machine, and lost with it: --database postgresql://... is not.")
 
     async def serve(live: running.Running) -> None:
         _announce(live, plan, as_json)
@@ -358,7 +421,7 @@ def _announce(live: running.Running, plan: Plan, as_json: bool) -> None:
     out.print("[bold green]Gangline is up.[/]  Ctrl-C ends it.")
     for name, value in (
         ("server", live.server_url),
-        ("node", live.node_urls[0]),
+        ("node", live.node_urls[0] if live.node_urls else "on a Ray cluster; `gangline status` shows them"),
         ("engine", live.engine_url),
         ("data", str(plan.data_dir)),
     ):

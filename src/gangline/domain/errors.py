@@ -27,7 +27,8 @@
     └── NodeError              ours
         ├── LeaseLost          the session was given to another node
         ├── PortUnavailable    the address to listen on is taken, or not ours
-        └── ServerUnavailable  retryable: the rollout server does not answer
+        ├── ServerUnavailable  retryable: the rollout server does not answer
+        └── ClusterUnavailable retryable: no Ray cluster answers
 
 Cancellation is never wrapped. A limit that a session reached is an outcome, not an error.
 """
@@ -44,6 +45,7 @@ __all__ = [
     "Boundary",
     "BuilderError",
     "CallerError",
+    "ClusterUnavailable",
     "Conflict",
     "ContextOverflow",
     "DiskFull",
@@ -251,4 +253,9 @@ class PortUnavailable(NodeError):
 
 class ServerUnavailable(NodeError):
     code = "server_unavailable"
+    status = 503
+
+
+class ClusterUnavailable(NodeError):
+    code = "cluster_unavailable"
     status = 503

@@ -96,5 +96,10 @@ ACTIONS: dict[str, str] = {
     "child.restarted": "It is back.",
     "child.start_failed": "It could not be started; it is tried again.",
     "child.killed": "It did not end in time.",
+    # Nodes on a Ray cluster.
+    "cluster.node_ready": "A node answers on the machine that Ray chose for it.",
+    "cluster.waiting": "Ray has no room for a node; it starts when there is.",
+    "cluster.node_failed": "A node could not be kept running; Ray is asked for it again.",
+    "cluster.earlier_life": "The same node still ends there; the new one waits for it.",
 }
 """action -> what it says"""

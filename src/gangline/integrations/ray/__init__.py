@@ -1,0 +1,1 @@
+"""Nodes on the machines of a Ray cluster (extra `cluster`)."""

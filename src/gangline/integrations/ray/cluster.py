@@ -1,0 +1,110 @@
+"""A running Ray cluster, seen from one of its machines: how it is entered, and what its machines have."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import msgspec
+import ray
+
+from gangline.domain.errors import ClusterUnavailable, InvalidRequest
+
+__all__ = ["Machine", "Needs", "connected", "fitting", "is_member", "machines", "own_host"]
+
+_NAMESPACE = "gangline"
+_ANSWERS_WITHIN_S = 10.0
+
+
+class Needs(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node asks of Ray. Ray counts; it limits nothing."""
+
+    cpus: float = 1.0
+    resources: dict[str, float] = {}
+
+    def all(self) -> dict[str, float]:
+        return {"CPU": self.cpus, **self.resources}
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """A machine that is alive."""
+
+    host: str
+    """Its address, as the others reach it."""
+    resources: dict[str, float]
+    """All that it has, in use or not."""
+
+
+@asynccontextmanager
+async def connected(address: str | None) -> AsyncGenerator[str]:
+    """Within the block this process is a driver of the cluster, whose address it gets; what it started ends with it.
+
+    address: HOST:PORT; None is what `RAY_ADDRESS` says, else the cluster of this machine.
+    Raises: ClusterUnavailable; InvalidRequest for an address of Ray Client, whose driver is elsewhere.
+    """
+    if address is not None and "://" in address:
+        raise InvalidRequest(
+            f"the address of a Ray cluster is HOST:PORT, got {address!r}: run this on its head machine."
+        )
+    try:
+        await _try(address)
+        # In the main thread it would take SIGTERM from us; here it logs that it does not.
+        context = await asyncio.to_thread(_enter, address or "auto")
+        # Its C++ has put itself before Python's handler, to print a stack.
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ClusterUnavailable(
+            f"no Ray cluster answers at {address or 'this machine, nor at RAY_ADDRESS'} ({error}). "
+            "Start one with `ray start --head`, and `ray start --address HOST:PORT` on the other machines."
+        ) from error
+    try:
+        yield str(context.address_info["gcs_address"])
+    finally:
+        await asyncio.to_thread(_leave)
+
+
+async def _try(address: str | None) -> None:
+    """Ray itself would try for minutes. Raises: OSError, ValueError."""
+    if address not in (None, "auto"):
+        host, _, port = address.rpartition(":")
+        async with asyncio.timeout(_ANSWERS_WITHIN_S):
+            _, writer = await asyncio.open_connection(host, int(port))
+        writer.close()
+        await writer.wait_closed()
+
+
+def _enter(address: str) -> Any:
+    return ray.init(address=address, namespace=_NAMESPACE, log_to_driver=False, configure_logging=False)
+
+
+def _leave() -> None:
+    ray.shutdown()  # pyright: ignore[reportUnknownMemberType]
+
+
+def own_host() -> str:
+    """Address of this machine, as the cluster's others reach it."""
+    return cast("str", ray.util.get_node_ip_address())
+
+
+def machines() -> list[Machine]:
+    """Those that are alive."""
+    return [Machine(one["NodeManagerAddress"], dict(one["Resources"])) for one in _alive()]
+
+
+def is_member() -> bool:
+    """Whether Ray still runs on this machine. Without it a driver goes on, and nothing that it asks for is placed."""
+    own = cast("str", ray.get_runtime_context().get_node_id())
+    return any(one["NodeID"] == own for one in _alive())
+
+
+def _alive() -> list[dict[str, Any]]:
+    told = cast("list[dict[str, Any]]", ray.nodes())  # pyright: ignore[reportUnknownMemberType]
+    return [one for one in told if one["Alive"]]
+
+
+def fitting(needs: Needs, found: Sequence[Machine]) -> list[Machine]:
+    """Those that have what one node asks for."""
+    return [one for one in found if all(one.resources.get(name, 0.0) >= much for name, much in needs.all().items())]
