@@ -108,9 +108,9 @@ def _row(action: str, meaning: str, calls: list[LogCall]) -> str:
 _OF_EVENTS: dict[str, tuple[str, ...]] = {
     "session.leased": ("task", "session", "node", "attempt"),
     "session.stage": ("task", "session", "node", "stage"),
-    "session.requeued": ("task", "session", "node", "attempt", "code"),
+    "session.requeued": ("task", "session", "node", "attempt", "boundary", "code", "message"),
     "session.released": ("task", "session", "node", "attempt"),
-    "session.ended": ("task", "session", "outcome", "attempt", "node", "reward", "code"),
+    "session.ended": ("task", "session", "outcome", "attempt", "node", "reward", "boundary", "code", "message"),
     "node.joined": ("node", "url"),
 }
 """Fields of events, which stand in no template."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import Any, Self, TypeVar
 
@@ -44,6 +44,10 @@ T = TypeVar("T")
 _MSGPACK = "application/msgpack"
 _POLL_S = 60.0
 _DRAIN_POLL_S = 30.0
+
+
+def _nobody(_error: GanglineError | None) -> None:
+    return None
 
 
 class _HttpClient:
@@ -225,19 +229,26 @@ class ServerClient(_HttpClient):
         return await self._json("GET", "/v1/status", ServiceStatus)
 
     async def events(
-        self, *, after: int | None = None, task_id: str | None = None, retry_s: float = 1.0
+        self,
+        *,
+        after: int | None = None,
+        task_id: str | None = None,
+        retry_s: float = 1.0,
+        on_connection: Callable[[GanglineError | None], None] = _nobody,
     ) -> AsyncGenerator[Event]:
         """Events as they happen, without end; lost connections are resumed where they broke.
 
         after: from after this event; 0 is from the beginning, None from now on.
+        on_connection: told None when the server begins to answer, and why it does not.
         """
         params = {} if task_id is None else {"task_id": task_id}
         place = _Place(after)
         while True:
             try:
-                async for event in self._event_stream(params, place):
+                async for event in self._event_stream(params, place, on_connection):
                     yield event
-            except (ServerUnavailable, StoreError):
+            except (ServerUnavailable, StoreError) as error:
+                on_connection(error)
                 await asyncio.sleep(retry_s)
 
     # The node's side.
@@ -264,7 +275,9 @@ class ServerClient(_HttpClient):
             "POST", path, ResultReceipt, body=body, content_type=_MSGPACK, wait_s=9 * self._timeout_s
         )
 
-    async def _event_stream(self, params: Mapping[str, str], place: _Place) -> AsyncGenerator[Event]:
+    async def _event_stream(
+        self, params: Mapping[str, str], place: _Place, on_connection: Callable[[GanglineError | None], None]
+    ) -> AsyncGenerator[Event]:
         """One connection's events. Raises: ServerUnavailable when it broke or ended."""
         headers = {"Accept": "text/event-stream"}
         if place.last is not None:
@@ -276,6 +289,7 @@ class ServerClient(_HttpClient):
             ) as response:
                 if response.status >= 400:
                     raise _error_of(response.status, await response.read(), self.url)
+                on_connection(None)
                 async for line in response.content:
                     event = place.take(line)
                     if event is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fixtures_node import TOKEN, RunningNode, running_node
 from gangline.client import ServerClient
+from gangline.domain.node_numbers import NodeNumbers
 from gangline.server.run import serving
 from gangline.testing.scripted_engine import scripted_server
 from service import FakeNode, any_plugin, engine_down, request
@@ -114,6 +116,26 @@ async def test_a_server_shows_queues_outcomes_and_nodes(tmp_path: Path) -> None:
     assert of(numbers, "gangline_failures_total", code="engine_unavailable", again="true") == 1
     assert of(numbers, "gangline_node_sessions", node="n1") == 0
     assert of(numbers, "gangline_requests_total", method="POST", route="/v1/tasks", status="200") == 1
+
+
+async def test_a_heartbeat_tells_the_server_the_same(tmp_path: Path) -> None:
+    async with (
+        serving(data_dir=tmp_path / "server", control_token=TOKEN, check_task=any_plugin) as running,
+        ServerClient(running.url, TOKEN) as client,
+        scripted_server({"default": {"text": "as you wish"}}) as engine,
+        running_node(tmp_path / "node", engine, server_url=running.url) as node,
+    ):
+        opened = await node.client.open_session()
+        await talk(opened, "hi")
+        told = None
+        async with asyncio.timeout(30):
+            while told is None or not told.model_calls:
+                await asyncio.sleep(0.05)
+                nodes = (await client.status()).nodes
+                told = NodeNumbers.of(nodes[0].metrics) if nodes else None
+    assert (told.contexts, told.contexts_diverged, told.external_sessions) == (1, 0, 1)
+    assert told.sampled_tokens > 0
+    assert (told.run, told.run_slots, told.gate_closed, told.policy_version) == (0, 16, 0, None)
 
 
 async def test_numbers_want_the_control_token(tmp_path: Path) -> None:

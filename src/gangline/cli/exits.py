@@ -37,6 +37,7 @@ class Exit(IntEnum):
     CONFLICT = 5
     UNAUTHORIZED = 6
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 EXPLAINED: dict[Exit, str] = {
@@ -48,6 +49,7 @@ EXPLAINED: dict[Exit, str] = {
     Exit.CONFLICT: "taken: the task id has other content, or another `gangline up` holds the data folder",
     Exit.UNAUTHORIZED: "the control token is missing or wrong",
     Exit.INTERRUPTED: "ended by Ctrl-C",
+    Exit.TERMINATED: "ended by SIGTERM or SIGHUP",
 }
 """One line for each code; the generated reference prints them."""
 

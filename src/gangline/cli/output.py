@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -27,6 +28,7 @@ __all__ = [
     "log_to_stderr",
     "notes",
     "print_json",
+    "printable",
     "read_log_format",
     "run",
 ]
@@ -69,6 +71,11 @@ def notes() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def printable(text: str) -> str:
+    """One line without control characters: what agents and engines say must not move the terminal's cursor."""
+    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
+
+
 def print_json(document: Any) -> None:
     """One JSON document as one line on stdout, at once."""
     sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
@@ -94,8 +101,19 @@ def log_to_stderr(log_format: str | None = None, level: int = logging.INFO) -> N
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine; Ctrl-C ends the command with the shell's own code for it."""
+    """Run a command's coroutine; Ctrl-C and SIGTERM end it, cleaned up, with the shell's own codes for them."""
     try:
-        return asyncio.run(coroutine)
+        return asyncio.run(_until_terminated(coroutine))
     except KeyboardInterrupt:
         raise typer.Exit(Exit.INTERRUPTED) from None
+    except asyncio.CancelledError:
+        raise typer.Exit(Exit.TERMINATED) from None
+
+
+async def _until_terminated(coroutine: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    return await coroutine

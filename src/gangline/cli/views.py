@@ -9,12 +9,25 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from gangline.cli.output import printable
 from gangline.domain.lifecycle import STAGES
 from gangline.domain.views import NodeView, ServiceStatus, SessionView, TaskSummary, TaskView
 
-__all__ = ["counts", "groups_table", "mean_reward", "nodes_table", "sessions_table", "stages_line", "status_view"]
+__all__ = [
+    "OUTCOME_COLOURS",
+    "counts",
+    "groups_table",
+    "mean_reward",
+    "node_state",
+    "nodes_table",
+    "sessions_table",
+    "stages_line",
+    "status_view",
+]
 
-_COLOURS = {
+_SILENT_AFTER_S = 30.0
+
+OUTCOME_COLOURS = {
     "completed": "green",
     "agent_timeout": "yellow",
     "turn_limit": "yellow",
@@ -32,7 +45,7 @@ def _table(*titles: str) -> Table:
 
 
 def _coloured(outcome: str | None) -> str:
-    return f"[{_COLOURS.get(outcome, 'default')}]{outcome}[/]" if outcome else ""
+    return f"[{OUTCOME_COLOURS.get(outcome, 'default')}]{outcome}[/]" if outcome else ""
 
 
 def counts(numbers: dict[str, int]) -> str:
@@ -63,7 +76,7 @@ def sessions_table(sessions: Sequence[SessionView]) -> RenderableType:
             _coloured(one.outcome),
             _number(one.reward),
             escape(one.node_id or ""),
-            escape(failure[:200]),
+            escape(printable(failure[:200])),
         )
     return table
 
@@ -83,14 +96,17 @@ def groups_table(tasks: Sequence[TaskSummary | TaskView]) -> RenderableType:
     return table
 
 
+def node_state(node: NodeView) -> str:
+    return "draining" if node.draining else "silent" if node.age_s > _SILENT_AFTER_S else "up"
+
+
 def nodes_table(nodes: Sequence[NodeView]) -> RenderableType:
     if not nodes:
         return Text("No node has joined: start one with `gangline node`.", style="yellow")
     table = _table("node", "url", "sessions", "heard", "state")
     for node in nodes:
-        state = "draining" if node.draining else "silent" if node.age_s > 30 else "up"
         held = f"{node.num_sessions}/{node.capacity}"
-        table.add_row(escape(node.node_id), escape(node.url), held, f"{node.age_s:.0f} s ago", state)
+        table.add_row(escape(node.node_id), escape(node.url), held, f"{node.age_s:.0f} s ago", node_state(node))
     return table
 
 

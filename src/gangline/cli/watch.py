@@ -8,17 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gangline.cli.output import DataOption, JsonOption, ServerOption, console, print_json, run
+from gangline.cli.output import DataOption, JsonOption, ServerOption, console, notes, print_json, run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gangline.cli.running import Address
     from gangline.cli.watching import Watched
     from gangline.client import ServerClient
+    from gangline.domain.errors import GanglineError
+    from gangline.domain.views import TaskSummary, TaskView
 
-__all__ = ["register", "watch_live"]
+__all__ = ["register"]
 
 _LOOK_EVERY_S = 1.0
-_NEWEST_TASKS = 8
+_TIMEOUT_S = 20.0
+"""Longer than the server lets an event stream be silent."""
+_MOST_GROUPS = 50
+_FRESH_VIEWS = 8
+"""Groups that are looked at in full at a time: a group may have thousands of sessions."""
 
 
 def watch(
@@ -27,9 +35,10 @@ def watch(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Watch the service live, until Ctrl-C.
+    """Watch the service live, until Ctrl-C: stages, throughput, groups, failures, engines.
 
-    Where stdout is no terminal, and with --json: one line for each event, all of a task's or the service's from now on.
+    Goes on when the server is restarted. Where stdout is no terminal, and with --json: one line for each event, all of
+    a task's or the service's from now on.
     """
     from gangline.cli.running import find_server
 
@@ -38,14 +47,16 @@ def watch(
     run(_print_events(address, task, as_json) if plain else _watch(address, task))
 
 
+# -- lines ------------------------------------------------------------------------------------------------------------
+
+
 async def _print_events(address: Address, task_id: str | None, as_json: bool) -> None:
     from gangline.cli.watching import event_line
-    from gangline.client import ServerClient
 
-    async with ServerClient(address.server_url, address.control_token) as client:
-        if task_id is not None:
-            await client.task(task_id)
-        async with contextlib.aclosing(client.events(after=_from(task_id), task_id=task_id)) as events:
+    async with _client(address) as client:
+        await _find(client, task_id)
+        events = client.events(after=_from(task_id), task_id=task_id, on_connection=_tell_outages())
+        async with contextlib.aclosing(events):
             async for event in events:
                 if as_json:
                     print_json(event)
@@ -55,49 +66,125 @@ async def _print_events(address: Address, task_id: str | None, as_json: bool) ->
                     return
 
 
+def _tell_outages() -> Callable[[GanglineError | None], None]:
+    """Once for each time without the server, and once when it is back; to stderr."""
+    away = False
+
+    def tell(error: GanglineError | None) -> None:
+        nonlocal away
+        if error is not None and not away:
+            notes().print(f"{error.message} Trying again.", markup=False, soft_wrap=True)
+        elif error is None and away:
+            notes().print("The server answers again.")
+        away = error is not None
+
+    return tell
+
+
+def _client(address: Address) -> ServerClient:
+    from gangline.client import ServerClient
+
+    return ServerClient(address.server_url, address.control_token, timeout_s=_TIMEOUT_S)
+
+
+async def _find(client: ServerClient, task_id: str | None) -> None:
+    """At first the server has to be there. Raises: ServerUnavailable, Unauthorized, NotFound."""
+    if task_id is None:
+        await client.status()
+    else:
+        await client.task(task_id)
+
+
 def _from(task_id: str | None) -> int | None:
     """A task is told from its beginning, the service from now on."""
     return None if task_id is None else 0
 
 
+# -- the live view ----------------------------------------------------------------------------------------------------
+
+
 async def _watch(address: Address, task_id: str | None) -> None:
-    from gangline.client import ServerClient
-
-    async with ServerClient(address.server_url, address.control_token) as client:
-        await watch_live(client, task_id)
-
-
-async def watch_live(client: ServerClient, task_id: str | None) -> None:
-    """Draw until cancelled, or until the task has ended."""
+    """Draw until cancelled, or until the task has ended; the last picture of a task stays on the terminal."""
     from rich.live import Live
 
+    from gangline.cli.watch_view import Picture
     from gangline.cli.watching import Watched
 
     watched = Watched()
-    listening = asyncio.create_task(_listen(client, watched, task_id))
-    try:
-        with Live(watched, console=console(), refresh_per_second=4):
-            while not await _look(client, watched, task_id):
-                await asyncio.wait({listening}, timeout=_LOOK_EVERY_S)
-                if listening.done():
-                    await listening
-    finally:
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
+    picture = Picture(watched)
+    out = console()
+    async with _client(address) as client:
+        await _find(client, task_id)
+        looking = _Looking(client, watched, task_id)
+        listening = asyncio.create_task(looking.listen())
+        try:
+            with Live(picture, console=out, screen=True, refresh_per_second=4):
+                while not await looking.look():
+                    await asyncio.wait({listening}, timeout=_LOOK_EVERY_S)
+                    if listening.done():
+                        await listening
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+    out.print(picture)
 
 
-async def _listen(client: ServerClient, watched: Watched, task_id: str | None) -> None:
-    async for event in client.events(after=_from(task_id), task_id=task_id):
-        watched.take(event)
+class _Looking:
+    """Keeps a `Watched` current, without asking the server for what has not changed."""
 
+    def __init__(self, client: ServerClient, watched: Watched, task_id: str | None) -> None:
+        self._client = client
+        self._watched = watched
+        self._task_id = task_id
+        self._views: dict[str, TaskView] = {}
 
-async def _look(client: ServerClient, watched: Watched, task_id: str | None) -> bool:
-    """Take a fresh picture. Returns whether the watched task has ended."""
-    status = await client.status()
-    names = [task_id] if task_id else [task.task_id for task in (await client.tasks(limit=_NEWEST_TASKS)).tasks]
-    tasks = [await client.task(name) for name in names]
-    watched.look(status, tasks)
-    return task_id is not None and tasks[0].ended
+    async def listen(self) -> None:
+        """Until cancelled. Raises: what cannot mend itself, such as Unauthorized."""
+        async for event in self._client.events(after=_from(self._task_id), task_id=self._task_id):
+            self._watched.take(event)
+
+    async def look(self) -> bool:
+        """Take a fresh picture, if the server answers. Returns whether the watched task has ended."""
+        from gangline.domain.errors import ServerUnavailable, StoreError
+
+        try:
+            status = await self._client.status()
+            tasks = await self._tasks()
+        except (ServerUnavailable, StoreError) as error:
+            self._watched.lost(error.message)
+            return False
+        self._watched.look(status, tasks)
+        return self._task_id is not None and tasks[0].ended_at is not None
+
+    async def _tasks(self) -> list[TaskView | TaskSummary]:
+        """Those that run first, then the newest others."""
+        if self._task_id is not None:
+            return [await self._client.task(self._task_id)]
+        running = (await self._client.tasks(limit=_MOST_GROUPS, status="running")).tasks
+        newest = (await self._client.tasks(limit=_MOST_GROUPS)).tasks
+        seen = {task.task_id for task in running}
+        told = [*running, *(task for task in newest if task.task_id not in seen)][:_MOST_GROUPS]
+        await self._refresh(told)
+        return [self._with_rewards(task) for task in told]
+
+    async def _refresh(self, tasks: list[TaskSummary]) -> None:
+        views = self._views
+        stale = [task.task_id for task in tasks if self._is_stale(task)]
+        fresh = {task_id: await self._client.task(task_id) for task_id in stale[:_FRESH_VIEWS]}
+        named = [task.task_id for task in tasks]
+        self._views = {name: view for name in named if (view := fresh.get(name) or views.get(name)) is not None}
+
+    def _is_stale(self, task: TaskSummary) -> bool:
+        """Outcomes and rewards change only with sessions that end."""
+        view = self._views.get(task.task_id)
+        num_known = task.num_samples if view is None else view.num_open
+        return task.num_open != num_known
+
+    def _with_rewards(self, task: TaskSummary) -> TaskView | TaskSummary:
+        import msgspec
+
+        view = self._views.get(task.task_id)
+        return task if view is None else msgspec.structs.replace(view, num_open=task.num_open, status=task.status)
 
 
 def register(app: typer.Typer) -> None:

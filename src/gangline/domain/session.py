@@ -86,6 +86,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool = False
     backends: tuple[dict[str, Any], ...] = ()
     metrics: dict[str, float] = {}
+    """`NodeNumbers`."""
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):

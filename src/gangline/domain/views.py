@@ -136,6 +136,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions it holds a lease on."""
     backends: tuple[dict[str, Any], ...] = ()
     metrics: dict[str, float] = {}
+    """Its figures: `NodeNumbers`, where it is a node of ours."""
     first_seen_at: float
     last_seen_at: float
     age_s: float
@@ -174,7 +175,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     kind: str
     """task.submitted, task.started, task.ended, session.leased, session.stage, session.requeued, session.released,
-    session.ended, node.joined, callback.delivered, callback.expired."""
+    session.ended, node.joined, callback.delivered, callback.expired. What failed has `boundary`, `code` and `message`
+    in `data`."""
     task_id: str | None = None
     session_id: str | None = None
     data: dict[str, Any] = {}

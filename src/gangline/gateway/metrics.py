@@ -14,6 +14,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from gangline.domain.completion import Completion
 from gangline.domain.errors import GanglineError
+from gangline.domain.lifecycle import STAGES
+from gangline.domain.node_numbers import NodeNumbers
 from gangline.domain.session import SessionResult
 from gangline.gateway.backends_records import BackendView
 from gangline.gateway.gate import Gate
@@ -21,6 +23,7 @@ from gangline.telemetry.exposition import LoopLag, counted, exposition, gauge, n
 
 __all__ = ["NodeMetrics", "NodeNow"]
 
+_POOLS = ("init_workers", "ready_slots", "run_slots", "postrun_workers")
 _STAGE_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _CALL_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 
@@ -38,11 +41,23 @@ class NodeNow(msgspec.Struct, frozen=True, kw_only=True):
     gate: Gate
 
 
+class _Totals(msgspec.Struct):
+    """What the heartbeat tells of the counters below."""
+
+    model_calls: int = 0
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    contexts: int = 0
+    contexts_diverged: int = 0
+    untrainable: int = 0
+
+
 class NodeMetrics:
     """One for each node; all methods belong to its event loop."""
 
     def __init__(self) -> None:
         self._now: NodeNow | None = None
+        self._totals = _Totals()
         self._registry = registry = new_registry(self._read)
         self.loop_lag = LoopLag(registry)
         self._attempts = Counter("gangline_attempts", "Attempts that ended here.", ["outcome"], registry=registry)
@@ -76,18 +91,26 @@ class NodeMetrics:
 
     def kept(self, completions: Sequence[Completion]) -> None:
         """Completions of one call are durable."""
+        totals = self._totals
         for completion in completions:
             certificate = completion.certificate
             if completion.choice_index == 0:
+                num_prompt = completion.prompt_shared + len(completion.prompt_suffix_ids)
                 self._calls.labels(completion.dialect, completion.status).inc()
                 self._call_s.observe(max(0.0, completion.finished_at - completion.started_at))
-                self._prompt_tokens.inc(completion.prompt_shared + len(completion.prompt_suffix_ids))
+                self._prompt_tokens.inc(num_prompt)
+                totals.model_calls += 1
+                totals.prompt_tokens += num_prompt
             self._sampled_tokens.inc(len(completion.sampled_ids))
+            totals.sampled_tokens += len(completion.sampled_ids)
             self._contexts.labels(certificate.context, certificate.prompt_source).inc()
+            totals.contexts += 1
             if certificate.context == "diverged":
                 self._drift.labels(certificate.cause or "unknown").inc()
+                totals.contexts_diverged += 1
             if certificate.untrainable is not None:
                 self._untrainable.inc()
+                totals.untrainable += 1
 
     def attempt_ended(self, result: SessionResult) -> None:
         self._attempts.labels(result.outcome).inc()
@@ -99,6 +122,20 @@ class NodeMetrics:
     def error_told(self, error: GanglineError) -> None:
         """An agent's call was answered with an error."""
         self._errors.labels(error.boundary, error.code).inc()
+
+    def numbers(self, now: NodeNow) -> NodeNumbers:
+        """For the heartbeat."""
+        gate = now.gate.state
+        return NodeNumbers(
+            **{stage: now.stages[stage] for stage in STAGES},
+            **{pool: int(now.sizes[pool]) for pool in _POOLS},
+            external_sessions=now.num_external,
+            gate_closed=int(gate.is_paused),
+            gate_calls_waiting=gate.num_waiting,
+            calls_in_flight=gate.num_in_flight,
+            policy_version=gate.version,
+            **msgspec.structs.asdict(self._totals),
+        )
 
     def exposition(self, now: NodeNow) -> bytes:
         self._now = now

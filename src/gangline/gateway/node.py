@@ -33,7 +33,7 @@ from gangline.gateway.delivery import Delivery
 from gangline.gateway.external import ExternalSessions
 from gangline.gateway.external_store import ExternalStore
 from gangline.gateway.heap import settle_heap
-from gangline.gateway.metrics import NodeMetrics, NodeNow
+from gangline.gateway.metrics import NodeMetrics
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.pipeline import Pipeline
 from gangline.gateway.pools import Pools, PoolSizes
@@ -131,8 +131,10 @@ async def serve(
             on_result=on_result,
         )
         external = await _external_sessions(stack, folder, parts)
-        pipeline = Pipeline(parts, client, Delivery(folder / "outgoing", client, journal), url=url)
-        routes = control_routes(parts, external, pipeline.status, memory.keep, public_url)
+        pipeline = Pipeline(
+            parts, client, Delivery(folder / "outgoing", client, journal), url=url, num_external=external.num_open
+        )
+        routes = control_routes(parts, external, pipeline, memory.keep, public_url)
         actions = ActionLog(folder / "actions", where=node_id)
         await _listen(stack, _create_app(proxy, routes, control_token, actions), listener)
         # What a sandbox reaches has no control routes, so that none opens to an agent even where no token is set.
@@ -279,7 +281,7 @@ async def _expire(external: ExternalSessions) -> None:
 def control_routes(
     parts: NodeParts,
     external: ExternalSessions,
-    status: Callable[[], dict[str, Any]],
+    pipeline: Pipeline,
     keep_backends: Callable[[Sequence[BackendSpec]], Awaitable[None]],
     public_url: str | None = None,
 ) -> list[ControlRoute]:
@@ -289,18 +291,10 @@ def control_routes(
         return parts.model
 
     async def show_status(request: web.Request) -> web.StreamResponse:
-        return answer(request, status() | {"num_external_sessions": external.num_open()})
+        return answer(request, pipeline.status() | {"num_external_sessions": external.num_open()})
 
     async def show_metrics(_request: web.Request) -> web.StreamResponse:
-        told = status()
-        now = NodeNow(
-            stages=told["stages"],
-            sizes=told["sizes"],
-            num_external=external.num_open(),
-            backends=parts.backends.views(),
-            gate=parts.gate,
-        )
-        return web.Response(body=parts.metrics.exposition(now), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=parts.metrics.exposition(pipeline.now()), headers={"Content-Type": CONTENT_TYPE})
 
     routes = [
         ControlRoute("GET", "/v1/status", show_status, "What the node is doing."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from gangline.domain.session import Heartbeat, Lease, SessionResult
 from gangline.gateway.attempt import Attempt, NodeParts
 from gangline.gateway.delivery import Delivery
 from gangline.gateway.external import is_external
+from gangline.gateway.metrics import NodeNow
 from gangline.store.journal import AttemptKey, AttemptOpened
 from gangline.telemetry.logs import stays_session_in_logs
 
@@ -36,13 +38,16 @@ class Pipeline:
         delivery: Delivery,
         *,
         url: str,
+        num_external: Callable[[], int] = int,
         heartbeat_s: float = 3.0,
         lease_wait_s: float = 20.0,
     ) -> None:
+        """`num_external`: open sessions of agents elsewhere, for the heartbeat."""
         self._parts = parts
         self._client = client
         self._delivery = delivery
         self._url = url
+        self._num_external = num_external
         self._heartbeat_s = heartbeat_s
         self._lease_wait_s = lease_wait_s
         self._attempts: dict[_LeaseKey, Attempt] = {}
@@ -75,6 +80,17 @@ class Pipeline:
             "sizes": self._parts.pools.sizes.model_dump(),
             "num_ended": self._num_ended,
         }
+
+    def now(self) -> NodeNow:
+        """For metrics and for the heartbeat."""
+        told = self.status()
+        return NodeNow(
+            stages=told["stages"],
+            sizes=told["sizes"],
+            num_external=self._num_external(),
+            backends=self._parts.backends.views(),
+            gate=self._parts.gate,
+        )
 
     # -- leasing -------------------------------------------------------------------------------------------------
 
@@ -147,12 +163,14 @@ class Pipeline:
         while True:
             held: dict[str, tuple[int, Stage]] = {name: (fence, "postrun") for name, fence in self._left.items()}
             held |= {session_id: (fence, attempt.stage) for (session_id, fence), attempt in self._attempts.items()}
+            now = self.now()
             beat = Heartbeat(
                 node_id=self._parts.node_id,
                 url=self._url,
                 sessions=held,
                 capacity=self._parts.pools.sizes.capacity,
-                backends=tuple(msgspec.to_builtins(view) for view in self._parts.backends.views()),
+                backends=tuple(msgspec.to_builtins(view) for view in now.backends),
+                metrics=self._parts.metrics.numbers(now).as_metrics(),
             )
             try:
                 reply = await self._client.heartbeat(beat)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 import sqlalchemy as sa
 
-from gangline.domain.errors import InvalidRequest
+from gangline.domain.errors import Failure, InvalidRequest
 from gangline.domain.lifecycle import TaskState
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.task import TaskRequest
@@ -44,6 +44,9 @@ from gangline.store.submitting import MAX_TASK_ID, accept, remember_turns, sessi
 __all__ = ["MAX_TASK_ID", "TaskStore", "session_id_of"]
 
 T = TypeVar("T")
+
+_MAX_TOLD_CHARS = 300
+"""Of a failure's message in an event; the session's view has all of it."""
 
 
 def _nobody(_events: Sequence[Event]) -> None:
@@ -285,7 +288,7 @@ class TaskStore(TaskReader):
                 attempt=after.attempt,
                 node=after.node_id,
                 reward=columns.get("reward"),
-                code=after.failure.code if after.failure else None,
+                **_why(after.failure),
             )
             self._close_one(unit, task_id, ends_task)
         elif after.state == "leased":
@@ -296,7 +299,7 @@ class TaskStore(TaskReader):
             )
         else:
             write_standing(unit, row, after)
-            why: dict[str, Any] = {"code": after.failure.code} if after.failure and kind == "session.requeued" else {}
+            why = _why(after.failure) if kind == "session.requeued" else {}
             if after.ready_at is not None:
                 why["ready_at"] = after.ready_at
             unit.emit(kind, task_id, session_id, node=after.node_id, attempt=after.attempt, **why)
@@ -310,6 +313,13 @@ class TaskStore(TaskReader):
         )
         add_callback(unit.conn, task_view(unit.conn, task_id), now=unit.now, expiry_s=self._callback_expiry_s)
         unit.emit("task.ended", task_id, status=ends_task)
+
+
+def _why(failure: Failure | None) -> dict[str, Any]:
+    """What an event tells of a failure."""
+    if failure is None:
+        return {}
+    return {"boundary": failure.boundary, "code": failure.code, "message": failure.message[:_MAX_TOLD_CHARS]}
 
 
 def _start_task(unit: Unit, task_id: str) -> None:

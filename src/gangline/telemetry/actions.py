@@ -50,6 +50,7 @@ ACTIONS: dict[str, str] = {
     "runtime.stop_failed": "A sandbox could not be stopped; the reaper will.",
     "reaper.removed": "What an earlier life of the node left running was removed.",
     "reaper.failed": "Leftovers of one kind of runtime could not be removed.",
+    "actions.not_written": "The log of control actions could not be written; the action itself was done.",
     "control.failed": "A request to the node's own routes failed for a reason on our side.",
     "control.crashed": "A request to the node's own routes met a defect.",
     # Model calls.

@@ -1,0 +1,56 @@
+"""What a node tells of itself in figures with each heartbeat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+import msgspec
+
+__all__ = ["NodeNumbers"]
+
+
+class NodeNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """In `Heartbeat.metrics` and `NodeView.metrics`, by these names. Totals are since the node's start."""
+
+    init: int
+    """Sessions in INIT."""
+    ready: int
+    run: int
+    postrun: int
+    init_workers: int
+    """Size of the stage's pool."""
+    ready_slots: int
+    run_slots: int
+    postrun_workers: int
+    external_sessions: int
+    """Open sessions of agents that run elsewhere."""
+    gate_closed: int
+    """1 while calls are held for a weight update."""
+    gate_calls_waiting: int
+    calls_in_flight: int
+    model_calls: int
+    """Total kept, cut-off ones included."""
+    prompt_tokens: int
+    """Total ids of prompts."""
+    sampled_tokens: int
+    """Total ids sampled."""
+    contexts: int
+    """Total completions."""
+    contexts_diverged: int
+    """Total completions whose prompt differs from the ids before it."""
+    untrainable: int
+    """Total completions that no row may use."""
+    policy_version: int | None = None
+    """Stamped on what is sampled now; None: never set."""
+
+    def as_metrics(self) -> dict[str, float]:
+        return {name: float(value) for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
+    @classmethod
+    def of(cls, metrics: Mapping[str, float]) -> Self | None:
+        """None where a node does not tell them: one of another make, or one that has only just joined."""
+        try:
+            return msgspec.convert(dict(metrics), cls, strict=False)  # figures travel as floats
+        except msgspec.ValidationError:
+            return None
