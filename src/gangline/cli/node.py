@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from typing import Annotated
 
@@ -62,16 +63,18 @@ def node(
     Prints one line of JSON with its url when it is ready, and serves until SIGTERM. The control token comes from
     GANGLINE_TOKEN.
     """
+    from gangline.gateway.node import reap
     from gangline.gateway.node import serve as serve_node
     from gangline.gateway.pools import PoolSizes
 
     settings = Settings.from_environ()
     address = find_server(data, server)
+    folder, name = data or settings.data_dir, node_id or f"node-{socket.gethostname()}"
     with traces_of("node", settings) as traces:
         serve(
             lambda on_ready: serve_node(
-                data_dir=data or settings.data_dir,
-                node_id=node_id or f"node-{socket.gethostname()}",
+                data_dir=folder,
+                node_id=name,
                 server_url=address.server_url,
                 control_token=address.control_token,
                 engine_urls=engine,
@@ -97,6 +100,7 @@ def node(
             kind="node",
             parent=parent,
             log_format=log_format,
+            clean_up=lambda: asyncio.run(reap(folder, name)),
         )
 
 

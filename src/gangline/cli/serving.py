@@ -1,6 +1,7 @@
 """How `gangline engine`, `server` and `node` run: one line of JSON on stdout when ready, logs on stderr, a clean end.
 
-- SIGTERM and SIGINT cancel the service, which cleans up; after `GRACE_S` the process ends anyway.
+- SIGTERM, SIGINT and SIGHUP cancel the service, which cleans up. A second one, or `GRACE_S` after the first, ends the
+  process at once; what it would leave behind is removed then too.
 - Under a supervisor (`--parent PID`) the kernel sends SIGTERM when that process dies, however it died.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 import threading
@@ -17,7 +19,10 @@ from typing import Annotated
 
 import typer
 
+from gangline.cli.exits import Exit
 from gangline.cli.output import log_to_stderr, print_json
+
+log = logging.getLogger("gangline.serving")
 
 __all__ = ["GRACE_S", "HostOption", "ParentOption", "PublicUrlOption", "Service", "serve"]
 
@@ -50,37 +55,78 @@ def _die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _end_after_grace() -> None:
-    timer = threading.Timer(GRACE_S, os._exit, args=(1,))
-    timer.daemon = True
-    timer.start()
+def _nothing() -> None:
+    return None
 
 
-async def _until_signalled(service: Service, on_ready: Callable[[str], None], parent: int | None) -> None:
+class _Ending:
+    """How a service ends: in order at the first signal, at once at the second, or when the first takes too long.
+
+    clean_up: removes what a process that ends at once would leave behind. Blocks; called on a thread.
+    """
+
+    def __init__(self, kind: str, service: asyncio.Future[None], clean_up: Callable[[], None]) -> None:
+        self._kind = kind
+        self._service = service
+        self._clean_up = clean_up
+        self._signals = 0
+
+    def signalled(self, number: signal.Signals) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            log.info(
+                "service.stopping kind=%s signal=%s grace_s=%g; once more ends it at once",
+                *(self._kind, number.name, GRACE_S),
+            )
+            self._later(GRACE_S, Exit.FAILED)
+            self._service.cancel()
+        elif self._signals == 2:
+            log.warning("service.hurried kind=%s signal=%s", self._kind, number.name)
+            self._later(0.0, Exit.INTERRUPTED)
+
+    def _later(self, after_s: float, code: Exit) -> None:
+        timer = threading.Timer(after_s, self._end, args=(code,))
+        timer.daemon = True
+        timer.start()
+
+    def _end(self, code: Exit) -> None:
+        try:
+            self._clean_up()
+        finally:
+            os._exit(code)
+
+
+async def _until_signalled(
+    service: Service, kind: str, on_ready: Callable[[str], None], parent: int | None, clean_up: Callable[[], None]
+) -> None:
     task = asyncio.ensure_future(service(on_ready))
-    loop = asyncio.get_running_loop()
-    stopping = False
-
-    def stop() -> None:
-        nonlocal stopping
-        if not stopping:
-            stopping = True
-            _end_after_grace()
-            task.cancel()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+    ending = _Ending(kind, task, clean_up)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, ending.signalled, number)
     if parent is not None:
         _die_with(parent)
     with contextlib.suppress(asyncio.CancelledError):
         await task
+        return
+    log.info("service.stopped kind=%s", kind)
 
 
-def serve(service: Service, *, kind: str, parent: int | None, log_format: str | None = None) -> None:
-    """Run a service until it is told to end. Prints `{kind: url, "pid": ...}` when it is ready."""
+def serve(
+    service: Service,
+    *,
+    kind: str,
+    parent: int | None,
+    log_format: str | None = None,
+    clean_up: Callable[[], None] = _nothing,
+) -> None:
+    """Run a service until it is told to end. Prints `{kind: url, "pid": ...}` when it is ready.
+
+    clean_up: see `_Ending`.
+    """
     log_to_stderr(log_format)
 
     def on_ready(url: str) -> None:
         print_json({f"{kind}_url": url, "pid": os.getpid()})
 
-    asyncio.run(_until_signalled(service, on_ready, parent))
+    asyncio.run(_until_signalled(service, kind, on_ready, parent, clean_up))

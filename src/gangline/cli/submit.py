@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -105,7 +106,14 @@ async def _submit(address: Address, tasks: list[TaskRequest], *, wait: bool, as_
                     again = "" if one.created else " (had been submitted before)"
                     console().print(f"{one.task_id}: {len(one.session_ids)} sessions{again}", markup=False)
             return []
-        ended = await wait_with_progress(client, [one.task_id for one in submitted])
+        task_ids = [one.task_id for one in submitted]
+        try:
+            ended = await wait_with_progress(client, task_ids)
+        except asyncio.CancelledError:
+            which = task_ids[0] if len(task_ids) == 1 else "TASK"
+            told = f"What was submitted goes on. `gangline status {which}` shows it, `gangline cancel {which}` ends it."
+            notes().print(told, markup=False, soft_wrap=True)
+            raise
     for task in ended:
         if as_json:
             print_json(task)

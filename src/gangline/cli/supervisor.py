@@ -22,6 +22,11 @@ __all__ = ["Supervisor"]
 
 _log = logging.getLogger("gangline.up")
 
+_WAITED_FOR = {
+    "node": "it ends its sessions and gives them back",
+    "server": "it answers what it has begun",
+    "engine": "it frees its model",
+}
 _QUICK_LIFE_S = 20.0
 _MAX_QUICK_DEATHS = 5
 _FIRST_PAUSE_S = 0.25
@@ -80,12 +85,15 @@ class Supervisor:
         """Stop now: whatever still runs is killed, at once or as soon as `stop` begins."""
         self._hurry.set()
 
-    async def stop(self) -> list[str]:
+    async def stop(self, say: Callable[[str], None] = lambda _: None) -> list[str]:
         """End every child, last started first. Idempotent, and not to be cancelled half-way.
 
+        say: is told, for people, what is waited for.
         Returns the names of those that had to be killed and could not clean up.
         """
         for child in reversed(self._children):
+            if child.is_running and not self._hurry.is_set():
+                say(f"Waiting for the {child.name} ({_WAITED_FOR.get(child.name, 'to end')}).")
             child.terminate()
             ended = asyncio.ensure_future(child.wait())
             hurried = asyncio.ensure_future(self._hurry.wait())

@@ -264,14 +264,15 @@ async def _ended_by_signals(supervisor: Supervisor, data_dir: Path) -> AsyncGene
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
-    stopping = False
+    stopping = signalled = False
 
     def on_signal() -> None:
-        nonlocal stopping
+        nonlocal stopping, signalled
         if stopping:
+            notes().print("Stopping at once.")
             supervisor.hurry()
         else:
-            stopping = True
+            stopping = signalled = True
             notes().print("Stopping; Ctrl-C again to stop at once.")
             task.cancel()
 
@@ -282,9 +283,13 @@ async def _ended_by_signals(supervisor: Supervisor, data_dir: Path) -> AsyncGene
         yield
     finally:
         stopping = True
-        if "node" in await supervisor.stop():
+        if "node" in await supervisor.stop(notes().print if signalled else _silently):
             await _reap_after_node(data_dir)
         running.forget(data_dir)
+
+
+def _silently(_line: str) -> None:
+    return None
 
 
 async def _reap_after_node(data_dir: Path) -> None:

@@ -65,6 +65,7 @@ class Pipeline:
     async def close(self) -> None:
         """Stop every attempt and give its lease back. Idempotent."""
         running = dict(self._tasks)
+        log.info("node.stopping sessions=%d: they are given back", len(running))
         for task in running.values():
             task.cancel()
         if running:

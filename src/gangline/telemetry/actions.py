@@ -17,6 +17,10 @@ ACTIONS: dict[str, str] = {
     "node.joined": "A node was heard for the first time.",
     "callback.delivered": "A task's callback was acknowledged.",
     "callback.expired": "A task's callback was given up: nobody acknowledged it in time.",
+    # Every command that serves.
+    "service.stopping": "It was told to end, and cleans up.",
+    "service.hurried": "It was told a second time, and ends at once.",
+    "service.stopped": "It has ended in order.",
     # The server.
     "server.started": "The server has its store; leases that it found were extended.",
     "server.sweep_failed": "Leases that ran out could not be taken back; it is tried again.",
@@ -31,6 +35,7 @@ ACTIONS: dict[str, str] = {
     "actions.not_written": "The log of control actions could not be written; the line tells the action itself.",
     # A node and its sessions.
     "node.ready": "A node answers and leases.",
+    "node.stopping": "A node ends its sessions and gives them back to the server.",
     "session.init": "A session is in INIT: its runtime is started and prepared.",
     "session.ready": "A session is in READY: prepared, it waits for a place in RUN.",
     "session.run": "A session is in RUN: its harness works.",
