@@ -32,7 +32,6 @@ ACTIONS: dict[str, str] = {
     "engines.not_changed": "A node did not take a change of its engines.",
     "request.failed": "A request failed for a reason on our side.",
     "request.crashed": "A request met a defect of the server.",
-    "actions.not_written": "The log of control actions could not be written; the line tells the action itself.",
     # A node and its sessions.
     "node.ready": "A node answers and leases.",
     "node.stopping": "A node ends its sessions and gives them back to the server.",
