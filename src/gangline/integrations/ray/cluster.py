@@ -96,7 +96,7 @@ def machines() -> list[Machine]:
 
 def is_member() -> bool:
     """Whether Ray still runs on this machine. Without it a driver goes on, and nothing that it asks for is placed."""
-    own = cast("str", ray.get_runtime_context().get_node_id())
+    own = ray.get_runtime_context().get_node_id()
     return any(one["NodeID"] == own for one in _alive())
 
 
