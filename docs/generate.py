@@ -11,7 +11,9 @@ from typing import Any, cast
 
 import typer.main
 from aiohttp import web
+from limits import limits
 from log_actions import logs
+from metric_names import metrics
 
 from gangline.cli.exits import EXPLAINED
 from gangline.cli.main import build_app
@@ -175,7 +177,13 @@ def _plain_routes(routes: Any) -> Iterator[str]:
             yield f"| `{route.method} {path}` |"
 
 
-PAGES: dict[str, Callable[[], str]] = {"cli.md": command_line, "http.md": http, "logs.md": logs}
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": command_line,
+    "http.md": http,
+    "logs.md": logs,
+    "limits.md": limits,
+    "metrics.md": metrics,
+}
 
 
 def main() -> int:

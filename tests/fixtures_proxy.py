@@ -16,7 +16,7 @@ from gangline.gateway.model_session import ModelSession
 from gangline.gateway.proxy import Proxy
 from gangline.testing.scripted_engine import scripted_server
 
-_OF_PROXY = ("dialects", "max_body_bytes", "keep_alive_s", "body_timeout_s")
+_OF_PROXY = ("dialects", "max_body_bytes", "keep_alive_s", "body_idle_s")
 
 
 class MemoryJournal:

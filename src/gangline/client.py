@@ -313,7 +313,7 @@ class NodeClient(_HttpClient):
     async def open_session(self, **request: Any) -> dict[str, Any]:
         """`session_id`, `api_key` and `base_urls`. Fields of `request`: docs/guides/external-sessions.md.
 
-        Raises: InvalidRequest, Conflict when the id is taken, LimitExceeded.
+        Raises: InvalidRequest, Conflict when the id is taken, TooMany.
         """
         return await self._json("POST", "/v1/sessions", dict[str, Any], body=msgspec.json.encode(request))
 

@@ -291,7 +291,7 @@ async def _raw(url: str, data: bytes) -> bytes:
 
 
 async def test_a_stalled_upload_is_408_in_shape_and_no_turn() -> None:
-    async with proxied({}, body_timeout_s=0.05) as running:
+    async with proxied({}, body_idle_s=0.05) as running:
         head = f"POST /s/s1/v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {running.session.key}\r\n"
         answer = await _raw(running.url, f'{head}Content-Length: 5000\r\n\r\n{{"model"'.encode())
         assert answer.startswith(b"HTTP/1.1 408")

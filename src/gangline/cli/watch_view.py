@@ -25,6 +25,7 @@ from gangline.domain.views import Event, NodeView, ServiceStatus, TaskSummary, T
 __all__ = ["Picture", "shared_lines"]
 
 _GAP = 2
+_LEAST_CUT = 16
 _UNBOUNDED = 10_000
 _ROOMY = 30
 """Lines of a terminal in which sections may be apart."""
@@ -35,6 +36,8 @@ class _Column:
     title: str
     goes: int = 0
     """The higher, the earlier it goes where there is no room; 0 stays."""
+    is_cut: bool = False
+    """Rather than gone, while `_LEAST_CUT` cells are left for it."""
 
 
 @dataclass(frozen=True)
@@ -90,30 +93,33 @@ def _fitted(sections: Sequence[_Section], room: int, width: int, *, apart: bool)
 def _table(section: _Section, num_lines: int, width: int) -> Table:
     num_missing = len(section.rows) - num_lines
     shown = section.rows[: num_lines - 1] if num_missing else section.rows
-    kept = _columns_for(section, shown, width)
+    wide = _columns_for(section, shown, width)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold", collapse_padding=True)
-    for index in kept:
-        table.add_column(section.columns[index].title, no_wrap=True, overflow="ellipsis")
+    for index, cells in wide.items():
+        table.add_column(section.columns[index].title, no_wrap=True, overflow="ellipsis", max_width=cells)
     for row in shown:
-        table.add_row(*(row[index] for index in kept))
+        table.add_row(*(row[index] for index in wide))
     if num_missing:
         table.add_row(Text(f"... {num_missing + 1} more", style="dim"))
     return table
 
 
-def _columns_for(section: _Section, rows: Sequence[tuple[Text, ...]], width: int) -> list[int]:
-    """Those that fit side by side, in their order; the last one that stays may be cut."""
-    wide = [
-        max([cell_len(column.title), *(row[index].cell_len for row in rows)])
+def _columns_for(section: _Section, rows: Sequence[tuple[Text, ...]], width: int) -> dict[int, int]:
+    """Index of each column that fits beside the others -> its cells. What stays for good may be cut by the table."""
+    wide = {
+        index: max([cell_len(column.title), *(row[index].cell_len for row in rows)])
         for index, column in enumerate(section.columns)
-    ]
-    kept = list(range(len(wide)))
-    while sum(wide[index] + _GAP for index in kept) - _GAP > width:
-        going = max(kept, key=lambda index: section.columns[index].goes)
+    }
+    while (over := sum(wide.values()) + _GAP * (len(wide) - 1) - width) > 0:
+        cut = next((i for i in wide if section.columns[i].is_cut and wide[i] - over >= _LEAST_CUT), None)
+        if cut is not None:
+            wide[cut] -= over
+            break
+        going = max(wide, key=lambda index: section.columns[index].goes)
         if section.columns[going].goes == 0:
             break
-        kept.remove(going)
-    return kept
+        del wide[going]
+    return wide
 
 
 # -- what stands above ------------------------------------------------------------------------------------------------
@@ -222,7 +228,13 @@ def _of(num: int, size: int) -> Text:
     return Text(f"{num}/{size}", style="bold cyan" if num else "dim")
 
 
-_GROUP_COLUMNS = (_Column("group"), _Column("ended"), _Column("reward", 1), _Column("state", 4), _Column("outcomes", 3))
+_GROUP_COLUMNS = (
+    _Column("group"),
+    _Column("ended"),
+    _Column("reward", 1),
+    _Column("state", 4),
+    _Column("outcomes", 3, is_cut=True),
+)
 
 
 def _groups(tasks: Sequence[TaskView | TaskSummary]) -> _Section:
@@ -240,7 +252,7 @@ def _group_row(task: TaskView | TaskSummary) -> tuple[Text, ...]:
     return Text(printable(task.task_id)), ended, reward, Text(task.status), outcomes
 
 
-_FAILURE_COLUMNS = (_Column("failed", 1), _Column("session"), _Column("what broke"), _Column("", 2))
+_FAILURE_COLUMNS = (_Column("failed", 1), _Column("session"), _Column("what broke"), _Column("", 2, is_cut=True))
 
 
 def _failures(watched: Watched) -> _Section:
@@ -267,7 +279,7 @@ _ENGINE_COLUMNS = (
     _Column("state"),
     _Column("calls", 3),
     _Column("sessions", 4),
-    _Column("error", 1),
+    _Column("error", 1, is_cut=True),
 )
 
 

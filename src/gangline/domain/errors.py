@@ -9,7 +9,8 @@
     │   ├── Conflict           409
     │   ├── RequestTimeout     408: the body did not come
     │   ├── UpgradeRefused     426: WebSocket is not spoken
-    │   ├── LimitExceeded      413 / 429
+    │   ├── LimitExceeded      413: more than one request may have
+    │   │   └── TooMany        429, retryable: as many as are allowed at once are there
     │   └── UnknownPlugin      400, names the known ones
     ├── EngineError            the inference engine
     │   ├── EngineUnavailable  retryable: down, refused, reset, timed out, 5xx
@@ -70,6 +71,7 @@ __all__ = [
     "ServerUnavailable",
     "SessionOver",
     "StoreError",
+    "TooMany",
     "Unauthorized",
     "UnknownPlugin",
     "UpgradeRefused",
@@ -153,6 +155,14 @@ class UpgradeRefused(CallerError):
 class LimitExceeded(CallerError):
     code = "limit_exceeded"
     status = 413
+
+
+class TooMany(LimitExceeded):
+    """Others have to end first."""
+
+    code = "too_many"
+    status = 429
+    retryable = True
 
 
 class UnknownPlugin(CallerError):

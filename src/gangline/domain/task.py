@@ -34,7 +34,8 @@ __all__ = [
 NetworkPolicy = Literal["none", "proxy", "full"]
 
 
-_MAX_DEPTH = 64
+MAX_DEPTH = 64
+MAX_SAMPLES = 4096
 
 
 class _Spec(BaseModel):
@@ -189,7 +190,7 @@ class TaskRequest(_Spec):
     task_id: str | None = Field(default=None, pattern=ID_PATTERN)
     """Chosen by the caller to make submitting idempotent; None lets the server choose."""
     instruction: str
-    num_samples: int = Field(default=1, ge=1, le=4096)
+    num_samples: int = Field(default=1, ge=1, le=MAX_SAMPLES)
     """Sessions in the group."""
     timeout_seconds: float = Field(default=1200, gt=0)
     """RUN's budget: the harness's own time, without queues and gates."""
@@ -231,8 +232,8 @@ class TaskRequest(_Spec):
 
 def _why_not_portable(value: Any, depth: int = 0) -> str | None:
     """What keeps a value from going through JSON and MessagePack unchanged."""
-    if depth > _MAX_DEPTH:
-        return f"must not be nested deeper than {_MAX_DEPTH} levels"
+    if depth > MAX_DEPTH:
+        return f"must not be nested deeper than {MAX_DEPTH} levels"
     match value:
         case bool() | None | str():
             return None

@@ -51,7 +51,7 @@ __all__ = ["Attempt", "NodeParts"]
 
 log = logging.getLogger("gangline.node")
 
-_MAX_LOG_BYTES = 256 << 10
+MAX_LOG_BYTES = 256 << 10
 _KILL_GRACE_S = 15.0
 
 
@@ -243,7 +243,7 @@ class Attempt:
                 launch.command,
                 env=launch.env,
                 stdin=launch.stdin,
-                max_output_bytes=_MAX_LOG_BYTES,
+                max_output_bytes=MAX_LOG_BYTES,
             )
         )
         limit = asyncio.create_task(session.turn_limit_reached.wait())

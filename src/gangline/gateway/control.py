@@ -23,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 from gangline.domain.errors import GanglineError, InvalidRequest, LimitExceeded, NodeError, Unauthorized
 from gangline.domain.ids import validated_id
 from gangline.domain.tokens import encode_json, encode_msgpack
+from gangline.listening import read_body
 from gangline.plugins import explain
 from gangline.store.actions import Action, ActionLog, who
 
@@ -32,6 +33,8 @@ log = logging.getLogger("gangline.node")
 
 MAX_WAIT_S = 300.0
 """The longest long poll; longer ones are answered then, and asked again."""
+
+MAX_CONTROL_BYTES = 4 << 20
 
 _MSGPACK = "application/msgpack"
 _CLIENT_LEFT = 499
@@ -168,17 +171,11 @@ def answer(request: web.Request, record: Any) -> web.Response:
     return web.Response(body=encode_json(record), content_type="application/json")
 
 
-async def read_model(request: web.Request, kind: type[ModelT], *, max_bytes: int = 4 << 20) -> ModelT:
-    """The body; an empty one is `{}`. Raises: LimitExceeded, ValidationError."""
-    too_long = LimitExceeded(f"the body has more than {max_bytes} bytes.", max_bytes=max_bytes)
+async def read_model(request: web.Request, kind: type[ModelT], *, max_bytes: int = MAX_CONTROL_BYTES) -> ModelT:
+    """The body; an empty one is `{}`. Raises: LimitExceeded, RequestTimeout, ValidationError."""
     if (request.content_length or 0) > max_bytes:
-        raise too_long
-    body = bytearray()
-    async for piece in request.content.iter_any():
-        body += piece
-        if len(body) > max_bytes:
-            raise too_long
-    return kind.model_validate_json(bytes(body) or b"{}")
+        raise LimitExceeded(f"the body has more than {max_bytes} bytes.", max_bytes=max_bytes)
+    return kind.model_validate_json(await read_body(request.content, max_bytes) or b"{}")
 
 
 def path_id(request: web.Request, what: str) -> str:

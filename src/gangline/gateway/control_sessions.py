@@ -22,7 +22,7 @@ from gangline.gateway.token_call import TokenCall, TokenRequest
 
 __all__ = ["GenerateRequest", "SessionRoutes", "TokenSampling"]
 
-_MAX_GENERATE_BYTES = 64 << 20
+MAX_GENERATE_BYTES = 64 << 20
 _GONE = "client disconnected"
 
 
@@ -153,7 +153,7 @@ class SessionRoutes:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         session = self._sessions.authorised(path_id(request, "session"), key_digest(key_of(request)))
-        wanted = await read_model(request, GenerateRequest, max_bytes=_MAX_GENERATE_BYTES)
+        wanted = await read_model(request, GenerateRequest, max_bytes=MAX_GENERATE_BYTES)
         call = session.start_tokens(wanted.as_call())
         try:
             if wanted.stream:

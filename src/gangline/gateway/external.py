@@ -24,7 +24,15 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from gangline import plugins
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.contracts import Reward
-from gangline.domain.errors import Conflict, Failure, GanglineError, LimitExceeded, NotFound, SessionOver, Unauthorized
+from gangline.domain.errors import (
+    Conflict,
+    Failure,
+    GanglineError,
+    NotFound,
+    SessionOver,
+    TooMany,
+    Unauthorized,
+)
 from gangline.domain.ids import ID_PATTERN, new_id, new_secret
 from gangline.domain.lifecycle import Outcome
 from gangline.domain.session import SessionResult
@@ -50,7 +58,9 @@ log = logging.getLogger("gangline.external")
 
 _ATTEMPT = 0
 """No lease stands behind these sessions; theirs begin at 1."""
-_MAX_STRANGER_BYTES = 64 << 10
+MAX_STRANGER_BYTES = 64 << 10
+MAX_OPEN = 4096
+"""Open sessions of one node."""
 
 
 def is_external(opened: AttemptOpened) -> bool:
@@ -63,8 +73,8 @@ def _that_travels(value: dict[str, Any]) -> dict[str, Any]:
         size = len(encode_msgpack(value))
     except OverflowError:
         raise ValueError("whole numbers must fit 64 bits") from None
-    if size > _MAX_STRANGER_BYTES:
-        raise ValueError(f"must not be larger than {_MAX_STRANGER_BYTES} bytes")
+    if size > MAX_STRANGER_BYTES:
+        raise ValueError(f"must not be larger than {MAX_STRANGER_BYTES} bytes")
     return value
 
 
@@ -168,7 +178,7 @@ class ExternalSessions:
         proxy: Proxy,
         make_session: Callable[..., ModelSession],
         release_engine: Callable[[str], None],
-        max_open: int = 4096,
+        max_open: int = MAX_OPEN,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """
@@ -238,14 +248,14 @@ class ExternalSessions:
     async def create(self, request: SessionRequest, origin: str, model: str) -> OpenedSession:
         """`origin`: how the caller reaches the node. `model`: the served one.
 
-        Raises: Conflict when the id is taken, LimitExceeded, UnknownPlugin, InvalidRequest, StoreError.
+        Raises: Conflict when the id is taken, TooMany, UnknownPlugin, InvalidRequest, StoreError.
         """
         plugins.make_builder(request.builder.strategy, request.builder.config)
         session_id = request.session_id or new_id("session")
         if session_id in self._sessions or self._is_leased(session_id):
             raise Conflict(f"session {session_id!r} exists already; its key is told only once.")
         if self.num_open() >= self._max_open:
-            raise LimitExceeded(f"{self._max_open} sessions are open; finalize or abort some.", limit=self._max_open)
+            raise TooMany(f"{self._max_open} sessions are open; finalize or abort some.", limit=self._max_open)
         key = new_secret("gls")
         state = ExternalState(
             session_id=session_id,

@@ -38,6 +38,7 @@ from gangline.gateway.model_session import ModelSession
 from gangline.gateway.pipeline import Pipeline
 from gangline.gateway.pools import Pools, PoolSizes
 from gangline.gateway.proxy import Proxy
+from gangline.listening import listening
 from gangline.settings import local_url, reachable_url
 from gangline.store.actions import ActionLog
 from gangline.store.journal import Journal
@@ -316,10 +317,7 @@ def _create_app(
 
 
 async def _listen(stack: AsyncExitStack, app: web.Application, listener: socket.socket) -> None:
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
-    await web.SockSite(runner, listener).start()
+    await stack.enter_async_context(listening(app, shutdown_s=1.0, sock=listener))
 
 
 async def _health(request: web.Request) -> web.Response:

@@ -6,13 +6,12 @@ path, then by its headers. What is not served is answered in the shape that the 
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
-from aiohttp import ClientConnectionResetError, StreamReader, web
+from aiohttp import ClientConnectionResetError, web
 
 from gangline import plugins
 from gangline.dialects.contract import Dialect, DialectRoute, EventWriter, RawRequest
@@ -33,11 +32,15 @@ from gangline.gateway.calls import CallInFlight
 from gangline.gateway.dialect_routes import DialectRoutes, Match
 from gangline.gateway.model_session import ModelSession, key_digest
 from gangline.gateway.retries import Attendance, mark_of
+from gangline.listening import LIMITS, read_body
 from gangline.telemetry.logs import stays_session_in_logs
 
 __all__ = ["Proxy"]
 
 _log = logging.getLogger("gangline.proxy")
+
+MAX_CALL_BYTES = 64 << 20
+"""Of one model call."""
 
 
 class Proxy:
@@ -48,22 +51,22 @@ class Proxy:
         self,
         *,
         dialects: Sequence[Dialect] | None = None,
-        max_body_bytes: int = 64 << 20,
+        max_body_bytes: int = MAX_CALL_BYTES,
         keep_alive_s: float = 10.0,
-        body_timeout_s: float = 60.0,
+        body_idle_s: float = LIMITS.body_idle_s,
         on_error: Callable[[GanglineError], None] | None = None,
     ) -> None:
         """
         dialects: None is all that are installed.
         keep_alive_s: a stream that has nothing to say for so long sends a sign of life.
-        body_timeout_s: a client that sends nothing more of its body for so long is told so.
+        body_idle_s: a client that sends nothing more of its body for so long is told so.
         on_error: hears of every error that a client is told.
         """
         self._on_error = on_error or _ignored
         self._routes = DialectRoutes(_installed() if dialects is None else dialects)
         self._max_body_bytes = max_body_bytes
         self._keep_alive_s = keep_alive_s
-        self._body_timeout_s = body_timeout_s
+        self._body_idle_s = body_idle_s
         self._sessions: dict[str, ModelSession] = {}
         self._by_key: dict[bytes, ModelSession] = {}
 
@@ -144,28 +147,12 @@ class Proxy:
         """Raises: LimitExceeded, RequestTimeout."""
         limit, content = self._max_body_bytes, request.content
         if (request.content_length or 0) > limit:
-            raise LimitExceeded(f"the request body is longer than {limit} bytes")
+            raise LimitExceeded(f"the body has more than {limit} bytes.")
         # A short one is here already.
-        body = content.read_nowait() if content.is_eof() else await self._slow_body(content)
+        body = content.read_nowait() if content.is_eof() else await read_body(content, limit, idle_s=self._body_idle_s)
         if len(body) > limit:
-            raise LimitExceeded(f"the request body is longer than {limit} bytes")
+            raise LimitExceeded(f"the body has more than {limit} bytes.")
         return body
-
-    async def _slow_body(self, content: StreamReader) -> bytes:
-        """Not much beyond the limit. Raises: RequestTimeout."""
-        pieces, num_bytes = list[bytes](), 0
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(None) as patience:
-                while num_bytes <= self._max_body_bytes and not content.at_eof():
-                    patience.reschedule(loop.time() + self._body_timeout_s)
-                    pieces.append(await content.readany())
-                    num_bytes += len(pieces[-1])
-        except TimeoutError:
-            raise RequestTimeout(
-                f"the request body stalled: nothing came for {self._body_timeout_s:g} s after {num_bytes} bytes"
-            ) from None
-        return b"".join(pieces)
 
     # -- model calls ---------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from gangline.runtimes.holder import readable
 
 __all__ = ["ListenerHelper", "Relay"]
 
-_MAX_CONNECTIONS = 256
+MAX_CONNECTIONS = 256
 """Per sandbox; a harness uses a few. More would let it use up the node's file descriptors."""
 _HELPER_S = 30.0
 
@@ -83,7 +83,7 @@ class Relay:
         await self._server.start_serving()
 
     def _accepted(self, near: _Side) -> None:
-        if len(self._sides) >= 2 * _MAX_CONNECTIONS:
+        if len(self._sides) >= 2 * MAX_CONNECTIONS:
             near.transport.abort()
             return
         self._sides.add(near)

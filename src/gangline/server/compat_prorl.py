@@ -29,7 +29,7 @@ from gangline.server.service import RolloutService
 
 __all__ = ["ProrlRoutes"]
 
-_MAX_CONTROL_BYTES = 64 * 1024
+MAX_CONTROL_BYTES = 64 * 1024
 _PAGE = 1000
 _OPEN_STATES: tuple[TaskState, ...] = ("queued", "running")
 
@@ -116,7 +116,7 @@ class ProrlRoutes:
         return await asyncio.to_thread(lambda: answer_json(job_result(results[0], job_id, task.request, ignored)))
 
     async def cancel_job(self, request: web.Request) -> web.Response:
-        job = ProrlCancel.model_validate_json(await read_body(request, _MAX_CONTROL_BYTES))
+        job = ProrlCancel.model_validate_json(await read_body(request, MAX_CONTROL_BYTES))
         SUBJECT.set(task_id_of(job.job_id))
         try:
             await self._service.cancel_task(validated_id(task_id_of(job.job_id), "job_id"))
@@ -125,7 +125,7 @@ class ProrlRoutes:
         return answer_json(ProrlAnswer(status=f"Cancelled job {job.job_id}", cancelled_jobs=1))
 
     async def add_llm_server(self, request: web.Request) -> web.Response:
-        engine = ProrlEngine.model_validate_json(await read_body(request, _MAX_CONTROL_BYTES))
+        engine = ProrlEngine.model_validate_json(await read_body(request, MAX_CONTROL_BYTES))
         SUBJECT.set(engine.address)
         nodes = await self._engines.add(engine.address)
         return answer_json(ProrlAnswer(status=f"Added LLM server address: {engine.address}", nodes=tuple(nodes)))

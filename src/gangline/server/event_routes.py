@@ -15,7 +15,7 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from gangline.domain.errors import InvalidRequest, StoreError
+from gangline.domain.errors import InvalidRequest, StoreError, TooMany
 from gangline.domain.views import Event
 from gangline.server.routing import Query, Route
 from gangline.server.service import EVENTS, RolloutService
@@ -23,15 +23,27 @@ from gangline.server.service import EVENTS, RolloutService
 __all__ = ["EventRoutes"]
 
 _PAGE = 500
+MAX_STREAMS = 1000
+"""Event streams of one server."""
 
 
 class EventRoutes:
     def __init__(self, service: RolloutService, *, keep_alive_s: float) -> None:
         self._service = service
         self._keep_alive_s = keep_alive_s
+        self._num_streams = 0
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """Streams until the client leaves or the server stops."""
+        """Streams until the client leaves or the server stops. Raises: InvalidRequest, TooMany."""
+        if self._num_streams >= MAX_STREAMS:
+            raise TooMany(f"{MAX_STREAMS} event streams are open; end some.", limit=MAX_STREAMS)
+        self._num_streams += 1
+        try:
+            return await self._opened(request)
+        finally:
+            self._num_streams -= 1
+
+    async def _opened(self, request: web.Request) -> web.StreamResponse:
         store = self._service.store
         after = _resume_point(request)
         if after is None:

@@ -16,8 +16,8 @@ from gangline.server.service import RolloutService
 
 __all__ = ["LeaseRequest", "NodeRoutes", "ReleaseRequest"]
 
-_MAX_CONTROL_BYTES = 4 * 1024**2
-_MAX_SESSIONS = 1024
+MAX_CONTROL_BYTES = 4 * 1024**2
+MAX_SESSIONS = 1024
 _MAX_CAPACITY = 1_000_000
 
 
@@ -43,11 +43,11 @@ class NodeRoutes:
 
     async def lease(self, request: web.Request) -> web.Response:
         node_id = path_id(request, "node_id")
-        wish = msgspec.json.decode(await read_body(request, _MAX_CONTROL_BYTES), type=LeaseRequest)
+        wish = msgspec.json.decode(await read_body(request, MAX_CONTROL_BYTES), type=LeaseRequest)
         if wish.max_sessions < 1:
             raise InvalidRequest(f"max_sessions must be at least 1, got {wish.max_sessions}.")
         wait_s = min(max(wish.wait_s, 0.0), MAX_WAIT_S)
-        leases = await self._service.lease(node_id, wish.url, min(wish.max_sessions, _MAX_SESSIONS), wait_s)
+        leases = await self._service.lease(node_id, wish.url, min(wish.max_sessions, MAX_SESSIONS), wait_s)
         if leases and _is_gone(request):
             await self._take_back(node_id, leases)
         return answer_json(leases)
@@ -60,7 +60,7 @@ class NodeRoutes:
 
     async def heartbeat(self, request: web.Request) -> web.Response:
         node_id = path_id(request, "node_id")
-        beat = msgspec.json.decode(await read_body(request, _MAX_CONTROL_BYTES), type=Heartbeat)
+        beat = msgspec.json.decode(await read_body(request, MAX_CONTROL_BYTES), type=Heartbeat)
         if beat.node_id != node_id:
             raise InvalidRequest(f"node_id: the path says {node_id!r}, the body {beat.node_id[:140]!r}.")
         if not 0 <= beat.capacity <= _MAX_CAPACITY:
@@ -68,7 +68,7 @@ class NodeRoutes:
         return answer_json(await self._service.heartbeat(beat))
 
     async def release(self, request: web.Request) -> web.Response:
-        body = msgspec.json.decode(await read_body(request, _MAX_CONTROL_BYTES), type=ReleaseRequest)
+        body = msgspec.json.decode(await read_body(request, MAX_CONTROL_BYTES), type=ReleaseRequest)
         await self._service.release(path_id(request, "node_id"), body.session_id, body.fence)
         return answer_json({})
 

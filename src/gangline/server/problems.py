@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from pydantic import ValidationError
 
+from gangline import listening
 from gangline.domain.errors import CallerError, GanglineError, InvalidRequest, LimitExceeded
 from gangline.plugins import explain
 
@@ -83,15 +84,7 @@ def _response(error: GanglineError, status: int, code: str | None = None) -> web
 
 
 async def read_body(request: web.Request, max_bytes: int) -> bytes:
-    """The whole body. Raises: LimitExceeded, before more than `max_bytes` are held."""
-    too_long = LimitExceeded(f"the body has more than {max_bytes} bytes.", max_bytes=max_bytes)
+    """The whole body. Raises: LimitExceeded, before more than `max_bytes` are held; RequestTimeout."""
     if (request.content_length or 0) > max_bytes:
-        raise too_long
-    pieces: list[bytes] = []
-    size = 0
-    async for piece in request.content.iter_any():
-        size += len(piece)
-        if size > max_bytes:
-            raise too_long
-        pieces.append(piece)
-    return b"".join(pieces)
+        raise LimitExceeded(f"the body has more than {max_bytes} bytes.", max_bytes=max_bytes)
+    return await listening.read_body(request.content, max_bytes)

@@ -9,7 +9,7 @@ import importlib
 import ipaddress
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from gangline import plugins
 from gangline.domain.errors import Conflict, InvalidRequest, PortUnavailable
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import TaskView
+from gangline.listening import listening
 from gangline.server.app import create_app
 from gangline.server.callbacks import Courier
 from gangline.server.housekeeping import Housekeeper, follow_forever
@@ -191,19 +192,14 @@ def _results(storage: Storage, data_dir: Path) -> Results:
 @asynccontextmanager
 async def _listening(app: web.Application, service: RolloutService, host: str, port: int) -> AsyncGenerator[int]:
     """The port that it listens on. Raises: PortUnavailable."""
-    # A handler is cancelled when its client leaves: a node that is gone must not be given sessions.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=2.0)
-    await runner.setup()
-    try:
+    async with AsyncExitStack() as stack:
         try:
-            await web.TCPSite(runner, host, port).start()
+            address = await stack.enter_async_context(listening(app, shutdown_s=2.0, host=host, port=port))
         except OSError as error:
             why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
             raise PortUnavailable(f"cannot listen on {host}:{port}: {why}; choose another --port, or 0.") from error
-        yield runner.addresses[0][1]
-    finally:
-        service.stop()
-        await runner.cleanup()
+        stack.callback(service.stop)
+        yield address[1]
 
 
 def _refuse_open_door(host: str, control_token: str | None) -> None:

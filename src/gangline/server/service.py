@@ -28,7 +28,7 @@ __all__ = ["CALLBACKS", "EVENTS", "WORK", "RolloutService", "task_bell"]
 
 log = logging.getLogger("gangline.server")
 
-_MAX_SESSIONS_AT_ONCE = 100_000
+MAX_SESSIONS_AT_ONCE = 100_000
 
 WORK, EVENTS, CALLBACKS = "work", "events", "callbacks"
 
@@ -112,8 +112,8 @@ class RolloutService:
 
         Raises: LimitExceeded, UnknownPlugin, InvalidRequest, Conflict, StoreError, DiskFull.
         """
-        if sum(request.num_samples for request in requests) > _MAX_SESSIONS_AT_ONCE:
-            raise LimitExceeded(f"one request may submit at most {_MAX_SESSIONS_AT_ONCE} sessions; send several.")
+        if sum(request.num_samples for request in requests) > MAX_SESSIONS_AT_ONCE:
+            raise LimitExceeded(f"one request may submit at most {MAX_SESSIONS_AT_ONCE} sessions; send several.")
         await asyncio.to_thread(lambda: [self._check(request) for request in requests])
         return await self.store.run(self.store.submit, requests)
 

@@ -21,8 +21,8 @@ __all__ = ["Action", "ActionLog", "read_actions", "who"]
 
 log = logging.getLogger("gangline.actions")
 
-_MAX_FILE_BYTES = 16 * 1024**2
-_MAX_FILES = 8
+MAX_FILE_BYTES = 16 * 1024**2
+MAX_FILES = 8
 _MAX_TEXT = 400
 
 
@@ -56,7 +56,7 @@ class ActionLog:
     """Appends to files in `folder`. Methods block, and may be called from any thread; they never raise."""
 
     def __init__(
-        self, folder: Path, *, where: str, max_file_bytes: int = _MAX_FILE_BYTES, max_files: int = _MAX_FILES
+        self, folder: Path, *, where: str, max_file_bytes: int = MAX_FILE_BYTES, max_files: int = MAX_FILES
     ) -> None:
         self.where = where
         self._folder = folder

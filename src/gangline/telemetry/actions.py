@@ -21,6 +21,7 @@ ACTIONS: dict[str, str] = {
     "service.stopping": "It was told to end, and cleans up.",
     "service.hurried": "It was told a second time, and ends at once.",
     "service.stopped": "It has ended in order.",
+    "connections.refused": "As many connections as are allowed are open; more are turned away.",
     # The server.
     "server.started": "The server has its store; leases that it found were extended.",
     "server.sweep_failed": "Leases that ran out could not be taken back; it is tried again.",

@@ -1,0 +1,84 @@
+"""The page of limits: every figure is read from the code that holds it."""
+
+from __future__ import annotations
+
+from gangline.domain.ids import ID_PATTERN
+from gangline.domain.task import MAX_DEPTH, MAX_SAMPLES
+from gangline.gateway import attempt, control, control_sessions, external, proxy
+from gangline.listening import LIMITS
+from gangline.runtimes import relay
+from gangline.server import app, compat_prorl, event_routes, node_routes, routing, service
+from gangline.store import actions
+
+_INTRODUCTION = """\
+# Limits
+
+What a stranger, an agent or a client may send, and what he is told beyond it. Errors are problem+json with `code`; on
+the routes of models they have the shape of the provider whose API was called. `LimitExceeded` is 413
+(`limit_exceeded`), `TooMany` 429 (`too_many`, worth another try), `RequestTimeout` 408 (`request_timeout`).
+"""
+
+
+def _size(num_bytes: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes >= size and num_bytes % size == 0:
+            return f"{num_bytes // size} {unit}"
+    return f"{num_bytes:,} bytes"
+
+
+def _rows() -> list[tuple[str, list[tuple[str, str, str]]]]:
+    before = [
+        ("connections to one address", f"{LIMITS.max_connections:,}", "503 `too_many`, and a warning in the log"),
+        ("first line of a request, its query included", _size(LIMITS.max_line_bytes), "400"),
+        ("one header", _size(LIMITS.max_header_bytes), "400"),
+        ("headers of a request", f"{LIMITS.max_headers}", "400"),
+        ("a connection without a request; the head of one", f"{LIMITS.idle_s:g} s", "disconnected"),
+        ("nothing comes of a body", f"{LIMITS.body_idle_s:g} s", "408"),
+        ("a body in all", f"{LIMITS.body_s:g} s", "408"),
+    ]
+    server = [
+        ("body of a submit", _size(app.MAX_TASK_BYTES), "413"),
+        ("sessions in one submit", f"{service.MAX_SESSIONS_AT_ONCE:,}", "413, nothing is accepted"),
+        ("samples of a task", f"{MAX_SAMPLES:,}", "400"),
+        ("depth of a task's free fields", f"{MAX_DEPTH}", "400"),
+        ("a node's result", _size(app.MAX_RESULT_BYTES), "413"),
+        ("other bodies of nodes", _size(node_routes.MAX_CONTROL_BYTES), "413"),
+        ("sessions in one lease call", f"{node_routes.MAX_SESSIONS:,}", "no more are given"),
+        ("bodies of `/start` and other switches", _size(compat_prorl.MAX_CONTROL_BYTES), "413"),
+        ("event streams", f"{event_routes.MAX_STREAMS:,}", "429"),
+        ("one long poll", f"{routing.MAX_WAIT_S:g} s", "answered then; ask again"),
+        ("an id", f"`{ID_PATTERN}`", "400"),
+        ("log of actions", f"{actions.MAX_FILES} files of {_size(actions.MAX_FILE_BYTES)}", "the oldest goes"),
+    ]
+    node = [
+        ("body of a model call", _size(proxy.MAX_CALL_BYTES), "413 in the provider's shape"),
+        ("body of `/generate`", _size(control_sessions.MAX_GENERATE_BYTES), "413"),
+        ("other bodies", _size(control.MAX_CONTROL_BYTES), "413"),
+        ("open external sessions", f"{external.MAX_OPEN:,}", "429"),
+        ("`metadata` of a session, `info` of a claim", _size(external.MAX_STRANGER_BYTES), "400"),
+        ("one long poll", f"{control.MAX_WAIT_S:g} s", "answered then; ask again"),
+        ("connections out of one sandbox", f"{relay.MAX_CONNECTIONS}", "the next one is closed"),
+        ("log of a harness that is kept", _size(attempt.MAX_LOG_BYTES), "its middle is left out"),
+    ]
+    return [
+        ("Server and node, before anyone asks who it is", before),
+        ("Server", server),
+        ("Node", node),
+    ]
+
+
+def limits() -> str:
+    """docs/reference/limits.md"""
+    parts = [_INTRODUCTION]
+    for title, rows in _rows():
+        parts += [f"## {title}\n", "| what | limit | beyond it |\n|---|---|---|"]
+        parts += [f"| {what} | {limit} | {told} |" for what, limit, told in rows]
+        parts.append("")
+    parts.append(_MORE)
+    return "\n".join(parts)
+
+
+_MORE = """\
+What a task allows its own agent (time, turns, tokens, memory, processes, files) stands in the task:
+[runtimes](../guides/runtimes.md).
+"""

@@ -1,0 +1,111 @@
+"""The page of metrics: what server and node show Prometheus, read from what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from gangline.domain.lifecycle import STAGES
+from gangline.domain.views import NodeView, ServiceStatus
+from gangline.gateway.backends_records import BackendView
+from gangline.gateway.gate import Gate
+from gangline.gateway.metrics import NodeMetrics, NodeNow
+from gangline.server.metrics import ServerMetrics
+
+_INTRODUCTION = """\
+# Metrics
+
+`GET /metrics` of a server and of a node, in Prometheus's text format, with the control token
+([operations](../guides/operations.md) shows how to scrape it). No label is of a session or a task. Beside these, each
+has the process's own (`process_*`, `python_info`).
+"""
+
+
+def server_families() -> dict[str, Metric]:
+    """name -> family, of a server that has a node."""
+    node = NodeView(
+        node_id="n", url="", capacity=1, draining=False, num_sessions=0, first_seen_at=0, last_seen_at=0, age_s=0
+    )
+    one = {"x": 1}
+    status = ServiceStatus(
+        version="",
+        at=0,
+        tasks=one,
+        sessions=one,
+        stages=one,
+        oldest_queued_s=None,
+        callbacks=one,
+        nodes=(node,),
+    )
+    return _families(ServerMetrics().exposition(status))
+
+
+def node_families() -> dict[str, Metric]:
+    """name -> family, of a node that has a backend."""
+    gate = Gate()
+    gate.set_version(1)
+    backend = BackendView(
+        backend_id="b1",
+        url="",
+        engine="vllm",
+        label=None,
+        api_key_env=None,
+        state="healthy",
+        model="",
+        version="",
+        template=None,  # type: ignore[arg-type]
+        num_sessions=0,
+        num_assigned=0,
+        num_calls=0,
+        num_failures=0,
+        error=None,
+        since=0,
+    )
+    now = NodeNow(
+        stages=dict.fromkeys(STAGES, 0), sizes={"run_slots": 1}, num_external=0, backends=[backend], gate=gate
+    )
+    return _families(NodeMetrics().exposition(now))
+
+
+def _families(text: bytes) -> dict[str, Metric]:
+    found = {family.name: family for family in text_string_to_metric_families(text.decode())}
+    return {name: family for name, family in found.items() if _is_ours(name)}
+
+
+def _is_ours(name: str) -> bool:
+    """Not the process's own, nor the times at which counters began."""
+    return name.startswith("gangline_") and not name.endswith("_created")
+
+
+def names(family: Metric) -> set[str]:
+    """As queries call them."""
+    if family.type == "counter":
+        return {f"{family.name}_total"}
+    if family.type == "histogram":
+        return {f"{family.name}_{end}" for end in ("bucket", "count", "sum")}
+    return {family.name}
+
+
+def _labels_of(owner: object) -> dict[str, tuple[str, ...]]:
+    """name -> labels of the metrics that show nothing before something has happened."""
+    wrapped = [one for one in vars(owner).values() if isinstance(one, MetricWrapperBase)]
+    return {one.describe()[0].name: tuple(one._labelnames) for one in wrapped}
+
+
+def _rows(families: dict[str, Metric], declared: dict[str, tuple[str, ...]]) -> Iterator[str]:
+    for name, family in sorted(families.items()):
+        seen = {label for sample in family.samples for label in sample.labels} - {"le"}
+        labels = declared.get(name) or tuple(sorted(seen))
+        shown = f"{name}_total" if family.type == "counter" else name
+        yield f"| `{shown}` | {family.type} | {', '.join(f'`{one}`' for one in labels)} | {family.documentation} |"
+
+
+def metrics() -> str:
+    """docs/reference/metrics.md"""
+    head = "| name | type | labels | what it says |\n|---|---|---|---|"
+    server = _rows(server_families(), _labels_of(ServerMetrics()))
+    node = _rows(node_families(), _labels_of(NodeMetrics()))
+    return "\n".join([_INTRODUCTION, "## Server\n", head, *server, "\n## Node\n", head, *node]) + "\n"

@@ -1,0 +1,193 @@
+"""What a stranger can take of a real server and a real node before anyone asks who he is, and what he is told then."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from fixtures_node import TOKEN, running_node
+from gangline.client import ServerClient
+from gangline.domain.errors import LimitExceeded, RequestTimeout, TooMany
+from gangline.listening import LIMITS, ListenLimits, listening, read_body
+from gangline.server.run import serving
+from gangline.testing.scripted_engine import scripted_server
+from service import any_plugin
+
+KEY = {"Authorization": f"Bearer {TOKEN}"}
+QUICK = ListenLimits(max_connections=2, idle_s=0.2, body_idle_s=0.2, body_s=0.5)
+
+
+@pytest.fixture(params=["server", "node"])
+async def url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+    if request.param == "server":
+        async with serving(data_dir=tmp_path, control_token=TOKEN, check_task=any_plugin) as running:
+            yield running.url
+    else:
+        async with scripted_server({"default": {"text": "x"}}) as engine, running_node(tmp_path, engine) as node:
+            yield node.url
+
+
+async def raw(url: str, sent: bytes) -> bytes:
+    """What comes back until the other side closes."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(sent)
+        async with asyncio.timeout(30):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+LONG = b"x" * (LIMITS.max_line_bytes + 1)
+HEADS = {
+    "a query": b"GET /health?q=" + LONG + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a path": b"GET /" + LONG + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a header": b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + LONG + b"\r\n\r\n",
+    "a header's name": b"GET /health HTTP/1.1\r\nHost: x\r\n" + LONG + b": 1\r\n\r\n",
+    "headers": b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X-%d: 1\r\n" % n for n in range(200)) + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+async def test_a_head_that_is_too_long_is_a_bad_request(url: str, head: bytes, caplog: pytest.LogCaptureFixture):
+    answer = await raw(url, head)
+    assert b" 400 Bad Request\r\n" in answer[:30], answer[:200]
+    assert b"more than 8190 bytes" in answer or b"Too many headers" in answer
+    assert b"Traceback" not in answer
+    assert [record.message for record in caplog.records if record.exc_info] == [], "no stranger fills the log"
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/health") as response:
+        assert response.status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/tasks", "/v1/sessions", "/v1/nodes/n1/heartbeat"])
+async def test_a_small_body_that_unpacks_to_a_huge_one_is_too_long(url: str, path: str):
+    packed = gzip.compress(b" " * (256 << 20), 9)
+    assert len(packed) < 1 << 20
+    headers = {**KEY, "Content-Encoding": "gzip"}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(url + path, data=BytesIO(packed), headers=headers) as response,
+    ):
+        assert response.status in (404, 405, 413), await response.text()
+
+
+@asynccontextmanager
+async def quick_service(limits: ListenLimits = QUICK) -> AsyncIterator[str]:
+    """Answers a body's length; 408 and 413 as their errors have it."""
+
+    async def count(request: web.Request) -> web.Response:
+        try:
+            body = await read_body(request.content, 1000, idle_s=limits.body_idle_s, body_s=limits.body_s)
+        except (LimitExceeded, RequestTimeout) as error:
+            return web.Response(status=error.status, text=error.message)
+        return web.Response(text=str(len(body)))
+
+    app = web.Application()
+    app.add_routes([web.post("/", count)])
+    async with listening(app, shutdown_s=0.1, limits=limits, host="127.0.0.1", port=0) as (host, port):
+        yield f"http://{host}:{port}"
+
+
+async def test_who_sends_nothing_or_a_head_without_end_is_disconnected():
+    async with quick_service() as url:
+        assert await raw(url, b"") == b""
+        assert await raw(url, b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: ") == b""
+
+
+async def drip(url: str, pieces: int, every_s: float) -> bytes:
+    """A body of 10,000 bytes, of which one comes now and then."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10000\r\n\r\n")
+        for _ in range(pieces):
+            writer.write(b" ")
+            await asyncio.sleep(every_s)
+            if reader.at_eof():
+                break
+        async with asyncio.timeout(30):
+            return await reader.readuntil(b"came.") if pieces > 1 else await reader.readuntil(b"bytes")
+    finally:
+        writer.close()
+
+
+async def test_a_body_that_stalls_is_told_so():
+    async with quick_service() as url:
+        answer = await drip(url, 1, 0.0)
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"nothing came for 0.2 s after 1 bytes" in answer
+
+
+async def test_a_body_that_drips_for_ever_is_told_so():
+    async with quick_service(ListenLimits(body_idle_s=30.0, body_s=0.3)) as url:
+        answer = await drip(url, 12, 0.05)
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"took longer than 0.3 s" in answer
+
+
+async def test_a_body_is_not_held_beyond_its_limit():
+    async def endless() -> Any:
+        while True:
+            yield b"x" * 600
+
+    async with (
+        quick_service() as url,
+        aiohttp.ClientSession() as http,
+        http.post(url, data=endless()) as response,
+    ):
+        assert response.status == 413
+        assert await response.text() == "the body has more than 1000 bytes."
+
+
+async def test_one_connection_too_many_is_told_and_room_comes_with_the_end_of_others():
+    limits = ListenLimits(max_connections=2)
+    async with quick_service(limits) as url, aiohttp.ClientSession() as http:
+        host, port = url.removeprefix("http://").split(":")
+        held = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        async with http.post(url, data=b"12") as response:
+            assert response.status == 503
+            problem = await response.json(content_type="application/problem+json")
+        assert problem["code"] == "too_many"
+        assert "2 connections are open" in problem["detail"]
+        for _, writer in held:
+            writer.close()
+            await writer.wait_closed()
+        async with asyncio.timeout(30):
+            while (await post(http, url)) != 200:
+                await asyncio.sleep(0.02)
+
+
+async def post(http: aiohttp.ClientSession, url: str) -> int:
+    async with http.post(url, data=b"12") as response:
+        return response.status
+
+
+async def test_a_server_has_so_many_event_streams_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gangline.server.event_routes.MAX_STREAMS", 1)
+    async with (
+        serving(data_dir=tmp_path, control_token=TOKEN, check_task=any_plugin) as running,
+        aiohttp.ClientSession(headers=KEY) as http,
+        ServerClient(running.url, TOKEN) as client,
+    ):
+        async with http.get(f"{running.url}/v1/events") as response:
+            assert response.status == 200
+            with pytest.raises(TooMany, match="1 event streams are open"):
+                await anext(client.events())
+        async with asyncio.timeout(30):
+            while (await status_of(http, f"{running.url}/v1/events")) != 200:
+                await asyncio.sleep(0.02)
+
+
+async def status_of(http: aiohttp.ClientSession, url: str) -> int:
+    async with http.get(url) as response:
+        return response.status
