@@ -58,7 +58,7 @@ def _rows() -> list[tuple[str, list[tuple[str, str, str]]]]:
         ("`metadata` of a session, `info` of a claim", _size(external.MAX_STRANGER_BYTES), "400"),
         ("one long poll", f"{control.MAX_WAIT_S:g} s", "answered then; ask again"),
         ("connections out of one sandbox", f"{relay.MAX_CONNECTIONS}", "the next one is closed"),
-        ("log of a harness that is kept", _size(attempt.MAX_LOG_BYTES), "its middle is left out"),
+        ("log of a harness that is kept", _size(attempt.MAX_LOG_BYTES), "what comes after it is dropped"),
     ]
     return [
         ("Server and node, before anyone asks who it is", before),
