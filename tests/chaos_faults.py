@@ -42,7 +42,7 @@ class Fault(NamedTuple):
     """... and so long after that."""
     target: Target
     lasts_s: float
-    """How long what was killed stays dead, or the receiver misbehaves."""
+    """How long what was killed stays dead; how long the receiver misbehaves once another task has ended."""
     again_s: float | None
     """Of a program: killed once more so long into its next life, ready or not."""
     pick: float

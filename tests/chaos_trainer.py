@@ -58,13 +58,13 @@ class Receiver:
         self._site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await self._site.start()
 
-    async def misbehave(self, manner: Manner, for_s: float) -> None:
+    async def misbehave(self, manner: Manner, until: Awaitable[None]) -> None:
         """Several times may overlap: the latest manner holds, and being down goes before all others."""
         self._manners.append(manner)
         if manner == "down" and self._site is not None:
             site, self._site = self._site, None
             await site.stop()
-        await asyncio.sleep(for_s)
+        await until
         self._manners.remove(manner)
         if self._site is None and "down" not in self._manners:
             await self._open()
@@ -118,6 +118,13 @@ class Trainer:
         """When so many sessions have ended."""
         async with self._moved:
             await self._moved.wait_for(lambda: self.num_ended >= num_sessions)
+
+    async def one_more_task_ended(self, and_s: float) -> None:
+        """When another task has ended, and so long after that."""
+        num = self.num_tasks_ended
+        async with self._moved:
+            await self._moved.wait_for(lambda: self.num_tasks_ended > num)
+        await asyncio.sleep(and_s)
 
     async def all_ended(self) -> None:
         async with self._moved:

@@ -106,7 +106,7 @@ class Chaos:
         await asyncio.sleep(fault.pause_s)
         self.service.look()
         if fault.target == "receiver":
-            await self.receiver.misbehave(fault.manner, fault.lasts_s)
+            await self.receiver.misbehave(fault.manner, self.trainer.one_more_task_ended(fault.lasts_s))
         elif fault.target == "harness":
             await self._kill_a_harness(fault.pick)
         else:
