@@ -2,8 +2,9 @@
 
 One thread writes, so that writers queue in memory instead of contending for SQLite's lock; two threads read. SQLite
 runs in WAL mode with `synchronous=FULL`: what was answered survives a power cut, not only `kill -9` (docs/adr/0003).
-PostgreSQL may have other servers write to it: a transaction that lost against one of theirs is `Contended`, and is done
-again (`repeated`). Nothing here knows what the tables mean.
+Its commits are shared by the jobs that wait (`writer.py`). PostgreSQL may have other servers write to it, so there each
+job is a transaction, which locks its rows as briefly as it can; one that lost against another server's is `Contended`,
+and is done again (`repeated`). Nothing here knows what the tables mean.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,6 +25,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 from gangline.domain.errors import DiskFull, InvalidRequest, NotFound, StoreError
 from gangline.store.migrations import bring_up_to_date, found_version, refuse_other_version
+from gangline.store.writer import Writer
 
 __all__ = ["Contended", "Database", "disk_full_error", "repeated"]
 
@@ -32,6 +35,8 @@ P = ParamSpec("P")
 _WRITES = "gangline_writes"
 _BUSY_TIMEOUT_MS = 10_000
 _MAX_TRIES = 20
+_MAX_SHARED = 64
+"""Jobs in one commit: readers and the first of them wait for the last."""
 _PATIENCE = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 """Seconds after which a PostgreSQL that is gone without a word is given up; the URL may say otherwise."""
 _LOST = frozenset({"40001", "40P01", "23505"})
@@ -75,7 +80,8 @@ class Database:
             self._as_snapshot = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         else:
             _speak_sqlite(self._engine, read_only=read_only)
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
+        self._here = _Here()
+        self._writer = Writer(self._together, max_shared=1 if self.shared else _MAX_SHARED)
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="store-reader")
         try:
             self._open(create=not read_only)
@@ -93,9 +99,32 @@ class Database:
 
     @contextmanager
     def writing(self) -> Generator[sa.Connection]:
-        """One write transaction on the calling thread: committed when the block ends, undone when it raises."""
+        """One write transaction on the calling thread: committed when the block ends, undone when it raises.
+
+        On the writer's thread it may be a part of one that jobs share; `when_durable` tells of the commit.
+        """
+        if self._here.conn is not None:
+            with _explained(), self._here.conn.begin_nested():
+                yield self._here.conn
+            return
         with _explained(), self._engine.connect().execution_options(**{_WRITES: True}) as conn, conn.begin():
             yield conn
+
+    def when_durable(self, call: Callable[[], None]) -> None:
+        """After `writing`: call it once what was written is durable, which is now or with the commit that is shared."""
+        if self._here.conn is None:
+            call()
+        else:
+            self._here.when_durable.append(call)
+
+    @contextmanager
+    def _together(self) -> Generator[list[Callable[[], None]]]:
+        with self.writing() as conn:
+            self._here.conn, self._here.when_durable = conn, []
+            try:
+                yield self._here.when_durable
+            finally:
+                self._here.conn = None
 
     @contextmanager
     def reading(self) -> Generator[sa.Connection]:
@@ -105,7 +134,7 @@ class Database:
 
     async def run(self, job: Callable[..., T], *args: Any) -> T:
         """Run a blocking job on the writer thread. A job that began is finished even when its caller is cancelled."""
-        return await asyncio.get_running_loop().run_in_executor(self._writer, job, *args)
+        return await asyncio.wrap_future(self._writer.submit(job, *args))
 
     def run_blocking(self, job: Callable[..., T], *args: Any) -> T:
         """Run a job on the writer thread and wait for it, from another thread."""
@@ -116,9 +145,16 @@ class Database:
         return await asyncio.get_running_loop().run_in_executor(self._readers, job, *args)
 
     def close(self) -> None:
-        self._writer.shutdown(wait=True)
+        self._writer.close()
         self._readers.shutdown(wait=True)
         self._engine.dispose()
+
+
+class _Here(threading.local):
+    """The transaction that this thread's jobs share, if they do."""
+
+    conn: sa.Connection | None = None
+    when_durable: list[Callable[[], None]]
 
 
 def _url(target: str | Path, *, read_only: bool) -> sa.URL:

@@ -24,11 +24,22 @@ __all__ = [
     "rows_named",
     "standing_of",
     "write_standing",
+    "write_standings",
 ]
 
 _STANDING = Standing.__struct_fields__
 _MANY = 500  # ids in one IN (...): SQLite's limit is far above, PostgreSQL's plans stay small
 _EVENTS = 0x67616E67_00000002
+
+# Made once: SQLAlchemy needs longer to put a query together than SQLite to answer it.
+_ONE = sa.select(sessions).where(sessions.c.session_id == sa.bindparam("id")).with_for_update()
+_WRITE = sa.update(sessions).where(sessions.c.position == sa.bindparam("here"))
+_DUE = (
+    sa.select(sessions.c.position)
+    .where(WAITING, sessions.c.ready_at <= sa.bindparam("now"))
+    .with_for_update(skip_locked=True)
+)
+_ADD_EVENTS = sa.insert(events)
 
 
 class Unit:
@@ -68,7 +79,7 @@ def append_events(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
     """
     if conn.dialect.name == "postgresql":
         conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_EVENTS)))
-    conn.execute(sa.insert(events), rows)
+    conn.execute(_ADD_EVENTS, rows)
 
 
 def locked_rows(unit: Unit, where: Any, *, skip_locked: bool = False) -> Sequence[sa.RowMapping]:
@@ -83,8 +94,7 @@ def locked_rows(unit: Unit, where: Any, *, skip_locked: bool = False) -> Sequenc
 
 def let_in(unit: Unit) -> int:
     """Let those into the queue that waited long enough after a fault; gives how many."""
-    query = sa.select(sessions.c.position).where(WAITING, sessions.c.ready_at <= unit.now)
-    due = unit.conn.execute(query.with_for_update(skip_locked=True)).scalars().all()
+    due = unit.conn.execute(_DUE, {"now": unit.now}).scalars().all()
     for start in range(0, len(due), _MANY):
         some = sessions.c.position.in_(due[start : start + _MANY])
         unit.conn.execute(sa.update(sessions).where(some).values(ready_at=None))
@@ -97,10 +107,12 @@ def queue(*columns: Any) -> sa.Select[*tuple[Any, ...]]:
     return sa.select(*columns).where(IN_QUEUE).order_by(*place)
 
 
+_HEAD = queue(sessions).limit(sa.bindparam("many", type_=sa.Integer)).with_for_update(skip_locked=True)
+
+
 def queued_rows(unit: Unit, limit: int) -> Sequence[sa.RowMapping]:
     """The head of the queue, without those that another transaction is taking."""
-    query = queue(sessions).limit(limit).with_for_update(skip_locked=True)
-    return unit.conn.execute(query).mappings().all()
+    return unit.conn.execute(_HEAD, {"many": limit}).mappings().all()
 
 
 def rows_named(unit: Unit, session_ids: Sequence[str]) -> list[sa.RowMapping]:
@@ -113,10 +125,10 @@ def rows_named(unit: Unit, session_ids: Sequence[str]) -> list[sa.RowMapping]:
 
 def one_row(unit: Unit, session_id: str) -> sa.RowMapping:
     """Raises: NotFound."""
-    rows = locked_rows(unit, sessions.c.session_id == session_id)
-    if not rows:
+    row = unit.conn.execute(_ONE, {"id": session_id}).mappings().one_or_none()
+    if row is None:
         raise NotFound(f"no session {session_id!r}.")
-    return rows[0]
+    return row
 
 
 def standing_of(row: sa.RowMapping) -> Standing:
@@ -126,7 +138,16 @@ def standing_of(row: sa.RowMapping) -> Standing:
 
 
 def write_standing(unit: Unit, row: sa.RowMapping, after: Standing, **columns: Any) -> None:
-    values = {name: getattr(after, name) for name in _STANDING}
-    values["failure"] = None if after.failure is None else msgspec.json.encode(after.failure).decode()
-    query = sa.update(sessions).where(sessions.c.position == row["position"])
-    unit.conn.execute(query.values(**values, **columns))
+    write_standings(unit, [(row, after)], **columns)
+
+
+def write_standings(unit: Unit, moved: Sequence[tuple[sa.RowMapping, Standing]], **columns: Any) -> None:
+    """columns: more of each row, the same for all."""
+    if moved:
+        unit.conn.execute(_WRITE, [_values(after) | columns | {"here": row["position"]} for row, after in moved])
+
+
+def _values(standing: Standing) -> dict[str, Any]:
+    values = {name: getattr(standing, name) for name in _STANDING}
+    values["failure"] = None if standing.failure is None else msgspec.json.encode(standing.failure).decode()
+    return values

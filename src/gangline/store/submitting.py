@@ -150,11 +150,14 @@ class _Turns:
         return self._conn.scalar(sa.select(sa.func.max(sessions.c.turn)).where(mine)) or 0
 
 
+_BEHIND = sa.and_(turns.c.priority == sa.bindparam("of"), turns.c.turn < sa.bindparam("to"))
+_MOVE_ON = sa.update(turns).where(_BEHIND).values(turn=sa.bindparam("to"))
+
+
 def remember_turns(unit: Unit, leased: Sequence[sa.RowMapping]) -> None:
     """Move on to the turns of what was leased."""
     latest: dict[int, int] = {}
     for row in leased:
         latest[row["priority"]] = max(row["turn"], latest.get(row["priority"], 0))
-    for priority, turn in sorted(latest.items()):
-        behind = sa.and_(turns.c.priority == priority, turns.c.turn < turn)
-        unit.conn.execute(sa.update(turns).where(behind).values(turn=turn))
+    if latest:
+        unit.conn.execute(_MOVE_ON, [{"of": priority, "to": turn} for priority, turn in sorted(latest.items())])

@@ -36,6 +36,7 @@ from gangline.store.rows import (
     rows_named,
     standing_of,
     write_standing,
+    write_standings,
 )
 from gangline.store.schema import LEASED, nodes, sessions, tasks
 from gangline.store.standing import Standing
@@ -100,7 +101,7 @@ class TaskStore(TaskReader):
             yield unit
             unit.flush()
         if unit.events:
-            self._on_events(unit.events)
+            self.database.when_durable(lambda: self._on_events(unit.events))
 
     # From the user's side.
 
@@ -139,13 +140,14 @@ class TaskStore(TaskReader):
         with self._unit() as unit:
             _meet_node(unit, node_id, url=url)
             let_in(unit)
-            claimed: list[tuple[sa.RowMapping, Standing]] = []
-            for row in queued_rows(unit, max_sessions):
-                after = standing.lease(standing_of(row), node_id=node_id, now=unit.now, lease_s=self.lease_s)
-                self._move(unit, row, after)
-                claimed.append((row, after))
+            now, lease_s = unit.now, self.lease_s
+            claimed = [
+                (row, standing.lease(standing_of(row), node_id=node_id, now=now, lease_s=lease_s))
+                for row in queued_rows(unit, max_sessions)
+            ]
+            write_standings(unit, claimed)
             remember_turns(unit, [row for row, _ in claimed])
-            return _leases(unit, claimed, self.lease_s)
+            return _leases(unit, claimed, lease_s)
 
     @repeated
     def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
@@ -162,7 +164,7 @@ class TaskStore(TaskReader):
             )
             self._take_back_unheard(unit, beat)
             rows = rows_named(unit, list(beat.sessions))
-            renewed = {str(row["session_id"]) for row in rows if self._renew(unit, row, beat)}
+            renewed = self._renew(unit, rows, beat)
             reported = {str(row["session_id"]) for row in rows if _is_reported(row, beat)}
             lost = set(beat.sessions) - renewed - reported
             return HeartbeatReply(renewed=tuple(sorted(renewed)), lost=tuple(sorted(lost)), lease_s=self.lease_s)
@@ -178,18 +180,22 @@ class TaskStore(TaskReader):
                 after = standing.release(standing_of(row), node_id=beat.node_id, fence=row["fence"])
                 self._move(unit, row, after, kind="session.released")
 
-    def _renew(self, unit: Unit, row: sa.RowMapping, beat: Heartbeat) -> bool:
-        fence, stage = beat.sessions[row["session_id"]]
-        before = standing_of(row)
-        after = standing.renew(
-            before, node_id=beat.node_id, fence=fence, stage=stage, now=unit.now, lease_s=self.lease_s
-        )
-        if after is None:
-            return False
-        write_standing(unit, row, after)
-        if before.stage != after.stage:
-            unit.emit("session.stage", row["task_id"], row["session_id"], node=beat.node_id, stage=stage)
-        return True
+    def _renew(self, unit: Unit, rows: Sequence[sa.RowMapping], beat: Heartbeat) -> set[str]:
+        """Gives the ids of those that the node still holds."""
+        renewed: list[tuple[sa.RowMapping, Standing]] = []
+        for row in rows:
+            fence, stage = beat.sessions[row["session_id"]]
+            before = standing_of(row)
+            after = standing.renew(
+                before, node_id=beat.node_id, fence=fence, stage=stage, now=unit.now, lease_s=self.lease_s
+            )
+            if after is None:
+                continue
+            renewed.append((row, after))
+            if before.stage != after.stage:
+                unit.emit("session.stage", row["task_id"], row["session_id"], node=beat.node_id, stage=stage)
+        write_standings(unit, renewed)
+        return {str(row["session_id"]) for row, _ in renewed}
 
     @repeated
     def release(self, node_id: str, session_id: str, fence: int) -> None:
@@ -223,9 +229,7 @@ class TaskStore(TaskReader):
                     f"{result.session_id!r} was leased for task {row['task_id']!r}, attempt {before.attempt}."
                 )
             keep()
-            size = tasks.c.result_bytes + num_bytes
-            unit.conn.execute(sa.update(tasks).where(tasks.c.task_id == result.task_id).values(result_bytes=size))
-            self._move(unit, row, after, reward=result.reward, result_attempt=result.attempt)
+            self._move(unit, row, after, num_bytes=num_bytes, reward=result.reward, result_attempt=result.attempt)
             return ResultReceipt(accepted=True, state=after.state)
 
     # From the server's own side.
@@ -272,9 +276,13 @@ class TaskStore(TaskReader):
         *,
         kind: str = "session.requeued",
         ends_task: TaskState = "ended",
+        num_bytes: int = 0,
         **columns: Any,
     ) -> None:
-        """Write where the session now stands, say so, and end its task with its last session."""
+        """Write where the session now stands, say so, and end its task with its last session.
+
+        num_bytes: of a result that was stored for it.
+        """
         if after is None:
             return
         session_id, task_id = row["session_id"], row["task_id"]
@@ -290,29 +298,22 @@ class TaskStore(TaskReader):
                 reward=columns.get("reward"),
                 **_why(after.failure),
             )
-            self._close_one(unit, task_id, ends_task)
-        elif after.state == "leased":
-            write_standing(unit, row, after)
-            _start_task(unit, task_id)
-            unit.emit(
-                "session.leased", task_id, session_id, node=after.node_id, attempt=after.attempt, fence=after.fence
-            )
+            if _count(unit, task_id, num_ended=1, num_bytes=num_bytes) == 0:
+                self._end_task(unit, task_id, ends_task)
         else:
             write_standing(unit, row, after)
+            if num_bytes:
+                _count(unit, task_id, num_bytes=num_bytes)
             why = _why(after.failure) if kind == "session.requeued" else {}
             if after.ready_at is not None:
                 why["ready_at"] = after.ready_at
             unit.emit(kind, task_id, session_id, node=after.node_id, attempt=after.attempt, **why)
 
-    def _close_one(self, unit: Unit, task_id: str, ends_task: TaskState) -> None:
-        query = sa.update(tasks).where(tasks.c.task_id == task_id).values(num_open=tasks.c.num_open - 1)
-        if unit.conn.scalar(query.returning(tasks.c.num_open)) != 0:
-            return
-        unit.conn.execute(
-            sa.update(tasks).where(tasks.c.task_id == task_id).values(status=ends_task, ended_at=unit.now)
-        )
-        add_callback(unit.conn, task_view(unit.conn, task_id), now=unit.now, expiry_s=self._callback_expiry_s)
-        unit.emit("task.ended", task_id, status=ends_task)
+    def _end_task(self, unit: Unit, task_id: str, status: TaskState) -> None:
+        unit.conn.execute(_END_TASK, {"id": task_id, "status": status, "ended_at": unit.now})
+        if msgspec.json.decode(_body_of(unit, task_id)).get("callback_url"):
+            add_callback(unit.conn, task_view(unit.conn, task_id), now=unit.now, expiry_s=self._callback_expiry_s)
+        unit.emit("task.ended", task_id, status=status)
 
 
 def _why(failure: Failure | None) -> dict[str, Any]:
@@ -322,15 +323,36 @@ def _why(failure: Failure | None) -> dict[str, Any]:
     return {"boundary": failure.boundary, "code": failure.code, "message": failure.message[:_MAX_TOLD_CHARS]}
 
 
-def _start_task(unit: Unit, task_id: str) -> None:
-    waiting = sa.update(tasks).where(tasks.c.task_id == task_id, tasks.c.status == "queued")
-    if unit.conn.execute(waiting.values(status="running", started_at=unit.now)).rowcount:
-        unit.emit("task.started", task_id)
+# Made once, as in rows.py.
+_IT = tasks.c.task_id == sa.bindparam("id")
+_END_TASK = sa.update(tasks).where(_IT)
+_START_TASK = sa.update(tasks).where(_IT, tasks.c.status == "queued")
+_COUNT = (
+    sa.update(tasks)
+    .where(_IT)
+    .values(
+        num_open=tasks.c.num_open - sa.bindparam("num_ended"),
+        result_bytes=tasks.c.result_bytes + sa.bindparam("num_bytes"),
+    )
+    .returning(tasks.c.num_open)
+)
+_BODY = sa.select(tasks.c.body).where(_IT)
+_THESE = tasks.c.task_id.in_(sa.bindparam("ids", expanding=True))
+_BODIES = sa.select(tasks.c.task_id, tasks.c.status, tasks.c.body).where(_THESE)
+_HEARD = sa.update(nodes).where(nodes.c.node_id == sa.bindparam("id"))
+
+
+def _count(unit: Unit, task_id: str, *, num_ended: int = 0, num_bytes: int = 0) -> int:
+    """Gives how many sessions of the task are still open."""
+    return unit.conn.scalar(_COUNT, {"id": task_id, "num_ended": num_ended, "num_bytes": num_bytes}) or 0
+
+
+def _body_of(unit: Unit, task_id: str) -> str:
+    return unit.conn.scalar(_BODY, {"id": task_id}) or "{}"
 
 
 def _meet_node(unit: Unit, node_id: str, **told: Any) -> None:
-    known = sa.update(nodes).where(nodes.c.node_id == node_id).values(last_seen_at=unit.now, **told)
-    if unit.conn.execute(known).rowcount:
+    if unit.conn.execute(_HEARD, {"id": node_id, "last_seen_at": unit.now, **told}).rowcount:
         return
     blank = {"capacity": 0, "draining": False, "backends": "[]", "metrics": "{}"}
     first = {"node_id": node_id, "first_seen_at": unit.now, "last_seen_at": unit.now}
@@ -345,19 +367,27 @@ def _is_reported(row: sa.RowMapping, beat: Heartbeat) -> bool:
 
 
 def _leases(unit: Unit, claimed: Sequence[tuple[sa.RowMapping, Standing]], lease_s: float) -> list[Lease]:
-    wanted = {row["task_id"] for row, _ in claimed}
-    found = unit.conn.execute(sa.select(tasks.c.task_id, tasks.c.body).where(tasks.c.task_id.in_(wanted)))
-    bodies = {task_id: msgspec.json.decode(body) for task_id, body in found}
-    return [
-        Lease(
-            session_id=row["session_id"],
-            task_id=row["task_id"],
-            sample_index=row["sample_index"],
-            attempt=after.attempt,
-            fence=after.fence,
-            expires_at=unit.now + lease_s,
-            lease_s=lease_s,
-            task=bodies[row["task_id"]],
-        )
-        for row, after in claimed
-    ]
+    """What a node is told of its sessions; tasks that had waited have begun."""
+    if not claimed:
+        return []
+    found = unit.conn.execute(_BODIES, {"ids": sorted({row["task_id"] for row, _ in claimed})}).all()
+    for task_id in sorted(row.task_id for row in found if row.status == "queued"):
+        if unit.conn.execute(_START_TASK, {"id": task_id, "status": "running", "started_at": unit.now}).rowcount:
+            unit.emit("task.started", task_id)
+    bodies = {row.task_id: msgspec.json.decode(row.body) for row in found}
+    return [_lease(unit, row, after, lease_s, bodies[row["task_id"]]) for row, after in claimed]
+
+
+def _lease(unit: Unit, row: sa.RowMapping, after: Standing, lease_s: float, task: dict[str, Any]) -> Lease:
+    session_id, task_id = row["session_id"], row["task_id"]
+    unit.emit("session.leased", task_id, session_id, node=after.node_id, attempt=after.attempt, fence=after.fence)
+    return Lease(
+        session_id=session_id,
+        task_id=task_id,
+        sample_index=row["sample_index"],
+        attempt=after.attempt,
+        fence=after.fence,
+        expires_at=unit.now + lease_s,
+        lease_s=lease_s,
+        task=task,
+    )
