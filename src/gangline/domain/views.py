@@ -159,6 +159,8 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     callbacks: dict[str, int]
     """callback state (pending, delivered, expired) -> how many."""
     nodes: tuple[NodeView, ...]
+    stage_ages_s: dict[str, float] = {}
+    """stage -> how long the session that is longest in it has been there; stages as in `stages`."""
     queued: dict[str, int] = {}
     """submitter -> sessions in the queue; the empty name is of requests that name none."""
     num_waiting: int = 0

@@ -139,7 +139,7 @@ class TaskReader:
         now = self._clock()
         with self.database.reading() as conn:
             oldest = conn.scalar(queue(sessions.c.created_at).limit(1))
-            stages = _counts(conn, sa.func.coalesce(sessions.c.stage, _LEASED_STAGE), LEASED)
+            stages, since = _stages(conn)
             queued = _counts(conn, sessions.c.submitter, QUEUED)
             # By these, as no index holds all states.
             states = {"leased": sum(stages.values()), "queued": sum(queued.values())}
@@ -150,6 +150,7 @@ class TaskReader:
                 tasks=_counts(conn, tasks.c.status),
                 sessions={state: count for state, count in states.items() if count},
                 stages=stages,
+                stage_ages_s={stage: max(0.0, now - at) for stage, at in since.items()},
                 oldest_queued_s=None if oldest is None else max(0.0, now - oldest),
                 callbacks=_counts(conn, outbox.c.state),
                 nodes=_node_views(conn, now),
@@ -225,6 +226,14 @@ def _fields(row: sa.RowMapping, kind: type[msgspec.Struct]) -> dict[str, Any]:
 def _counts(conn: sa.Connection, key: Any, *where: Any) -> dict[str, int]:
     found = conn.execute(sa.select(key, sa.func.count()).where(*where).group_by(key))
     return {row[0]: row[1] for row in found}
+
+
+def _stages(conn: sa.Connection) -> tuple[dict[str, int], dict[str, float]]:
+    """stage -> how many leased sessions; stage -> since when the oldest of them is in it."""
+    stage = sa.func.coalesce(sessions.c.stage, _LEASED_STAGE)
+    since = sa.func.min(sa.func.coalesce(sessions.c.stage_at, sessions.c.leased_at))
+    found = conn.execute(sa.select(stage, sa.func.count(), since).where(LEASED).group_by(stage)).all()
+    return {name: count for name, count, _ in found}, {name: at for name, _, at in found}
 
 
 def _count(conn: sa.Connection, table: sa.Table, *where: Any) -> int:
