@@ -267,9 +267,12 @@ class ServerClient(_HttpClient):
         body = msgspec.json.encode({"session_id": session_id, "fence": fence})
         await self._json("POST", f"/v1/nodes/{node_id}/release", dict[str, Any], body=body)
 
-    async def post_result(self, result: SessionResult) -> ResultReceipt:
-        """Report the end of an attempt; stored on return. Raises: NotFound, LeaseLost, DiskFull."""
-        body = await asyncio.to_thread(encode_msgpack, result)
+    async def post_result(self, result: SessionResult, data: bytes | None = None) -> ResultReceipt:
+        """Report the end of an attempt; stored on return. Raises: NotFound, LeaseLost, DiskFull.
+
+        data: the result's own MessagePack where the caller has it already.
+        """
+        body = await asyncio.to_thread(encode_msgpack, result) if data is None else data
         path = f"/v1/sessions/{result.session_id}/result"
         return await self._json(
             "POST", path, ResultReceipt, body=body, content_type=_MSGPACK, wait_s=9 * self._timeout_s

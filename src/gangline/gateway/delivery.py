@@ -35,11 +35,7 @@ class Delivery:
     async def deliver(self, result: SessionResult) -> None:
         """Returns when the server has stored the result, or has said that it wants it no more."""
         path = self._folder / f"{result.session_id}.{result.attempt}.msgpack"
-        try:
-            await asyncio.to_thread(_write, path, encode_msgpack(result))
-        except OSError as error:  # the server may still have room for it; the journal has the completions
-            log.error("result.not_saved_locally session=%s message=%s", result.session_id, error)
-        await self._post(result, path)
+        await self._post(result, await asyncio.to_thread(_saved, path, result), path)
 
     def leftover(self) -> list[AttemptKey]:
         """Attempts whose finished results an earlier life of this node did not deliver."""
@@ -47,18 +43,19 @@ class Delivery:
 
     async def deliver_leftover(self, key: AttemptKey) -> None:
         path = self._folder / f"{key.session_id}.{key.attempt}.msgpack"
-        await self._post(decode_msgpack(await asyncio.to_thread(path.read_bytes), SessionResult), path)
+        data = await asyncio.to_thread(path.read_bytes)
+        await self._post(decode_msgpack(data, SessionResult), data, path)
 
     @staticmethod
     def _key(path: Path) -> AttemptKey:
         session_id, attempt = path.stem.rsplit(".", 1)
         return AttemptKey(session_id, int(attempt))
 
-    async def _post(self, result: SessionResult, path: Path) -> None:
+    async def _post(self, result: SessionResult, data: bytes, path: Path) -> None:
         wait_s = 0.2
         while True:
             try:
-                await self._client.post_result(result)
+                await self._client.post_result(result, data)
                 log.info("result.delivered session=%s attempt=%d", result.session_id, result.attempt)
                 break
             except (LeaseLost, NotFound) as error:
@@ -82,6 +79,16 @@ def _set_aside(path: Path) -> None:
     refused.mkdir(exist_ok=True)
     if path.exists():
         path.replace(refused / path.name)
+
+
+def _saved(path: Path, result: SessionResult) -> bytes:
+    """The result's MessagePack, on the disk if there is room."""
+    data = encode_msgpack(result)
+    try:
+        _write(path, data)
+    except OSError as error:  # the server may still have room for it; the journal has the completions
+        log.error("result.not_saved_locally session=%s message=%s", result.session_id, error)
+    return data
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -62,7 +62,19 @@ def answer_json(record: Any) -> web.Response:
 
 
 def wants_msgpack(request: web.Request) -> bool:
-    return MSGPACK in request.headers.get("Accept", "")
+    """Whether `Accept` names MessagePack, and does not like JSON better."""
+    weights = dict(_weighted(part) for part in request.headers.get("Accept", "").split(","))
+    return 0.0 < weights.get(MSGPACK, 0.0) >= weights.get("application/json", 0.0)
+
+
+def _weighted(part: str) -> tuple[str, float]:
+    """A media type of `Accept` and its weight; one that cannot be read weighs nothing."""
+    kind, *parameters = (piece.strip().lower() for piece in part.split(";"))
+    weight = next((name[2:] for name in parameters if name.startswith("q=")), "1")
+    try:
+        return kind, float(weight)
+    except ValueError:
+        return kind, 0.0
 
 
 def path_id(request: web.Request, what: str) -> str:

@@ -225,13 +225,13 @@ class RolloutService:
 
         Raises: msgspec.ValidationError, InvalidRequest, NotFound, LeaseLost, StoreError, DiskFull.
         """
-        result = await asyncio.to_thread(decode_msgpack, data, SessionResult)
+        return await asyncio.to_thread(self._store_result, session_id, data)
+
+    def _store_result(self, session_id: str, data: bytes) -> ResultReceipt:
+        # On one thread, so that a caller who leaves half-way leaves nothing half-done.
+        result = decode_msgpack(data, SessionResult)
         if result.session_id != session_id:
             raise Conflict(f"the result is of session {result.session_id!r}, it was sent to {session_id!r}.")
-        return await asyncio.to_thread(self._store_result, result, data)
-
-    def _store_result(self, result: SessionResult, data: bytes) -> ResultReceipt:
-        # On one thread, so that a caller who leaves half-way leaves nothing half-done.
         staged = self.results.stage(result, data)
         try:
             return self.store.run_blocking(self.store.report, result, staged.keep, len(data))
