@@ -61,15 +61,15 @@ class Server(Protocol):
 
 
 class SqlServer:
-    """The real store, opened again after each crash."""
+    """The real store, over SQLite or PostgreSQL, opened again after each crash."""
 
-    def __init__(self, path: Path, clock: Clock, lease_s: float) -> None:
-        self._path, self._clock, self._lease_s = path, clock, lease_s
+    def __init__(self, target: str | Path, clock: Clock, lease_s: float) -> None:
+        self._target, self._clock, self._lease_s = target, clock, lease_s
         self._open()
 
     def _open(self) -> None:
         self._store = TaskStore(
-            self._path,
+            self._target,
             clock=self._clock,
             lease_s=self._lease_s,
             retry_base_s=RETRY_BASE_S,

@@ -6,7 +6,7 @@ same. After `CHAOS_S` seconds nothing goes wrong any more, and all that was acce
 
 Invariants, checked as it goes and at the end:
 - Each session ends once, every task ends, and a session's outcome is that of the result that was kept for it.
-- No lease is held twice: each has a higher fence than any before, and only the newest one's report is accepted, once.
+- No lease is held twice: each has a higher fence than any before, and only the newest one is renewed, or reported for.
 - No result is lost: what a node was told is accepted was kept; what it was not told, it sends until it is.
 - No callback is unsent: every task has one, which arrives, under one key, with the outcomes of the end.
 """
@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from gangline.domain.errors import Failure, LeaseLost
-from gangline.domain.session import HeartbeatReply, Lease, SessionResult
+from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.store.outbox import Callback, next_try_at
 from service import beat, engine_down, request, result
-from simulated_servers import Crash, Server
+from simulated_servers import Crash, Ended, Server
 
 __all__ = ["LEASE_S", "World"]
 
@@ -158,6 +158,12 @@ class World:
             self.fences[lease.session_id] = lease.fence
         return leases
 
+    def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        reply = self.server.heartbeat(beat)
+        for session_id in reply.renewed:
+            assert beat.sessions[session_id][0] == self.fences[session_id], "only the newest lease is renewed"
+        return reply
+
     def report(self, told: SessionResult) -> None:
         """Raises: LeaseLost, Crash."""
         slot = (told.session_id, told.attempt)
@@ -239,25 +245,38 @@ class World:
         )
 
     def _check_end(self) -> None:
-        sessions, ends = self.server.sessions(), self.server.num_ends()
+        sessions = self.server.sessions()
         assert sessions
+        assert self.submitted <= {session.task_id for session in sessions.values()}
+        self._each_session_ended_once(sessions)
+        self._no_result_is_lost(sessions)
+        self._no_callback_is_unsent(sessions)
+
+    def _each_session_ended_once(self, sessions: dict[str, Ended]) -> None:
+        ends = self.server.num_ends()
         for session_id, session in sessions.items():
             assert session.state == "ended", f"{session_id} never ended"
             assert ends[session_id] == 1, f"{session_id} ended {ends[session_id]} times"
+
+    def _no_result_is_lost(self, sessions: dict[str, Ended]) -> None:
+        assert not any(node.outgoing for node in self.nodes), "a node still has a result that nobody answered"
+        for session_id, session in sessions.items():
             if session.outcome == "cancelled" or session.failure_code == "lease_expired":
                 continue
             final = self.kept[session_id, session.result_attempt or 0]
             assert (final.outcome, final.attempt) == (session.outcome, session.attempt)
             assert self.accepted.get((session_id, final.attempt), final) == final
+        for slot, told in self.accepted.items():
+            assert self.kept[slot] == told, f"what was accepted of {slot} is gone"
+
+    def _no_callback_is_unsent(self, sessions: dict[str, Ended]) -> None:
         tasks = {session.task_id for session in sessions.values()}
-        assert self.submitted <= tasks
         assert Counter(self.server.callbacks()) == Counter((f"{task_id}:ended", "delivered") for task_id in tasks)
         for task_id in tasks:
             (body,) = self.arrived[f"{task_id}:ended"]
             outcomes = msgspec.json.decode(body)["outcomes"]
             here = [session.outcome for session in sessions.values() if session.task_id == task_id]
             assert sorted(outcomes) == sorted(map(str, here))
-        assert not any(node.outgoing for node in self.nodes), "a node still has a result that nobody answered"
 
 
 class SimulatedNode:
@@ -277,7 +296,7 @@ class SimulatedNode:
             return
         life, node_id, room = self.life, self.node_id, 3 - len(self.running)
         now_held = beat(self.running.values(), node_id)
-        self.world.ask(lambda: self.world.server.heartbeat(now_held), lambda reply: self._drop(life, now_held, reply))
+        self.world.ask(lambda: self.world.heartbeat(now_held), lambda reply: self._drop(life, now_held, reply))
         if room > 0:
             self.world.ask(lambda: self.world.lease(node_id, room), lambda leases: self._begin(life, leases))
         for told in self.outgoing.values():

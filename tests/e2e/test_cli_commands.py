@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +78,27 @@ def test_a_wrong_task_is_refused_before_anything_is_sent(up: UpProcess) -> None:
     assert done.returncode == 2
     assert "num_sample" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_tasks_and_sessions_are_listed_page_by_page_and_by_what_they_are(up: UpProcess) -> None:
+    for name in ("list-a", "list-b"):
+        task = shell_task("true", task_id=name, num_samples=2, submitter="lister")
+        assert gangline("submit", "-", "--wait", "--data", up.data, stdin=task).returncode == 0
+
+    def listed(*wanted: str) -> dict[str, Any]:
+        return json.loads(gangline("list", *wanted, "--submitter", "lister", "--json", "--data", up.data).stdout)
+
+    assert [task["task_id"] for task in listed("tasks", "--status", "ended")["tasks"]] == ["list-b", "list-a"]
+    page = listed("sessions", "--state", "ended", "--outcome", "completed", "--limit", "3")
+    rest = listed("sessions", "--before", str(page["next"]))
+    found = [session["session_id"] for session in (*page["sessions"], *rest["sessions"])]
+    assert found == ["list-b.1", "list-b.0", "list-a.1", "list-a.0"]
+    assert listed("sessions", "--outcome", "infra_error")["sessions"] == []
+    shown = gangline("list", "tasks", "--submitter", "lister", "--limit", "1", "--data", up.data)
+    assert "list-b" in shown.stdout
+    assert "--before" in shown.stderr
+    refused = gangline("list", "sessions", "--state", "gone", "--data", up.data)
+    assert (refused.returncode, "queued" in refused.stderr) == (2, True)
 
 
 def test_watching_a_task_tells_its_events_and_ends_with_it(up: UpProcess) -> None:

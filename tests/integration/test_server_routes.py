@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from gangline.client import ServerClient
@@ -23,6 +24,8 @@ from gangline.domain.errors import (
     Unauthorized,
     UnknownPlugin,
 )
+from gangline.domain.lifecycle import STAGES, Stage
+from gangline.domain.tokens import decode_msgpack
 from gangline.server.run import serve, serving
 from service import NODE_URL, FakeNode, any_plugin, beat, engine_down, request, result
 
@@ -102,6 +105,33 @@ async def test_tasks_are_listed_in_pages_newest_first(client: ServerClient):
     rest = await client.tasks(limit=5, before=first.next)
     assert ([task.task_id for task in rest.tasks], rest.next) == (["t2", "t1", "t0"], None)
     assert [task.task_id for task in (await client.tasks(status="cancelled")).tasks] == ["t3"]
+
+
+@pytest.mark.parametrize(
+    ("accept", "told"),
+    [
+        (None, "application/json"),
+        ("*/*", "application/json"),
+        ("application/json", "application/json"),
+        ("application/msgpack", "application/msgpack"),
+        ("application/json;q=0.5, application/msgpack", "application/msgpack"),
+        ("application/msgpack;q=0.5, application/json", "application/json"),
+        ("application/msgpack;q=0", "application/json"),
+    ],
+)
+async def test_results_come_in_the_form_that_was_asked_for(
+    client: ServerClient, node: FakeNode, accept: str | None, told: str
+):
+    await client.submit(request(num_samples=1))
+    await node.finish(await node.lease(), reward=0.25)
+    headers = {"Authorization": f"Bearer {TOKEN}"} | ({} if accept is None else {"Accept": accept})
+    async with aiohttp.ClientSession(headers=headers) as http:
+        for path in ("/v1/tasks/t/result", "/v1/sessions/t.0/result"):
+            async with http.get(client.url + path) as answer:
+                assert (answer.status, answer.content_type) == (200, told)
+                data = await answer.read()
+        decoded = msgspec.json.decode(data) if told == "application/json" else decode_msgpack(data, dict)
+        assert decoded["reward"] == 0.25
 
 
 async def test_a_long_poll_for_work_is_answered_when_a_task_comes(client: ServerClient, node: FakeNode):
@@ -200,6 +230,43 @@ async def test_a_cancelled_task_frees_its_node_and_its_waiters(client: ServerCli
     assert (await client.cancel("t")).ended_at == cancelled.ended_at
 
 
+@pytest.mark.parametrize("stage", [None, *STAGES])
+async def test_a_session_is_cancelled_at_whatever_stage_it_is(
+    client: ServerClient, node: FakeNode, stage: Stage | None
+):
+    await client.submit(request(num_samples=3))
+    gone, *going_on = await node.lease()
+    if stage is not None:
+        await node.beat([gone, *going_on], stage=stage)
+    cancelled = await client.cancel_session(gone.session_id)
+    assert (cancelled.state, cancelled.outcome, cancelled.stage) == ("ended", "cancelled", None)
+    assert (await node.beat([gone, *going_on], stage=stage or "init")).lost == (gone.session_id,)
+    with pytest.raises(LeaseLost, match="it is ended"):
+        await node.finish([gone])
+    await node.finish(going_on)
+    task = await client.task("t")
+    assert (task.status, task.outcomes, task.rewards) == ("ended", {"cancelled": 1, "completed": 2}, (None, 1.0, 1.0))
+
+
+@pytest.mark.parametrize("stage", [None, *STAGES])
+async def test_a_group_is_cancelled_at_whatever_stages_its_sessions_are(
+    client: ServerClient, node: FakeNode, stage: Stage | None
+):
+    """One has ended, one is at the stage, one rests after a fault, one is queued."""
+    await client.submit(request(num_samples=4, callback_url="http://127.0.0.1:9/"))
+    first, second, third = await node.lease(max_sessions=3)
+    await node.finish([first])
+    await node.finish([second], **engine_down())
+    if stage is not None:
+        await node.beat([third], stage=stage)
+    cancelled = await client.cancel("t")
+    assert (cancelled.status, cancelled.outcomes) == ("cancelled", {"completed": 1, "cancelled": 3})
+    assert (await node.beat([third], stage=stage or "init")).lost == (third.session_id,)
+    status = await client.status()
+    assert (status.sessions, status.stages, status.num_waiting) == ({"ended": 4}, {}, 0)
+    assert (status.callbacks, await node.lease()) == ({"pending": 1}, [])
+
+
 async def test_one_session_can_be_cancelled_and_the_others_go_on(client: ServerClient, node: FakeNode):
     await client.submit(request())
     assert (await client.cancel_session("t.0")).outcome == "cancelled"
@@ -229,6 +296,7 @@ async def test_status_tells_of_nodes_and_queues(client: ServerClient, node: Fake
     (seen,) = status.nodes
     assert (seen.node_id, seen.url, seen.capacity, seen.num_sessions) == ("n1", NODE_URL, 8, 1)
     assert status.oldest_queued_s is not None
+    assert status.stage_ages_s.keys() == status.stages.keys()
 
 
 @pytest.mark.parametrize("path", ["/v1/tasks", "/v1/status", "/v1/events", "/openapi.json", "/v1/tasks/t/result"])

@@ -20,6 +20,7 @@ _COMMAND_MODULES = (
     "up",
     "submit",
     "status",
+    "listing",
     "watch",
     "show",
     "audit",
