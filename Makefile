@@ -34,7 +34,7 @@ help:
 	@echo "make test    all tests"
 	@echo "make test-vllm  tests on a real vLLM on this machine's CPU (3.5 GB in $(VLLM))"
 	@echo "make test-cluster  tests on a Ray cluster of several machines, all of them this one, over PostgreSQL"
-	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; three quarters of an hour)"
+	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; about an hour)"
 	@echo "make chaos   1,000 sessions through kills of everything (SESSIONS=N, SEED=N repeats; a quarter of an hour)"
 	@echo "make check   lint, format, types, layers"
 	@echo "make bench   measure; writes bench/results.json and docs/benchmarks.md"

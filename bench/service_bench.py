@@ -33,8 +33,8 @@ PICTURE = Path(__file__).parent.parent / "docs" / "images" / "service-flat.png"
 NUM_NOOP = 2_000
 SAMPLES = 8
 LEVELS = (100, 1_000, 10_000, 100_000)
-PROBE = 400
-REPEATS = 3
+PROBE = 200
+REPEATS = 5
 
 Figures = dict[str, dict[str, Any]]
 
@@ -112,15 +112,17 @@ async def submit_10k(folder: Path) -> Figures:
 
 
 async def flatness(folder: Path) -> Figures:
-    """Sessions are added up to each level (submitted and cancelled, which stores them just so), then some are lived."""
-    costs_ms: dict[int, float] = {}
-    async with served("server", folder / "flat") as server, ServerClient(server.url, None) as client:
-        stored = 0
-        for level in LEVELS:
-            stored = await _fill(client, stored, level)
-            costs_ms[level] = min([await _cost_ms(client, server, f"{level}-{turn}") for turn in range(REPEATS)])
-            stored += REPEATS * PROBE
-            print(f"  {level}: {costs_ms[level]:.2f} ms", file=sys.stderr, flush=True)
+    """A server for each level, filled (submitted and cancelled, which stores sessions just so) and warmed up; then some
+    sessions are lived on each in turn, so that what else the machine does meanwhile falls on all of them.
+    """
+    turns_ms: dict[int, list[float]] = {level: [] for level in LEVELS}
+    async with AsyncExitStack() as stack:
+        levels = {level: await _at_level(stack, folder / f"flat-{level}", level) for level in LEVELS}
+        for turn in range(REPEATS):
+            for level, (server, client) in levels.items():
+                turns_ms[level].append(await _cost_ms(client, server, f"{level}-{turn}"))
+            print("  " + ", ".join(f"{turns[-1]:.2f}" for turns in turns_ms.values()), file=sys.stderr, flush=True)
+    costs_ms = {level: min(turns) for level, turns in turns_ms.items()}
     _draw(costs_ms)
     told = ", ".join(f"{level:,}: {cost:.2f} ms" for level, cost in costs_ms.items())
     note = f"server's processor time for a session's life (submit, lease, heartbeat, result), best of {REPEATS}; {told}"
@@ -128,13 +130,18 @@ async def flatness(folder: Path) -> Figures:
     return {"service.flat_ratio_100_to_100k": {"value": round(value, 2), "unit": "ratio", "note": note}}
 
 
-async def _fill(client: ServerClient, stored: int, level: int) -> int:
-    while stored < level:
-        num = min(1000, level - stored)
-        await client.submit(task(f"fill-{stored}", num))
-        await client.cancel(f"fill-{stored}")
-        stored += num
-    return stored
+async def _at_level(stack: AsyncExitStack, folder: Path, level: int) -> tuple[Served, ServerClient]:
+    server = await stack.enter_async_context(served("server", folder))
+    client = await stack.enter_async_context(ServerClient(server.url, None))
+    await _fill(client, level)
+    await _cost_ms(client, server, "warm-up")
+    return server, client
+
+
+async def _fill(client: ServerClient, level: int) -> None:
+    for start in range(0, level, 1000):
+        await client.submit(task(f"fill-{start}", min(1000, level - start)))
+        await client.cancel(f"fill-{start}")
 
 
 async def _cost_ms(client: ServerClient, server: Served, name: str) -> float:
