@@ -313,6 +313,10 @@ class NodeClient(_HttpClient):
     async def status(self) -> dict[str, Any]:
         return await self._json("GET", "/v1/status", dict[str, Any])
 
+    async def drain(self) -> dict[str, Any]:
+        """The node takes no more sessions, and ends with those that it has. Returns its status."""
+        return await self._json("POST", "/v1/drain", dict[str, Any])
+
     async def open_session(self, **request: Any) -> dict[str, Any]:
         """`session_id`, `api_key` and `base_urls`. Fields of `request`: docs/guides/external-sessions.md.
 

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from fixtures_proxy import served
+from fixtures_attempt import lease_of, node_parts
 from gangline.domain.session import Lease, SessionResult
 from gangline.gateway.attempt import Attempt, NodeParts
-from gangline.gateway.backends import BackendPool
 from gangline.gateway.gate import Gate
-from gangline.gateway.pools import Pools, PoolSizes
-from gangline.gateway.proxy import Proxy
-from gangline.store.journal import Journal
-from gangline.testing.scripted_engine import scripted_server
 
 AGENT = """
 import json, os, urllib.request
@@ -31,48 +22,11 @@ print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["conte
 """
 
 
-@asynccontextmanager
-async def _parts(folder: Path, gate: Gate) -> AsyncGenerator[NodeParts]:
-    async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(scripted_server({"rules": [{"pattern": ".", "text": "hi"}]}))
-        backends = BackendPool()
-        stack.push_async_callback(backends.close)
-        await backends.add(url)
-        proxy = Proxy()
-        node_url = await stack.enter_async_context(served(proxy))
-        journal = Journal.open(folder / "journal")
-        stack.push_async_callback(journal.close)
-        (folder / "runtimes").mkdir()
-        yield NodeParts(
-            node_id="n1",
-            owner="gltest",
-            runtimes_folder=folder / "runtimes",
-            backends=backends,
-            first_model="scripted",
-            proxy=proxy,
-            proxy_port=int(node_url.rpartition(":")[2]),
-            journal=journal,
-            pools=Pools(PoolSizes()),
-            gate=gate,
-        )
-
-
 def _lease(command: str, budget_s: float) -> Lease:
-    task: dict[str, Any] = {
-        "instruction": "say hi",
-        "timeout_seconds": budget_s,
-        "runtime": {"backend": "process", "prepare": [{"type": "write", "path": "agent.py", "content": AGENT}]},
-        "agent": {"harness": "shell", "settings": {"command": command}},
-    }
-    return Lease(
-        session_id="s1",
-        task_id="t1",
-        sample_index=0,
-        attempt=1,
-        fence=1,
-        expires_at=time.time() + 600,
-        lease_s=600,
-        task=task,
+    return lease_of(
+        timeout_seconds=budget_s,
+        runtime={"backend": "process", "prepare": [{"type": "write", "path": "agent.py", "content": AGENT}]},
+        agent={"harness": "shell", "settings": {"command": command}},
     )
 
 
@@ -87,7 +41,7 @@ async def _held(gate: Gate, parts: NodeParts, at_least_s: float) -> None:
 
 async def test_a_held_session_outlives_its_budget_and_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
     gate, budget_s = Gate(), 3.0
-    async with _parts(tmp_path, gate) as parts, asyncio.timeout(60):
+    async with node_parts(tmp_path, gate=gate) as parts, asyncio.timeout(60):
         await gate.pause("drain", 600)
         living = asyncio.create_task(Attempt(_lease("python3 agent.py", budget_s), parts).live())
         await _held(gate, parts, budget_s * 1.2)
@@ -102,7 +56,7 @@ async def test_a_held_session_outlives_its_budget_and_ends_as_if_nothing_had_bee
 
 async def test_what_is_not_spent_at_the_gate_still_ends_with_the_budget(tmp_path: Path) -> None:
     gate = Gate()
-    async with _parts(tmp_path, gate) as parts, asyncio.timeout(60):
+    async with node_parts(tmp_path, gate=gate) as parts, asyncio.timeout(60):
         await gate.pause("keep", 600)
         living = asyncio.create_task(Attempt(_lease("echo begun; python3 agent.py; sleep 600", 1.5), parts).live())
         await _held(gate, parts, 0.1)
@@ -118,7 +72,7 @@ async def test_what_is_not_spent_at_the_gate_still_ends_with_the_budget(tmp_path
 @pytest.mark.parametrize("override", [0.25])
 async def test_the_sampling_policies_of_task_and_node_reach_the_engine(tmp_path: Path, override: float) -> None:
     gate = Gate()
-    async with _parts(tmp_path, gate) as parts, asyncio.timeout(60):
+    async with node_parts(tmp_path, gate=gate) as parts, asyncio.timeout(60):
         lease = _lease("python3 agent.py", 30.0)
         task = lease.task | {"capture": {"sampling": {"temperature": {"override": override}}}}
         result = await Attempt(msgspec.structs.replace(lease, task=task), parts).live()

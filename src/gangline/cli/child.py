@@ -45,8 +45,12 @@ class Child:
         env: Mapping[str, str],
         port: int | None,
         ready_timeout_s: float = 120,
+        may_end: bool = False,
     ) -> None:
-        """`port`: to listen on, 0 is any free one; None for a child that listens nowhere itself."""
+        """
+        port: to listen on, 0 is any free one; None for a child that listens nowhere itself.
+        may_end: to end by itself and in order is no death, as of a node that was drained.
+        """
         self.name = name
         self.log_path = log_path
         self.url = ""
@@ -55,6 +59,7 @@ class Child:
         self._command, *self._arguments = arguments
         self._env = dict(env)
         self._ready_timeout_s = ready_timeout_s
+        self._may_end = may_end
         self._process: asyncio.subprocess.Process | None = None
         self._pump: asyncio.Task[None] | None = None
         self._started_at = 0.0
@@ -140,6 +145,11 @@ class Child:
     @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.returncode is None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended as it may, and is not missed."""
+        return self._may_end and self._process is not None and self._process.returncode == 0
 
     def terminate(self) -> None:
         """Ask it to clean up and end."""

@@ -29,6 +29,7 @@ _COMMAND_MODULES = (
     "doctor",
     "actions",
     "gate",
+    "drain",
     "backend",
     "engine",
     "server",

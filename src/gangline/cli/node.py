@@ -22,6 +22,19 @@ from gangline.cli.node_options import (
 from gangline.cli.output import DataOption, JsonOption, LogFormatOption
 from gangline.cli.running import find_server
 from gangline.cli.serving import HostOption, ParentOption, PublicUrlOption, serve
+from gangline.cli.stage_options import (
+    BreakerFaultsOption,
+    BreakerPauseOption,
+    HookOption,
+    HookTimeoutOption,
+    InitWorkersOption,
+    PostrunWorkersOption,
+    PrewarmWorkersOption,
+    ReadySlotsOption,
+    RunSlotsOption,
+    StageChoice,
+    StuckAfterOption,
+)
 from gangline.cli.tracing import traces_of
 from gangline.settings import Settings
 
@@ -47,10 +60,16 @@ def node(
     affinity_slack: AffinityOption = 0,
     capture: CaptureOption = "ids",
     sampling: SamplingOption = None,
-    run_slots: Annotated[int, typer.Option("--run-slots", min=1, help="Sessions whose agent runs at once.")] = 16,
-    ready_slots: Annotated[int, typer.Option("--ready-slots", min=1, help="Prepared sandboxes that wait to run.")] = 8,
-    init_workers: Annotated[int, typer.Option("--init-workers", min=1, help="Sandboxes prepared at once.")] = 4,
-    postrun_workers: Annotated[int, typer.Option("--postrun-workers", min=1, help="Sessions graded at once.")] = 4,
+    run_slots: RunSlotsOption = 16,
+    ready_slots: ReadySlotsOption = 8,
+    init_workers: InitWorkersOption = 4,
+    prewarm_workers: PrewarmWorkersOption = 2,
+    postrun_workers: PostrunWorkersOption = 4,
+    breaker_faults: BreakerFaultsOption = 8,
+    breaker_pause: BreakerPauseOption = 10,
+    stuck_after: StuckAfterOption = 60,
+    hook: HookOption = None,
+    hook_timeout: HookTimeoutOption = 60,
     host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 is any free one.")] = 0,
     public_url: PublicUrlOption = None,
@@ -60,14 +79,25 @@ def node(
 ) -> None:
     """Run a node: it leases sessions, runs them in sandboxes, and answers their model calls.
 
-    Prints one line of JSON with its url when it is ready, and serves until SIGTERM. The control token comes from
-    GANGLINE_TOKEN.
+    Prints one line of JSON with its url when it is ready, and serves until SIGTERM or `gangline drain`. The control
+    token comes from GANGLINE_TOKEN.
     """
     from gangline.gateway.node import reap
     from gangline.gateway.node import serve as serve_node
-    from gangline.gateway.pools import PoolSizes
 
     settings = Settings.from_environ()
+    stages = StageChoice(
+        run_slots=run_slots,
+        ready_slots=ready_slots,
+        init_workers=init_workers,
+        prewarm_workers=prewarm_workers,
+        postrun_workers=postrun_workers,
+        breaker_faults=breaker_faults,
+        breaker_pause=breaker_pause,
+        stuck_after=stuck_after,
+        hooks=tuple(hook or ()),
+        hook_timeout=hook_timeout,
+    )
     address = find_server(data, server)
     folder, name = data or settings.data_dir, node_id or f"node-{socket.gethostname()}"
     with traces_of("node", settings) as traces:
@@ -85,12 +115,7 @@ def node(
                 affinity_slack=affinity_slack,
                 capture=read_capture(capture),
                 sampling=read_policy(sampling),
-                sizes=PoolSizes(
-                    init_workers=init_workers,
-                    ready_slots=ready_slots,
-                    run_slots=run_slots,
-                    postrun_workers=postrun_workers,
-                ),
+                **stages.options(),
                 host=host,
                 port=port,
                 public_url=public_url,

@@ -2,7 +2,8 @@
 
 - Order: engine and server together, then the node; ended the other way round, so that the node can give back its
   sessions.
-- A child that dies is started again on the same port, later and later; one that keeps dying ends the service.
+- A child that dies is started again on the same port, later and later; one that keeps dying ends the service. A node
+  that was drained has not died.
 - Every way out stops every child: an error, a cancellation, `hurry` (at once). A `kill -9` of this process is
   answered by the kernel (see `serving.py`).
 """
@@ -65,6 +66,9 @@ class Supervisor:
         quick_deaths = 0
         while True:
             how = await child.wait()
+            if child.is_done:
+                _log.info("child.done child=%s", child.name)
+                return
             quick_deaths = quick_deaths + 1 if child.age_s() < _QUICK_LIFE_S else 1
             if quick_deaths >= _MAX_QUICK_DEATHS:
                 raise NodeError(

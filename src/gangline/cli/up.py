@@ -46,6 +46,19 @@ from gangline.cli.output import (
     read_log_format,
 )
 from gangline.cli.serving import PublicUrlOption
+from gangline.cli.stage_options import (
+    BreakerFaultsOption,
+    BreakerPauseOption,
+    HookOption,
+    HookTimeoutOption,
+    InitWorkersOption,
+    PostrunWorkersOption,
+    PrewarmWorkersOption,
+    ReadySlotsOption,
+    RunSlotsOption,
+    StageChoice,
+    StuckAfterOption,
+)
 from gangline.cli.storage_options import DatabaseOption, KeepDaysOption, KeepGbOption, ResultsOption, StorageChoice
 from gangline.domain.errors import InvalidRequest, NodeError, PortUnavailable
 from gangline.settings import Settings
@@ -100,7 +113,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Of a scripted engine."""
     control_token: str | None = None
     log_format: LogFormat = "text"
-    run_slots: int = 16
+    stages: StageChoice = StageChoice()
     engine_wait_s: float = 10.0
     """How long a running engine may take to answer at first."""
     capture: str = "ids"
@@ -187,7 +200,8 @@ async def bring_up(plan: Plan, supervisor: Supervisor, token: str) -> running.Ru
     options = _node_options(plan, engine_url)
     if plan.cluster is None:
         where = (*data, "--host", plan.host, "--id", _NODE_ID, "--server", server.url)
-        nodes = Child("node", ["node", *where, *options], log_path=_log_path(plan, "node"), env=env, port=0)
+        log_path = _log_path(plan, "node")
+        nodes = Child("node", ["node", *where, *options], log_path=log_path, env=env, port=0, may_end=True)
     else:
         where = (*data, "--server", _url_for_cluster(plan, server), *plan.cluster.arguments())
         nodes = Child(
@@ -213,7 +227,7 @@ def _node_options(plan: Plan, engine_url: str) -> tuple[str, ...]:
     """Of `gangline node`, wherever it runs."""
     return (
         *(argument for url in (engine_url, *plan.more_engines) for argument in ("--engine", url)),
-        *("--engine-wait", str(plan.engine_wait_s), "--run-slots", str(plan.run_slots)),
+        *("--engine-wait", str(plan.engine_wait_s), *plan.stages.arguments()),
         *("--engine-kind", plan.engine_kind, *_option("--engine-options", plan.engine_options)),
         *("--affinity-slack", str(plan.affinity_slack), *_option("--engine-key-env", plan.engine_key_env)),
         *("--capture", plan.capture, *_option("--sampling", plan.sampling)),
@@ -334,7 +348,16 @@ def up(
     engine_wait: Annotated[
         float, typer.Option("--engine-wait", help="Seconds a running engine may take to be up.")
     ] = 10,
-    run_slots: Annotated[int, typer.Option("--run-slots", min=1, help="Sessions whose agent runs at once.")] = 16,
+    run_slots: RunSlotsOption = 16,
+    ready_slots: ReadySlotsOption = 8,
+    init_workers: InitWorkersOption = 4,
+    prewarm_workers: PrewarmWorkersOption = 2,
+    postrun_workers: PostrunWorkersOption = 4,
+    breaker_faults: BreakerFaultsOption = 8,
+    breaker_pause: BreakerPauseOption = 10,
+    stuck_after: StuckAfterOption = 60,
+    hook: HookOption = None,
+    hook_timeout: HookTimeoutOption = 60,
     engine_key_env: EngineKeyOption = None,
     engine_kind: EngineKindOption = "auto",
     engine_options: EngineOptionsOption = None,
@@ -390,7 +413,18 @@ def up(
         tokenizer=tokenizer,
         control_token=settings.control_token,
         log_format=read_log_format(log_format),
-        run_slots=run_slots,
+        stages=StageChoice(
+            run_slots=run_slots,
+            ready_slots=ready_slots,
+            init_workers=init_workers,
+            prewarm_workers=prewarm_workers,
+            postrun_workers=postrun_workers,
+            breaker_faults=breaker_faults,
+            breaker_pause=breaker_pause,
+            stuck_after=stuck_after,
+            hooks=tuple(hook or ()),
+            hook_timeout=hook_timeout,
+        ),
         engine_wait_s=engine_wait,
         capture=capture,
         sampling=sampling,

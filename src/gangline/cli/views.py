@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 _SILENT_AFTER_S = 30.0
+_BREAKER = "breaker_open_"
 
 OUTCOME_COLOURS = {
     "completed": "green",
@@ -97,7 +98,13 @@ def groups_table(tasks: Sequence[TaskSummary | TaskView]) -> RenderableType:
 
 
 def node_state(node: NodeView) -> str:
-    return "draining" if node.draining else "silent" if node.age_s > _SILENT_AFTER_S else "up"
+    """What a node tells of itself: whether it takes sessions, and whether some hang."""
+    if node.age_s > _SILENT_AFTER_S:
+        return "drained" if node.draining else "silent"
+    broken = [name.removeprefix(_BREAKER) for name in node.metrics if name.startswith(_BREAKER)]
+    state = "draining" if node.draining else f"resting: {broken[0]} fails" if broken else "up"
+    stuck = int(node.metrics.get("num_stuck", 0))
+    return f"{state}, {stuck} stuck" if stuck else state
 
 
 def nodes_table(nodes: Sequence[NodeView]) -> RenderableType:

@@ -19,7 +19,8 @@
     │   └── EngineIncapable    no token ids, no log-probs: nothing trainable can come of it
     ├── RuntimeFault           the sandbox
     │   ├── RuntimeUnavailable this machine cannot run it; says what to install
-    │   └── RuntimeFailed      retryable: it did not start, or died
+    │   ├── RuntimeFailed      retryable: it did not start, or died
+    │   └── PrepareFailed      retryable: a command of the task that prepares it failed
     ├── HarnessError           the agent program
     ├── BuilderError
     ├── EvaluatorError
@@ -27,6 +28,7 @@
     │   └── DiskFull
     └── NodeError              ours
         ├── LeaseLost          the session was given to another node
+        ├── NodeDraining       retryable: the node ends with the sessions that it has
         ├── PortUnavailable    the address to listen on is taken, or not ours
         ├── ServerUnavailable  retryable: the rollout server does not answer
         └── ClusterUnavailable retryable: no Ray cluster answers
@@ -61,9 +63,11 @@ __all__ = [
     "InvalidRequest",
     "LeaseLost",
     "LimitExceeded",
+    "NodeDraining",
     "NodeError",
     "NotFound",
     "PortUnavailable",
+    "PrepareFailed",
     "RequestTimeout",
     "RuntimeFailed",
     "RuntimeFault",
@@ -218,6 +222,11 @@ class RuntimeFailed(RuntimeFault):
     retryable = True
 
 
+class PrepareFailed(RuntimeFault):
+    code = "prepare_failed"
+    retryable = True
+
+
 class HarnessError(GanglineError):
     boundary = "harness"
     code = "harness_error"
@@ -254,6 +263,11 @@ class LeaseLost(NodeError):
     code = "lease_lost"
     status = 409
     retryable = False
+
+
+class NodeDraining(NodeError):
+    code = "node_draining"
+    status = 409
 
 
 class PortUnavailable(NodeError):

@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,7 +32,15 @@ from gangline.domain.contracts import (
     RuntimeHandle,
     RuntimeStart,
 )
-from gangline.domain.errors import EvaluatorError, Failure, GanglineError, NodeError, RuntimeFailed
+from gangline.domain.errors import (
+    BuilderError,
+    EvaluatorError,
+    Failure,
+    GanglineError,
+    NodeError,
+    PrepareFailed,
+    RuntimeFailed,
+)
 from gangline.domain.ids import new_secret
 from gangline.domain.lifecycle import Outcome, Stage
 from gangline.domain.session import HarnessExit, Lease, SessionResult, StageTiming
@@ -51,8 +59,12 @@ __all__ = ["Attempt", "NodeParts"]
 
 log = logging.getLogger("gangline.node")
 
+_T = TypeVar("_T")
+
 MAX_LOG_BYTES = 256 << 10
 _KILL_GRACE_S = 15.0
+_STOP_S = 30.0
+"""What tearing a runtime down should take."""
 
 
 class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,12 +97,22 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
 class Attempt:
     """Run with `live()`, once. Cancelling it (a cancelled session, a lost lease) leaves nothing behind."""
 
-    def __init__(self, lease: Lease, parts: NodeParts, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        lease: Lease,
+        parts: NodeParts,
+        *,
+        clock: Callable[[], float] = time.time,
+        on_stage: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_stage` is called whenever the attempt is in another stage."""
         self.lease = lease
         self.key = AttemptKey(lease.session_id, lease.attempt)
         self.stage: Stage = "init"
-        self.entered_run = asyncio.Event()
-        """Set when the attempt leaves READY, or ends before."""
+        self.since = clock()
+        """When it came to this stage, or began to work at it. Unix time, UTC, seconds."""
+        self._on_stage = on_stage
+        self._budget_ends_at: float | None = None
         self._parts = parts
         self._clock = clock
         self._task = TaskRequest.model_validate(lease.task)
@@ -99,7 +121,6 @@ class Attempt:
         self._session: ModelSession | None = None
         self._fresh: asyncio.Task[RuntimeHandle] | None = None
         self._timings: list[StageTiming] = []
-        self._entered_at = clock()
         self._artifacts: dict[str, bytes] = {}
         self._outcome: Outcome = "infra_error"
         self._failure: Failure | None = None
@@ -108,17 +129,24 @@ class Attempt:
 
     async def live(self) -> SessionResult:
         """All four stages. Raises only CancelledError."""
-        pools = self._parts.pools
         try:
             await self._guard(self._init_and_run)
-            self.entered_run.set()
-            async with pools.postrun:
-                with self._in("postrun"):
-                    result = await self._postrun()
-            return result
+            self._move("postrun")
+            await self._settle_grader()
+            async with self._parts.pools.postrun:
+                with self._in("postrun", self._task.evaluation_timeout_seconds):
+                    return await self._postrun()
         finally:
-            self.entered_run.set()
+            self._move("postrun", _STOP_S)
             await _uncancelled(self._clean())
+            self._move("postrun")
+
+    def overdue_s(self) -> float | None:
+        """For how long its present work should have ended, by its budget; None while it waits, or has nothing to do."""
+        if self._budget_ends_at is None:
+            return None
+        held_s = self._session.meter.held_s if self._session is not None else 0.0
+        return max(0.0, time.monotonic() - self._budget_ends_at - held_s)
 
     async def _guard(self, step: Callable[[], Awaitable[None]]) -> None:
         """Turn what a step raises into the attempt's failure."""
@@ -138,14 +166,24 @@ class Attempt:
             *(*self.key, self.stage, failure.boundary, failure.code, failure.message),
         )
 
+    def _move(self, stage: Stage, budget_s: float | None = None) -> None:
+        """To another stage, or another part of it; `budget_s` is None where it waits its turn."""
+        self.stage, self.since = stage, self._clock()
+        self._allow(budget_s)
+        self._on_stage()
+
+    def _allow(self, budget_s: float | None) -> None:
+        """What begins now should be done by then."""
+        self._budget_ends_at = None if budget_s is None else time.monotonic() + budget_s
+
     @contextmanager
-    def _in(self, stage: Stage) -> Generator[None]:
-        self.stage, self._entered_at = stage, self._clock()
+    def _in(self, stage: Stage, budget_s: float | None = None) -> Generator[None]:
+        self._move(stage, budget_s)
         log.info("session.%s session=%s attempt=%d", stage, *self.key)
         try:
             yield
         finally:
-            self._timings.append(StageTiming(stage, self._entered_at, self._clock()))
+            self._timings.append(StageTiming(stage, self.since, self._clock()))
 
     # -- INIT ----------------------------------------------------------------------------------------------------
 
@@ -154,19 +192,22 @@ class Attempt:
         self._refuse_taken_id()
         opened = AttemptOpened(*self.key, self.lease.task_id, self.lease.fence)
         await self._parts.journal.open_attempt(opened)
+        budget_s = self._task.init_timeout_seconds
         async with pools.init:
-            with self._in("init"):
-                handle, launch = await _within(
-                    self._task.init_timeout_seconds, self._init(), RuntimeFailed("INIT ran out of its budget")
-                )
-        with self._in("ready"):
-            await pools.run.acquire()
-        try:
-            self.entered_run.set()
-            with self._in("run"):
+            with self._in("init", budget_s):
+                out_of_time = RuntimeFailed(f"INIT ran out of its budget of {budget_s:g} s")
+                handle, launch = await _within(budget_s, self._init(), out_of_time)
+        async with self._ready_for_run():
+            with self._in("run", self._task.timeout_seconds):
                 await self._run(handle, launch)
-        finally:
-            pools.run.release()
+
+    @asynccontextmanager
+    async def _ready_for_run(self) -> AsyncGenerator[None]:
+        """Wait in READY for a place in RUN, and keep it."""
+        async with AsyncExitStack() as place:
+            with self._in("ready"):
+                await place.enter_async_context(self._parts.pools.run)
+            yield
 
     def _refuse_taken_id(self) -> None:
         """Raises: NodeError when a caller's own session has the id here; another node may still take the lease."""
@@ -229,22 +270,23 @@ class Attempt:
         result = await handle.exec(action.command, timeout_s=action.timeout_seconds)
         if not result.ok:
             said = result.stderr[-1000:].decode(errors="replace")
-            raise RuntimeFailed(f"prepare action {action.command[:200]!r} {_ended(result)}: {said}")
+            raise PrepareFailed(f"prepare action {action.command[:200]!r} {_ended(result)}: {said}")
 
     # -- RUN -----------------------------------------------------------------------------------------------------
 
     async def _run(self, handle: RuntimeHandle, launch: Launch) -> None:
         assert self._session is not None
         task, session = self._task, self._session
-        if task.evaluator.refresh_runtime:
-            self._fresh_runtime()  # prepared while the agent runs
-        execution = asyncio.create_task(
+        if task.evaluator.refresh_runtime and self._parts.pools.prewarm.size:
+            self._fresh = self._begin("grader", self._prewarm())  # prepared while the agent runs
+        execution = self._begin(
+            "command",
             handle.exec(
                 launch.command,
                 env=launch.env,
                 stdin=launch.stdin,
                 max_output_bytes=MAX_LOG_BYTES,
-            )
+            ),
         )
         limit = asyncio.create_task(session.turn_limit_reached.wait())
         is_over = False
@@ -296,13 +338,16 @@ class Attempt:
         completions = await self._parts.journal.read(self.key)
         if completions:
             builder = plugins.make_builder(self._task.builder.strategy, self._task.builder.config)
+            budget_s = self._task.evaluation_timeout_seconds
+            building = asyncio.to_thread(
+                builder.build,
+                CompletionTree(completions),
+                session_id=self.lease.session_id,
+                task_id=self.lease.task_id,
+            )
             try:
-                trajectory = await asyncio.to_thread(
-                    builder.build,
-                    CompletionTree(completions),
-                    session_id=self.lease.session_id,
-                    task_id=self.lease.task_id,
-                )
+                out_of_time = BuilderError(f"no trajectory within the evaluation's budget of {budget_s:g} s")
+                trajectory = await _within(budget_s, building, out_of_time)
             except GanglineError as error:
                 self._fail(error.failure())
         reward, details = None, dict[str, Any]()
@@ -335,15 +380,58 @@ class Attempt:
             metadata=self._task.metadata,
         )
         budget_s = self._task.evaluation_timeout_seconds
+        if context.refresh_runtime:
+            self._allow(2 * self._task.init_timeout_seconds)
+            await asyncio.wait({self._fresh_runtime()})
+        self._allow(budget_s)
         return await _within(
             budget_s, evaluator.evaluate(context), EvaluatorError(f"no reward within its budget of {budget_s:g} s")
         )
 
+    async def _prewarm(self) -> RuntimeHandle:
+        """The clean runtime, while the agent runs. A start that fails is tried again: the agent's work hangs on it."""
+        async with self._parts.pools.prewarm:
+            try:
+                return await self._start_grader("grader")
+            except GanglineError as error:
+                log.warning("grader.failed session=%s attempt=%d message=%s", *self.key, error)
+                return await self._start_grader("grader.again")
+
+    async def _start_grader(self, role: str) -> RuntimeHandle:
+        budget_s = self._task.init_timeout_seconds
+        out_of_time = RuntimeFailed(f"the grader's clean runtime ran out of INIT's budget of {budget_s:g} s")
+        return await _within(budget_s, self._start_runtime(role, self._task.runtime), out_of_time)
+
     def _fresh_runtime(self) -> asyncio.Task[RuntimeHandle]:
         """The clean runtime, started once; awaiting it gives the handle."""
         if self._fresh is None:
-            self._fresh = asyncio.create_task(self._start_runtime("grader", self._task.runtime))
+            self._fresh = self._begin("grader", self._start_grader("grader"))
         return self._fresh
+
+    async def _settle_grader(self) -> None:
+        """Before a worker of POSTRUN is taken: the clean runtime is there, or gone where nothing will be graded.
+
+        What kept it from starting is told to the evaluator, when it asks.
+        """
+        if self._fresh is None:
+            return
+        if self._outcome == "infra_error":
+            await self._cancel_grader()
+        else:
+            await asyncio.wait({self._fresh})
+
+    async def _cancel_grader(self) -> None:
+        if self._fresh is None:
+            return
+        self._fresh.cancel()
+        await asyncio.wait({self._fresh})
+        if not self._fresh.cancelled() and self._fresh.exception() is None:
+            with suppress(GanglineError):  # it is stopped again with the others
+                await self._fresh.result().stop()
+
+    def _begin(self, what: str, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """A task whose name tells whose it is, and what it does."""
+        return asyncio.create_task(work, name=f"session.{self.lease.session_id} {what}")
 
     def _result(
         self,
@@ -365,7 +453,7 @@ class Attempt:
             harness_exit=self._exit,
             trajectory=trajectory,
             completions=completions,
-            timings=(*self._timings, StageTiming("postrun", self._entered_at, self._clock())),
+            timings=(*self._timings, StageTiming("postrun", self.since, self._clock())),
             artifacts=self._artifacts,
             limits=self._handles[0].limits() if self._handles else {},
         )
@@ -375,10 +463,7 @@ class Attempt:
             await self._session.fence("the session has ended")
             self._parts.proxy.remove(self.lease.session_id)
             self._parts.backends.release(self.lease.session_id)
-        if self._fresh is not None:
-            self._fresh.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await self._fresh
+        await self._cancel_grader()
         for handle in self._handles:
             try:
                 await handle.stop()
@@ -410,9 +495,6 @@ def _ended(result: ExecResult) -> str:
     if result.timed_out:
         return "ran out of time"
     return f"exited {result.exit_code}" if result.signal is None else f"was ended by signal {result.signal}"
-
-
-_T = TypeVar("_T")
 
 
 async def _within(seconds: float, work: Awaitable[_T], otherwise: GanglineError) -> _T:

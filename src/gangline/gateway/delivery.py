@@ -16,6 +16,7 @@ from gangline.client import ServerClient
 from gangline.domain.errors import GanglineError, LeaseLost, NotFound
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
+from gangline.gateway.hooks import Hooks
 from gangline.store.journal import AttemptKey, Journal
 
 __all__ = ["Delivery"]
@@ -26,8 +27,9 @@ _LONGEST_WAIT_S = 10.0
 
 
 class Delivery:
-    def __init__(self, folder: Path, client: ServerClient, journal: Journal) -> None:
+    def __init__(self, folder: Path, client: ServerClient, journal: Journal, hooks: Hooks | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._hooks = hooks or Hooks()
         self._folder = folder
         self._client = client
         self._journal = journal
@@ -35,7 +37,9 @@ class Delivery:
     async def deliver(self, result: SessionResult) -> None:
         """Returns when the server has stored the result, or has said that it wants it no more."""
         path = self._folder / f"{result.session_id}.{result.attempt}.msgpack"
-        await self._post(result, await asyncio.to_thread(_saved, path, result), path)
+        data = await asyncio.to_thread(_saved, path, result)
+        await self._hooks.run(result)
+        await self._post(result, data, path)
 
     def leftover(self) -> list[AttemptKey]:
         """Attempts whose finished results an earlier life of this node did not deliver."""
@@ -44,7 +48,9 @@ class Delivery:
     async def deliver_leftover(self, key: AttemptKey) -> None:
         path = self._folder / f"{key.session_id}.{key.attempt}.msgpack"
         data = await asyncio.to_thread(path.read_bytes)
-        await self._post(decode_msgpack(data, SessionResult), data, path)
+        result = decode_msgpack(data, SessionResult)
+        await self._post(result, data, path)  # first: its lease runs out
+        await self._hooks.run(result)
 
     @staticmethod
     def _key(path: Path) -> AttemptKey:

@@ -28,6 +28,7 @@ from gangline.domain.errors import (
     Conflict,
     Failure,
     GanglineError,
+    NodeDraining,
     NotFound,
     SessionOver,
     TooMany,
@@ -194,6 +195,8 @@ class ExternalSessions:
         self._max_open = max_open
         self._clock = clock
         self._sessions: dict[str, _Live] = {}
+        self._takes_more = True
+        self._one_ended = asyncio.Event()
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -240,6 +243,16 @@ class ExternalSessions:
             if live.session is not None:
                 await live.session.fence("the node is stopping")
 
+    def close_door(self) -> None:
+        """Open no more; those that are open go on. Idempotent."""
+        self._takes_more = False
+
+    async def all_ended(self) -> None:
+        """Returns when none is open."""
+        while self.num_open():
+            self._one_ended.clear()
+            await self._one_ended.wait()
+
     def num_open(self) -> int:
         return sum(live.session is not None for live in self._sessions.values())
 
@@ -248,8 +261,10 @@ class ExternalSessions:
     async def create(self, request: SessionRequest, origin: str, model: str) -> OpenedSession:
         """`origin`: how the caller reaches the node. `model`: the served one.
 
-        Raises: Conflict when the id is taken, TooMany, UnknownPlugin, InvalidRequest, StoreError.
+        Raises: Conflict when the id is taken, TooMany, UnknownPlugin, InvalidRequest, StoreError, NodeDraining.
         """
+        if not self._takes_more:
+            raise NodeDraining("this node takes no more sessions: open it on another node.")
         plugins.make_builder(request.builder.strategy, request.builder.config)
         session_id = request.session_id or new_id("session")
         if session_id in self._sessions or self._is_leased(session_id):
@@ -362,6 +377,7 @@ class ExternalSessions:
         self._release_engine(state.session_id)
         live.told.set()
         await self._journal.close_attempt(AttemptKey(state.session_id, _ATTEMPT))
+        self._one_ended.set()
         log.info("external.%s session=%s", status, state.session_id)
 
     # -- the agent's side ----------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from gangline.domain.lifecycle import STAGES
 from gangline.domain.node_numbers import NodeNumbers
 from gangline.domain.session import SessionResult
 from gangline.gateway.backends_records import BackendView
+from gangline.gateway.breaker import BreakerView
 from gangline.gateway.gate import Gate
 from gangline.telemetry.exposition import LoopLag, counted, exposition, gauge, new_registry
 
@@ -35,10 +36,18 @@ class NodeNow(msgspec.Struct, frozen=True, kw_only=True):
     """stage -> sessions in it."""
     sizes: Mapping[str, int]
     """pool -> its size."""
+    num_stuck: int = 0
+    """Sessions that stay longer than their budgets."""
+    breaker: BreakerView = BreakerView(state="closed")
     num_external: int
     """Open sessions of agents that run elsewhere."""
     backends: Sequence[BackendView]
     gate: Gate
+
+    def troubles(self) -> dict[str, float]:
+        """For the heartbeat: how many sessions hang, and at which boundary the breaker is open."""
+        broken = {} if self.breaker.state == "closed" else {f"breaker_open_{self.breaker.boundary}": 1.0}
+        return {"num_stuck": float(self.num_stuck)} | broken
 
 
 class _Totals(msgspec.Struct):
@@ -147,6 +156,12 @@ class NodeMetrics:
         gate = now.gate.state
         yield gauge("gangline_sessions", "Sessions on this node, by stage.", "stage", now.stages)
         yield gauge("gangline_pool_size", "Sizes of the stages' pools.", "pool", now.sizes)
+        yield GaugeMetricFamily("gangline_stuck_sessions", "Sessions that stay beyond their budgets.", now.num_stuck)
+        yield GaugeMetricFamily(
+            "gangline_breaker_open",
+            "1 while the node's own faults keep it from leasing.",
+            now.breaker.state != "closed",
+        )
         yield GaugeMetricFamily("gangline_external_sessions", "Open sessions of agents elsewhere.", now.num_external)
         yield GaugeMetricFamily("gangline_gate_closed", "1 while calls are held for a weight update.", gate.is_paused)
         yield GaugeMetricFamily("gangline_gate_calls_waiting", "Calls that the gate holds.", gate.num_waiting)

@@ -24,6 +24,7 @@ from gangline.gateway.attempt import NodeParts
 from gangline.gateway.backends import BackendPool
 from gangline.gateway.backends_memory import BackendMemory
 from gangline.gateway.backends_records import BackendSpec
+from gangline.gateway.breaker import Breaker
 from gangline.gateway.control import ControlRoute, answer, as_routes
 from gangline.gateway.control_backends import BackendRoutes
 from gangline.gateway.control_gate import GateRoutes
@@ -33,11 +34,13 @@ from gangline.gateway.delivery import Delivery
 from gangline.gateway.external import ExternalSessions
 from gangline.gateway.external_store import ExternalStore
 from gangline.gateway.heap import settle_heap
+from gangline.gateway.hooks import Hooks
 from gangline.gateway.metrics import NodeMetrics
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.pipeline import Pipeline
 from gangline.gateway.pools import Pools, PoolSizes
 from gangline.gateway.proxy import Proxy
+from gangline.gateway.watchdog import Watchdog
 from gangline.listening import listening
 from gangline.settings import local_url, reachable_url
 from gangline.store.actions import ActionLog
@@ -70,10 +73,14 @@ async def serve(
     port: int = 0,
     public_url: str | None = None,
     sizes: PoolSizes | None = None,
+    breaker: Breaker | None = None,
+    stuck_after_s: float = 60.0,
+    hooks: Sequence[str] = (),
+    hook_budget_s: float = 60.0,
     on_ready: Callable[[str], None] | None = None,
     on_result: Callable[[SessionResult], None] | None = None,
 ) -> None:
-    """Run a node until cancelled; its state is in `data_dir/nodes/<node_id>`.
+    """Run a node until cancelled, or until it is drained; its state is in `data_dir/nodes/<node_id>`.
 
     engine_urls: its backends at first; what is added and removed while it runs is remembered over restarts with these.
     engine_key_env: names the environment variable with the key that those engines ask for.
@@ -82,6 +89,8 @@ async def serve(
     public_url: how others reach the node; None is the address that it listens on, or the machine's name.
     capture: `text` accepts engines that report no token ids; what they answer cannot be trained on.
     sampling: the operator's policy, applied after a task's own.
+    stuck_after_s: how late a session may be, by its budget, before it is told as stuck.
+    hooks, hook_budget_s: see `Hooks`.
     on_result: told of each attempt that ended, on the event loop.
 
     Raises: EngineUnavailable when an engine does not answer within `engine_wait_s`, EngineIncapable when it reports no
@@ -132,8 +141,15 @@ async def serve(
             on_result=on_result,
         )
         external = await _external_sessions(stack, folder, parts)
+        after = Hooks(hooks, budget_s=hook_budget_s, at_once=sizes.postrun_workers)
         pipeline = Pipeline(
-            parts, client, Delivery(folder / "outgoing", client, journal), url=url, num_external=external.num_open
+            parts,
+            client,
+            Delivery(folder / "outgoing", client, journal, after),
+            url=url,
+            breaker=breaker,
+            watchdog=Watchdog(stuck_after_s),
+            num_external=external.num_open,
         )
         routes = control_routes(parts, external, pipeline, memory.keep, public_url)
         actions = ActionLog(folder / "actions", where=node_id)
@@ -146,9 +162,11 @@ async def serve(
         if on_ready is not None:
             on_ready(local_url(host, bound_port))
         async with asyncio.TaskGroup() as group:
-            group.create_task(pipeline.run())
-            group.create_task(_expire(external))
-            group.create_task(metrics.loop_lag.watch())
+            keeping = [group.create_task(_expire(external)), group.create_task(metrics.loop_lag.watch())]
+            await pipeline.run()
+            await external.all_ended()
+            for task in keeping:
+                task.cancel()
 
 
 async def reap(data_dir: Path, node_id: str) -> None:
@@ -294,11 +312,17 @@ def control_routes(
     async def show_status(request: web.Request) -> web.StreamResponse:
         return answer(request, pipeline.status() | {"num_external_sessions": external.num_open()})
 
+    async def start_drain(request: web.Request) -> web.StreamResponse:
+        external.close_door()
+        pipeline.drain()
+        return await show_status(request)
+
     async def show_metrics(_request: web.Request) -> web.StreamResponse:
         return web.Response(body=parts.metrics.exposition(pipeline.now()), headers={"Content-Type": CONTENT_TYPE})
 
     routes = [
         ControlRoute("GET", "/v1/status", show_status, "What the node is doing."),
+        ControlRoute("POST", "/v1/drain", start_drain, "Take no more sessions, and end with those that are here."),
         ControlRoute("GET", "/metrics", show_metrics, "Numbers for Prometheus."),
         *SessionRoutes(external, model, public_url).routes(),
         *GateRoutes(parts.gate).routes(),

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from gangline.client import ServerClient
 from gangline.domain.errors import Failure, GanglineError
-from gangline.domain.lifecycle import Stage
+from gangline.domain.lifecycle import STAGES, Stage
 from gangline.domain.session import Heartbeat, Lease, SessionResult
 from gangline.gateway.attempt import Attempt, NodeParts
+from gangline.gateway.breaker import Breaker
 from gangline.gateway.delivery import Delivery
 from gangline.gateway.external import is_external
 from gangline.gateway.metrics import NodeNow
+from gangline.gateway.watchdog import Watchdog
 from gangline.store.journal import AttemptKey, AttemptOpened
 from gangline.telemetry.logs import stays_session_in_logs
 
@@ -29,7 +32,8 @@ _LeaseKey = tuple[str, int]
 
 
 class Pipeline:
-    """`run()` until cancelled, then `close()`: what still ran goes back to the server unharmed."""
+    """`run()` until cancelled, then `close()`: what still ran goes back to the server unharmed. After `drain()`, `run`
+    returns when the last session has ended."""
 
     def __init__(
         self,
@@ -39,6 +43,8 @@ class Pipeline:
         *,
         url: str,
         num_external: Callable[[], int] = int,
+        breaker: Breaker | None = None,
+        watchdog: Watchdog | None = None,
         heartbeat_s: float = 3.0,
         lease_wait_s: float = 20.0,
     ) -> None:
@@ -48,6 +54,8 @@ class Pipeline:
         self._delivery = delivery
         self._url = url
         self._num_external = num_external
+        self._breaker = breaker or Breaker()
+        self._watchdog = watchdog or Watchdog()
         self._heartbeat_s = heartbeat_s
         self._lease_wait_s = lease_wait_s
         self._attempts: dict[_LeaseKey, Attempt] = {}
@@ -56,11 +64,27 @@ class Pipeline:
         """session id -> fence, of an earlier life's attempts that the server has not heard the end of."""
         self._room = asyncio.Event()
         self._num_ended = 0
+        self._draining = asyncio.Event()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._recover_and_pull())
-            group.create_task(self._beat())
+            recovering = group.create_task(self._recover())
+            beating = group.create_task(self._beat())
+            pulling = group.create_task(self._pull_after(recovering))
+            await self._draining.wait()
+            pulling.cancel()
+            await asyncio.wait({pulling, recovering})
+            while self._tasks:
+                await asyncio.wait(self._tasks.values())
+            beating.cancel()
+        await self._beat_once()
+        log.info("node.drained node=%s", self._parts.node_id)
+
+    def drain(self) -> None:
+        """Lease no more; what is here goes on to its end. Idempotent."""
+        if not self._draining.is_set():
+            log.info("node.draining node=%s sessions=%d", self._parts.node_id, len(self._attempts))
+            self._draining.set()
 
     async def close(self) -> None:
         """Stop every attempt and give its lease back. Idempotent."""
@@ -73,21 +97,28 @@ class Pipeline:
 
     def status(self) -> dict[str, Any]:
         """For people and for the heartbeat."""
-        stages = [attempt.stage for attempt in self._attempts.values()]
         return {
             "node_id": self._parts.node_id,
             "model": self._parts.model,
-            "stages": {stage: stages.count(stage) for stage in ("init", "ready", "run", "postrun")},
+            "stages": self._num_in_stages(),
             "sizes": self._parts.pools.sizes.model_dump(),
             "num_ended": self._num_ended,
+            "draining": self._draining.is_set(),
+            "breaker": self._breaker.view(),
+            "stuck": self._watchdog.stuck,
         }
+
+    def _num_in_stages(self) -> dict[Stage, int]:
+        stages = [attempt.stage for attempt in self._attempts.values()]
+        return {stage: stages.count(stage) for stage in STAGES}
 
     def now(self) -> NodeNow:
         """For metrics and for the heartbeat."""
-        told = self.status()
         return NodeNow(
-            stages=told["stages"],
-            sizes=told["sizes"],
+            stages=self._num_in_stages(),
+            sizes=self._parts.pools.sizes.model_dump(),
+            num_stuck=len(self._watchdog.stuck),
+            breaker=self._breaker.view(),
             num_external=self._num_external(),
             backends=self._parts.backends.views(),
             gate=self._parts.gate,
@@ -96,15 +127,21 @@ class Pipeline:
     # -- leasing -------------------------------------------------------------------------------------------------
 
     def _free_places(self) -> int:
-        before_run = sum(not attempt.entered_run.is_set() for attempt in self._attempts.values())
-        sizes = self._parts.pools.sizes
-        return min(sizes.ready_slots - before_run, sizes.capacity - len(self._attempts))
+        stages = self._num_in_stages()
+        free = self._parts.pools.num_free(stages["init"], stages["ready"], len(self._attempts))
+        return self._breaker.allowed(free)
+
+    async def _until_room(self) -> None:
+        """Until a session moved on, or the breaker's pause is over."""
+        self._room.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._breaker.wait_s() or None):
+                await self._room.wait()
 
     async def _pull(self) -> None:
         while True:
             while (free := self._free_places()) <= 0:
-                self._room.clear()
-                await self._room.wait()
+                await self._until_room()
             try:
                 leases = await self._client.lease(
                     self._parts.node_id, url=self._url, max_sessions=free, wait_s=self._lease_wait_s
@@ -113,13 +150,17 @@ class Pipeline:
                 log.warning("lease.failed message=%s", error)
                 await asyncio.sleep(1.0)
                 continue
-            for lease in leases:
+            allowed = self._breaker.allowed(len(leases))  # it may have opened meanwhile
+            for lease in leases[:allowed]:
                 self._start(lease)
+            for lease in leases[allowed:]:
+                await self._release(lease)
 
     def _start(self, lease: Lease) -> None:
         log.info("session.leased session=%s attempt=%d", lease.session_id, lease.attempt)
-        attempt = Attempt(lease, self._parts)
+        attempt = Attempt(lease, self._parts, on_stage=self._room.set)
         key = (lease.session_id, lease.fence)
+        self._breaker.taken(key)
         older = [task for (session_id, _), task in self._tasks.items() if session_id == lease.session_id]
         self._attempts[key] = attempt
         self._tasks[key] = asyncio.create_task(self._live(attempt, older), name=f"session.{lease.session_id}")
@@ -128,8 +169,6 @@ class Pipeline:
     async def _live(self, attempt: Attempt, older: list[asyncio.Task[None]]) -> None:
         """One lease to its end. `older`: what still runs under lost leases of the session; it goes first."""
         stays_session_in_logs(attempt.lease.session_id)
-        waiting_for_run = asyncio.create_task(attempt.entered_run.wait())
-        waiting_for_run.add_done_callback(lambda _: self._room.set())
         try:
             for task in older:
                 task.cancel()
@@ -138,8 +177,7 @@ class Pipeline:
         except asyncio.CancelledError:
             await self._release(attempt.lease)
             raise
-        finally:
-            waiting_for_run.cancel()
+        self._breaker.ended((attempt.lease.session_id, attempt.lease.fence), result)
         self._parts.metrics.attempt_ended(result)
         if self._parts.on_result is not None:
             self._parts.on_result(result)
@@ -154,6 +192,7 @@ class Pipeline:
     def _ended(self, key: _LeaseKey, task: asyncio.Task[None]) -> None:
         del self._attempts[key], self._tasks[key]
         self._num_ended += 1
+        self._breaker.ended(key, None)  # where it has not heard of a result
         self._room.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("session.lost session=%s", key[0], exc_info=error)
@@ -162,25 +201,30 @@ class Pipeline:
 
     async def _beat(self) -> None:
         while True:
-            held: dict[str, tuple[int, Stage]] = {name: (fence, "postrun") for name, fence in self._left.items()}
-            held |= {session_id: (fence, attempt.stage) for (session_id, fence), attempt in self._attempts.items()}
-            now = self.now()
-            beat = Heartbeat(
-                node_id=self._parts.node_id,
-                url=self._url,
-                sessions=held,
-                capacity=self._parts.pools.sizes.capacity,
-                backends=tuple(msgspec.to_builtins(view) for view in now.backends),
-                metrics=self._parts.metrics.numbers(now).as_metrics(),
-            )
-            try:
-                reply = await self._client.heartbeat(beat)
-            except GanglineError as error:
-                log.warning("heartbeat.failed message=%s", error)
-            else:
-                for session_id in reply.lost:
-                    self._drop((session_id, held[session_id][0]))
+            self._watchdog.look(self._attempts.values())
+            await self._beat_once()
             await asyncio.sleep(self._heartbeat_s)
+
+    async def _beat_once(self) -> None:
+        held: dict[str, tuple[int, Stage]] = {name: (fence, "postrun") for name, fence in self._left.items()}
+        held |= {session_id: (fence, attempt.stage) for (session_id, fence), attempt in self._attempts.items()}
+        now = self.now()
+        beat = Heartbeat(
+            node_id=self._parts.node_id,
+            url=self._url,
+            sessions=held,
+            capacity=self._parts.pools.sizes.capacity,
+            draining=self._draining.is_set(),
+            backends=tuple(msgspec.to_builtins(view) for view in now.backends),
+            metrics=self._parts.metrics.numbers(now).as_metrics() | now.troubles(),
+        )
+        try:
+            reply = await self._client.heartbeat(beat)
+        except GanglineError as error:
+            log.warning("heartbeat.failed message=%s", error)
+        else:
+            for session_id in reply.lost:
+                self._drop((session_id, held[session_id][0]))
 
     def _drop(self, key: _LeaseKey) -> None:
         """Cancelled, or given to another node: its runtime dies now."""
@@ -190,9 +234,9 @@ class Pipeline:
 
     # -- after a crash -------------------------------------------------------------------------------------------
 
-    async def _recover_and_pull(self) -> None:
+    async def _pull_after(self, recovering: asyncio.Task[None]) -> None:
         """One after the other: a session that is left may be leased again, as the same attempt, to this node."""
-        await self._recover()
+        await asyncio.wait({recovering})
         await self._pull()
 
     async def _recover(self) -> None:

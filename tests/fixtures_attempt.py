@@ -1,0 +1,68 @@
+"""What an attempt lives from, in this process: proxy, scripted engine, journal and pools, without a server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fixtures_proxy import served
+from gangline.domain.session import Lease
+from gangline.gateway.attempt import NodeParts
+from gangline.gateway.backends import BackendPool
+from gangline.gateway.gate import Gate
+from gangline.gateway.pools import Pools, PoolSizes
+from gangline.gateway.proxy import Proxy
+from gangline.store.journal import Journal
+from gangline.testing.scripted_engine import scripted_server
+
+
+@asynccontextmanager
+async def node_parts(
+    folder: Path, *, gate: Gate | None = None, sizes: PoolSizes | None = None
+) -> AsyncGenerator[NodeParts]:
+    """The engine answers everything with "hi"."""
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(scripted_server({"rules": [{"pattern": ".", "text": "hi"}]}))
+        backends = BackendPool()
+        stack.push_async_callback(backends.close)
+        await backends.add(url)
+        proxy = Proxy()
+        node_url = await stack.enter_async_context(served(proxy))
+        journal = Journal.open(folder / "journal")
+        stack.push_async_callback(journal.close)
+        (folder / "runtimes").mkdir()
+        yield NodeParts(
+            node_id="n1",
+            owner="gltest",
+            runtimes_folder=folder / "runtimes",
+            backends=backends,
+            first_model="scripted",
+            proxy=proxy,
+            proxy_port=int(node_url.rpartition(":")[2]),
+            journal=journal,
+            pools=Pools(sizes or PoolSizes()),
+            gate=gate or Gate(),
+        )
+
+
+def lease_of(session_id: str = "s1", **task: Any) -> Lease:
+    """The lease of a session in the `process` runtime. task: fields over those of an agent that does nothing."""
+    request: dict[str, Any] = {
+        "instruction": "say hi",
+        "runtime": {"backend": "process"},
+        "agent": {"harness": "shell", "settings": {"command": "true"}},
+        **task,
+    }
+    return Lease(
+        session_id=session_id,
+        task_id="t1",
+        sample_index=0,
+        attempt=1,
+        fence=1,
+        expires_at=time.time() + 600,
+        lease_s=600,
+        task=request,
+    )
