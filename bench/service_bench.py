@@ -53,9 +53,9 @@ class Served:
 
 
 @asynccontextmanager
-async def served(role: str, *arguments: object) -> AsyncGenerator[Served]:
+async def served(role: str, *arguments: object, program: Path = PROGRAM) -> AsyncGenerator[Served]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, PROGRAM, role, *map(str, arguments), stdout=asyncio.subprocess.PIPE
+        sys.executable, program, role, *map(str, arguments), stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     try:

@@ -1,0 +1,137 @@
+"""A node of the staging benchmark: the real one, with sandboxes whose stages only take time.
+
+    python bench/staging_node.py staged|unstaged NODE_ID FOLDER SERVER_URL ENGINE_URL
+
+`unstaged`: as many workers as the staged node has RUN slots, each of which takes a session from INIT to its evaluation
+before it takes the next one. Prints its URL when it is ready, and serves until SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from gangline import plugins
+from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart
+from gangline.domain.errors import NotFound
+from gangline.gateway.node import serve
+from gangline.gateway.pools import PoolSizes
+
+RUN_SLOTS = 8
+AGENT, GRADER = "work", "grade"
+"""What harness and evaluator run."""
+
+MEAN_INIT_S, MEAN_RUN_S, MEAN_GRADE_S = 0.6, 1.6, 0.8
+LONGEST_RUN_S = 8.0
+
+
+class Times(NamedTuple):
+    """What the stages of one session take, seconds."""
+
+    init_s: float
+    run_s: float
+    grade_s: float
+
+
+def times_of(session_id: str) -> Times:
+    """Drawn by the session's id, the same wherever it runs. RUN's median is two thirds of its mean."""
+    chance = random.Random(session_id)
+    run_s = min(chance.lognormvariate(0, 1) * MEAN_RUN_S / 1.55, LONGEST_RUN_S)
+    return Times(MEAN_INIT_S * chance.uniform(0.5, 1.5), run_s, MEAN_GRADE_S * chance.uniform(0.25, 1.75))
+
+
+class OneWorkerEach(PoolSizes):
+    """No session is taken before another one has gone."""
+
+    @property
+    def capacity(self) -> int:
+        return self.run_slots
+
+
+STAGED = PoolSizes(init_workers=6, ready_slots=8, run_slots=RUN_SLOTS, prewarm_workers=6, postrun_workers=8)
+UNSTAGED = OneWorkerEach(
+    init_workers=RUN_SLOTS, ready_slots=0, run_slots=RUN_SLOTS, prewarm_workers=0, postrun_workers=RUN_SLOTS
+)
+
+
+class TimedRuntime:
+    """Starting takes INIT's time; the agent's and the grader's command take theirs."""
+
+    name: ClassVar[str] = "sandbox"
+
+    async def check(self) -> None:
+        return
+
+    async def start(self, start: RuntimeStart) -> RuntimeHandle:
+        times = times_of(start.runtime_id.rsplit(".", 2)[0])
+        await asyncio.sleep(times.init_s)
+        return _TimedHandle(start.runtime_id, times)
+
+    async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
+        return 0
+
+
+class _TimedHandle:
+    workdir = home = "/nowhere"
+    proxy_url: str | None = None
+
+    def __init__(self, runtime_id: str, times: Times) -> None:
+        self.runtime_id = runtime_id
+        self._takes_s = {AGENT: times.run_s, GRADER: times.grade_s}
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float | None = None,
+        on_output: OutputSink | None = None,
+        max_output_bytes: int = 1 << 20,
+    ) -> ExecResult:
+        await asyncio.sleep(self._takes_s.get(command, 0.0) if isinstance(command, str) else 0.0)
+        return ExecResult(exit_code=0)
+
+    async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        return
+
+    async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
+        if path == "reward.txt":
+            return b"1"
+        raise NotFound(path)
+
+    async def kill(self) -> None:
+        return
+
+    async def stop(self) -> None:
+        return
+
+    def limits(self) -> dict[str, str]:
+        return {}
+
+
+async def _serve(sizes: PoolSizes, node_id: str, folder: Path, server_url: str, engine_url: str) -> None:
+    plugins.make_runtime = lambda name: TimedRuntime()
+    serving = serve(
+        data_dir=folder,
+        node_id=node_id,
+        server_url=server_url,
+        control_token=None,
+        engine_urls=[engine_url],
+        sizes=sizes,
+        on_ready=lambda url: print(url, flush=True),
+    )
+    task = asyncio.create_task(serving)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await asyncio.gather(task, return_exceptions=True)
+
+
+if __name__ == "__main__":
+    kind, node_id, folder, server_url, engine_url = sys.argv[1:]
+    asyncio.run(_serve(UNSTAGED if kind == "unstaged" else STAGED, node_id, Path(folder), server_url, engine_url))
