@@ -152,7 +152,7 @@ async def measure() -> Figures:
     _draw(staged, unstaged)
     best = bound(_in_order(staged))
     shape = (
-        f"{NUM_SESSIONS} sessions of a synthetic load (start 0.6 s, run 1.5 s with a long tail, evaluation 0.8 s in a "
+        f"{NUM_SESSIONS} sessions of a synthetic load (start 0.6 s, run 1.6 s with a long tail, evaluation 0.8 s in a "
         f"clean runtime), {RUN_SLOTS} RUN slots"
     )
     ratio = four.sessions_per_s / staged.sessions_per_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cli_process import UpProcess, gangline, processes_with, wait_until_gone
+from cli_process import UpProcess, gangline, processes_with, wait_for, wait_until_gone
 from gangline.client import NodeClient, ServerClient
 from gangline.domain.errors import GanglineError, NodeDraining
 
@@ -140,6 +141,18 @@ async def test_hooks_hear_of_each_result_and_change_none(start: Start, tmp_path:
     assert "exited 3: it is broken" in failed[0]
     assert "was killed (0.5 s)" in failed[1]
     assert processes_with(mark).keys() <= {up.running()["pids"]["node"], up.process.pid}, "no hook outlives its budget"
+
+
+async def test_a_node_killed_while_a_hook_runs_loses_no_result(start: Start, tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    up = start("--hook", f"test -e {heard} && exit; touch {heard}; sleep 20", "--hook-timeout", 20)
+    async with clients(up) as (server, _node):
+        submitted = await server.submit(task("echo done"))
+        wait_for(heard.exists)
+        os.kill(up.running()["pids"]["node"], signal.SIGKILL)
+        await server.wait(submitted.task_id, timeout_s=60)
+        (result,) = await server.result(submitted.task_id)
+    assert (result.outcome, result.reward, result.attempt) == ("completed", 1.0, 1)
 
 
 async def test_a_drained_node_ends_with_its_sessions_and_takes_no_other(start: Start, tmp_path: Path) -> None:

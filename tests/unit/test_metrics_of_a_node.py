@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from gangline.domain.errors import Failure
 from gangline.domain.session import SessionResult, StageTiming
+from gangline.gateway.breaker import BreakerView
 from gangline.gateway.gate import Gate
 from gangline.gateway.metrics import NodeMetrics, NodeNow
 from gangline.telemetry.exposition import LoopLag
@@ -35,6 +37,13 @@ def test_a_clock_that_went_back_spoils_no_histogram() -> None:
     metrics = NodeMetrics()
     metrics.attempt_ended(result(outcome="completed", timings=(StageTiming("run", 9.0, 1.0),)))
     assert 'gangline_stage_seconds_sum{stage="run"} 0.0' in metrics.exposition(NOW).decode()
+
+
+def test_what_hangs_and_what_rests_is_shown() -> None:
+    broken = BreakerView(state="open", boundary="engine", num_faults=8)
+    text = NodeMetrics().exposition(msgspec.structs.replace(NOW, num_stuck=2, breaker=broken)).decode()
+    assert "gangline_stuck_sessions 2.0" in text
+    assert "gangline_breaker_open 1.0" in text
 
 
 def test_the_worst_lag_is_of_the_time_since_the_last_scrape() -> None:

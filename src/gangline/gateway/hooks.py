@@ -8,8 +8,8 @@ is about as variables: `GANGLINE_SESSION_ID`, `GANGLINE_TASK_ID`, `GANGLINE_ATTE
 Laws
 - The result is on the node's disk before a hook begins: nothing that a hook does, or that befalls it, changes the
   result, its reward, or that it is delivered.
-- Each hook has a budget. Its processes are killed with it, and with the node.
-- A node that died meanwhile calls the hook again for a result that it had not delivered.
+- Each hook has a budget, and is killed at its end; also where the node itself was killed meanwhile.
+- A node that died calls the hooks again for the results that it had not delivered, after it has delivered them.
 """
 
 from __future__ import annotations
