@@ -30,7 +30,7 @@ def _msgpack(_context: Any, value: Any) -> bytes:
 
 
 def operations(description: dict[str, Any], *, without: frozenset[str] = frozenset()) -> list[Any]:
-    """Of the description. without: `METHOD /path` of those that never end."""
+    """Of the description. without: `METHOD /path` of those that never end, or that end what serves them."""
     schema = schemathesis.openapi.from_dict(description)
     found = [result.ok() for result in schema.get_all_operations()]
     return [one for one in found if f"{one.method.upper()} {one.path}" not in without]

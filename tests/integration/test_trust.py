@@ -124,7 +124,7 @@ async def test_a_body_that_is_made_to_hurt_is_a_bad_request_on_every_route(
     server: str, node: str, body: Callable[[], bytes]
 ):
     key = {"Authorization": f"Bearer {TOKEN}"}
-    takes_body = {"/start", "/stop", "/clear_llm_server", "/v1/gate/resume"}
+    takes_body = {"/start", "/stop", "/clear_llm_server", "/v1/gate/resume", "/v1/drain"}
     for url, routes in ((server, SERVER), (node, NODE)):
         posts = [(m, filled(p, "s1")) for m, p in routes if m == "POST" and p not in takes_body]
         found = await answers(url, posts, key, body())
