@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from rich.table import Table
 
-from gangline.cli.node_addresses import NodesOption, ask_nodes, find_nodes
+from gangline.cli.node_addresses import NodesOption, ask_nodes
 from gangline.cli.output import DataOption, JsonOption, console, print_json, run
 
 __all__ = ["register"]
@@ -17,7 +17,7 @@ def drain(data: DataOption = None, node: NodesOption = None, as_json: JsonOption
     Before a machine goes down for a while. `gangline status` shows what is left; a drained node is not started again by
     `gangline up`. To end a node at once, send it SIGTERM: its sessions go back to the queue, and begin anew elsewhere.
     """
-    answers = run(ask_nodes(find_nodes(data, node), lambda client: client.drain()))
+    answers = run(ask_nodes(data, node, lambda client: client.drain()))
     if as_json:
         print_json(answers)
         return

@@ -108,7 +108,7 @@ class Pipeline:
             "stuck": self._watchdog.stuck,
         }
 
-    def _num_in_stages(self) -> dict[Stage, int]:
+    def _num_in_stages(self) -> dict[str, int]:
         stages = [attempt.stage for attempt in self._attempts.values()]
         return {stage: stages.count(stage) for stage in STAGES}
 
