@@ -38,7 +38,7 @@ class ForgetfulServer:
         self.told.append(beat.sessions)
         return HeartbeatReply(renewed=(), lost=(), lease_s=30.0)
 
-    async def post_result(self, result: SessionResult) -> None:
+    async def post_result(self, result: SessionResult, *_: Any) -> None:
         self.asked.append(f"result of {result.session_id}")
         self.has_result.set()
         await self.answers.wait()
