@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from gangline.cli.node_options import (
+    AdoptGraceOption,
     AffinityOption,
     CaptureOption,
     EngineKeyOption,
@@ -70,6 +71,7 @@ def node(
     stuck_after: StuckAfterOption = 60,
     hook: HookOption = None,
     hook_timeout: HookTimeoutOption = 60,
+    adopt_grace: AdoptGraceOption = 60,
     host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 is any free one.")] = 0,
     public_url: PublicUrlOption = None,
@@ -116,6 +118,7 @@ def node(
                 capture=read_capture(capture),
                 sampling=read_policy(sampling),
                 **stages.options(),
+                adopt_grace_s=adopt_grace,
                 host=host,
                 port=port,
                 public_url=public_url,

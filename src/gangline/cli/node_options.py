@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gangline.domain.task import SamplingPolicy
 
 __all__ = [
+    "AdoptGraceOption",
     "AffinityOption",
     "CaptureOption",
     "EngineKeyOption",
@@ -24,6 +25,14 @@ __all__ = [
     "read_policy",
 ]
 
+AdoptGraceOption = Annotated[
+    float,
+    typer.Option(
+        "--adopt-grace",
+        min=0,
+        help="Seconds that running agents outlive a node that was killed, for it to go on with them; 0: not at all.",
+    ),
+]
 CaptureOption = Annotated[
     str,
     typer.Option("--capture", help="ids; or text, for engines that report no token ids: nothing can be trained."),

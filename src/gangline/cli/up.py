@@ -25,6 +25,7 @@ from gangline.cli.cluster_options import (
     RayAddressOption,
 )
 from gangline.cli.node_options import (
+    AdoptGraceOption,
     AffinityOption,
     CaptureOption,
     EngineKeyOption,
@@ -114,6 +115,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     control_token: str | None = None
     log_format: LogFormat = "text"
     stages: StageChoice = StageChoice()
+    adopt_grace_s: float = 60.0
     engine_wait_s: float = 10.0
     """How long a running engine may take to answer at first."""
     capture: str = "ids"
@@ -228,6 +230,7 @@ def _node_options(plan: Plan, engine_url: str) -> tuple[str, ...]:
     return (
         *(argument for url in (engine_url, *plan.more_engines) for argument in ("--engine", url)),
         *("--engine-wait", str(plan.engine_wait_s), *plan.stages.arguments()),
+        *("--adopt-grace", str(plan.adopt_grace_s)),
         *("--engine-kind", plan.engine_kind, *_option("--engine-options", plan.engine_options)),
         *("--affinity-slack", str(plan.affinity_slack), *_option("--engine-key-env", plan.engine_key_env)),
         *("--capture", plan.capture, *_option("--sampling", plan.sampling)),
@@ -358,6 +361,7 @@ def up(
     stuck_after: StuckAfterOption = 60,
     hook: HookOption = None,
     hook_timeout: HookTimeoutOption = 60,
+    adopt_grace: AdoptGraceOption = 60,
     engine_key_env: EngineKeyOption = None,
     engine_kind: EngineKindOption = "auto",
     engine_options: EngineOptionsOption = None,
@@ -425,6 +429,7 @@ def up(
             hooks=tuple(hook or ()),
             hook_timeout=hook_timeout,
         ),
+        adopt_grace_s=adopt_grace,
         engine_wait_s=engine_wait,
         capture=capture,
         sampling=sampling,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
 from pydantic import BaseModel
@@ -27,6 +27,7 @@ __all__ = [
     "Harness",
     "HarnessContext",
     "HarnessVerdict",
+    "Keepable",
     "Launch",
     "OutputSink",
     "Reward",
@@ -141,6 +142,17 @@ class Runtime(Protocol):
         Returns how many sandboxes were removed.
         """
         ...
+
+
+@runtime_checkable
+class Keepable(Protocol):
+    """What a runtime declares whose sandboxes may live in the node's keeper, and so outlive the node's process.
+
+    It is found by its name in that other process, and nothing but the contract is asked of its handles there. Its
+    sandboxes die with the process that started them: the keeper.
+    """
+
+    is_keepable: ClassVar[bool]
 
 
 class HarnessContext(msgspec.Struct, frozen=True, kw_only=True):

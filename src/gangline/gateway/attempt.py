@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +28,6 @@ from gangline.domain.contracts import (
     HarnessContext,
     Launch,
     Reward,
-    Runtime,
     RuntimeHandle,
     RuntimeStart,
 )
@@ -46,12 +45,14 @@ from gangline.domain.lifecycle import Outcome, Stage
 from gangline.domain.session import HarnessExit, Lease, SessionResult, StageTiming
 from gangline.domain.task import ExecAction, RuntimeSpec, SamplingPolicy, TaskRequest
 from gangline.domain.trajectory import Trajectory
+from gangline.gateway.adoption import RESTARTED, AttemptNote, RunClock, RunEnd, annotate, run_harness
 from gangline.gateway.backends import BackendPool
 from gangline.gateway.gate import Gate
 from gangline.gateway.metrics import NodeMetrics
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.pools import Pools
 from gangline.gateway.proxy import Proxy
+from gangline.runtimes.kept import Keeper, KeptHandle
 from gangline.store.journal import AttemptKey, AttemptOpened, Journal
 from gangline.trajectories.rewards import apply_reward
 
@@ -87,11 +88,18 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     metrics: NodeMetrics = msgspec.field(default_factory=NodeMetrics)
     on_result: Callable[[SessionResult], None] | None = None
     """Told of each attempt that ended."""
+    keeper: Keeper | None = None
+    """Where sandboxes live that are to outlive the node's process; None: none is."""
 
     @property
     def model(self) -> str:
         """Served model; the default for tasks that name none."""
         return next((view.model for view in self.backends.views()), self.first_model)
+
+    async def start_runtime(self, name: str, start: RuntimeStart) -> RuntimeHandle:
+        """Raises: UnknownPlugin, and what the runtime raises."""
+        starter = plugins.make_runtime(name).start(start) if self.keeper is None else self.keeper.start(name, start)
+        return await starter
 
 
 class Attempt:
@@ -103,34 +111,49 @@ class Attempt:
         parts: NodeParts,
         *,
         clock: Callable[[], float] = time.time,
-        on_stage: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_stage` is called whenever the attempt is in another stage."""
         self.lease = lease
         self.key = AttemptKey(lease.session_id, lease.attempt)
         self.stage: Stage = "init"
         self.since = clock()
         """When it came to this stage, or began to work at it. Unix time, UTC, seconds."""
-        self._on_stage = on_stage
+        self.on_stage: Callable[[], None] = lambda: None
+        """Called whenever the attempt is in another stage."""
         self._budget_ends_at: float | None = None
         self._parts = parts
         self._clock = clock
         self._task = TaskRequest.model_validate(lease.task)
-        self._runtime: Runtime = plugins.make_runtime(self._task.runtime.backend)
         self._handles: list[RuntimeHandle] = []
         self._session: ModelSession | None = None
         self._fresh: asyncio.Task[RuntimeHandle] | None = None
         self._timings: list[StageTiming] = []
+        self._run_clock: RunClock | None = None
+        self._adopted: tuple[AttemptNote, KeptHandle] | None = None
         self._artifacts: dict[str, bytes] = {}
         self._outcome: Outcome = "infra_error"
         self._failure: Failure | None = None
         self._exit: HarnessExit | None = None
         self._stdout = b""
 
+    @classmethod
+    async def adopted(cls, note: AttemptNote, handle: KeptHandle, parts: NodeParts) -> Attempt:
+        """An attempt of an earlier life of this node; its session answers calls when this returns."""
+        attempt = cls(note.lease, parts)
+        attempt._adopted = (note, handle)
+        attempt._handles.append(handle)
+        attempt._timings.extend(note.timings)
+        attempt.since = note.entered_at
+        attempt.stage = "run" if note.ended is None else "postrun"
+        if note.ended is None:
+            session = attempt._open_session(note.key_digest, await parts.journal.read(attempt.key))
+            session.node_failure = RESTARTED
+        log.info("session.adopted session=%s attempt=%d stage=%s", *attempt.key, attempt.stage)
+        return attempt
+
     async def live(self) -> SessionResult:
         """All four stages. Raises only CancelledError."""
         try:
-            await self._guard(self._init_and_run)
+            await self._guard(self._init_and_run if self._adopted is None else self._go_on)
             self._move("postrun")
             await self._settle_grader()
             async with self._parts.pools.postrun:
@@ -170,15 +193,17 @@ class Attempt:
         """To another stage, or another part of it; `budget_s` is None where it waits its turn."""
         self.stage, self.since = stage, self._clock()
         self._allow(budget_s)
-        self._on_stage()
+        self.on_stage()
 
     def _allow(self, budget_s: float | None) -> None:
         """What begins now should be done by then."""
         self._budget_ends_at = None if budget_s is None else time.monotonic() + budget_s
 
     @contextmanager
-    def _in(self, stage: Stage, budget_s: float | None = None) -> Generator[None]:
+    def _in(self, stage: Stage, budget_s: float | None = None, since: float | None = None) -> Generator[None]:
+        """`since`: when it came to this stage in an earlier life of the node."""
         self._move(stage, budget_s)
+        self.since = self.since if since is None else since
         log.info("session.%s session=%s attempt=%d", stage, *self.key)
         try:
             yield
@@ -199,7 +224,7 @@ class Attempt:
                 handle, launch = await _within(budget_s, self._init(), out_of_time)
         async with self._ready_for_run():
             with self._in("run", self._task.timeout_seconds):
-                await self._run(handle, launch)
+                await self._run(handle, run_harness(handle, launch, self._note(), MAX_LOG_BYTES))
 
     @asynccontextmanager
     async def _ready_for_run(self) -> AsyncGenerator[None]:
@@ -209,6 +234,49 @@ class Attempt:
                 await place.enter_async_context(self._parts.pools.run)
             yield
 
+    async def _go_on(self) -> None:
+        """With what an earlier life of this node began. It had a place in RUN; nobody waits for one with a harness
+        that runs already."""
+        assert self._adopted is not None
+        (note, handle), places = self._adopted, self._parts.pools.run
+        if note.ended is not None:
+            self._outcome, self._failure = note.ended.outcome, note.ended.failure
+            self._timings.append(StageTiming("run", note.entered_at, note.ended.ended_at))
+            self._exit, self._artifacts = note.ended.harness_exit, dict(note.ended.artifacts)
+            self._stdout = self._artifacts.get("harness.stdout", b"")
+            return
+        async with AsyncExitStack() as place:
+            if places.num_free > 0:
+                await place.enter_async_context(places)
+            with self._in("run", self._task.timeout_seconds - handle.spent_s, note.entered_at):
+                await self._run(handle, handle.rejoin(), handle.spent_s)
+
+    def _note(self) -> AttemptNote:
+        """For the node's next life."""
+        assert self._session is not None
+        ended = None
+        if self._exit is not None:
+            ended = RunEnd(
+                outcome=self._outcome,
+                failure=self._failure,
+                harness_exit=self._exit,
+                artifacts=self._artifacts,
+                ended_at=self._clock(),
+            )
+        return AttemptNote(
+            lease=self.lease,
+            key_digest=self._session.key_digest,
+            timings=tuple(self._timings),
+            entered_at=self.since,
+            ended=ended,
+        )
+
+    def tell_spent(self) -> None:
+        """Let the node's next life know how much of RUN's budget is used."""
+        handle = self._handles[0] if self._handles else None
+        if self._run_clock is not None and isinstance(handle, KeptHandle):
+            handle.tell_spent(self._run_clock.spent_s)
+
     def _refuse_taken_id(self) -> None:
         """Raises: NodeError when a caller's own session has the id here; another node may still take the lease."""
         if self._parts.proxy.serves(self.lease.session_id):
@@ -217,21 +285,7 @@ class Attempt:
     async def _init(self) -> tuple[RuntimeHandle, Launch]:
         task, parts = self._task, self._parts
         handle = await self._start_runtime("agent", task.runtime)
-        session = ModelSession(
-            session_id=self.lease.session_id,
-            attempt=self.lease.attempt,
-            key=new_secret("gls"),
-            engine=parts.backends.engine_for(self.lease.session_id, self.lease.task_id),
-            journal=parts.journal,
-            max_turns=task.agent.max_turns,
-            thinking=task.capture.thinking,
-            tier=task.capture.tier,
-            volatile_system_text=task.capture.volatile_system_text,
-            gate=parts.gate,
-            sampling=[policy for policy in (task.capture.sampling, parts.sampling) if policy is not None],
-        )
-        parts.proxy.add(session)
-        self._session = session
+        session = self._open_session(new_secret("gls"))
         harness = plugins.make_harness(task.agent.harness, task.agent.settings)
         context = HarnessContext(
             session_id=self.lease.session_id,
@@ -246,16 +300,37 @@ class Attempt:
         )
         return handle, await harness.prepare(context)
 
+    def _open_session(self, key: str | bytes, completions: Sequence[Completion] = ()) -> ModelSession:
+        task, parts = self._task, self._parts
+        session = ModelSession(
+            session_id=self.lease.session_id,
+            attempt=self.lease.attempt,
+            key=key,
+            engine=parts.backends.engine_for(self.lease.session_id, self.lease.task_id),
+            journal=parts.journal,
+            max_turns=task.agent.max_turns,
+            thinking=task.capture.thinking,
+            tier=task.capture.tier,
+            volatile_system_text=task.capture.volatile_system_text,
+            completions=completions,
+            gate=parts.gate,
+            sampling=[policy for policy in (task.capture.sampling, parts.sampling) if policy is not None],
+        )
+        parts.proxy.add(session)
+        self._session = session
+        return session
+
     async def _start_runtime(self, role: str, spec: RuntimeSpec) -> RuntimeHandle:
         runtime_id = f"{self.lease.session_id}.{self.lease.attempt}.{role}"
-        handle = await self._runtime.start(
+        handle = await self._parts.start_runtime(
+            spec.backend,
             RuntimeStart(
                 runtime_id=runtime_id,
                 owner=self._parts.owner,
                 spec=spec,
                 folder=self._parts.runtimes_folder / runtime_id,
                 proxy_port=self._parts.proxy_port,
-            )
+            ),
         )
         self._handles.append(handle)
         for action in spec.prepare:
@@ -274,23 +349,17 @@ class Attempt:
 
     # -- RUN -----------------------------------------------------------------------------------------------------
 
-    async def _run(self, handle: RuntimeHandle, launch: Launch) -> None:
+    async def _run(self, handle: RuntimeHandle, work: Coroutine[Any, Any, ExecResult], spent_s: float = 0.0) -> None:
+        """`work`: the harness's whole run. `spent_s`: of its budget, in an earlier life of the node."""
         assert self._session is not None
         task, session = self._task, self._session
         if task.evaluator.refresh_runtime and self._parts.pools.prewarm.size:
             self._fresh = self._begin("grader", self._prewarm())  # prepared while the agent runs
-        execution = self._begin(
-            "command",
-            handle.exec(
-                launch.command,
-                env=launch.env,
-                stdin=launch.stdin,
-                max_output_bytes=MAX_LOG_BYTES,
-            ),
-        )
+        execution = self._begin("command", work)
         limit = asyncio.create_task(session.turn_limit_reached.wait())
         is_over = False
-        budget = asyncio.create_task(session.meter.elapse(task.timeout_seconds))
+        self._run_clock = RunClock(session.meter, spent_s)
+        budget = asyncio.create_task(session.meter.elapse(task.timeout_seconds - spent_s))
         try:
             await asyncio.wait({execution, limit, budget}, return_when=asyncio.FIRST_COMPLETED)
             result = execution.result() if execution.done() else None
@@ -301,12 +370,15 @@ class Attempt:
             if not is_over:
                 execution.cancel()
             await session.fence("the session has ended")
+            if not execution.done():  # what the kill makes of it would be mistaken for its own end
+                await annotate(handle, None)
             await handle.kill()
             # What it wrote until then is kept where its budget ended it; the kill has ended it already.
             await asyncio.wait({execution}, timeout=_KILL_GRACE_S)
             execution.cancel()
             await asyncio.wait({execution, limit, budget})
         self._judge(_out_of_time(execution) if is_over else result)
+        await annotate(handle, self._note())
 
     def _judge(self, result: ExecResult | None) -> None:
         """Outcome of RUN; `result` is None when the turn limit ended it."""
@@ -326,6 +398,8 @@ class Attempt:
             self._fail(broken)  # the harness could not work: we failed it
         elif result.timed_out:
             self._outcome = "agent_timeout"
+        elif self._session.node_failure is not None:
+            self._fail(self._session.node_failure)  # it gave up on the call that died with us
         else:
             self._outcome = "agent_error"
             reason = verdict.reason or f"the harness {_ended(result)}"
@@ -366,6 +440,8 @@ class Attempt:
 
     async def _evaluate(self, trajectory: Trajectory) -> Reward:
         assert self._exit is not None
+        if not self._task.evaluator.refresh_runtime:
+            await annotate(self._handles[0], None)  # what grading does to the agent's sandbox is not done twice
         evaluator = plugins.make_evaluator(self._task.evaluator.strategy, self._task.evaluator.config)
         context = EvaluationContext(
             session_id=self.lease.session_id,

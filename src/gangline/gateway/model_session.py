@@ -80,6 +80,8 @@ class ModelSession:
         """How the engine failed the last call; None when calls were answered since."""
         self.store_failure: Failure | None = None
         """Likewise, of the journal."""
+        self.node_failure: Failure | None = None
+        """That this node died, and took calls in flight along; None when calls were answered since."""
         self._ledger = Ledger(session_id, attempt, journal, completions, VolatileText(volatile_system_text))
         self._tier = PromptTier(tier, Stitcher(engine, self._ledger.tree, thinking))
         self._gate = gate or Gate()
@@ -185,7 +187,7 @@ class ModelSession:
         self._in_flight.discard(flight)
         error = flight.error
         if flight.answered:
-            self.engine_failure = self.store_failure = None
+            self.engine_failure = self.store_failure = self.node_failure = None
         elif error is not None and not isinstance(error, SessionOver):
             self._num_calls -= 1
             self._note(error)

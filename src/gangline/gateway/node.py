@@ -10,7 +10,9 @@ import resource
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Literal
 
 from aiohttp import web
@@ -20,7 +22,8 @@ from gangline.client import ServerClient
 from gangline.domain.errors import EngineUnavailable, GanglineError, InvalidRequest, PortUnavailable
 from gangline.domain.session import SessionResult
 from gangline.domain.task import CaptureSpec, SamplingPolicy
-from gangline.gateway.attempt import NodeParts
+from gangline.gateway.adoption import adoptable
+from gangline.gateway.attempt import Attempt, NodeParts
 from gangline.gateway.backends import BackendPool
 from gangline.gateway.backends_memory import BackendMemory
 from gangline.gateway.backends_records import BackendSpec
@@ -42,9 +45,10 @@ from gangline.gateway.pools import Pools, PoolSizes
 from gangline.gateway.proxy import Proxy
 from gangline.gateway.watchdog import Watchdog
 from gangline.listening import listening
+from gangline.runtimes.kept import Keeper, reap_keeper
 from gangline.settings import local_url, reachable_url
 from gangline.store.actions import ActionLog
-from gangline.store.journal import Journal
+from gangline.store.journal import AttemptKey, Journal
 from gangline.telemetry.exposition import CONTENT_TYPE
 
 __all__ = ["control_routes", "reap", "serve"]
@@ -77,6 +81,7 @@ async def serve(
     stuck_after_s: float = 60.0,
     hooks: Sequence[str] = (),
     hook_budget_s: float = 60.0,
+    adopt_grace_s: float = 60.0,
     on_ready: Callable[[str], None] | None = None,
     on_result: Callable[[SessionResult], None] | None = None,
 ) -> None:
@@ -91,6 +96,7 @@ async def serve(
     sampling: the operator's policy, applied after a task's own.
     stuck_after_s: how late a session may be, by its budget, before it is told as stuck.
     hooks, hook_budget_s: see `Hooks`.
+    adopt_grace_s: how long sandboxes outlive this process if it dies, for its next life to go on with; 0 is not at all.
     on_result: told of each attempt that ended, on the event loop.
 
     Raises: EngineUnavailable when an engine does not answer within `engine_wait_s`, EngineIncapable when it reports no
@@ -103,26 +109,27 @@ async def serve(
     folder = await asyncio.to_thread(_folder_of, data_dir, node_id)
     owner = _owner_of(folder)
     async with AsyncExitStack() as stack:
+        # First, for its lock: no other process of this node is at work from here on.
+        journal = await asyncio.to_thread(Journal.open, folder / "journal")
+        stack.push_async_callback(journal.close)
+        runtimes_folder = folder / "runtimes"
+        await asyncio.to_thread(runtimes_folder.mkdir, parents=True, exist_ok=True)
+        keeper = Keeper(folder / "keeper", owner=owner, runtimes_folder=runtimes_folder, grace_s=adopt_grace_s)
+        stack.push_async_exit(partial(_end_runtimes, keeper, owner, runtimes_folder))
+        for_agents = await keeper.join(lambda: _bind("127.0.0.1", 0))
+        stack.callback(for_agents.close)
         backends = BackendPool(node=socket.gethostname(), capture=capture, affinity_slack=affinity_slack)
         stack.push_async_callback(backends.close)
         options = dict(engine_options or {})
         named = [BackendSpec(url, engine_kind, None, engine_key_env, options) for url in engine_urls]
         memory = BackendMemory(folder / "backends.json", named)
         await _add_all(backends, named, await asyncio.to_thread(memory.changed), engine_wait_s)
-        runtimes_folder = folder / "runtimes"
-        await asyncio.to_thread(runtimes_folder.mkdir, parents=True, exist_ok=True)
-        await _reap(owner, runtimes_folder)
-        stack.push_async_callback(_reap, owner, runtimes_folder)
-        journal = await asyncio.to_thread(Journal.open, folder / "journal")
-        stack.push_async_callback(journal.close)
         client = await stack.enter_async_context(ServerClient(server_url, control_token))
 
         listener = _bind(host, port)
         stack.callback(listener.close)
         bound_port = int(listener.getsockname()[1])
         url = reachable_url(host, bound_port, public_url)
-        for_agents = _bind("127.0.0.1", 0)
-        stack.callback(for_agents.close)
         metrics = NodeMetrics()
         journal.on_kept = metrics.kept
         proxy = Proxy(on_error=metrics.error_told)
@@ -139,13 +146,16 @@ async def serve(
             sampling=sampling,
             metrics=metrics,
             on_result=on_result,
+            keeper=keeper,
         )
-        external = await _external_sessions(stack, folder, parts)
         after = Hooks(hooks, budget_s=hook_budget_s, at_once=sizes.postrun_workers)
+        delivery = Delivery(folder / "outgoing", client, journal, after)
+        adopted = await _adopted(keeper, delivery, parts)
+        external = await _external_sessions(stack, folder, parts)
         pipeline = Pipeline(
             parts,
             client,
-            Delivery(folder / "outgoing", client, journal, after),
+            delivery,
             url=url,
             breaker=breaker,
             watchdog=Watchdog(stuck_after_s),
@@ -157,6 +167,8 @@ async def serve(
         # What a sandbox reaches has no control routes, so that none opens to an agent even where no token is set.
         await _listen(stack, _create_app(proxy, [], control_token), for_agents)
         stack.push_async_callback(pipeline.close)
+        stack.callback(keeper.stopping)
+        pipeline.adopt(adopted)
         settle_heap()
         log.info("node.ready node=%s url=%s engines=%s model=%s", node_id, url, ",".join(engine_urls), parts.model)
         if on_ready is not None:
@@ -172,7 +184,40 @@ async def serve(
 async def reap(data_dir: Path, node_id: str) -> None:
     """Remove what a node that was killed left running; one that ends by itself does so too, and one that starts."""
     folder = await asyncio.to_thread(_folder_of, data_dir, node_id)
-    await _reap(_owner_of(folder), folder / "runtimes")
+    owner = _owner_of(folder)
+    await asyncio.to_thread(reap_keeper, owner)
+    await _reap(owner, folder / "runtimes")
+
+
+async def _adopted(keeper: Keeper, delivery: Delivery, parts: NodeParts) -> list[Attempt]:
+    """What an earlier life of this node began and this one goes on with; all else that it left is removed."""
+    unclosed = {AttemptKey(opened.session_id, opened.attempt) for opened in parts.journal.unclosed()}
+    found = await adoptable(keeper, unclosed, delivery.leftover())
+    await _reap(parts.owner, parts.runtimes_folder, frozenset(handle.runtime_id for _, handle in found))
+    attempts: list[Attempt] = []
+    for note, handle in found:
+        try:
+            attempts.append(await Attempt.adopted(note, handle, parts))
+        except (GanglineError, ValueError) as error:  # or of another version, with a task that is none any more
+            log.error("session.not_adopted runtime=%s message=%s", handle.runtime_id, error)
+            await handle.stop()
+    return attempts
+
+
+async def _end_runtimes(
+    keeper: Keeper,
+    owner: str,
+    folder: Path,
+    _kind: type[BaseException] | None,
+    error: BaseException | None,
+    _trace: TracebackType | None,
+) -> None:
+    """A node that could not start leaves what it found to its next try; one that is told to end leaves nothing."""
+    if keeper.kept and isinstance(error, GanglineError):
+        await keeper.leave()
+        return
+    await keeper.close()
+    await _reap(owner, folder)
 
 
 def _refuse_open_door(host: str, control_token: str | None) -> None:
@@ -238,11 +283,11 @@ async def _add(backends: BackendPool, spec: BackendSpec, wait_s: float) -> None:
             return
 
 
-async def _reap(owner: str, folder: Path) -> None:
-    """Remove what an earlier life of this node left running."""
+async def _reap(owner: str, folder: Path, keep: frozenset[str] = frozenset()) -> None:
+    """Remove what an earlier life of this node left running, but what this one goes on with."""
     for name in plugins.names("runtime"):
         try:
-            removed = await plugins.make_runtime(name).reap(owner, folder)
+            removed = await plugins.make_runtime(name).reap(owner, folder, keep)
         except GanglineError as error:
             log.warning("reaper.failed runtime=%s message=%s", name, error)
         else:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from gangline.client import ServerClient
-from gangline.domain.errors import Failure, GanglineError
+from gangline.domain.errors import GanglineError
 from gangline.domain.lifecycle import STAGES, Stage
 from gangline.domain.session import Heartbeat, Lease, SessionResult
+from gangline.gateway.adoption import RESTARTED
 from gangline.gateway.attempt import Attempt, NodeParts
 from gangline.gateway.breaker import Breaker
 from gangline.gateway.delivery import Delivery
@@ -85,6 +86,11 @@ class Pipeline:
         if not self._draining.is_set():
             log.info("node.draining node=%s sessions=%d", self._parts.node_id, len(self._attempts))
             self._draining.set()
+
+    def adopt(self, attempts: Iterable[Attempt]) -> None:
+        """Go on with attempts of an earlier life of this node; before `run`."""
+        for attempt in attempts:
+            self._begin(attempt)
 
     async def close(self) -> None:
         """Stop every attempt and give its lease back. Idempotent."""
@@ -158,7 +164,11 @@ class Pipeline:
 
     def _start(self, lease: Lease) -> None:
         log.info("session.leased session=%s attempt=%d", lease.session_id, lease.attempt)
-        attempt = Attempt(lease, self._parts, on_stage=self._room.set)
+        self._begin(Attempt(lease, self._parts))
+
+    def _begin(self, attempt: Attempt) -> None:
+        attempt.on_stage = self._room.set
+        lease = attempt.lease
         key = (lease.session_id, lease.fence)
         self._breaker.taken(key)
         older = [task for (session_id, _), task in self._tasks.items() if session_id == lease.session_id]
@@ -202,6 +212,8 @@ class Pipeline:
     async def _beat(self) -> None:
         while True:
             self._watchdog.look(self._attempts.values())
+            for attempt in self._attempts.values():
+                attempt.tell_spent()
             await self._beat_once()
             await asyncio.sleep(self._heartbeat_s)
 
@@ -241,7 +253,12 @@ class Pipeline:
 
     async def _recover(self) -> None:
         """Deliver what an earlier life of this node finished, and say what it left unfinished."""
-        unclosed = [opened for opened in self._parts.journal.unclosed() if not is_external(opened)]
+        adopted = {attempt.key for attempt in self._attempts.values()}
+        unclosed = [
+            opened
+            for opened in self._parts.journal.unclosed()
+            if not is_external(opened) and (opened.session_id, opened.attempt) not in adopted
+        ]
         self._left = {opened.session_id: opened.fence for opened in unclosed}
         finished = self._delivery.leftover()
         for key in finished:
@@ -261,11 +278,6 @@ class Pipeline:
             attempt=opened.attempt,
             fence=opened.fence,
             outcome="infra_error",
-            failure=Failure(
-                boundary="node",
-                code="node_restarted",
-                message="the node died while the session ran; its completed calls are kept here",
-                retryable=True,
-            ),
+            failure=RESTARTED,
             completions=tuple(completions),
         )

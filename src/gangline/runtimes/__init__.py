@@ -8,6 +8,8 @@ relay.py                 the node's proxy, brought into a network that has only 
 files.py                 bytes in and out of folders that an untrusted program writes
 threads.py               blocking work that ends before its caller does
 limits.py, cgroups.py    what a sandbox may use, and how that is enforced
+keeper.py, kept.py       the process that keeps sandboxes over a death of the node, and the node's side of it
+keeper_link.py, keeper_wire.py  the connection between the two, and what is said on it
 leftovers.py             what a crash left: labelled processes, marked folders
 helpers/                 programs of ours that run as their own short-lived process
 """

@@ -1,6 +1,6 @@
 """One command in a runtime: started under a supervisor of its own, its output bounded, its end told apart.
 
-The node keeps one end of a control socket: closing it, on purpose or by dying, kills the command's whole tree. All
+Who starts it keeps one end of a control socket: closing it, on purpose or by dying, kills the command's whole tree. All
 that happens between a call and its process being started is synchronous, so a cancelled caller never loses a process.
 """
 

@@ -1,8 +1,9 @@
 """The process that keeps a sandbox's namespaces alive: `bwrap` with a shell that waits for its input to end.
 
 Laws:
-- When the node dies, however it dies, so do `bwrap`, the sandbox's first process and all that lives with it: it dies
-  with its parent, and its input ends. The parent is the *thread* that started it: the event loop's thread must live on.
+- When the process that started it (the node's keeper) dies, however it dies, so do `bwrap`, the sandbox's first process
+  and all that lives with it: it dies with its parent, and its input ends. The parent is the *thread* that started it:
+  the event loop's thread must live on.
 - The sandbox's first process is bubblewrap's own, which reaps; the harness is never process 1.
 - A process is named by a pidfd and an open `/proc` folder, which cannot come to mean another one.
 """

@@ -6,7 +6,7 @@ Laws:
 - It sees the host's programs read-only, its own HOME, workdir and /tmp, its own processes, and (network `proxy`) one
   TCP port: the node's proxy. The three folders lie under `RuntimeStart.folder`.
 - `kill` ends the namespaces and keeps the folders; the next `exec` makes new namespaces over them.
-- Nothing outlives the node: see `holder`.
+- Nothing outlives the process that started it: see `holder`. That is the node's keeper: see `keeper`.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class SandboxRuntime:
     """Starts sandboxes with `bwrap`."""
 
     name: ClassVar[str] = "sandbox"
+    is_keepable: ClassVar[bool] = True
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._expose = exposed_folders((settings or Settings.from_environ()).expose)

@@ -1,0 +1,119 @@
+"""What an attempt leaves with its sandbox for the node's next life, and how that life goes on with it.
+
+Laws
+- An attempt is adopted from the begin of its harness to the begin of an evaluation that works in the agent's own
+  sandbox: done twice there, it could see what it left itself. In a clean runtime it is simply done again.
+- The note lies in the keeper's memory and is gone with the sandbox. It has the digest of the session's key, never the
+  key; calls that the journal has are not in it.
+- The token streams are the journal's: nothing is known of a session but what was durable before it was answered.
+- RUN's budget goes on where it was last told, without the time that the node was away.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+
+import msgspec
+
+from gangline.domain.contracts import ExecResult, Launch, RuntimeHandle
+from gangline.domain.errors import Failure
+from gangline.domain.lifecycle import Outcome
+from gangline.domain.session import HarnessExit, Lease, StageTiming
+from gangline.gateway.gate import GateMeter
+from gangline.runtimes.kept import Keeper, KeptHandle
+from gangline.store.journal import AttemptKey
+
+__all__ = ["RESTARTED", "AttemptNote", "RunClock", "RunEnd", "adoptable", "annotate", "run_harness"]
+
+log = logging.getLogger("gangline.node")
+
+RESTARTED = Failure(
+    boundary="node",
+    code="node_restarted",
+    message="the node died while the session ran; its completed calls are kept",
+    retryable=True,
+)
+
+
+class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How RUN ended, and was judged."""
+
+    outcome: Outcome
+    failure: Failure | None
+    harness_exit: HarnessExit | None
+    artifacts: dict[str, bytes]
+    ended_at: float
+    """Unix time, UTC, seconds."""
+
+
+class RunClock:
+    """How much of RUN's budget is used: without the time that the gate held the session, or that the node was away."""
+
+    def __init__(self, meter: GateMeter, spent_before_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._meter = meter
+        self._clock = clock
+        self._began = clock() - spent_before_s - meter.held_s
+
+    @property
+    def spent_s(self) -> float:
+        return self._clock() - self._began - self._meter.held_s
+
+
+class AttemptNote(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the journal does not know of an attempt in RUN, or in POSTRUN."""
+
+    lease: Lease
+    key_digest: bytes
+    timings: tuple[StageTiming, ...]
+    """Of the stages that are over."""
+    entered_at: float
+    """When its stage began; Unix time, UTC, seconds."""
+    ended: RunEnd | None = None
+    """None while it is in RUN."""
+
+
+async def adoptable(
+    keeper: Keeper, unclosed: Collection[AttemptKey], finished: Collection[AttemptKey]
+) -> list[tuple[AttemptNote, KeptHandle]]:
+    """Attempts of the node's earlier life that can go on; whatever else the keeper has is stopped.
+
+    unclosed: attempts of which the journal does not know the end. finished: those whose result is on its way.
+    """
+    found: list[tuple[AttemptNote, KeptHandle]] = []
+    for handle in keeper.kept:
+        note = _read(handle)
+        key = None if note is None else AttemptKey(note.lease.session_id, note.lease.attempt)
+        if note is not None and key in unclosed and key not in finished:
+            found.append((note, handle))
+        else:
+            await handle.stop()
+    return found
+
+
+def _read(handle: KeptHandle) -> AttemptNote | None:
+    try:
+        return msgspec.msgpack.decode(handle.note or b"", type=AttemptNote)
+    except msgspec.MsgspecError as error:
+        log.error("session.not_adopted runtime=%s message=%s", handle.runtime_id, error)
+        return None
+
+
+async def run_harness(handle: RuntimeHandle, launch: Launch, note: AttemptNote, max_output_bytes: int) -> ExecResult:
+    """The harness's whole run; where the sandbox can outlive the node, so does it."""
+    if not isinstance(handle, KeptHandle):
+        return await handle.exec(launch.command, env=launch.env, stdin=launch.stdin, max_output_bytes=max_output_bytes)
+    return await handle.exec(
+        launch.command,
+        env=launch.env,
+        stdin=launch.stdin,
+        max_output_bytes=max_output_bytes,
+        note=msgspec.msgpack.encode(note),
+    )
+
+
+async def annotate(handle: RuntimeHandle, note: AttemptNote | None) -> None:
+    """Change what the node's next life would find; with None it would find nothing. Raises: RuntimeFailed."""
+    if isinstance(handle, KeptHandle):
+        await handle.annotate(None if note is None else msgspec.msgpack.encode(note))
