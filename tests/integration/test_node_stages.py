@@ -14,11 +14,13 @@ from cli_process import processes_with
 from fixtures_attempt import lease_of, node_parts
 from folder_runtime import FolderRuntime
 from gangline import plugins
+from gangline.domain.completion import Completion
 from gangline.domain.contracts import EvaluationContext, ExecResult, Reward, RuntimeStart
-from gangline.domain.errors import EngineUnavailable, RuntimeFailed
+from gangline.domain.errors import EngineUnavailable, RuntimeFailed, StoreError
 from gangline.gateway.attempt import Attempt, NodeParts
 from gangline.gateway.pools import PoolSizes
 from gangline.gateway.watchdog import Watchdog
+from gangline.store.journal import Journal
 
 SIZES = PoolSizes(init_workers=1, ready_slots=2, run_slots=3, prewarm_workers=1, postrun_workers=1)
 GRADED_CLEAN: dict[str, Any] = {
@@ -224,3 +226,22 @@ async def test_nothing_of_an_agent_that_ran_out_of_time_lives_when_it_is_graded(
     assert (result.outcome, result.reward) == ("agent_timeout", 0.5)
     assert result.artifacts["harness.stdout"] == b"begun\n"
     assert alive == [{}]
+
+
+@pytest.mark.parametrize(
+    ("error", "boundary", "code"),
+    [(StoreError("the disk is gone"), "store", "store_error"), (ValueError("no tree"), "node", "internal_error")],
+)
+async def test_a_session_whose_calls_cannot_be_read_or_built_ends_as_our_fault(
+    tmp_path: Path, sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch, error: Exception, boundary: str, code: str
+) -> None:
+    async def unreadable(self: Journal, key: object) -> list[Completion]:
+        raise error
+
+    monkeypatch.setattr(Journal, "read", unreadable)
+    sandboxes.agents_may_end.set()
+    async with node_parts(tmp_path, sizes=SIZES) as parts:
+        _, life = begun(parts, "s1")
+        result = await life
+    assert result.outcome == "infra_error"
+    assert (result.failure.boundary, result.failure.code, result.reward) == (boundary, code, None)

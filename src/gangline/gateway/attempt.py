@@ -409,21 +409,14 @@ class Attempt:
 
     async def _postrun(self) -> SessionResult:
         trajectory: Trajectory | None = None
-        completions = await self._parts.journal.read(self.key)
-        if completions:
-            builder = plugins.make_builder(self._task.builder.strategy, self._task.builder.config)
-            budget_s = self._task.evaluation_timeout_seconds
-            building = asyncio.to_thread(
-                builder.build,
-                CompletionTree(completions),
-                session_id=self.lease.session_id,
-                task_id=self.lease.task_id,
-            )
-            try:
-                out_of_time = BuilderError(f"no trajectory within the evaluation's budget of {budget_s:g} s")
-                trajectory = await _within(budget_s, building, out_of_time)
-            except GanglineError as error:
-                self._fail(error.failure())
+        completions: Sequence[Completion] = ()
+
+        async def build() -> None:
+            nonlocal completions, trajectory
+            completions = await self._parts.journal.read(self.key)
+            trajectory = await self._built(completions) if completions else None
+
+        await self._guard(build)
         reward, details = None, dict[str, Any]()
         if self._outcome != "infra_error":
             if trajectory is None:
@@ -437,6 +430,17 @@ class Attempt:
 
             await self._guard(grade)
         return self._result(trajectory, reward, details, tuple(completions))
+
+    async def _built(self, completions: Sequence[Completion]) -> Trajectory:
+        """Raises: BuilderError."""
+        builder = plugins.make_builder(self._task.builder.strategy, self._task.builder.config)
+        budget_s = self._task.evaluation_timeout_seconds
+        building = asyncio.to_thread(
+            builder.build, CompletionTree(completions), session_id=self.lease.session_id, task_id=self.lease.task_id
+        )
+        return await _within(
+            budget_s, building, BuilderError(f"no trajectory within the evaluation's budget of {budget_s:g} s")
+        )
 
     async def _evaluate(self, trajectory: Trajectory) -> Reward:
         assert self._exit is not None
