@@ -3,6 +3,7 @@
 It is asked by lines of JSON on stdin, and answers each with one on stdout:
 {"do": "add", "host": "127.0.0.3", "cpus": 1}    a machine more
 {"do": "kill", "host": "127.0.0.3"}              `kill -9` of all that Ray runs there
+{"do": "settle"}                                 wait until Ray knows which machines are alive
 {"do": "kill_raylet_of_head"}                    the process of Ray that places there; the cluster goes on
 {"do": "actors"}                                 [[state, pid], ...] of all that there ever were
 {"do": "free"}                                   whether nothing of the cluster is in use
@@ -43,6 +44,8 @@ def main() -> None:
                 machines[host] = cluster.add_node(node_ip_address=host, num_cpus=asked["cpus"], **small)
             case "kill":
                 cluster.remove_node(machines.pop(asked["host"]), allow_graceful=False)
+            case "settle":
+                cluster.wait_for_nodes(timeout=120)
             case "kill_raylet_of_head":
                 cluster.head_node.kill_raylet(check_alive=False)
             case "actors":

@@ -189,6 +189,7 @@ def test_a_node_without_room_waits_for_a_machine_that_joins(start: Start, ray_ma
         wait_for(ray_machines.is_empty)
     finally:
         ray_machines.ask("kill", host="127.0.0.4")
+        ray_machines.ask("settle")
 
 
 def test_a_cluster_that_does_not_answer_ends_up_with_what_to_do(start: Start) -> None:
