@@ -12,13 +12,14 @@ import asyncio
 import random
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, NamedTuple
+
+from no_runtime import NoHandle, NoRuntime
 
 from gangline import plugins
-from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart
-from gangline.domain.errors import NotFound
+from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart
 from gangline.gateway.node import serve
 from gangline.gateway.pools import PoolSizes
 
@@ -59,61 +60,26 @@ UNSTAGED = OneWorkerEach(
 )
 
 
-class TimedRuntime:
+class TimedRuntime(NoRuntime):
     """Starting takes INIT's time; the agent's and the grader's command take theirs."""
-
-    name: ClassVar[str] = "sandbox"
-
-    async def check(self) -> None:
-        return
 
     async def start(self, start: RuntimeStart) -> RuntimeHandle:
         times = times_of(start.runtime_id.rsplit(".", 2)[0])
         await asyncio.sleep(times.init_s)
         return _TimedHandle(start.runtime_id, times)
 
-    async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
-        return 0
 
-
-class _TimedHandle:
-    workdir = home = "/nowhere"
-    proxy_url: str | None = None
-
+class _TimedHandle(NoHandle):
     def __init__(self, runtime_id: str, times: Times) -> None:
-        self.runtime_id = runtime_id
+        super().__init__(runtime_id)
         self._takes_s = {AGENT: times.run_s, GRADER: times.grade_s}
 
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-        timeout_s: float | None = None,
-        on_output: OutputSink | None = None,
-        max_output_bytes: int = 1 << 20,
-    ) -> ExecResult:
+    async def exec(self, command: str | Sequence[str], **options: Any) -> ExecResult:
         await asyncio.sleep(self._takes_s.get(command, 0.0) if isinstance(command, str) else 0.0)
-        return ExecResult(exit_code=0)
-
-    async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        return
+        return await super().exec(command, **options)
 
     async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
-        if path == "reward.txt":
-            return b"1"
-        raise NotFound(path)
-
-    async def kill(self) -> None:
-        return
-
-    async def stop(self) -> None:
-        return
-
-    def limits(self) -> dict[str, str]:
-        return {}
+        return b"1" if path == "reward.txt" else await super().download(path)
 
 
 async def _serve(sizes: PoolSizes, node_id: str, folder: Path, server_url: str, engine_url: str) -> None:
