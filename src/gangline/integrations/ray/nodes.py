@@ -48,13 +48,13 @@ class RayNodes:
 
         Raises: GanglineError when a node failed before any was ready; ClusterUnavailable when this machine is out.
         """
-        keeping = [asyncio.create_task(self._keep(index)) for index in range(1, self._num_nodes + 1)]
         try:
-            await asyncio.gather(*keeping)
-        finally:
-            for task in keeping:
-                task.cancel()
-            await asyncio.wait(keeping)
+            # A group cancels each of them once: a second time would break off what cleans up.
+            async with asyncio.TaskGroup() as group:
+                for index in range(1, self._num_nodes + 1):
+                    group.create_task(self._keep(index))
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
 
     async def _keep(self, index: int) -> None:
         pause_s = _FIRST_PAUSE_S
