@@ -216,6 +216,22 @@ def test_a_second_ctrl_c_ends_a_node_that_waits_and_leaves_nothing(tmp_path: Pat
         assert nothing_left_of(tmp_path / "node")
 
 
+def test_a_node_that_is_told_twice_of_its_parents_death_is_not_hurried(tmp_path: Path) -> None:
+    """As the kernel does where the parent had threads."""
+    with node_at_work(tmp_path) as (node, serving, url):
+        serving.send_signal(signal.SIGSTOP)
+        node.send_signal(signal.SIGUSR2)
+        assert "signal=parent_died" in read_until(node.stderr, "node.stopping")
+        node.send_signal(signal.SIGUSR2)
+        serving.send_signal(signal.SIGCONT)
+        told = rest_of(node)
+        assert "service.hurried" not in told
+        assert "service.stopped kind=node" in told
+        assert node.returncode == 0
+        assert nothing_left_of(tmp_path / "node")
+        assert json.loads(gangline("status", "sleeper", "--server", url, "--json").stdout)["states"] == {"queued": 1}
+
+
 # -- what asks --------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,8 @@
 
 - SIGTERM, SIGINT and SIGHUP cancel the service, which cleans up. A second one, or `GRACE_S` after the first, ends the
   process at once; what it would leave behind is removed then too.
-- Under a supervisor (`--parent PID`) the kernel sends SIGTERM when that process dies, however it died.
+- Under a supervisor (`--parent PID`) the kernel sends SIGUSR2 when that process dies, however it died. It sends it once
+  more for each of the supervisor's threads that the service is handed on to, so this signal hurries nobody.
 """
 
 from __future__ import annotations
@@ -46,13 +47,14 @@ ParentOption = Annotated[
 ]
 
 _PR_SET_PDEATHSIG = 1
+_PARENT_DIED = signal.SIGUSR2
 
 
 def _die_with(parent: int) -> None:
-    """Ask the kernel for SIGTERM when the parent dies; a parent that died before the asking counts too."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    """Ask the kernel for a signal when the parent dies; a parent that died before the asking counts too."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, _PARENT_DIED)
     if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), _PARENT_DIED)
 
 
 def _nothing() -> None:
@@ -72,11 +74,13 @@ class _Ending:
         self._signals = 0
 
     def signalled(self, number: signal.Signals) -> None:
+        if self._signals and number == _PARENT_DIED:
+            return
         self._signals += 1
         if self._signals == 1:
             log.info(
                 "service.stopping kind=%s signal=%s grace_s=%g; once more ends it at once",
-                *(self._kind, number.name, GRACE_S),
+                *(self._kind, "parent_died" if number == _PARENT_DIED else number.name, GRACE_S),
             )
             self._later(GRACE_S, Exit.FAILED)
             self._service.cancel()
@@ -101,7 +105,7 @@ async def _until_signalled(
 ) -> None:
     task = asyncio.ensure_future(service(on_ready))
     ending = _Ending(kind, task, clean_up)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, _PARENT_DIED):
         if signal.getsignal(number) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(number, ending.signalled, number)
     if parent is not None:
