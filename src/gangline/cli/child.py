@@ -23,6 +23,7 @@ from gangline.domain.errors import GanglineError, NodeError
 __all__ = ["Child"]
 
 _TAIL_LINES = 8
+_END_AFTER_EOF_S = 2.0
 
 
 def _known_errors() -> dict[str, type[GanglineError]]:
@@ -110,7 +111,13 @@ class Child:
         try:
             document: dict[str, Any] = msgspec.json.decode(line)
         except msgspec.DecodeError:
-            raise NodeError(f"the {self.name} did not start. The end of {self.log_path}:\n{self.log_tail()}") from None
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _END_AFTER_EOF_S)
+            self.kill()
+            how = await self.wait()
+            said = self.log_tail()
+            end = f"The end of {self.log_path}:\n{said}" if said else "It said nothing of why."
+            raise NodeError(f"the {self.name} did not start: it {how}. {end}") from None
         if error := document.get("error"):
             raise _known_errors().get(error["code"], NodeError)(f"the {self.name} did not start: {error['message']}")
         return document

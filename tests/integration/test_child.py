@@ -1,0 +1,43 @@
+"""A child of `gangline up`, really started: what is told of one that does not start."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from gangline.cli.child import Child
+from gangline.domain.errors import NodeError
+
+
+@pytest.fixture
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Child:
+    """One whose interpreter is a script of the test's, `tmp_path/python`."""
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(stat.S_IRWXU)
+    monkeypatch.setattr(sys, "executable", str(program))
+    return Child("node", ["node"], log_path=tmp_path / "node.log", env=dict(os.environ), port=0)
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("echo trouble >&2; exit 7", "it ended with exit code 7. The end of"),
+        ("exit 7", "it ended with exit code 7. It said nothing of why."),
+        ("kill -SEGV $$", "it was ended by SIGSEGV. It said nothing of why."),
+        ("exec >&-; sleep 600", "it was ended by SIGKILL"),
+    ],
+)
+async def test_a_child_that_does_not_start_is_told_of_with_its_end(
+    child: Child, tmp_path: Path, script: str, told: str
+) -> None:
+    (tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
+    with pytest.raises(NodeError) as raised:
+        await child.start()
+    assert told in raised.value.message
+    assert ("trouble" in raised.value.message) == ("trouble" in script)
+    assert not child.is_running
