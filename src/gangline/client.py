@@ -44,6 +44,7 @@ T = TypeVar("T")
 _MSGPACK = "application/msgpack"
 _POLL_S = 60.0
 _DRAIN_POLL_S = 30.0
+_RETRY_S = 0.5
 
 
 def _nobody(_error: GanglineError | None) -> None:
@@ -160,14 +161,32 @@ class ServerClient(_HttpClient):
         Raises: NotFound, TimeoutError after `timeout_s`.
         """
         async with asyncio.timeout(timeout_s):
-            while True:
-                try:
-                    task = await self.task(task_id, wait_s=_POLL_S)
-                except (ServerUnavailable, StoreError):
-                    await asyncio.sleep(0.5)
-                    continue
+            async for task in self.progress(task_id):
                 if task.ended:
                     return task
+        raise AssertionError("progress ends with the task")
+
+    async def progress(
+        self, task_id: str, *, poll_s: float = _POLL_S, patience_s: float | None = None
+    ) -> AsyncGenerator[TaskView]:
+        """The task each `poll_s`, and last when it has ended; through restarts of the server and of its database.
+
+        Raises: NotFound; ServerUnavailable, StoreError when none answers for longer than `patience_s`.
+        """
+        loop = asyncio.get_running_loop()
+        heard_at = loop.time()
+        while True:
+            try:
+                task = await self.task(task_id, wait_s=poll_s)
+            except (ServerUnavailable, StoreError):
+                if patience_s is not None and loop.time() - heard_at > patience_s:
+                    raise
+                await asyncio.sleep(_RETRY_S)
+                continue
+            heard_at = loop.time()
+            yield task
+            if task.ended:
+                return
 
     async def tasks(
         self,

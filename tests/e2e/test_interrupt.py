@@ -290,6 +290,22 @@ def test_who_no_longer_waits_for_a_task_is_told_that_it_goes_on(up: UpProcess, t
     assert view["ended_at"] is None
 
 
+def test_who_waits_for_a_task_waits_through_a_death_of_the_server(up: UpProcess, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    command = f"until [ -e {gate} ]; do sleep 0.1; done"
+    body = {**SLEEPER, "agent": {"harness": "shell", "settings": {"command": command}}}
+    (tmp_path / "task.json").write_text(json.dumps(body))
+    with started("submit", tmp_path / "task.json", "--wait", "--json", "--data", up.data) as waiting:
+        wait_for(lambda: gangline("status", "sleeper", "--data", up.data).returncode == 0)
+        before = up.running()["pids"]["server"]
+        os.kill(before, signal.SIGKILL)
+        wait_for(lambda: up.running()["pids"]["server"] != before)
+        gate.touch()
+        answer, errors = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0, errors
+    assert json.loads(answer)["outcomes"] == {"completed": 1}
+
+
 def test_up_says_what_it_waits_for(up: UpProcess) -> None:
     code, told = up.end(signal.SIGINT)
     assert code == 0

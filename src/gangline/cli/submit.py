@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["register", "wait_with_progress"]
 
 _POLL_S = 1.0
+_QUIET_POLL_S = 30.0
+_PATIENCE_S = 120.0
+"""How long a server may be away, as while it is started again."""
 
 
 def submit(
@@ -139,12 +142,11 @@ async def wait_with_progress(client: ServerClient, task_ids: list[str]) -> list[
     with Progress(*columns, console=out, disable=not out.is_terminal, transient=True) as progress:
         bars = {task_id: progress.add_task(task_id, total=None) for task_id in task_ids}
         for task_id in task_ids:
-            while True:
-                view = await client.task(task_id, wait_s=_POLL_S if out.is_terminal else 30.0)
+            poll_s = _POLL_S if out.is_terminal else _QUIET_POLL_S
+            async for view in client.progress(task_id, poll_s=poll_s, patience_s=_PATIENCE_S):
                 progress.update(bars[task_id], total=view.num_samples, completed=view.num_samples - view.num_open)
                 if view.ended:
                     ended.append(view)
-                    break
     return ended
 
 
