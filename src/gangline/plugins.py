@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from gangline.domain.contracts import Builder, Evaluator, Harness, Runtime
+from gangline.domain.contracts import Builder, Evaluator, Harness, Runtime, Taker, Wish
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
-from gangline.domain.task import TaskRequest
+from gangline.domain.task import AgentSpec, TaskRequest
 
 __all__ = [
     "Kind",
@@ -95,6 +95,18 @@ def make_evaluator(strategy: str, config: dict[str, Any]) -> Evaluator:
 def check_task(task: TaskRequest) -> None:
     """Raises: UnknownPlugin, InvalidRequest when the configuration of a plug-in is wrong."""
     load("runtime", task.runtime.backend)
-    make_harness(task.agent.harness, task.agent.settings)
+    _check_wishes(task.agent, make_harness(task.agent.harness, task.agent.settings))
     make_builder(task.builder.strategy, task.builder.config)
     make_evaluator(task.evaluator.strategy, task.evaluator.config)
+
+
+def _check_wishes(agent: AgentSpec, harness: Harness) -> None:
+    """Raises: InvalidRequest when the harness would have to drop what the task asks for."""
+    asked: dict[Wish, bool] = {"mcp_servers": bool(agent.mcp_servers), "skills": bool(agent.skills)}
+    takes = harness.takes if isinstance(harness, Taker) else frozenset[Wish]()
+    refused = [f"`agent.{wish}`" for wish, is_asked in asked.items() if is_asked and wish not in takes]
+    if refused:
+        raise InvalidRequest(
+            f"harness {agent.harness!r} has no way to give its program {' or '.join(refused)}: leave that out, or "
+            "choose a harness that has (`gangline harness list`)."
+        )

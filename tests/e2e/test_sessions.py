@@ -119,6 +119,14 @@ async def test_the_call_beyond_the_turn_limit_ends_the_session(client: ServerCli
     assert (result.outcome, len(result.completions)) == ("turn_limit", 2)
 
 
+async def test_the_call_beyond_the_token_limit_ends_the_session(client: ServerClient) -> None:
+    request = task("echo begins; python3 agent.py one two three four || sleep 600")
+    request["agent"]["max_sampled_tokens"] = 1
+    result = await run(client, request)
+    assert (result.outcome, len(result.completions)) == ("token_limit", 1)
+    assert result.artifacts["harness.stdout"].startswith(b"begins")
+
+
 async def test_an_agent_that_fails_is_scored_and_not_tried_again(client: ServerClient) -> None:
     result = await run(client, task("python3 agent.py one; exit 3", max_attempts=5))
     assert (result.outcome, result.reward, result.attempt) == ("agent_error", 0.0, 1)

@@ -1,6 +1,6 @@
 """The real pi, where it is installed, against a chat server on loopback that plays a script.
 
-Set GANGLINE_TOOLS, or install it in `.tools`: npm install --prefix .tools @mariozechner/pi-coding-agent@0.73.1
+Set GANGLINE_TOOLS, or install it in `.tools`: make tools
 """
 
 import json
@@ -152,13 +152,17 @@ async def test_settings_reach_pi(runtime: FolderRuntime) -> None:
 async def test_another_version_than_the_tasks_is_refused_with_the_line_that_installs_it(
     runtime: FolderRuntime,
 ) -> None:
-    with pytest.raises(HarnessError, match=r"0\.73\.1 is installed, the task wants 0\.1\.0.*pi-coding-agent@0\.1\.0"):
+    with pytest.raises(
+        HarnessError, match=r"0\.73\.1 is installed, the task wants 0\.1\.0.*install pi --version 0\.1\.0"
+    ):
         await run_pi(runtime, "http://127.0.0.1:1", "hello", version="0.1.0")
 
 
 async def test_a_missing_pi_is_refused_with_the_line_that_installs_it(tmp_path: Path) -> None:
     bare = FolderRuntime(tmp_path / "bare", path="/usr/bin:/bin")
-    with pytest.raises(HarnessError, match=r"npm install --prefix .* @mariozechner/pi-coding-agent@0\.73\.1"):
+    with pytest.raises(
+        HarnessError, match=r"Run: gangline harness install pi .*npm install .* @mariozechner/pi-coding-agent@0\.73\.1"
+    ):
         await run_pi(bare, "http://127.0.0.1:1", "hello")
 
 

@@ -294,11 +294,22 @@ def _asked_upstream(running: Proxied) -> bool:
 async def test_the_turn_limit_refuses_the_call_beyond_it_and_says_so() -> None:
     async with proxied({}, max_turns=1) as running:
         assert (await _post(running, json=_body()))[0] == 200
-        assert not running.session.turn_limit_reached.is_set()
+        assert not running.session.limit_reached.is_set()
         status, answer, _ = await _post(running, json=_body())
         assert (status, answer["error"]["code"]) == (403, "session_over")
-        assert running.session.turn_limit_reached.is_set()
+        assert running.session.limit_reached.is_set()
         assert running.session.num_calls == 1
+
+
+async def test_the_token_limit_refuses_the_call_after_it_was_reached() -> None:
+    async with proxied({}, max_sampled_tokens=2) as running:
+        assert (await _post(running, json=_body()))[0] == 200
+        assert sum(len(one.sampled_ids) for one in running.journal.completions) >= 2
+        assert running.session.limit is None
+        status, answer, _ = await _post(running, json=_body())
+        assert (status, answer["error"]["code"]) == (403, "session_over")
+        assert running.session.limit_reached.is_set()
+        assert (running.session.limit, running.session.num_calls) == ("token_limit", 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])

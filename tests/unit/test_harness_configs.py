@@ -8,6 +8,7 @@ from folder_runtime import FolderRuntime
 from gangline import plugins
 from gangline.domain.contracts import ExecResult, HarnessContext
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.task import AgentSpec, TaskRequest
 from gangline.harnesses.environment import provider_environment
 from gangline.harnesses.pi import PiConfig, PiHarness
 from gangline.harnesses.shell import ShellConfig, ShellHarness
@@ -142,3 +143,36 @@ def test_pi_fails_when_its_process_did_whatever_its_events_say() -> None:
     done = events(START, answered("stop"), END)
     assert not PiHarness(PiConfig()).judge(ExecResult(exit_code=1, stdout=done)).ok
     assert not PiHarness(PiConfig()).judge(ExecResult(exit_code=None, timed_out=True, stdout=done)).ok
+
+
+MCP, SKILL = {"docs": {"command": ["docs-server"]}}, {"sled": {"SKILL.md": "How to steer."}}
+
+
+@pytest.mark.parametrize(
+    ("agent", "told"),
+    [
+        ({"mcp_servers": MCP}, r"shell.* no way .*`agent\.mcp_servers`"),
+        ({"skills": SKILL}, r"shell.* no way .*`agent\.skills`"),
+    ],
+)
+def test_what_a_harness_cannot_give_its_program_is_refused_at_submit(agent: dict[str, Any], told: str) -> None:
+    task = {"instruction": "x", "agent": {"harness": "shell", "settings": {"command": "x"}, **agent}}
+    with pytest.raises(InvalidRequest, match=told):
+        plugins.check_task(TaskRequest.model_validate(task))
+
+
+@pytest.mark.parametrize(
+    ("agent", "told"),
+    [
+        ({"mcp_servers": {"a": {}}}, "either command or url"),
+        ({"mcp_servers": {"a": {"command": ["x"], "url": "http://x"}}}, "either command or url"),
+        ({"mcp_servers": {"a": {"url": "http://x", "env": {"A": "1"}}}}, "env is of a command"),
+        ({"mcp_servers": {"a.b": {"command": ["x"]}}}, "pattern"),
+        ({"skills": {"a": {"README.md": "x"}}}, "has no SKILL.md"),
+        ({"skills": {"a": {"SKILL.md": "x", "../b": "y"}}}, "inside the skill's folder"),
+        ({"skills": {"../a": {"SKILL.md": "x"}}}, "pattern"),
+    ],
+)
+def test_wrong_servers_and_skills_are_refused(agent: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        AgentSpec.model_validate({"harness": "shell", **agent})

@@ -24,7 +24,8 @@ from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import GanglineError
 from gangline.domain.ids import new_id
 from gangline.domain.task import LimitsSpec, RuntimeSpec
-from gangline.plugins import make_runtime
+from gangline.harnesses.installation import installed_version, program_of
+from gangline.plugins import make_runtime, names
 from gangline.runtimes.limits import NOT_ENFORCED
 from gangline.settings import Settings
 
@@ -140,14 +141,17 @@ def check_node_js(settings: Settings) -> Check:
     return Check(name="node.js", state="ok", found=f"{_output_of(found, '--version')} at {found}")
 
 
-def check_pi(settings: Settings) -> Check:
-    found = settings.tools_dir / "node_modules" / ".bin" / "pi"
-    if not found.exists():
-        line = f"npm install --prefix {settings.tools_dir} @mariozechner/pi-coding-agent@0.73.1"
-        return Check(
-            name="pi", state="optional", found=f"not in {settings.tools_dir}", advice=f"for harness pi: {line}"
-        )
-    return Check(name="pi", state="ok", found=str(found))
+def check_agent_programs(settings: Settings) -> Check:
+    """Those that harnesses declare; each is needed by its own harness only."""
+    programs = {name: program for name in names("harness") if (program := program_of(name)) is not None}
+    versions = {name: installed_version(program, settings.tools_dir) for name, program in programs.items()}
+    there = [f"{name} {version}" for name, version in versions.items() if version]
+    stale = [name for name, version in versions.items() if version != programs[name].version]
+    found = f"{', '.join(there) or 'none'} in {settings.tools_dir}"
+    if not stale:
+        return Check(name="agent programs", state="ok", found=found)
+    advice = f"for the harness of that name: gangline harness install {' '.join(stale)}"
+    return Check(name="agent programs", state="optional", found=found, advice=advice)
 
 
 def check_ports(settings: Settings) -> Check:
@@ -193,7 +197,7 @@ CHECKS: tuple[Examination, ...] = (
     check_model,
     check_agent_sdk,
     check_node_js,
-    check_pi,
+    check_agent_programs,
     check_ports,
     check_disk,
     check_clock,

@@ -27,6 +27,7 @@ _COMMAND_MODULES = (
     "drift",
     "export",
     "doctor",
+    "harness",
     "actions",
     "gate",
     "drain",

@@ -32,6 +32,7 @@ OUTCOME_COLOURS = {
     "completed": "green",
     "agent_timeout": "yellow",
     "turn_limit": "yellow",
+    "token_limit": "yellow",
     "agent_error": "yellow",
     "infra_error": "bold red",
     "cancelled": "dim",

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from gangline.domain.completion import CompletionTree
 from gangline.domain.lifecycle import Outcome
 from gangline.domain.session import HarnessExit
-from gangline.domain.task import RuntimeSpec
+from gangline.domain.task import McpServer, RuntimeSpec
 from gangline.domain.trajectory import Trajectory
 
 __all__ = [
@@ -29,12 +29,18 @@ __all__ = [
     "HarnessVerdict",
     "Keepable",
     "Launch",
+    "Logged",
     "OutputSink",
     "Reward",
     "Runtime",
     "RuntimeHandle",
     "RuntimeStart",
+    "Taker",
+    "Wish",
 ]
+
+Wish = Literal["mcp_servers", "skills"]
+"""A field of `AgentSpec` that only some harnesses can fulfil."""
 
 OutputSink = Callable[[Literal["stdout", "stderr"], bytes], None]
 """Called with each piece of output as it comes, on the event loop."""
@@ -169,6 +175,10 @@ class HarnessContext(msgspec.Struct, frozen=True, kw_only=True):
     runtime: RuntimeHandle
     env: Mapping[str, str]
     max_turns: int | None = None
+    mcp_servers: Mapping[str, McpServer] = {}
+    """Empty unless the harness takes them."""
+    skills: Mapping[str, Mapping[str, str]] = {}
+    """Name -> path in the skill's folder -> content. Empty unless the harness takes them."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +210,22 @@ class Harness(Protocol):
         ...
 
     def judge(self, result: ExecResult) -> HarnessVerdict: ...
+
+
+@runtime_checkable
+class Taker(Protocol):
+    """What a harness declares that translates common fields of a task for its program; of others they are refused."""
+
+    takes: ClassVar[frozenset[Wish]]
+
+
+@runtime_checkable
+class Logged(Protocol):
+    """What a harness declares whose program leaves files that tell of its run. They are kept with the session's
+    artifacts, however the run ended; their content is the agent's word."""
+
+    logs: ClassVar[tuple[str, ...]]
+    """Shell patterns, relative to HOME."""
 
 
 class Builder(Protocol):

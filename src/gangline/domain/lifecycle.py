@@ -33,11 +33,12 @@ STAGES: tuple[Stage, ...] = ("init", "ready", "run", "postrun")
 SessionState = Literal["queued", "leased", "ended"]
 TaskState = Literal["queued", "running", "ended", "cancelled"]
 
-Outcome = Literal["completed", "agent_timeout", "turn_limit", "agent_error", "infra_error", "cancelled"]
+Outcome = Literal["completed", "agent_timeout", "turn_limit", "token_limit", "agent_error", "infra_error", "cancelled"]
 OUTCOMES: tuple[Outcome, ...] = (
     "completed",
     "agent_timeout",
     "turn_limit",
+    "token_limit",
     "agent_error",
     "infra_error",
     "cancelled",

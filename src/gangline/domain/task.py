@@ -10,7 +10,7 @@ import math
 import re
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from gangline.domain.ids import ID_PATTERN
 
@@ -21,6 +21,7 @@ __all__ = [
     "EvaluatorSpec",
     "ExecAction",
     "LimitsSpec",
+    "McpServer",
     "NetworkPolicy",
     "ParameterRule",
     "PrepareAction",
@@ -89,6 +90,38 @@ class RuntimeSpec(_Spec):
     limits: LimitsSpec = LimitsSpec()
 
 
+class McpServer(_Spec):
+    """A server that gives the agent tools over the Model Context Protocol: a command, or a URL."""
+
+    command: tuple[str, ...] = ()
+    """A program in the runtime and its arguments, which talks over its standard streams."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Of the command."""
+    url: str | None = Field(default=None, pattern=r"^https?://[^\s\x00]+$")
+    """Of a server that talks streamable HTTP. The runtime's network policy must let the agent reach it."""
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> McpServer:
+        if bool(self.command) == (self.url is not None):
+            raise ValueError("give either command or url")
+        if self.env and not self.command:
+            raise ValueError("env is of a command, and there is none")
+        return self
+
+
+def _inside_skill(path: str) -> str:
+    parts = path.split("/")
+    if path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
+        raise ValueError(f"{path!r} is not a path inside the skill's folder")
+    return path
+
+
+_SHORT_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+McpServerName = Annotated[str, Field(pattern=_SHORT_NAME)]
+SkillName = Annotated[str, Field(pattern=_SHORT_NAME)]
+SkillFile = Annotated[str, AfterValidator(_inside_skill)]
+
+
 class AgentSpec(_Spec):
     """The harness and how it is set."""
 
@@ -101,6 +134,23 @@ class AgentSpec(_Spec):
     env: dict[str, str] = Field(default_factory=dict)
     max_turns: int | None = Field(default=None, gt=0)
     """Model calls before the session is ended with outcome `turn_limit`; None is no limit."""
+    max_sampled_tokens: int | None = Field(default=None, gt=0)
+    """Sampled tokens, of all calls together, after which the next call ends the session with outcome `token_limit`;
+    None is no limit."""
+    mcp_servers: dict[McpServerName, McpServer] = Field(default_factory=dict)
+    """Servers of tools that the harness's program is told of, by name. A harness that cannot be given any refuses the
+    task."""
+    skills: dict[SkillName, dict[SkillFile, str]] = Field(default_factory=dict)
+    """Skills that the harness's program is given: name -> path in the skill's folder -> content; `SKILL.md` is among
+    them. A harness that cannot be given any refuses the task."""
+
+    @field_validator("skills")
+    @classmethod
+    def _are_skills(cls, skills: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+        for name, files in skills.items():
+            if "SKILL.md" not in files:
+                raise ValueError(f"skill {name!r} has no SKILL.md")
+        return skills
 
 
 class ParameterRule(_Spec):

@@ -20,7 +20,7 @@ class SessionCompletedConfig(BaseModel):
     completed: FiniteFloat = 1.0
     """Reward of outcome `completed`."""
     otherwise: FiniteFloat = 0.0
-    """Reward of `agent_timeout`, `turn_limit` and `agent_error`."""
+    """Reward of `agent_timeout`, `turn_limit`, `token_limit` and `agent_error`."""
 
 
 class SessionCompletedEvaluator:

@@ -25,8 +25,10 @@ from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.contracts import (
     EvaluationContext,
     ExecResult,
+    Harness,
     HarnessContext,
     Launch,
+    Logged,
     Reward,
     RuntimeHandle,
     RuntimeStart,
@@ -48,6 +50,7 @@ from gangline.domain.trajectory import Trajectory
 from gangline.gateway.adoption import RESTARTED, AttemptNote, RunClock, RunEnd, annotate, run_harness
 from gangline.gateway.backends import BackendPool
 from gangline.gateway.gate import Gate
+from gangline.gateway.harness_logs import collect_logs
 from gangline.gateway.metrics import NodeMetrics
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.pools import Pools
@@ -297,6 +300,8 @@ class Attempt:
             runtime=handle,
             env=task.agent.env,
             max_turns=task.agent.max_turns,
+            mcp_servers=task.agent.mcp_servers,
+            skills=task.agent.skills,
         )
         return handle, await harness.prepare(context)
 
@@ -309,6 +314,7 @@ class Attempt:
             engine=parts.backends.engine_for(self.lease.session_id, self.lease.task_id),
             journal=parts.journal,
             max_turns=task.agent.max_turns,
+            max_sampled_tokens=task.agent.max_sampled_tokens,
             thinking=task.capture.thinking,
             tier=task.capture.tier,
             volatile_system_text=task.capture.volatile_system_text,
@@ -356,14 +362,14 @@ class Attempt:
         if task.evaluator.refresh_runtime and self._parts.pools.prewarm.size:
             self._fresh = self._begin("grader", self._prewarm())  # prepared while the agent runs
         execution = self._begin("command", work)
-        limit = asyncio.create_task(session.turn_limit_reached.wait())
+        limit = asyncio.create_task(session.limit_reached.wait())
         is_over = False
         self._run_clock = RunClock(session.meter, spent_s)
         budget = asyncio.create_task(session.meter.elapse(task.timeout_seconds - spent_s))
         try:
             await asyncio.wait({execution, limit, budget}, return_when=asyncio.FIRST_COMPLETED)
             result = execution.result() if execution.done() else None
-            is_over = budget.done() and not execution.done() and not limit.done()
+            is_over = not execution.done() and (budget.done() or limit.done())
         finally:
             limit.cancel()
             budget.cancel()
@@ -373,23 +379,34 @@ class Attempt:
             if not execution.done():  # what the kill makes of it would be mistaken for its own end
                 await annotate(handle, None)
             await handle.kill()
-            # What it wrote until then is kept where its budget ended it; the kill has ended it already.
+            # What it wrote until then is kept where its budget or a limit ended it; the kill has ended it already.
             await asyncio.wait({execution}, timeout=_KILL_GRACE_S)
             execution.cancel()
             await asyncio.wait({execution, limit, budget})
-        self._judge(_out_of_time(execution) if is_over else result)
+        harness = plugins.make_harness(self._task.agent.harness, self._task.agent.settings)
+        if isinstance(harness, Logged):
+            self._artifacts |= await collect_logs(handle, harness.logs)
+        result = result or _cut_short(execution)
+        if session.limit is not None:
+            self._stop_at_limit(session.limit, result)
+        else:
+            self._judge(harness, result)
         await annotate(handle, self._note())
 
-    def _judge(self, result: ExecResult | None) -> None:
-        """Outcome of RUN; `result` is None when the turn limit ended it."""
-        assert self._session is not None
-        if result is None:
-            self._outcome, self._exit = "turn_limit", HarnessExit(exit_code=None)
-            return
-        self._exit = HarnessExit(exit_code=result.exit_code, signal=result.signal, timed_out=result.timed_out)
+    def _stop_at_limit(self, limit: Outcome, result: ExecResult) -> None:
+        """A limit is an outcome, whatever the harness made of the refused call."""
+        self._outcome, self._exit = limit, HarnessExit(exit_code=None)
+        self._keep_output(result)
+
+    def _keep_output(self, result: ExecResult) -> None:
         self._stdout = result.stdout
         self._artifacts |= {"harness.stdout": result.stdout, "harness.stderr": result.stderr}
-        harness = plugins.make_harness(self._task.agent.harness, self._task.agent.settings)
+
+    def _judge(self, harness: Harness, result: ExecResult) -> None:
+        """Outcome of RUN."""
+        assert self._session is not None
+        self._exit = HarnessExit(exit_code=result.exit_code, signal=result.signal, timed_out=result.timed_out)
+        self._keep_output(result)
         verdict = harness.judge(result)
         broken = self._session.engine_failure or self._session.store_failure
         if verdict.ok and not result.timed_out:
@@ -562,8 +579,8 @@ def _empty_trajectory(lease: Lease, task: TaskRequest) -> Trajectory:
     )
 
 
-def _out_of_time(execution: asyncio.Task[ExecResult]) -> ExecResult:
-    """Of a command that was killed when its budget had ended."""
+def _cut_short(execution: asyncio.Task[ExecResult]) -> ExecResult:
+    """Of a command that was killed when its budget had ended, or a limit was reached."""
     said = ExecResult(exit_code=None, timed_out=True)
     if execution.cancelled() or execution.exception() is not None:
         return said

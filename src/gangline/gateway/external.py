@@ -450,7 +450,7 @@ def _outcome(session: ModelSession, *, completed: bool) -> tuple[Outcome, Failur
     broken = session.engine_failure or session.store_failure
     if broken is not None and not completed:
         return "infra_error", broken
-    return ("turn_limit" if session.turn_limit_reached.is_set() else "completed"), None
+    return session.limit or "completed", None
 
 
 def _build(session_id: str, task_id: str, spec: BuilderSpec, completions: list[Completion]) -> Trajectory:

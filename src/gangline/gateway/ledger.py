@@ -46,6 +46,8 @@ class Ledger:
         self.index = PlaceIndex(self.tree, volatile)
         self._journal = journal
         self._num_committed = 0
+        self.num_sampled_tokens = 0
+        """Of all completions, aborted ones too."""
         self._replies: dict[str, list[str]] = {}
         """reply id -> its completions, one per choice"""
         self._continued: set[str] = set()
@@ -96,6 +98,7 @@ class Ledger:
         return any(completion_id in self._continued for completion_id in self._replies.get(reply_id, ()))
 
     def _note(self, completion: Completion) -> None:
+        self.num_sampled_tokens += len(completion.sampled_ids)
         reply_id = completion.metadata.get("reply_id")
         if isinstance(reply_id, str) and completion.status == "complete":
             self._replies.setdefault(reply_id, []).append(completion.completion_id)

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NoReturn
 
 import msgspec
 
@@ -50,6 +51,7 @@ class ModelSession:
         engine: Engine,
         journal: CompletionJournal,
         max_turns: int | None = None,
+        max_sampled_tokens: int | None = None,
         thinking: ThinkingPolicy = "follow_template",
         tier: Tier = "auto",
         clock: Callable[[], float] = time.time,
@@ -74,8 +76,10 @@ class ModelSession:
         """Empty where only its digest is known."""
         self.key_digest = key_digest(key) if isinstance(key, str) else key
         self.engine = engine
-        self.turn_limit_reached = asyncio.Event()
-        """Set by the first call beyond `max_turns`; that call was refused."""
+        self.limit_reached = asyncio.Event()
+        """Set by the first call beyond `max_turns` or `max_sampled_tokens`; that call was refused."""
+        self.limit: Literal["turn_limit", "token_limit"] | None = None
+        """Which one it was beyond."""
         self.engine_failure: Failure | None = None
         """How the engine failed the last call; None when calls were answered since."""
         self.store_failure: Failure | None = None
@@ -96,6 +100,7 @@ class ModelSession:
             answered=answered_calls(self.tree, clock() - retry_window_s, MAX_FINISHED),
         )
         self._max_turns = max_turns
+        self._max_sampled_tokens = max_sampled_tokens
         self._clock = clock
         # The choices of one call share its start.
         self._num_calls = len({completion.started_at for completion in self.tree})
@@ -170,9 +175,15 @@ class ModelSession:
         if self._fence_message is not None:
             raise SessionOver(self._fence_message)
         if self._max_turns is not None and self._num_calls >= self._max_turns:
-            self.turn_limit_reached.set()
-            raise SessionOver(f"the session's limit of {self._max_turns} model calls is reached")
+            self._refuse("turn_limit", f"{self._max_turns} model calls")
+        if self._max_sampled_tokens is not None and self._ledger.num_sampled_tokens >= self._max_sampled_tokens:
+            self._refuse("token_limit", f"{self._max_sampled_tokens} sampled tokens")
         self._num_calls += 1
+
+    def _refuse(self, limit: Literal["turn_limit", "token_limit"], what: str) -> NoReturn:
+        self.limit = self.limit or limit
+        self.limit_reached.set()
+        raise SessionOver(f"the session's limit of {what} is reached")
 
     async def fence(self, message: str) -> None:
         """Take no more calls; abort those in flight. Returns when all have ended and are recorded. Idempotent."""

@@ -17,17 +17,24 @@ from typing import Any, ClassVar, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch, RuntimeHandle
-from gangline.domain.errors import HarnessError
 from gangline.harnesses.environment import provider_environment
 from gangline.harnesses.evidence import describe_exit
-from gangline.settings import Settings
+from gangline.harnesses.installation import Program, check_program
 
 __all__ = ["PiConfig", "PiHarness"]
 
-_PACKAGE = "@mariozechner/pi-coding-agent"
+_PROGRAM = Program(
+    harness="pi",
+    command="pi",
+    source="npm",
+    package="@mariozechner/pi-coding-agent",
+    version="0.73.1",
+    oldest=(20, 6),
+    env={"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1"},
+)
+
 _PROVIDER = "gangline"
 _KEY_VARIABLE = "GANGLINE_API_KEY"
-_VERSION_TIMEOUT_S = 60.0
 
 _API_PATHS = {
     "openai-completions": "/v1",
@@ -57,7 +64,7 @@ class PiConfig(BaseModel):
         "openai-completions"
     )
     """The API that pi speaks to the proxy."""
-    version: str | None = "0.73.1"
+    version: str | None = _PROGRAM.version
     """Version that must be installed; None takes any."""
     context_window: int = Field(default=32_768, gt=0)
     """Tokens that the model can read; pi compacts its history before they are used up."""
@@ -84,13 +91,14 @@ class PiHarness:
 
     name: ClassVar[str] = "pi"
     Config: ClassVar[type[BaseModel]] = PiConfig
+    program: ClassVar[Program] = _PROGRAM
 
     def __init__(self, config: PiConfig) -> None:
         self._config = config
 
     async def prepare(self, context: HarnessContext) -> Launch:
         """Raises: HarnessError when pi is missing, does not start, or is of another version."""
-        await self._check_version(context.runtime)
+        await check_program(context.runtime, self.program, self._config.version)
         folder = f"{context.runtime.home}/.pi/agent"
         await _write_json(context.runtime, f"{folder}/models.json", self._models(context))
         await _write_json(context.runtime, f"{folder}/settings.json", self._settings())
@@ -159,28 +167,6 @@ class PiHarness:
             "keepRecentTokens": min(20_000, window // 2),
         }
         return {"quietStartup": True, "enableInstallTelemetry": False, "compaction": compaction}
-
-    async def _check_version(self, runtime: RuntimeHandle) -> None:
-        wanted = self._config.version
-        tools = Settings.from_environ().tools_dir
-        install = f"npm install --prefix {tools} {_PACKAGE}@{wanted or 'latest'}"
-        env = {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1"}
-        result = await runtime.exec(
-            "command -v pi >/dev/null || exit 127; pi --version", env=env, timeout_s=_VERSION_TIMEOUT_S
-        )
-        if result.exit_code == 127:
-            raise HarnessError(f"pi is not installed where the runtime looks for it. Run: {install}")
-        if not result.ok:
-            raise HarnessError(
-                f"pi does not start (it needs Node 20.6 or later): {describe_exit(result)}. Run: {install}"
-            )
-        # pi tells its version on stderr.
-        found = (result.stdout + result.stderr).decode(errors="replace").split()
-        if wanted is not None and wanted not in found:
-            raise HarnessError(
-                f"pi {' '.join(found)[:40] or 'of an unknown version'} is installed, the task wants {wanted}. "
-                f"Run: {install}, or set `version` in the agent's settings"
-            )
 
 
 async def _write_json(runtime: RuntimeHandle, path: str, value: dict[str, Any]) -> None:

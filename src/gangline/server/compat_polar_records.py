@@ -23,7 +23,12 @@ LogprobForm = Literal["objects", "floats"]
 """`response_logprobs` as the paper has it, `{"token_id", "logprob"}` each, or as numbers, as its later code has it."""
 
 _NETWORKS = {"host": "full", "bridge": "full", None: "proxy"}
-_STATUSES: dict[Outcome, str] = {"completed": "COMPLETED", "turn_limit": "COMPLETED", "agent_timeout": "TIMEOUT"}
+_STATUSES: dict[Outcome, str] = {
+    "completed": "COMPLETED",
+    "turn_limit": "COMPLETED",
+    "token_limit": "COMPLETED",
+    "agent_timeout": "TIMEOUT",
+}
 _STAGE_FIELDS = {"init": "init_ms", "ready": "ready_queue_ms", "run": "run_ms", "postrun": "postrun_ms"}
 _MEBIBYTE = 1024**2
 

@@ -130,7 +130,7 @@ def job_result(
         "outcome": result.outcome,
         "error": told["error"],
         "critical_error": _critical_error(result),
-        "filter": result.outcome not in ("completed", "turn_limit"),
+        "filter": result.outcome not in ("completed", "turn_limit", "token_limit"),
         "messages": messages,
         "tools": tools,
         "trajectory": told["trajectory"],

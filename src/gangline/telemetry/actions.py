@@ -48,6 +48,7 @@ ACTIONS: dict[str, str] = {
     "session.lost": "A session's work ended with a defect; its lease will run out.",
     "session.stuck": "A session stays where its budget should have ended it, and where that is.",
     "grader.failed": "A clean runtime for a grader did not start; it is tried once more.",
+    "harness.logs_failed": "What a harness's program wrote of its run could not be read; the result is what it was.",
     "hook.failed": "A command of the operator's failed; the result is what it was.",
     "breaker.opened": "A node takes no sessions for a while: its last ones failed for the same reason of its own.",
     "breaker.trying": "A node whose breaker is open takes one session.",

@@ -1,0 +1,228 @@
+"""Agent programs as packages: what an adapter needs, whether it is there, and how it is installed once for all.
+
+All live in the tools folder (`GANGLINE_TOOLS`), which every sandbox sees read-only and whose programs are first in its
+PATH. Programs from npm share one `node_modules`; where the machine's Node is too old for one of them, a newer Node from
+npm comes with it. Each program from PyPI has a virtual environment of its own, `python/COMMAND`, with links to its
+commands in `bin`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from gangline import plugins
+from gangline.domain.contracts import RuntimeHandle
+from gangline.domain.errors import HarnessError, InvalidRequest
+from gangline.harnesses.evidence import describe_exit
+
+__all__ = ["Program", "check_program", "find_program", "install", "installed_version", "program_of"]
+
+_NEWER_NODE = "node@22"
+_CHECK_TIMEOUT_S = 60.0
+_INSTALL_TIMEOUT_S = 1800.0
+_VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """What an adapter declares of its program: class attribute `program`."""
+
+    harness: str
+    """Name of the adapter: what `gangline harness install` takes."""
+    command: str
+    """How the program is called; it tells its version under `--version`."""
+    source: Literal["npm", "pypi"]
+    package: str
+    version: str
+    """The one that the adapter was made for, and that is installed."""
+    beside: tuple[str, ...] = ()
+    """Further requirements with their versions, that the package does not bring itself."""
+    oldest: tuple[int, int]
+    """Oldest Node, or Python, that runs it: major and minor number."""
+    env: Mapping[str, str] = {}
+    """So that asking for the version does nothing else."""
+
+    def requirements(self, version: str | None = None) -> tuple[str, ...]:
+        """As npm or pip takes them."""
+        mark = "@" if self.source == "npm" else "=="
+        return (f"{self.package}{mark}{version or self.version}", *self.beside)
+
+    def install_line(self, version: str | None = None) -> str:
+        """What to type: where nodes have the tools folder, and where an image is built."""
+        option = "" if version in (None, self.version) else f" --version {version}"
+        tool = "npm install --global" if self.source == "npm" else "pip install"
+        return (
+            f"gangline harness install {self.harness}{option} (in an image: {tool} "
+            f"{' '.join(self.requirements(version))})"
+        )
+
+
+def program_of(harness: str) -> Program | None:
+    """What the adapter of that name declares; None where it has no program of its own. Raises: UnknownPlugin."""
+    return getattr(plugins.load("harness", harness), "program", None)
+
+
+def find_program(harness: str) -> Program:
+    """Raises: UnknownPlugin, InvalidRequest when there is nothing to install."""
+    program = program_of(harness)
+    if program is None:
+        raise InvalidRequest(f"harness {harness!r} has no program of its own to install.")
+    return program
+
+
+async def check_program(runtime: RuntimeHandle, program: Program, wanted: str | None) -> str:
+    """The version of the program in a runtime. `wanted`: the only one that will do; None takes any.
+
+    Raises: HarnessError when it is missing, does not start, or is of another version, with the line that installs it.
+    """
+    command, install_line = program.command, f"Run: {program.install_line(wanted)}"
+    result = await runtime.exec(
+        f"command -v {command} >/dev/null || exit 127; {command} --version",
+        env=program.env,
+        timeout_s=_CHECK_TIMEOUT_S,
+    )
+    if result.exit_code == 127:
+        raise HarnessError(f"{command} is not installed where the runtime looks for it. {install_line}")
+    if not result.ok:
+        needs = f"{'Node' if program.source == 'npm' else 'Python'} {program.oldest[0]}.{program.oldest[1]} or later"
+        raise HarnessError(f"{command} does not start (it needs {needs}): {describe_exit(result)}. {install_line}")
+    # Some tell it on stderr.
+    told = _VERSION.findall((result.stdout + result.stderr).decode(errors="replace"))
+    if wanted is not None and wanted not in told:
+        raise HarnessError(
+            f"{command} {told[0] if told else 'of an unknown version'} is installed, the task wants {wanted}. "
+            f"{install_line}, or set `version` in the agent's settings."
+        )
+    return wanted or (told[0] if told else "")
+
+
+def installed_version(program: Program, tools: Path) -> str | None:
+    """Of what is in the tools folder; None where nothing is."""
+    if program.source == "npm":
+        try:
+            package: dict[str, Any] = json.loads((_modules(tools) / program.package / "package.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+        return str(package.get("version"))
+    name = re.sub(r"[-_.]+", "_", program.package).lower()
+    for folder in _environment(tools, program).glob("lib/python3*/site-packages/*.dist-info"):
+        package_name, _, version = folder.name.removesuffix(".dist-info").partition("-")
+        if re.sub(r"[-_.]+", "_", package_name).lower() == name:
+            return version
+    return None
+
+
+def install(programs: Iterable[tuple[Program, str | None]], tools: Path) -> None:
+    """Install programs, each with the version wished instead of its own, if any. What is there already is left alone.
+
+    Raises: HarnessError, with what npm or pip said.
+    """
+    tools.mkdir(parents=True, exist_ok=True)
+    with _alone(tools):
+        wanted = [one for one in programs if installed_version(one[0], tools) != (one[1] or one[0].version)]
+        _install_npm([one for one in wanted if one[0].source == "npm"], tools)
+        for program, version in wanted:
+            if program.source == "pypi":
+                _install_pypi(program, version, tools)
+
+
+@contextlib.contextmanager
+def _alone(tools: Path) -> Generator[None]:
+    with (tools / ".installing").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+# -- npm ---------------------------------------------------------------------------------------------------------
+
+
+def _install_npm(wanted: Sequence[tuple[Program, str | None]], tools: Path) -> None:
+    """All together: each call of npm goes through the whole folder."""
+    if not wanted:
+        return
+    if shutil.which("npm") is None:
+        raise HarnessError("npm is missing: install Node.js 20 or later, which brings it.")
+    oldest = max(program.oldest for program, _ in wanted)
+    if _node_version(tools) < oldest:
+        _npm([_NEWER_NODE], tools)  # first: the others' install scripts run under it
+    if _node_version(tools) < oldest:
+        raise HarnessError(f"no Node {oldest[0]}.{oldest[1]} or later came with {_NEWER_NODE}: install one.")
+    _npm([one for program, version in wanted for one in program.requirements(version)], tools)
+
+
+def _npm(requirements: Sequence[str], tools: Path) -> None:
+    options = ("--no-package-lock", "--no-audit", "--no-fund", "--loglevel=error", "--save-exact")
+    _run(["npm", "install", "--prefix", str(tools), *options, *requirements], env=_with_tools(tools))
+
+
+def _node_version(tools: Path) -> tuple[int, int]:
+    """Of the Node that programs in the tools folder run under; (0, 0) without one."""
+    node = shutil.which("node", path=_with_tools(tools)["PATH"])
+    if node is None:
+        return (0, 0)
+    told = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+    found = re.match(r"v(\d+)\.(\d+)", told)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _modules(tools: Path) -> Path:
+    return tools / "node_modules"
+
+
+def _with_tools(tools: Path) -> dict[str, str]:
+    return {**os.environ, "PATH": f"{_modules(tools) / '.bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+
+
+# -- PyPI --------------------------------------------------------------------------------------------------------
+
+
+def _install_pypi(program: Program, version: str | None, tools: Path) -> None:
+    folder = _environment(tools, program)
+    shutil.rmtree(folder, ignore_errors=True)
+    _run([_python(program), "-m", "venv", str(folder)])
+    try:
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        _run([*pip, *program.requirements(version)])
+    except HarnessError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    link = tools / "bin" / program.command
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(Path("..") / folder.relative_to(tools) / "bin" / program.command)
+
+
+def _environment(tools: Path, program: Program) -> Path:
+    return tools / "python" / program.command
+
+
+def _python(program: Program) -> str:
+    """A Python that is new enough. Raises: HarnessError."""
+    if sys.version_info[:2] >= program.oldest:
+        return sys.executable
+    major, oldest_minor = program.oldest
+    for minor in range(oldest_minor, oldest_minor + 10):
+        if found := shutil.which(f"python{major}.{minor}"):
+            return found
+    raise HarnessError(f"{program.command} needs Python {major}.{oldest_minor} or later, and none is in PATH.")
+
+
+def _run(command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=_INSTALL_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HarnessError(f"`{' '.join(command)}` failed: {error}") from error
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip()[-1500:]
+        raise HarnessError(f"`{' '.join(command)}` failed with exit code {done.returncode}:\n{said}")

@@ -1,0 +1,128 @@
+"""Agent programs are installed once, by npm or pip as they are on the machine; here both are played by scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from folder_runtime import FolderRuntime
+from gangline.domain.errors import HarnessError, InvalidRequest
+from gangline.harnesses.installation import Program, check_program, find_program, install, installed_version
+
+NPM = Program(harness="sledge", command="sledge", source="npm", package="@dogs/sledge", version="1.2.3", oldest=(22, 0))
+PYPI = Program(
+    harness="musher",
+    command="musher",
+    source="pypi",
+    package="Musher.Agent",
+    version="4.5",
+    beside=("harness==1",),
+    oldest=(3, 8),
+)
+
+
+def program(folder: Path, name: str, script: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def machine_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> Path:
+    """A machine whose programs are these; where npm and others write what they were asked to do."""
+    for name, script in scripts.items():
+        program(tmp_path / "machine", name, script)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'machine'}:{os.defpath}")
+    return tmp_path / "asked"
+
+
+def packed(tools: Path, name: str, version: str) -> None:
+    folder = tools / "node_modules" / name
+    folder.mkdir(parents=True)
+    (folder / "package.json").write_text(json.dumps({"name": name, "version": version}))
+
+
+def test_an_older_node_brings_a_newer_one_and_all_packages_go_in_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools, asked = tmp_path / "tools", tmp_path / "asked"
+    newer = f"mkdir -p {tools}/node_modules/.bin; printf '#!/bin/sh\\necho v22.1.0' > {tools}/node_modules/.bin/node"
+    npm = f'echo "$@" >> {asked}; {newer}; chmod +x {tools}/node_modules/.bin/node'
+    machine_with(tmp_path, monkeypatch, node="echo v20.20.2", npm=npm)
+    other = Program(harness="other", command="other", source="npm", package="other", version="7.0.0", oldest=(18, 0))
+    install([(NPM, None), (other, "8.0.0")], tools)
+    lines = asked.read_text().splitlines()
+    assert [line.split("--save-exact ")[1] for line in lines] == ["node@22", "@dogs/sledge@1.2.3 other@8.0.0"]
+    assert all(f"--prefix {tools} " in line for line in lines)
+
+
+def test_a_new_enough_node_of_the_machine_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = machine_with(tmp_path, monkeypatch, node="echo v24.0.1", npm=f'echo "$@" >> {tmp_path / "asked"}')
+    install([(NPM, None)], tmp_path / "tools")
+    assert asked.read_text().count("\n") == 1
+
+
+def test_what_is_there_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_with(tmp_path, monkeypatch, npm="exit 1")
+    packed(tmp_path / "tools", "@dogs/sledge", "1.2.3")
+    install([(NPM, None)], tmp_path / "tools")
+    assert installed_version(NPM, tmp_path / "tools") == "1.2.3"
+    with pytest.raises(HarnessError, match="install"):
+        install([(NPM, "1.2.4")], tmp_path / "tools")
+
+
+def test_what_npm_says_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_with(tmp_path, monkeypatch, node="echo v24.0.1", npm="echo no such package >&2; exit 3")
+    with pytest.raises(HarnessError, match=r"(?s)exit code 3.*no such package"):
+        install([(NPM, None)], tmp_path / "tools")
+
+
+def test_a_python_program_gets_an_environment_of_its_own_and_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip = f'echo "$@" >> {tmp_path / "asked"}; d=$(dirname $0)/..; mkdir -p $d/lib/python3.9/site-packages/'
+    pip += 'musher_agent-4.5.dist-info; printf "#!/bin/sh\\necho 4.5" > $d/bin/musher; chmod +x $d/bin/musher'
+    made = f"mkdir -p $3/bin; cp {tmp_path}/pip $3/bin/python"
+    program(tmp_path, "pip", pip)
+    program(tmp_path / "machine", "python", made)
+    monkeypatch.setattr("gangline.harnesses.installation.sys.executable", str(tmp_path / "machine" / "python"))
+    tools = tmp_path / "tools"
+    install([(PYPI, None)], tools)
+    assert (tmp_path / "asked").read_text().split("--disable-pip-version-check ")[1] == "Musher.Agent==4.5 harness==1\n"
+    assert installed_version(PYPI, tools) == "4.5"
+    assert os.readlink(tools / "bin" / "musher") == "../python/musher/bin/musher"
+    assert (tools / "bin" / "musher").exists()
+
+
+async def test_a_program_of_the_right_version_passes(tmp_path: Path) -> None:
+    program(tmp_path / "bin", "sledge", "echo 'sledge 1.2.3 (Dogs)' >&2")
+    runtime = FolderRuntime(tmp_path / "r1", path=f"{tmp_path / 'bin'}:{os.defpath}")
+    assert await check_program(runtime, NPM, "1.2.3") == "1.2.3"
+    assert await check_program(runtime, NPM, None) == "1.2.3"
+
+
+@pytest.mark.parametrize(
+    ("script", "wanted", "told"),
+    [
+        (None, "1.2.3", r"sledge is not installed .* gangline harness install sledge \(in an image: npm install"),
+        ("echo broken >&2; exit 1", "1.2.3", r"does not start \(it needs Node 22\.0 or later\).*broken"),
+        ("echo 1.2.30", "1.2.3", r"sledge 1\.2\.30 is installed, the task wants 1\.2\.3"),
+        ("echo hello", "2.0.0", r"of an unknown version .*install sledge --version 2\.0\.0"),
+    ],
+)
+async def test_any_other_is_refused_with_the_line_that_installs_it(
+    tmp_path: Path, script: str | None, wanted: str, told: str
+) -> None:
+    if script is not None:
+        program(tmp_path / "bin", "sledge", script)
+    runtime = FolderRuntime(tmp_path / "r1", path=f"{tmp_path / 'bin'}:{os.defpath}")
+    with pytest.raises(HarnessError, match=told):
+        await check_program(runtime, NPM, wanted)
+
+
+def test_a_harness_of_any_program_has_none_to_install() -> None:
+    assert find_program("pi").package.endswith("pi-coding-agent")
+    with pytest.raises(InvalidRequest, match="shell"):
+        find_program("shell")
