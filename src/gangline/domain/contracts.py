@@ -127,7 +127,10 @@ class RuntimeHandle(Protocol):
         ...
 
     def limits(self) -> dict[str, str]:
-        """Limit name -> how it is enforced (`cgroup v2`, `rlimit`, ...), or `not enforced`."""
+        """Name of a limit, or `network` -> how it is enforced: `cgroup v2`, `rlimit`, ...; `not enforced`; `not set`.
+
+        An enforcement that holds each process for itself, not all together, says `per process`.
+        """
         ...
 
 

@@ -74,6 +74,7 @@ class _ProcessHandle:
         self._executions = Executions(self._label)
         self._lock = asyncio.Lock()
         self._stopped = False
+        self._removed = False
 
     def _paths(self) -> tuple[str, str, str]:
         return self.workdir, self.home, self._tmp
@@ -134,12 +135,13 @@ class _ProcessHandle:
 
     async def stop(self) -> None:
         async with self._lock:
-            if self._stopped:
+            if self._removed:
                 return
             self._stopped = True
             await self._executions.close()
-            await asyncio.to_thread(self._kill_labelled)
-            await asyncio.to_thread(remove_folder, self._folder)
+            await run_to_end(self._kill_labelled)
+            await run_to_end(remove_folder, self._folder)
+            self._removed = True
 
     def limits(self) -> dict[str, str]:
         return {**self._limits.told, "network": NOT_ENFORCED}

@@ -260,7 +260,7 @@ class _SandboxHandle:
                 return
             await self._end()
             await self._groups.remove()
-            await asyncio.to_thread(remove_folder, self._start.folder)
+            await run_to_end(remove_folder, self._start.folder)
             self._stopped = True
 
     def limits(self) -> dict[str, str]:

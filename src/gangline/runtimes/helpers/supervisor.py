@@ -197,8 +197,7 @@ def _run_command(order: dict[str, Any], cgroup_fds: list[int], user_fd: int | No
     doing = argv[0]
     try:
         _signal.set_wakeup_fd(-1)
-        for number in (_signal.SIGCHLD, _signal.SIGPIPE, _signal.SIGINT):
-            _signal.signal(number, _signal.SIG_DFL)
+        _restore_signals()
         _confine(order, cgroup_fds, user_fd)
         doing = order["cwd"]
         os.chdir(order["cwd"])
@@ -211,6 +210,13 @@ def _run_command(order: dict[str, Any], cgroup_fds: list[int], user_fd: int | No
     except BaseException as error:
         os.write(2, f"gangline: {doing}: {error}\n".encode())
     os._exit(126)
+
+
+def _restore_signals() -> None:
+    """Python ignores some, and whoever started the node may have made it ignore others."""
+    for number in _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}:
+        _signal.signal(number, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
 
 
 def _become(argv: list[str], env: dict[str, str]) -> NoReturn:

@@ -1,0 +1,41 @@
+"""What every runtime must do, as checks that any runtime's author can run.
+
+    @pytest.mark.parametrize("check", checks(isolated=True), ids=lambda check: check.__name__)
+    async def test_my_runtime(check, tmp_path):
+        await run_check(check, MyRuntime(), tmp_path, isolated=True)
+
+`isolated` says that the runtime promises isolation (own processes, own files). What else it may lack it must say by
+`limits()`: a limit or a network that is `not enforced` is not checked, and the check raises `unittest.SkipTest`, which
+pytest tells as a skip. A check that fails raises AssertionError with what was expected.
+
+What a sandbox must have inside: `sh`, coreutils, grep, findutils, util-linux (`setsid`, `flock`) and `python3`. A
+runtime that starts nothing without an image is given one by `image`.
+
+No check sleeps in the hope that something has happened. Whether a process lives is asked of a lock that it holds: a
+lock ends with the last process that has its file open, be it a daemon, stopped, or nobody's child.
+"""
+
+from __future__ import annotations
+
+from gangline.testing.runtime_conformance import (
+    commands,
+    files,
+    isolation,
+    lifecycle,
+    limits,
+    network,
+    process_trees,
+    streams,
+)
+from gangline.testing.runtime_conformance.bench import Bench, Check, Checks, run_check
+
+__all__ = ["Bench", "Check", "checks", "run_check"]
+
+_PARTS: tuple[Checks, ...] = tuple(
+    part.CHECKS for part in (commands, streams, files, process_trees, lifecycle, limits, network, isolation)
+)
+
+
+def checks(*, isolated: bool) -> list[Check]:
+    """Those that apply to a runtime with or without isolation."""
+    return [check for part in _PARTS for check in part.applying(isolated=isolated)]

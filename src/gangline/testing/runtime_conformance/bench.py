@@ -1,0 +1,241 @@
+"""Where a check works: sandboxes of the runtime under test, a proxy for them to reach, and ways to ask what lives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import unittest
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from pathlib import Path
+
+from gangline.domain.contracts import ExecResult, Runtime, RuntimeHandle, RuntimeStart
+from gangline.domain.errors import CallerError, NotFound
+from gangline.domain.ids import new_id
+from gangline.domain.task import LimitsSpec, NetworkPolicy, RuntimeSpec
+
+__all__ = [
+    "NOT_ENFORCED",
+    "Bench",
+    "Check",
+    "Checks",
+    "Proxy",
+    "daemon",
+    "dial",
+    "is_held",
+    "promised",
+    "proxies",
+    "raises",
+    "refused",
+    "run_check",
+    "timed_out_beside",
+    "until_held",
+    "until_present",
+]
+
+NOT_ENFORCED = "not enforced"
+"""What `limits()` says of a limit, or of the network, that the runtime cannot hold."""
+_PATIENCE_S = 120.0
+_PAUSE_S = 0.02
+"""Between two looks at something that is going to happen."""
+
+
+class Bench:
+    """Starts sandboxes of the runtime under test, and a proxy for them to reach."""
+
+    def __init__(self, runtime: Runtime, root: Path, proxy: Proxy, *, isolated: bool, image: str | None) -> None:
+        self.runtime = runtime
+        self.root = root
+        self.proxy = proxy
+        self.isolated = isolated
+        self.image = image
+        self.owner = new_id("conformance")
+        self._handles: list[RuntimeHandle] = []
+
+    async def start(
+        self, *, network: NetworkPolicy = "proxy", limits: LimitsSpec | None = None, env: dict[str, str] | None = None
+    ) -> RuntimeHandle:
+        spec = RuntimeSpec(
+            backend=self.runtime.name,
+            image=self.image,
+            network=network,
+            limits=limits or LimitsSpec(),
+            env=env or {},
+            workdir="/workspace",
+        )
+        return await self.start_of(new_id("runtime"), spec)
+
+    async def start_of(self, runtime_id: str, spec: RuntimeSpec) -> RuntimeHandle:
+        start = RuntimeStart(
+            runtime_id=runtime_id,
+            owner=self.owner,
+            spec=spec,
+            folder=self.root / runtime_id,
+            proxy_port=self.proxy.port,
+        )
+        handle = await self.runtime.start(start)
+        self._handles.append(handle)
+        return handle
+
+    async def stop_all(self) -> None:
+        for handle in self._handles:
+            await handle.stop()
+
+
+Check = Callable[[Bench], Awaitable[None]]
+
+
+class Checks:
+    """The checks of one module, in their order."""
+
+    def __init__(self) -> None:
+        self._all: list[Check] = []
+        self._isolation: set[Check] = set()
+
+    def add(self, check: Check) -> Check:
+        """For every runtime."""
+        self._all.append(check)
+        return check
+
+    def isolation(self, check: Check) -> Check:
+        """For runtimes that promise isolation."""
+        self._isolation.add(check)
+        return self.add(check)
+
+    def applying(self, *, isolated: bool) -> list[Check]:
+        return [check for check in self._all if isolated or check not in self._isolation]
+
+
+async def run_check(check: Check, runtime: Runtime, root: Path, *, isolated: bool, image: str | None = None) -> None:
+    """Run one check against a runtime; `root` is an empty folder.
+
+    Raises: AssertionError; unittest.SkipTest when the runtime says that it does not do what is checked.
+    """
+    async with proxies() as proxy:
+        bench = Bench(runtime, root, proxy, isolated=isolated, image=image)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await check(bench)
+        finally:
+            await bench.stop_all()
+    left = os.listdir(root)
+    assert not left, f"stop left {left} behind"
+
+
+class Proxy:
+    """Stands for the node's: answers a line with `proxy:` and the line.
+
+    A connection that has said `hold NAME` tells of the process that has it: it ends with that process.
+    """
+
+    def __init__(self) -> None:
+        self.port = 0
+        self._begun: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._ended: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    async def held(self, name: str) -> None:
+        """Returns when a connection has said its name."""
+        await self._begun[name].wait()
+
+    async def ended(self, name: str) -> None:
+        """Returns when the connection of that name has ended."""
+        await self._ended[name].wait()
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        names: list[str] = []
+        with contextlib.suppress(ConnectionError):
+            async for line in reader:
+                if line.startswith(b"hold "):
+                    names.append(line.removeprefix(b"hold ").decode().strip())
+                    self._begun[names[-1]].set()
+                writer.write(b"proxy:" + line)
+                await writer.drain()
+        for name in names:
+            self._ended[name].set()
+        writer.close()
+
+
+@contextlib.asynccontextmanager
+async def proxies() -> AsyncGenerator[Proxy]:
+    """One on a port of its own, on the host's loopback."""
+    proxy = Proxy()
+    server = await asyncio.start_server(proxy.answer, "127.0.0.1", 0, limit=1 << 24)
+    proxy.port = server.sockets[0].getsockname()[1]
+    try:
+        yield proxy
+    finally:
+        server.close()
+
+
+def dial(url_or_port: str | int | None, line: str = "hello", host: str = "127.0.0.1") -> list[str]:
+    """A command that says a line to an address (of a proxy's URL, or a port of `host`) and prints the answer."""
+    assert url_or_port is not None, "a URL of the proxy expected"
+    if isinstance(url_or_port, str):
+        host, _, url_or_port = url_or_port.removeprefix("http://").rpartition(":")
+    program = (
+        f"import socket; s = socket.create_connection(({host!r}, {url_or_port}), 5); "
+        f"s.sendall({line!r}.encode() + b'\\n'); print(s.makefile().readline().strip())"
+    )
+    return ["python3", "-c", program]
+
+
+def daemon(lock: str = "lock", prelude: str = "") -> str:
+    """A shell command that leaves a grandchild in a session of its own, whose parent is gone, holding a lock.
+
+    `prelude`: what the grandchild does first.
+    """
+    inner = f"{prelude}exec 9> {lock}; flock 9; touch {lock}.held; sleep 100000"
+    return f"setsid sh -c '({inner}) &' > /dev/null 2>&1 < /dev/null"
+
+
+async def until_held(handle: RuntimeHandle, lock: str = "lock") -> None:
+    await until_present(handle, f"{lock}.held")
+
+
+async def is_held(handle: RuntimeHandle, lock: str = "lock") -> bool:
+    """Whether any process still has the lock."""
+    result = await handle.exec(["flock", "--nonblock", "--conflict-exit-code", "9", lock, "true"])
+    assert result.exit_code in (0, 9), f"flock itself failed: {result}"
+    return result.exit_code == 9
+
+
+async def until_present(handle: RuntimeHandle, path: str) -> None:
+    while True:
+        with contextlib.suppress(NotFound):
+            await handle.download(path)
+            return
+        await asyncio.sleep(_PAUSE_S)
+
+
+async def timed_out_beside(handle: RuntimeHandle, command: str, lock: str = "lock") -> ExecResult:
+    """Run a command into its timeout, once with time enough for it to have taken the lock."""
+    timeout_s = 1.0
+    while True:
+        result = await handle.exec(command, timeout_s=timeout_s)
+        assert result.timed_out, f"the command was to run into its timeout: {result}"
+        with contextlib.suppress(NotFound):
+            await handle.download(f"{lock}.held")
+            return result
+        timeout_s *= 3
+
+
+def promised(handle: RuntimeHandle, name: str) -> str:
+    """How the runtime says to enforce a limit, or the network. Raises: unittest.SkipTest when it says not to."""
+    told = handle.limits().get(name, NOT_ENFORCED)
+    if told == NOT_ENFORCED:
+        raise unittest.SkipTest(f"the runtime says that {name} is {NOT_ENFORCED}")
+    return told
+
+
+@contextlib.contextmanager
+def raises(kind: type[BaseException]) -> Generator[None]:
+    try:
+        yield
+    except kind:
+        return
+    raise AssertionError(f"{kind.__name__} expected")
+
+
+def refused() -> contextlib.AbstractContextManager[None]:
+    return raises(CallerError)

@@ -1,0 +1,191 @@
+"""Files in and out: whole, owned by the agent, bounded, and through no link."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+
+from gangline.domain.contracts import RuntimeHandle
+from gangline.domain.errors import CallerError, InvalidRequest, LimitExceeded, NotFound
+from gangline.testing.runtime_conformance.bench import Bench, Checks, raises, refused, until_present
+
+CHECKS = Checks()
+
+_FLIP = (
+    "import os, shutil, sys\n"
+    "os.mkdir('folder'); open('folder/file', 'w').close(); os.symlink(sys.argv[1], 'link')\n"
+    "open('ready', 'w').close()\n"
+    "while True:\n"
+    "  for name in ('folder', 'link'):\n"
+    "    try: os.rename(name, 'flip'); os.rename('flip', name)\n"
+    "    except OSError: shutil.rmtree('flip', ignore_errors=True)  # an upload made it\n"
+)
+"""Puts a folder with a file and a link to another folder at the same name, in turns, for ever."""
+
+
+@CHECKS.add
+async def home_and_workdir_are_writable_and_last(bench: Bench) -> None:
+    handle = await bench.start()
+    assert (await handle.exec("echo a > ~/kept && echo b > kept && mkdir -p d/e")).ok
+    assert (await handle.exec("cat ~/kept kept")).stdout == b"a\nb\n"
+    assert await handle.download(f"{handle.home}/kept") == b"a\n"
+
+
+@CHECKS.add
+async def files_in_one_sandbox_are_not_in_another(bench: Bench) -> None:
+    one, two = await asyncio.gather(bench.start(), bench.start())
+    await one.upload("mine", b"1")
+    assert (await two.exec("test -e mine || test -e ~/mine")).exit_code == 1
+
+
+@CHECKS.add
+async def uploads_make_parents_and_set_the_mode(bench: Bench) -> None:
+    handle = await bench.start()
+    await handle.upload("a/b/run.sh", b"#!/bin/sh\necho ran\n", mode=0o755)
+    assert (await handle.exec(["./a/b/run.sh"])).stdout == b"ran\n"
+    await handle.upload("a/b/run.sh", b"new")
+    assert await handle.download(f"{handle.workdir}/a/b/run.sh") == b"new"
+    assert (await handle.exec("echo more >> a/b/run.sh && touch a/b/other")).ok, "the agent owns what is uploaded"
+    await handle.upload("secret", b"", mode=0o600)
+    assert (await handle.exec("stat -c %a secret a/b/run.sh")).stdout == b"600\n644\n"
+
+
+@CHECKS.add
+async def empty_and_large_files_travel(bench: Bench) -> None:
+    handle = await bench.start()
+    await handle.upload("empty", b"")
+    assert await handle.download("empty") == b""
+    data = bytes(range(253)) * 40_000
+    await handle.upload("large", data)
+    assert (await handle.exec(["sha256sum", "large"])).stdout.split()[0].decode() == hashlib.sha256(data).hexdigest()
+    assert await handle.download("large") == data
+
+
+@CHECKS.add
+async def names_may_be_odd(bench: Bench) -> None:
+    handle = await bench.start()
+    for name in ("a b", "-rf", "'quoted' \"twice\"", "new\nline", "$(touch planted)", "漢字", "*", "x" * 200):
+        await handle.upload(f"odd/{name}", name.encode())
+        assert await handle.download(f"odd/{name}") == name.encode()
+        assert (await handle.exec(["cat", f"odd/{name}"])).stdout == name.encode()
+    assert (await handle.exec("test -e planted || test -e odd/planted")).exit_code == 1
+    for name in ("x" * 300, "nul\0inside"):
+        with refused():
+            await handle.upload(name, b"")
+        with refused():
+            await handle.download(name)
+
+
+@CHECKS.add
+async def uploads_to_one_name_leave_one_of_them_whole(bench: Bench) -> None:
+    handle = await bench.start()
+    versions = [bytes([65 + number]) * 200_000 for number in range(8)]
+    await asyncio.gather(*(handle.upload("same", data) for data in versions))
+    assert await handle.download("same") in versions
+
+
+@CHECKS.add
+async def download_follows_no_link(bench: Bench) -> None:
+    handle = await bench.start()
+    await handle.exec(
+        "ln -s /etc/passwd link; ln -s /etc folder; mkdir real; ln -s ../real real/loop; ln -s real/x dangling"
+    )
+    for path in ("link", "folder/passwd", "dangling"):
+        with refused():
+            await handle.download(path)
+
+
+@CHECKS.add
+async def upload_follows_no_link(bench: Bench) -> None:
+    handle = await bench.start()
+    outside = bench.root / "outside"
+    outside.mkdir()
+    try:
+        await handle.exec(f"ln -s {outside} folder; ln -s {outside}/file link")
+        with refused():
+            await handle.upload("folder/planted", b"x")
+        with contextlib.suppress(InvalidRequest):
+            await handle.upload("link", b"x")
+        assert not os.listdir(outside)
+    finally:
+        outside.rmdir()
+
+
+@CHECKS.add
+async def a_link_put_there_meanwhile_leads_nowhere(bench: Bench) -> None:
+    """The agent may change a path between our look at it and our use of it."""
+    handle = await bench.start()
+    outside = bench.root / "outside"
+    outside.mkdir()
+    (outside / "file").write_bytes(b"secret")
+    try:
+        running = asyncio.create_task(handle.exec(["python3", "-c", _FLIP, str(outside)]))
+        await until_present(handle, "ready")
+        for number in range(60):
+            with contextlib.suppress(CallerError):
+                assert await handle.download("flip/file") != b"secret", "a file outside came out through a link"
+            with contextlib.suppress(CallerError):
+                await handle.upload(f"flip/{number}", b"planted")
+        assert not running.done(), f"the links were not put there: {running.result()}"
+        running.cancel()
+        await asyncio.wait({running})
+        assert os.listdir(outside) == ["file"], "an upload went outside through a link"
+    finally:
+        (outside / "file").unlink()
+        outside.rmdir()
+
+
+@CHECKS.add
+async def paths_do_not_escape(bench: Bench) -> None:
+    handle = await bench.start()
+    for path in ("../x", "a/../../x", f"{handle.workdir}/../x", "", ".", "/"):
+        with refused():
+            await handle.download(path)
+        with refused():
+            await handle.upload(path, b"x")
+
+
+@CHECKS.add
+async def only_regular_files_come_out(bench: Bench) -> None:
+    handle = await bench.start()
+    listen = "import socket; socket.socket(socket.AF_UNIX).bind('socket')"
+    await handle.exec(["sh", "-c", 'mkfifo pipe; mkdir folder; python3 -c "$1"', "sh", listen])
+    for path in ("pipe", "folder", "socket", "/dev/zero"):
+        with refused():
+            await handle.download(path)
+    with raises(NotFound):
+        await handle.download("absent")
+    with raises(NotFound):
+        await handle.download("folder/absent")
+
+
+@CHECKS.add
+async def an_upload_takes_the_place_of_what_has_its_name(bench: Bench) -> None:
+    handle = await bench.start()
+    await handle.exec("mkfifo pipe; mkdir folder")
+    await _answered_either_way(handle, "pipe")
+    with refused():
+        await handle.upload("folder", b"x")
+    await handle.upload("file", b"x")
+    with refused():
+        await handle.upload("file/below", b"x")
+
+
+async def _answered_either_way(handle: RuntimeHandle, path: str) -> None:
+    """A pipe of the agent's is replaced or refused; nobody waits for its reader."""
+    with contextlib.suppress(CallerError):
+        await handle.upload(path, b"new")
+        assert await handle.download(path) == b"new"
+
+
+@CHECKS.add
+async def downloads_are_bounded(bench: Bench) -> None:
+    handle = await bench.start()
+    await handle.exec("truncate -s 1T huge; printf 12345 > five")
+    with raises(LimitExceeded):
+        await handle.download("huge", max_bytes=1 << 20)
+    with raises(LimitExceeded):
+        await handle.download("five", max_bytes=4)
+    assert await handle.download("five", max_bytes=5) == b"12345"

@@ -1,0 +1,58 @@
+"""What an untrusted program must not be, see, or change."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from gangline.testing.runtime_conformance.bench import Bench, Checks
+
+CHECKS = Checks()
+
+
+@CHECKS.isolation
+async def the_agent_is_not_root_and_not_process_one(bench: Bench) -> None:
+    handle = await bench.start()
+    assert (await handle.exec("id -u")).stdout.strip() != b"0"
+    assert (await handle.exec("echo $$")).stdout.strip() != b"1"
+    assert not (await handle.exec("cat /etc/shadow")).ok
+
+
+@CHECKS.isolation
+async def the_agent_has_no_privileges_and_gets_none(bench: Bench) -> None:
+    """Neither capabilities nor a way to them through a set-user-id program."""
+    handle = await bench.start()
+    seen = await handle.exec(["grep", "-E", "^(CapPrm|CapEff|CapAmb|NoNewPrivs)", "/proc/self/status"])
+    none = "0" * 16
+    assert seen.stdout.decode().split() == [
+        "CapPrm:", none, "CapEff:", none, "CapAmb:", none, "NoNewPrivs:", "1",
+    ]  # fmt: skip
+
+
+@CHECKS.isolation
+async def the_host_is_read_only_and_its_processes_invisible(bench: Bench) -> None:
+    handle = await bench.start()
+    for path in ("/usr/x", "/etc/x", "/x"):
+        assert not (await handle.exec(["touch", path])).ok
+    environ = f"/proc/{os.getpid()}/environ"
+    assert (await handle.exec(f"test -e {environ} && tr '\\0' '\\n' < {environ} | grep -q ^PATH=")).exit_code != 0
+    assert not (await handle.exec(["test", "-e", str(bench.root)])).ok
+
+
+@CHECKS.isolation
+async def the_kernels_settings_and_disks_are_out_of_reach(bench: Bench) -> None:
+    handle = await bench.start()
+    for path in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/dev/mem", "/dev/kmsg"):
+        assert not (await handle.exec(["test", "-w", path])).ok, f"{path} can be written"
+    assert (await handle.exec("find /dev -type b -readable 2>/dev/null")).stdout == b"", "disks can be read"
+
+
+@CHECKS.isolation
+async def temporary_files_and_shared_memory_are_its_own(bench: Bench) -> None:
+    one, two = await asyncio.gather(bench.start(), bench.start())
+    paths = [f"{folder}/{bench.owner}" for folder in ("/tmp", "/var/tmp", "/dev/shm")]
+    for path in paths:
+        await one.exec(["touch", path])
+        assert not (await two.exec(["test", "-e", path])).ok
+    seen_here = await asyncio.to_thread(lambda: [path for path in paths if os.path.exists(path)])
+    assert seen_here == []

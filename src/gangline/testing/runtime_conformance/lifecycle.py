@@ -1,0 +1,192 @@
+"""A sandbox's start and end: at the same time, cancelled, lost, and nothing left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+
+from gangline.domain.contracts import RuntimeHandle
+from gangline.domain.errors import RuntimeFailed
+from gangline.domain.ids import new_id
+from gangline.domain.task import RuntimeSpec
+from gangline.testing.runtime_conformance.bench import (
+    Bench,
+    Checks,
+    daemon,
+    is_held,
+    raises,
+    refused,
+    until_held,
+    until_present,
+)
+
+CHECKS = Checks()
+
+_NUM_MOMENTS = 8
+"""At how many moments of its time something is cancelled."""
+
+
+@CHECKS.add
+async def sandboxes_start_and_stop_at_the_same_time(bench: Bench) -> None:
+    handles = await asyncio.gather(*(bench.start() for _number in range(6)))
+    results = await asyncio.gather(
+        *(handle.exec(f"echo {number} > mine; cat mine") for number, handle in enumerate(handles))
+    )
+    assert [result.stdout for result in results] == [b"%d\n" % number for number in range(6)]
+    await asyncio.gather(*(handle.stop() for handle in handles))
+
+
+@CHECKS.add
+async def odd_names_of_a_sandbox_are_refused(bench: Bench) -> None:
+    for name in ("../outside", "a/b", ""):
+        with refused():
+            await bench.start_of(name, RuntimeSpec(backend=bench.runtime.name, image=bench.image))
+
+
+@CHECKS.add
+async def stop_is_idempotent_and_final(bench: Bench) -> None:
+    handle = await bench.start()
+    running = asyncio.create_task(handle.exec("touch ready; sleep 100000"))
+    await until_present(handle, "ready")
+    await asyncio.gather(handle.stop(), handle.stop())
+    await handle.stop()
+    assert (await running).exit_code is None
+    with raises(RuntimeFailed):
+        await handle.exec("true")
+    with raises(RuntimeFailed):
+        await handle.download("ready")
+    with raises(RuntimeFailed):
+        await handle.upload("late", b"")
+
+
+@CHECKS.add
+async def stop_ends_every_process(bench: Bench) -> None:
+    handle = await bench.start()
+    await _hold(bench, handle, "held")
+    await handle.stop()
+    await bench.proxy.ended("held")
+
+
+async def _hold(bench: Bench, handle: RuntimeHandle, name: str) -> None:
+    """Leave a daemon in the sandbox whose connection to the proxy ends with it."""
+    assert handle.proxy_url is not None
+    host, _, port = handle.proxy_url.removeprefix("http://").rpartition(":")
+    hold = f"import socket; s = socket.create_connection(({host!r}, {port})); s.sendall(b'hold {name}\\n')"
+    await handle.upload("hold.py", f"{hold}; s.recv(64); s.recv(64)".encode())
+    await handle.exec("setsid python3 hold.py > /dev/null 2>&1 < /dev/null &")
+    await bench.proxy.held(name)
+
+
+@CHECKS.add
+async def stop_removes_what_the_agent_made_hard_to_remove(bench: Bench) -> None:
+    handle = await bench.start()
+    await handle.exec("mkdir -p shut/inner && touch shut/inner/f && chmod 000 shut/inner shut; ln -s / root")
+    deep = "import os\nfor _ in range(1500): os.mkdir('deep'); os.chdir('deep')"
+    await handle.exec(["python3", "-c", deep])
+    await handle.stop()
+
+
+@CHECKS.add
+async def a_start_that_is_cancelled_leaves_nothing(bench: Bench) -> None:
+    loop = asyncio.get_running_loop()
+    begun_at = loop.time()
+    await (await bench.start()).stop()
+    usual_s = loop.time() - begun_at
+    for moment in range(_NUM_MOMENTS):
+        task = asyncio.create_task(bench.start())
+        await asyncio.wait({task}, timeout=usual_s * moment / _NUM_MOMENTS)
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            await task.result().stop()
+        assert os.listdir(bench.root) == [], f"a start cancelled in part {moment} of its time left its folder"
+    assert await bench.runtime.reap(bench.owner, bench.root) == 0, "a start that was cancelled left something to reap"
+
+
+@CHECKS.add
+async def a_command_that_is_cancelled_leaves_nothing(bench: Bench) -> None:
+    handle = await bench.start()
+    loop = asyncio.get_running_loop()
+    begun_at = loop.time()
+    running = asyncio.create_task(handle.exec(daemon() + "; sleep 100000"))
+    await until_held(handle)
+    usual_s = loop.time() - begun_at
+    running.cancel()
+    for moment in range(_NUM_MOMENTS):
+        await asyncio.wait({running})
+        assert running.cancelled()
+        assert not await is_held(handle), "a command that was cancelled left a process"
+        running = asyncio.create_task(handle.exec(daemon() + "; sleep 100000"))
+        await asyncio.wait({running}, timeout=usual_s * moment / _NUM_MOMENTS)
+        running.cancel()
+    await asyncio.wait({running})
+
+
+@CHECKS.add
+async def a_stop_that_is_cancelled_can_be_done_again(bench: Bench) -> None:
+    handle = await bench.start()
+    await handle.exec(daemon())
+    stopping = asyncio.create_task(handle.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.wait({stopping})
+    await handle.stop()
+    assert os.listdir(bench.root) == []
+
+
+@CHECKS.add
+async def descriptors_are_given_back(bench: Bench) -> None:
+    await _one_life(bench)
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _life in range(3):
+        await _one_life(bench)
+    while (after := sorted(os.listdir("/proc/self/fd"))) != before:
+        assert len(after) >= len(before), "fewer descriptors than before: whose were they?"
+        await asyncio.sleep(0.02)  # connections that are ending; patience is `run_check`'s
+
+
+async def _one_life(bench: Bench) -> None:
+    handle = await bench.start()
+    await handle.exec("cat; sleep 100000 &", stdin=b"x")
+    await handle.exec("sleep 100000", timeout_s=0.05)
+    await handle.upload("file", b"x")
+    await handle.download("file")
+    await handle.kill()
+    await handle.exec("true")
+    await handle.stop()
+
+
+@CHECKS.add
+async def reap_removes_a_lost_sandbox_and_keeps_the_others(bench: Bench) -> None:
+    lost, kept = await asyncio.gather(bench.start(), bench.start())
+    await _hold(bench, lost, "lost")
+    await kept.exec(daemon())
+    await until_held(kept)
+    assert await bench.runtime.reap("someone-else", bench.root) == 0
+    assert await bench.runtime.reap(bench.owner, bench.root, frozenset({kept.runtime_id})) == 1
+    assert not (bench.root / lost.runtime_id).exists()
+    await bench.proxy.ended("lost")
+    assert await is_held(kept), "reap ended a sandbox that it was told to keep"
+    assert await bench.runtime.reap(bench.owner, bench.root, frozenset({kept.runtime_id})) == 0
+
+
+@CHECKS.add
+async def reap_finds_nothing_of_what_was_stopped(bench: Bench) -> None:
+    handle = await bench.start()
+    await handle.exec(daemon())
+    await handle.stop()
+    assert await bench.runtime.reap(bench.owner, bench.root) == 0
+    assert await bench.runtime.reap(new_id("nobody"), bench.root / "absent") == 0
+
+
+@CHECKS.add
+async def what_is_asked_of_a_reaped_sandbox_is_answered(bench: Bench) -> None:
+    """Its node believes that it lives: an error, or an end without an exit code, but no waiting for ever."""
+    handle = await bench.start()
+    running = asyncio.create_task(handle.exec("touch ready; sleep 100000"))
+    await until_present(handle, "ready")
+    assert await bench.runtime.reap(bench.owner, bench.root) == 1
+    with contextlib.suppress(RuntimeFailed):
+        assert (await running).exit_code is None
+    await handle.stop()

@@ -1,0 +1,115 @@
+"""What a sandbox may use: what `limits()` says is enforced, is."""
+
+from __future__ import annotations
+
+import asyncio
+import unittest
+
+from gangline.domain.contracts import RuntimeHandle
+from gangline.domain.task import LimitsSpec
+from gangline.testing.runtime_conformance.bench import NOT_ENFORCED, Bench, Checks, is_held, promised, until_held
+
+CHECKS = Checks()
+
+_MEMORY_BYTES = 256 << 20
+_HOLD = "open('lock.held', 'w').close(); import time; time.sleep(100000)"
+_FORKS = "import os, time\nfor _ in range(200):\n  if os.fork() == 0: time.sleep(100000)"
+_SPINS = (
+    "import os, time; begun = time.monotonic(), time.process_time()\n"
+    "while time.monotonic() - begun[0] < 1.5: pass\n"
+    "print((time.process_time() - begun[1]) / (time.monotonic() - begun[0]))"
+)
+"""Prints how much of one processor it had."""
+
+
+def _take(size_bytes: int, then: str = "") -> list[str]:
+    """A command that writes to so much memory, and says so."""
+    program = f"x = bytearray({size_bytes}); x[::4096] = b'1' * len(x[::4096]); print('taken', flush=True); {then}"
+    return ["python3", "-c", program]
+
+
+@CHECKS.add
+async def every_limit_is_told(bench: Bench) -> None:
+    limits = LimitsSpec(memory_bytes=_MEMORY_BYTES, max_pids=40, max_file_bytes=1 << 20, cpus=1.0)
+    told = (await bench.start(limits=limits)).limits()
+    assert {*LimitsSpec.model_fields, "network"} <= set(told)
+    assert all(told.values())
+    unlimited = (await bench.start(limits=LimitsSpec(max_pids=None))).limits()
+    assert unlimited["memory_bytes"] == unlimited["max_pids"] == "not set"
+
+
+@CHECKS.add
+async def memory_is_limited(bench: Bench) -> None:
+    handle = await bench.start(limits=LimitsSpec(memory_bytes=_MEMORY_BYTES))
+    promised(handle, "memory_bytes")
+    assert (await handle.exec(_take(_MEMORY_BYTES // 4))).ok
+    greedy = await handle.exec(_take(_MEMORY_BYTES * 2))
+    assert not greedy.ok
+    assert greedy.stdout == b"", "memory was said to be limited"
+    assert (await handle.exec("echo alive")).stdout == b"alive\n"
+
+
+@CHECKS.add
+async def memory_is_limited_for_all_processes_together(bench: Bench) -> None:
+    handle = await bench.start(limits=LimitsSpec(memory_bytes=_MEMORY_BYTES))
+    if "per process" in (how := promised(handle, "memory_bytes")):
+        raise unittest.SkipTest(f"the runtime says that memory is limited by {how}")
+    first = asyncio.create_task(handle.exec(["flock", "lock", *_take(_MEMORY_BYTES * 2 // 3, then=_HOLD)]))
+    await until_held(handle)
+    second = await handle.exec(_take(_MEMORY_BYTES * 2 // 3))
+    assert not (second.ok and await is_held(handle)), "memory was said to be limited for the whole sandbox"
+    await handle.kill()
+    await first
+
+
+@CHECKS.add
+async def the_number_of_processes_is_limited(bench: Bench) -> None:
+    handle = await bench.start(limits=LimitsSpec(max_pids=40))
+    promised(handle, "max_pids")
+    many = await handle.exec(["python3", "-c", _FORKS], timeout_s=60)
+    assert many.exit_code == 1, f"the number of processes was said to be limited: {many}"
+    assert b"BlockingIOError" in many.stderr
+    await handle.kill()
+    assert (await handle.exec("echo alive")).stdout == b"alive\n"
+
+
+@CHECKS.add
+async def the_number_of_processes_is_each_sandboxes_own(bench: Bench) -> None:
+    limits = LimitsSpec(max_pids=40)
+    full, other = await asyncio.gather(bench.start(limits=limits), bench.start(limits=limits))
+    promised(full, "max_pids")
+    await full.exec(["python3", "-c", _FORKS], timeout_s=60)
+    assert (await other.exec("true & true & true & wait; echo free")).stdout == b"free\n"
+
+
+@CHECKS.add
+async def a_files_size_is_limited(bench: Bench) -> None:
+    handle = await bench.start(limits=LimitsSpec(max_file_bytes=1 << 20))
+    promised(handle, "max_file_bytes")
+    result = await handle.exec("head -c 1000000 /dev/zero > small && head -c 3000000 /dev/zero > big")
+    assert not result.ok
+    assert await _size(handle, "small") == 1_000_000
+    assert await _size(handle, "big") <= 1 << 20, "the size of files was said to be limited"
+
+
+async def _size(handle: RuntimeHandle, path: str) -> int:
+    return int((await handle.exec(["stat", "-c", "%s", path])).stdout)
+
+
+@CHECKS.add
+async def processor_time_is_limited(bench: Bench) -> None:
+    """A share can only be smaller where others work too, so a bound on it says nothing of how fast anything is."""
+    handle = await bench.start(limits=LimitsSpec(cpus=0.2))
+    promised(handle, "cpus")
+    share = float((await handle.exec(["python3", "-c", _SPINS])).stdout)
+    assert share < 0.5, f"of a processor, 0.2 was said to be the limit: {share}"
+
+
+@CHECKS.isolation
+async def an_agent_cannot_lift_its_limits(bench: Bench) -> None:
+    handle = await bench.start(limits=LimitsSpec(max_pids=40, memory_bytes=_MEMORY_BYTES))
+    found = await handle.exec("find /sys/fs/cgroup -writable ! -type l 2>/dev/null | head -n 3")
+    assert found.stdout == b"", "control groups can be written"
+    if handle.limits()["max_pids"] != NOT_ENFORCED:
+        await handle.exec("ulimit -u unlimited; ulimit -u 100000")
+        assert (await handle.exec(["python3", "-c", _FORKS], timeout_s=60)).exit_code == 1
