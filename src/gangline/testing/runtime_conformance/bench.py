@@ -224,7 +224,7 @@ def promised(handle: RuntimeHandle, name: str) -> str:
     """How the runtime says to enforce a limit, or the network. Raises: unittest.SkipTest when it says not to."""
     told = handle.limits().get(name, NOT_ENFORCED)
     if told == NOT_ENFORCED:
-        raise unittest.SkipTest(f"the runtime says that {name} is {NOT_ENFORCED}")
+        raise unittest.SkipTest(f"does not apply: the runtime says that {name} is {NOT_ENFORCED}")
     return told
 
 

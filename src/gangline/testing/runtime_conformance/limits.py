@@ -53,7 +53,7 @@ async def memory_is_limited(bench: Bench) -> None:
 async def memory_is_limited_for_all_processes_together(bench: Bench) -> None:
     handle = await bench.start(limits=LimitsSpec(memory_bytes=_MEMORY_BYTES))
     if "per process" in (how := promised(handle, "memory_bytes")):
-        raise unittest.SkipTest(f"the runtime says that memory is limited by {how}")
+        raise unittest.SkipTest(f"does not apply: the runtime says that memory is limited by {how}")
     first = asyncio.create_task(handle.exec(["flock", "lock", *_take(_MEMORY_BYTES * 2 // 3, then=_HOLD)]))
     await until_held(handle)
     second = await handle.exec(_take(_MEMORY_BYTES * 2 // 3))
