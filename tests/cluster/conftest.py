@@ -57,9 +57,9 @@ class RayMachines:
         self._process.communicate(timeout=60)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayMachines]:
-    """Two; a test that takes one away puts it back."""
+    """Two; a test that takes one away puts it back. Gone before another module starts a cluster of its own."""
     need_module("ray", "pip install 'gangline[cluster]'")
     machines = RayMachines(tmp_path_factory.mktemp("ray") / "ray.log")
     machines.add()
