@@ -1,12 +1,15 @@
-"""How a process's end reads, for people."""
+"""What a run left that tells how it went: the process's end, for people, and its events."""
 
 from __future__ import annotations
 
+import json
 import signal
+from collections.abc import Iterator
+from typing import Any, cast
 
 from gangline.domain.contracts import ExecResult
 
-__all__ = ["describe_exit", "last_line"]
+__all__ = ["describe_exit", "json_events", "last_line"]
 
 
 def describe_exit(result: ExecResult) -> str:
@@ -16,6 +19,17 @@ def describe_exit(result: ExecResult) -> str:
     end = f"exited with {result.exit_code}" if result.signal is None else f"killed by {_signal_name(result.signal)}"
     said = last_line(result.stderr)
     return f"{end}: {said}" if said else end
+
+
+def json_events(stdout: bytes) -> Iterator[dict[str, Any]]:
+    """Objects with a `type`, one a line, in order; a line that is none (cut off, or another program's) is left out."""
+    for line in stdout.splitlines():
+        try:
+            event: Any = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and isinstance(cast(dict[str, Any], event).get("type"), str):
+            yield cast(dict[str, Any], event)
 
 
 def last_line(output: bytes, max_chars: int = 300) -> str:

@@ -10,15 +10,14 @@ messages at the end; a filter in the launch command drops the repetitions, so th
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch, RuntimeHandle
+from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch
+from gangline.harnesses.configuration import write_json
 from gangline.harnesses.environment import provider_environment
-from gangline.harnesses.evidence import describe_exit
+from gangline.harnesses.evidence import describe_exit, json_events
 from gangline.harnesses.installation import Program, check_program
 
 __all__ = ["PiConfig", "PiHarness"]
@@ -100,8 +99,8 @@ class PiHarness:
         """Raises: HarnessError when pi is missing, does not start, or is of another version."""
         await check_program(context.runtime, self.program, self._config.version)
         folder = f"{context.runtime.home}/.pi/agent"
-        await _write_json(context.runtime, f"{folder}/models.json", self._models(context))
-        await _write_json(context.runtime, f"{folder}/settings.json", self._settings())
+        await write_json(context.runtime, f"{folder}/models.json", self._models(context))
+        await write_json(context.runtime, f"{folder}/settings.json", self._settings())
         env = provider_environment(context) | {
             "PI_OFFLINE": "1",
             "PI_SKIP_VERSION_CHECK": "1",
@@ -116,7 +115,7 @@ class PiHarness:
             return HarnessVerdict(False, describe_exit(result))
         last: dict[str, Any] | None = None
         ended = False
-        for event in _events(result.stdout):
+        for event in json_events(result.stdout):
             if event["type"] == "message_end" and event["message"].get("role") == "assistant":
                 last = event["message"]
             ended = event["type"] == "agent_end" or (ended and event["type"] != "agent_start")
@@ -167,18 +166,3 @@ class PiHarness:
             "keepRecentTokens": min(20_000, window // 2),
         }
         return {"quietStartup": True, "enableInstallTelemetry": False, "compaction": compaction}
-
-
-async def _write_json(runtime: RuntimeHandle, path: str, value: dict[str, Any]) -> None:
-    await runtime.upload(path, json.dumps(value, indent=2).encode())
-
-
-def _events(stdout: bytes) -> Iterator[dict[str, Any]]:
-    """pi's events, in order; a line that is none (cut off, or another program's) is left out."""
-    for line in stdout.splitlines():
-        try:
-            event: Any = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and isinstance(cast(dict[str, Any], event).get("type"), str):
-            yield cast(dict[str, Any], event)

@@ -1,0 +1,22 @@
+"""Files that adapters write for their programs, into the session's HOME."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gangline.domain.contracts import RuntimeHandle
+
+__all__ = ["write_json", "write_skills"]
+
+
+async def write_json(runtime: RuntimeHandle, path: str, value: Mapping[str, Any]) -> None:
+    await runtime.upload(path, json.dumps(value, indent=2).encode())
+
+
+async def write_skills(runtime: RuntimeHandle, folder: str, skills: Mapping[str, Mapping[str, str]]) -> None:
+    """Each into a folder of its name, as the programs that know skills all want them."""
+    for name, files in skills.items():
+        for path, content in files.items():
+            await runtime.upload(f"{folder}/{name}/{path}", content.encode())
