@@ -5,7 +5,8 @@
         await run_adoption_check(check, "my_runtime", tmp_path)
 
 The keeper finds the runtime by the name of its entry point. `in_keeper` gives it as a node has it, for the checks of
-`runtime_conformance`. A node's death is, as the keeper sees it, a connection that ends without a word.
+`runtime_conformance`. A node's death is, as the keeper sees it, a connection that ends without a word. What happens
+inside while there is no node is told by connections to the agents' port, which the check itself accepts.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ import signal
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from gangline import plugins
 from gangline.domain.contracts import Runtime, RuntimeHandle, RuntimeStart
-from gangline.domain.errors import CallerError, RuntimeFailed
+from gangline.domain.errors import RuntimeFailed
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
 from gangline.runtimes.kept import Keeper, KeptHandle
 from gangline.runtimes.leftovers import LABEL
+from gangline.testing.runtime_conformance.bench import daemon, is_held, until_held, until_present
 
 __all__ = ["AdoptionCheck", "Lives", "adoption_checks", "in_keeper", "run_adoption_check"]
 
@@ -33,15 +35,31 @@ _PATIENCE_S = 60.0
 _UNTIL_GO = "echo begun; touch ready; while [ ! -e go ]; do sleep 0.02; done; echo ended"
 
 
+class Call(NamedTuple):
+    """One connection from inside a sandbox."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def heard(self) -> bytes:
+        """The next line; empty at the end."""
+        return await self.reader.readline()
+
+    async def say(self, line: bytes) -> None:
+        self.writer.write(line)
+        await self.writer.drain()
+
+
 class Lives:
     """One node's lives, each with the keeper that it finds or starts."""
 
-    def __init__(self, runtime: str, root: Path, grace_s: float = 60.0) -> None:
+    def __init__(self, runtime: str, root: Path, *, image: str | None = None) -> None:
         self.runtime = runtime
+        self.image = image
         self.owner = new_id("lives")
         self.root = root / "runtimes"
         self.folder = root / "keeper"
-        self.grace_s = grace_s
+        self.grace_s = 60.0
         self.keeper = self._keeper()
         self.agents: socket.socket
         """The listening socket of the agents' port."""
@@ -70,7 +88,7 @@ class Lives:
         return handle
 
     async def start_of(self, runtime_id: str) -> RuntimeHandle:
-        spec = RuntimeSpec(backend=self.runtime)
+        spec = RuntimeSpec(backend=self.runtime, image=self.image)
         start = RuntimeStart(
             runtime_id=runtime_id,
             owner=self.owner,
@@ -79,6 +97,17 @@ class Lives:
             proxy_port=int(self.agents.getsockname()[1]),
         )
         return await self.keeper.start(self.runtime, start)
+
+    async def accept(self) -> Call:
+        """The next connection to the agents' port, from wherever it is answered now."""
+        self.agents.setblocking(False)
+        connection, _ = await asyncio.get_running_loop().sock_accept(self.agents)
+        return Call(*await asyncio.open_connection(sock=connection))
+
+    async def left(self, *, but: str | None = None) -> int:
+        """How many sandboxes of the node there still are, but the one of that id. They are none after that."""
+        keep = frozenset(filter(None, [but]))
+        return await plugins.make_runtime(self.runtime).reap(self.owner, self.root, keep)
 
     async def end(self) -> None:
         await self.keeper.close()
@@ -114,9 +143,9 @@ def adoption_checks() -> list[AdoptionCheck]:
     return list(_CHECKS)
 
 
-async def run_adoption_check(check: AdoptionCheck, runtime: str, root: Path) -> None:
+async def run_adoption_check(check: AdoptionCheck, runtime: str, root: Path, *, image: str | None = None) -> None:
     """`root` is an empty folder. A check that fails raises AssertionError with what was expected."""
-    lives = Lives(runtime, root)
+    lives = Lives(runtime, root, image=image)
     await lives.begin()
     try:
         async with asyncio.timeout(_PATIENCE_S):
@@ -126,6 +155,7 @@ async def run_adoption_check(check: AdoptionCheck, runtime: str, root: Path) -> 
     assert os.listdir(lives.root) == [], "folders were left behind"
     assert lives.processes() == [], "processes were left behind"
     assert not (lives.folder / "socket").exists(), "the keeper's socket was left behind"
+    assert await lives.left() == 0, "sandboxes were left behind"
 
 
 @contextlib.asynccontextmanager
@@ -157,21 +187,13 @@ async def _running(handle: KeptHandle, command: str = _UNTIL_GO, note: bytes = b
     """A command that outlives the node, once it has touched `ready`. What this life hears of it is dropped."""
     task: asyncio.Task[object] = asyncio.create_task(handle.exec(command, note=note))
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    await _until_present(handle, "ready")
+    await until_present(handle, "ready")
     return task
 
 
 async def _until(condition: Callable[[], bool]) -> None:
     while True:
         if condition():
-            return
-        await asyncio.sleep(0.02)
-
-
-async def _until_present(handle: RuntimeHandle, path: str) -> None:
-    while True:
-        with contextlib.suppress(CallerError):
-            await handle.download(path)
             return
         await asyncio.sleep(0.02)
 
@@ -198,34 +220,47 @@ async def a_running_command_goes_on_without_its_node(lives: Lives) -> None:
     assert (result.exit_code, result.stdout, result.truncated) == (0, b"begun\nended\n", False)
 
 
+def _calling(handle: RuntimeHandle, program: str) -> list[str]:
+    """A Python program that has called the agents' port: `call()` connects once more, `first` is the first one."""
+    assert handle.proxy_url is not None
+    host, _, port = handle.proxy_url.removeprefix("http://").rpartition(":")
+    call = f"import socket, sys\ndef call(): return socket.create_connection(({host!r}, {port}), 60).makefile('rw')\n"
+    return ["python3", "-c", f"{call}first = call()\n{program}"]
+
+
+async def _called(lives: Lives, handle: KeptHandle, program: str) -> Call:
+    """Start a program that outlives the node, and take its first call, which does too."""
+    task: asyncio.Task[object] = asyncio.create_task(handle.exec(_calling(handle, program), note=b"note"))
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await lives.accept()
+
+
 @_check
 async def a_command_that_ended_meanwhile_tells_how(lives: Lives) -> None:
-    handle = await lives.start()
-    await _running(
-        handle, "touch ready; until [ -e go ]; do sleep 0.02; done; echo out; echo err >&2; touch over; exit 7"
+    call = await _called(
+        lives, await lives.start(), "first.readline(); print('out'); print('err', file=sys.stderr); sys.exit(7)"
     )
-    work = lives.root / handle.runtime_id / "work"
     await lives.die()
-    (work / "go").touch()
-    await _until(lambda: (work / "over").exists())
+    await call.say(b"end\n")
+    assert await call.heard() == b""
     (kept,) = await lives.next()
     result = await kept.rejoin()
     assert (result.exit_code, result.stdout, result.stderr) == (7, b"out\n", b"err\n")
     assert await kept.rejoin() == result, "it is told as often as it is asked for"
+    call.writer.close()
 
 
 @_check
 async def nothing_else_outlives_the_node(lives: Lives) -> None:
     lost, handle = await asyncio.gather(lives.start(), lives.start())
-    short = asyncio.create_task(handle.exec("touch short; tail -f /dev/null"))
-    other = asyncio.create_task(lost.exec("sleep 1000"))
-    await _until_present(handle, "short")
+    short = asyncio.create_task(handle.exec(f"{daemon()}; sleep 100000"))
+    other = asyncio.create_task(lost.exec("sleep 100000"))
+    await until_held(handle)
     await _running(handle)
     kept = await lives.next()
     assert [one.runtime_id for one in kept] == [handle.runtime_id]
-    assert os.listdir(lives.root) == [handle.runtime_id], "a sandbox without a note was kept"
-    seen = await kept[0].exec("cat /proc/[0-9]*/comm | grep -c tail")
-    assert seen.stdout == b"0\n", "a command without a note was kept"
+    assert await lives.left(but=handle.runtime_id) == 0, "a sandbox without a note was kept"
+    assert not await is_held(kept[0]), "a command without a note was kept"
     for task in (short, other):
         await _refused(task)
 
@@ -269,43 +304,34 @@ async def notes_change_and_budgets_are_remembered(lives: Lives) -> None:
 
 @_check
 async def who_waits_for_the_command_can_end_it(lives: Lives) -> None:
-    await _running(await lives.start(), "touch ready; (setsid sleep 1000 &); sleep 1000")
+    await _running(await lives.start(), f"{daemon()}; until [ -e lock.held ]; do :; done; touch ready; sleep 100000")
     (kept,) = await lives.next()
     waiting = asyncio.create_task(kept.rejoin())
     await kept.exec("true")
     waiting.cancel()
     await asyncio.wait({waiting})
     assert waiting.cancelled()
-    assert (await kept.exec("cat /proc/[0-9]*/comm | grep -c sleep")).stdout == b"0\n"
+    assert not await is_held(kept)
 
 
 @_check
 async def calls_wait_for_the_next_life(lives: Lives) -> None:
     """What dials the agents' port while nobody is there is answered by whoever comes."""
-    handle = await lives.start()
-    assert handle.proxy_url is not None
-    port = int(handle.proxy_url.rpartition(":")[2])
     program = (
-        "import os, socket, time\nopen('ready', 'w').close()\n"
-        "while not os.path.exists('go'): time.sleep(0.02)\n"
-        f"s = socket.create_connection(('127.0.0.1', {port}), 30); s.sendall(b'call\\n')\n"
-        "open('dialled', 'w').close()\n"
-        "print(s.makefile().readline(), end='')"
+        "first.readline(); second = call(); print('call', file=second, flush=True)\n"
+        "print('dialled', file=first, flush=True); print(second.readline(), end='')"
     )
-    await handle.upload("dial.py", program.encode())
-    await _running(handle, "python3 dial.py")
-    work = lives.root / handle.runtime_id / "work"
+    first = await _called(lives, await lives.start(), program)
     await lives.die()
-    (work / "go").touch()
-    await _until(lambda: (work / "dialled").exists())
+    await first.say(b"dial\n")
+    assert await first.heard() == b"dialled\n"
     (kept,) = await lives.next()
-    lives.agents.setblocking(False)
-    call, _ = await asyncio.get_running_loop().sock_accept(lives.agents)
-    with call:
-        call.setblocking(False)
-        assert await asyncio.get_running_loop().sock_recv(call, 64) == b"call\n"
-        await asyncio.get_running_loop().sock_sendall(call, b"answer\n")
+    second = await lives.accept()
+    assert await second.heard() == b"call\n"
+    await second.say(b"answer\n")
     assert (await kept.rejoin()).stdout == b"answer\n"
+    for call in (first, second):
+        call.writer.close()
 
 
 @_check
@@ -342,7 +368,7 @@ async def nothing_outlives_the_keeper(lives: Lives) -> None:
 
 @_check
 async def a_start_that_is_cancelled_leaves_nothing(lives: Lives) -> None:
-    await lives.start()
+    first = await lives.start()
     for stage_s in (0.0, 0.002, 0.01, 0.02, 0.03, 0.05):
         task = asyncio.create_task(lives.start_of(f"r{stage_s}"))
         await asyncio.wait({task}, timeout=stage_s)
@@ -350,4 +376,4 @@ async def a_start_that_is_cancelled_leaves_nothing(lives: Lives) -> None:
         done = (await asyncio.gather(task, return_exceptions=True))[0]
         if not isinstance(done, BaseException):
             await done.stop()
-    assert len(os.listdir(lives.root)) == 1
+    assert await lives.left(but=first.runtime_id) == 0
