@@ -110,14 +110,15 @@ class ClaudeCodeHarness:
     def judge(self, result: ExecResult) -> HarnessVerdict:
         if result.timed_out:
             return HarnessVerdict(False, describe_exit(result))
-        last = next((event for event in json_events(result.stdout) if event["type"] == "result"), None)
-        if last is None:
+        results = [event for event in json_events(result.stdout) if event["type"] == "result"]
+        if not results:
             if result.ok and result.truncated:
                 return HarnessVerdict(True)
             return HarnessVerdict(False, f"claude ended without a result: {describe_exit(result)}")
+        last = results[-1]
         if last.get("is_error") is not False:
-            said = str(last.get("result") or last.get("errors") or "no message")[:300]
-            return HarnessVerdict(False, f"claude ended in an error ({last.get('subtype')}): {said}")
+            said = str(last.get("result") or last.get("errors") or last.get("subtype") or "no message")[:300]
+            return HarnessVerdict(False, f"claude ended in an error ({last.get('terminal_reason')}): {said}")
         return HarnessVerdict(True)
 
     def _arguments(self, model: str) -> list[str]:

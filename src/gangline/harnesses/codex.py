@@ -18,7 +18,7 @@ from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict
 from gangline.domain.task import McpServer
 from gangline.harnesses.configuration import write_skills
 from gangline.harnesses.environment import provider_environment
-from gangline.harnesses.evidence import describe_exit, json_events
+from gangline.harnesses.evidence import describe_exit, json_events, object_in
 from gangline.harnesses.installation import Program, check_program
 
 __all__ = ["CodexConfig", "CodexHarness"]
@@ -123,8 +123,7 @@ def _failure(stdout: bytes) -> str:
     said = ""
     for event in json_events(stdout):
         if event["type"] == "turn.failed":
-            error: dict[str, Any] = event.get("error") or {}
-            said = str(error.get("message") or said)
+            said = str(object_in(event, "error").get("message") or said)
         elif event["type"] == "error":
             said = str(event.get("message") or said)
     return said[:300]

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from gangline.domain.contracts import ExecResult
 
-__all__ = ["describe_exit", "json_events", "last_line"]
+__all__ = ["describe_exit", "json_events", "last_line", "object_in"]
 
 
 def describe_exit(result: ExecResult) -> str:
@@ -26,10 +26,16 @@ def json_events(stdout: bytes) -> Iterator[dict[str, Any]]:
     for line in stdout.splitlines():
         try:
             event: Any = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(event, dict) and isinstance(cast(dict[str, Any], event).get("type"), str):
             yield cast(dict[str, Any], event)
+
+
+def object_in(event: dict[str, Any], name: str) -> dict[str, Any]:
+    """A field that should be an object; empty where it is none: the agent can write such lines too."""
+    value = event.get(name)
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
 def last_line(output: bytes, max_chars: int = 300) -> str:

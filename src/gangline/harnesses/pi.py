@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch
 from gangline.harnesses.configuration import write_json
 from gangline.harnesses.environment import provider_environment
-from gangline.harnesses.evidence import describe_exit, json_events
+from gangline.harnesses.evidence import describe_exit, json_events, object_in
 from gangline.harnesses.installation import Program, check_program
 
 __all__ = ["PiConfig", "PiHarness"]
@@ -116,8 +116,9 @@ class PiHarness:
         last: dict[str, Any] | None = None
         ended = False
         for event in json_events(result.stdout):
-            if event["type"] == "message_end" and event["message"].get("role") == "assistant":
-                last = event["message"]
+            message = object_in(event, "message")
+            if event["type"] == "message_end" and message.get("role") == "assistant":
+                last = message
             ended = event["type"] == "agent_end" or (ended and event["type"] != "agent_start")
         if last is None:
             return HarnessVerdict(False, "pi ended without an answer from the model")

@@ -1,0 +1,145 @@
+"""Every adapter keeps the contract; what its program left behind was recorded from the real one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.domain.contracts import ExecResult
+from gangline.harnesses.claude_code import ClaudeCodeConfig, ClaudeCodeHarness
+from gangline.harnesses.codex import CodexConfig, CodexHarness
+from gangline.harnesses.pi import PiHarness
+from gangline.harnesses.shell import ShellHarness
+from gangline.testing.harness_conformance import Check, Subject, checks, run_check
+
+
+def printed(*documents: dict[str, Any], exit_code: int = 0, stderr: str = "") -> ExecResult:
+    lines = "".join(json.dumps(document) + "\n" for document in documents)
+    return ExecResult(exit_code=exit_code, stdout=lines.encode(), stderr=stderr.encode())
+
+
+# -- pi 0.73.1 ---------------------------------------------------------------------------------------------------
+
+PI_START, PI_END = {"type": "agent_start"}, {"type": "agent_end"}
+
+
+def pi_answer(stop: str, **more: Any) -> dict[str, Any]:
+    content = [{"type": "text", "text": "done"}]
+    return {"type": "message_end", "message": {"role": "assistant", "content": content, "stopReason": stop, **more}}
+
+
+PI = Subject(
+    harness=PiHarness,
+    worked=printed(PI_START, pi_answer("toolUse"), pi_answer("stop"), PI_END),
+    failed={
+        "its API failed": printed(PI_START, pi_answer("error", errorMessage="400 scripted fault"), PI_END),
+        "aborted": printed(PI_START, pi_answer("aborted"), PI_END),
+        "it died": printed(PI_START, pi_answer("toolUse"), exit_code=1, stderr="heap out of memory"),
+    },
+)
+
+# -- Claude Code 2.1.329 -----------------------------------------------------------------------------------------
+
+CLAUDE_WORKED = {
+    "stop_reason": "end_turn",
+    "session_id": "a28808e8-9fee-4399-bf2a-aa78a894b94d",
+    "usage": {"input_tokens": 11655, "output_tokens": 2},
+    "permission_denials": [],
+    "terminal_reason": "completed",
+    "is_error": False,
+    "num_turns": 1,
+    "subtype": "success",
+    "api_error_status": None,
+    "result": "two",
+    "type": "result",
+    "duration_ms": 667,
+    "result_index": 0,
+}
+CLAUDE_FAILED = {
+    **CLAUDE_WORKED,
+    "stop_reason": "stop_sequence",
+    "terminal_reason": "api_error",
+    "is_error": True,
+    "api_error_status": 400,
+    "api_error_type": "invalid_request_error",
+    "result": "API Error: 400 engine http://127.0.0.1:42751 answered 400: scripted fault: 400",
+}
+CLAUDE_CODE = Subject(
+    harness=ClaudeCodeHarness,
+    settings={"agents": {"scout": {"description": "looks", "prompt": "Look."}}, "max_output_tokens": 4096},
+    worked=printed(CLAUDE_WORKED),
+    failed={
+        "its API failed": printed(CLAUDE_FAILED, exit_code=1),
+        "its API failed, and the exit code is hidden": printed(CLAUDE_FAILED),
+        "it died": ExecResult(exit_code=1, stderr=b"panic"),
+        "it said nothing": ExecResult(exit_code=0),
+    },
+)
+
+# -- Codex 0.169.0 -----------------------------------------------------------------------------------------------
+
+CODEX_STARTED = (
+    {"type": "thread.started", "thread_id": "01a1ffd1-dd86-70d3-a016-f4064bff26ea"},
+    {"type": "item.completed", "item": {"id": "item_0", "type": "error", "message": "Model metadata not found."}},
+    {"type": "turn.started"},
+    {"type": "item.completed", "item": {"id": "item_1", "type": "agent_message", "text": "two\n"}},
+)
+CODEX_ERROR = '{"error":{"message":"engine http://127.0.0.1:38589 answered 400: scripted fault: 400"}}'
+CODEX_FAILED = (
+    {"type": "error", "message": CODEX_ERROR},
+    {"type": "turn.failed", "error": {"message": CODEX_ERROR}},
+)
+CODEX_COMPLETED = {"type": "turn.completed", "usage": {"input_tokens": 8384, "output_tokens": 2}}
+CODEX = Subject(
+    harness=CodexHarness,
+    settings={"context_window": 32_768, "reasoning_effort": "low"},
+    worked=printed(*CODEX_STARTED, {"type": "error", "message": "Reconnecting... 1/5"}, CODEX_COMPLETED),
+    failed={
+        "its API failed": printed(*CODEX_STARTED, *CODEX_FAILED, exit_code=1),
+        "its API failed, and the exit code is hidden": printed(*CODEX_STARTED, *CODEX_FAILED),
+        "it died": printed(*CODEX_STARTED, exit_code=101, stderr="thread 'main' panicked"),
+        "it stopped within a turn": printed(*CODEX_STARTED),
+    },
+)
+
+# -- any command -------------------------------------------------------------------------------------------------
+
+SHELL = Subject(
+    harness=ShellHarness,
+    settings={"command": ["agent", "--model", "{model}"], "stdin": "{instruction}"},
+    commands=("agent",),
+    worked=ExecResult(exit_code=0, stdout=b"done\n"),
+    failed={"it failed": ExecResult(exit_code=1, stderr=b"no such thing\n")},
+)
+SHELL_ARGUMENT = Subject(
+    harness=ShellHarness,
+    settings={"command": "exec agent {instruction}"},
+    commands=("agent",),
+    worked=SHELL.worked,
+    failed=SHELL.failed,
+)
+
+SUBJECTS = {
+    "claude_code": CLAUDE_CODE,
+    "codex": CODEX,
+    "pi": PI,
+    "shell": SHELL,
+    "shell-argument": SHELL_ARGUMENT,
+}
+
+
+@pytest.mark.parametrize("check", checks(), ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", SUBJECTS)
+async def test_harness(name: str, check: Check, tmp_path: Path) -> None:
+    await run_check(check, SUBJECTS[name], tmp_path)
+
+
+def test_reasons_are_the_programs_own_words() -> None:
+    for harness, subject in (
+        (ClaudeCodeHarness(ClaudeCodeConfig()), CLAUDE_CODE),
+        (CodexHarness(CodexConfig()), CODEX),
+    ):
+        assert "scripted fault" in harness.judge(subject.failed["its API failed"]).reason
