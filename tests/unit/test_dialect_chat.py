@@ -282,9 +282,16 @@ def test_an_empty_reply_still_has_its_role_and_its_finish() -> None:
 
 def test_a_stream_that_broke_ends_with_its_error_and_is_not_done() -> None:
     writer = CHAT.event_writer(_parse(stream=True), reply_id="k", model="m", created_at=7)
-    assert _events(writer.error(EngineUnavailable("engine down"))) == [
-        {"error": {"message": "engine down", "type": "server_error", "param": None, "code": "engine_unavailable"}}
+    assert _events(writer.error(SessionOver("too late"))) == [
+        {"error": {"message": "too late", "type": "permission_error", "param": None, "code": "session_over"}}
     ]
+
+
+def test_a_stream_that_broke_tells_agents_in_its_message_to_try_again() -> None:
+    """pi and opencode read nothing else of an error in a stream."""
+    writer = CHAT.event_writer(_parse(stream=True), reply_id="k", model="m", created_at=7)
+    (event,) = _events(writer.error(EngineUnavailable("engine down")))
+    assert event["error"]["message"] == "server_error: engine down"
 
 
 @pytest.mark.parametrize(

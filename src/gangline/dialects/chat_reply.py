@@ -152,8 +152,13 @@ class ChatEventWriter:
         ]
 
     def error(self, error: GanglineError) -> bytes:
-        """No `[DONE]` follows: a client that overlooks the error must not take the reply for whole."""
-        return b"data: " + chat_error(error).body + b"\n\n"
+        """No `[DONE]` follows: a client that overlooks the error must not take the reply for whole.
+
+        There is no status in a stream, and the SDKs hand on the message alone: what makes an agent try again must stand
+        there.
+        """
+        body = _error_body(error, f"server_error: {error.message}" if error.retryable else error.message)
+        return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
     def _begin(self, index: int) -> bytes:
         if index in self._begun:
@@ -195,11 +200,15 @@ def _tool_call_delta(piece: ToolCallDelta) -> dict[str, Any]:
 
 
 def chat_error(error: GanglineError) -> ErrorAnswer:
-    status, kind, code = _error_class(error)
-    inner = {"message": error.message, "type": kind, "param": error.details.get("param"), "code": code}
+    status, _, _ = _error_class(error)
     # The SDKs retry 409 and every 5xx unless told; what will fail again is not worth their minutes.
     headers = {} if error.retryable or (status < 500 and status != 409) else {"x-should-retry": "false"}
-    return ErrorAnswer(status, msgspec.json.encode({"error": inner}), headers)
+    return ErrorAnswer(status, msgspec.json.encode(_error_body(error, error.message)), headers)
+
+
+def _error_body(error: GanglineError, message: str) -> dict[str, Any]:
+    _, kind, code = _error_class(error)
+    return {"error": {"message": message, "type": kind, "param": error.details.get("param"), "code": code}}
 
 
 def _error_class(error: GanglineError) -> tuple[int, str, str]:
