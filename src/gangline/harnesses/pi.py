@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch
-from gangline.harnesses.configuration import write_json
+from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch, Wish
+from gangline.harnesses.configuration import write_json, write_skills
 from gangline.harnesses.environment import provider_environment
 from gangline.harnesses.evidence import describe_exit, json_events, object_in
+from gangline.harnesses.filtered import without_events
 from gangline.harnesses.installation import Program, check_program
 
 __all__ = ["PiConfig", "PiHarness"]
@@ -43,15 +44,14 @@ _API_PATHS = {
 }
 """pi's name of an API -> what its base URL ends in."""
 
-# $@ is pi and its arguments. POSIX pipelines answer with the filter's exit code: pi's own takes the way round by
-# descriptor 3, while the events go on to the real stdout (descriptor 4).
-_LAUNCH = r"""
-exec 4>&1
-code=$( { { "$@" 3>&- 4>&-; echo $? >&3; } | sed -u \
-  -e '/^{"type":"message_update"/d' -e '/^{"type":"message_start"/d' -e '/^{"type":"turn_end"/d' \
-  -e '/^{"type":"tool_execution_/d' -e 's/^{"type":"agent_end".*/{"type":"agent_end"}/' >&4; } 3>&1 )
-exit "${code:-1}"
-"""
+_REPEATED = (
+    r'/^{"type":"message_update"/d',
+    r'/^{"type":"message_start"/d',
+    r'/^{"type":"turn_end"/d',
+    r'/^{"type":"tool_execution_/d',
+    r's/^{"type":"agent_end".*/{"type":"agent_end"}/',
+)
+"""What its events say again and again, as edits of sed."""
 
 
 class PiConfig(BaseModel):
@@ -91,6 +91,7 @@ class PiHarness:
     name: ClassVar[str] = "pi"
     Config: ClassVar[type[BaseModel]] = PiConfig
     program: ClassVar[Program] = _PROGRAM
+    takes: ClassVar[frozenset[Wish]] = frozenset({"skills"})
 
     def __init__(self, config: PiConfig) -> None:
         self._config = config
@@ -101,13 +102,14 @@ class PiHarness:
         folder = f"{context.runtime.home}/.pi/agent"
         await write_json(context.runtime, f"{folder}/models.json", self._models(context))
         await write_json(context.runtime, f"{folder}/settings.json", self._settings())
+        await write_skills(context.runtime, f"{folder}/skills", context.skills)
         env = provider_environment(context) | {
             "PI_OFFLINE": "1",
             "PI_SKIP_VERSION_CHECK": "1",
             "PI_TELEMETRY": "0",
             "PI_CODING_AGENT_DIR": folder,
         }
-        command = ["sh", "-c", _LAUNCH, "pi", *self._arguments(context.model)]
+        command = without_events(self._arguments(context.model), *_REPEATED)
         return Launch(command=command, env=env, stdin=context.instruction.encode())
 
     def judge(self, result: ExecResult) -> HarnessVerdict:

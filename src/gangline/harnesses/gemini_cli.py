@@ -1,0 +1,134 @@
+"""Harness `gemini_cli`: Google's coding agent, npm package `@google/gemini-cli`.
+
+Its configuration goes to the session's private HOME, the session's key only to its environment. It ends with one JSON
+document: the last answer and counts, or an error. Exit codes alone do not tell: after answers that it cannot use it
+exits with 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch, Wish
+from gangline.domain.task import McpServer
+from gangline.harnesses.configuration import write_json, write_skills
+from gangline.harnesses.environment import provider_environment
+from gangline.harnesses.evidence import describe_exit, object_in
+from gangline.harnesses.installation import Program, check_program
+from gangline.harnesses.prompt import prompt_argument
+
+__all__ = ["GeminiCliConfig", "GeminiCliHarness", "mcp_servers"]
+
+_PROGRAM = Program(
+    harness="gemini_cli",
+    command="gemini",
+    source="npm",
+    package="@google/gemini-cli",
+    version="0.61.0",
+    oldest=(20, 0),
+    env={"GEMINI_CLI_NO_RELAUNCH": "true"},
+)
+_ASSUMED_WINDOW = 1_048_576
+"""Tokens that the program takes for the context of a model that it does not know."""
+_COMPRESS_AT = 0.75
+"""Part of the real context."""
+
+
+class GeminiCliConfig(BaseModel):
+    """Settings of harness `gemini_cli`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    version: str | None = _PROGRAM.version
+    """Version that must be installed; None takes any."""
+    context_window: int = Field(default=32_768, gt=0)
+    """Tokens that the model can read; the program compresses its history when three quarters of them are used."""
+    exclude_tools: tuple[str, ...] = ("google_web_search", "web_fetch")
+    """Tools that are not offered; those two need Google's own servers."""
+    system_prompt: str | None = None
+    """Replaces the program's system prompt."""
+    loop_detection: bool = False
+    """Whether the program ends a run that seems to go in circles; it asks the model for its opinion on that, too."""
+    arguments: tuple[str, ...] = ()
+    """More arguments of the program's command line."""
+
+
+class GeminiCliHarness:
+    """Configures, starts and judges Gemini CLI."""
+
+    name: ClassVar[str] = "gemini_cli"
+    Config: ClassVar[type[BaseModel]] = GeminiCliConfig
+    program: ClassVar[Program] = _PROGRAM
+    takes: ClassVar[frozenset[Wish]] = frozenset({"mcp_servers", "skills"})
+    logs: ClassVar[tuple[str, ...]] = (".gemini/tmp/*/chats/*.jsonl",)
+
+    def __init__(self, config: GeminiCliConfig) -> None:
+        self._config = config
+
+    async def prepare(self, context: HarnessContext) -> Launch:
+        """Raises: HarnessError when the program is missing, does not start, or is of another version."""
+        config, runtime = self._config, context.runtime
+        await check_program(runtime, self.program, config.version)
+        folder = f"{runtime.home}/.gemini"
+        await write_json(runtime, f"{folder}/settings.json", self._settings(context))
+        await write_skills(runtime, f"{folder}/skills", context.skills)
+        env = provider_environment(context) | {**self.program.env, "GEMINI_TELEMETRY_ENABLED": "false"}
+        if config.system_prompt is not None:
+            env["GEMINI_SYSTEM_MD"] = f"{folder}/system.md"
+            await runtime.upload(env["GEMINI_SYSTEM_MD"], config.system_prompt.encode())
+        arguments, stdin = prompt_argument(context.instruction)
+        command = ["gemini", "--yolo", "--model", context.model, "--output-format", "json"]
+        return Launch(command=[*command, *config.arguments, *arguments], env=env, stdin=stdin)
+
+    def judge(self, result: ExecResult) -> HarnessVerdict:
+        said, complained = _document(result.stdout), _document(result.stderr)
+        if "error" in said or "error" in complained:
+            error = object_in(said, "error") or object_in(complained, "error")
+            return HarnessVerdict(False, f"Gemini CLI gave up: {str(error.get('message', 'no message'))[:300]}")
+        if result.timed_out or result.exit_code != 0:
+            return HarnessVerdict(False, describe_exit(result))
+        if "response" not in said and not result.truncated:
+            return HarnessVerdict(False, "Gemini CLI ended without an answer")
+        return HarnessVerdict(True)
+
+    def _settings(self, context: HarnessContext) -> dict[str, Any]:
+        config = self._config
+        return {
+            "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
+            "privacy": {"usageStatisticsEnabled": False},
+            "telemetry": {"enabled": False},
+            "security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}},
+            "ide": {"enabled": False},
+            "model": {
+                "compressionThreshold": _COMPRESS_AT * config.context_window / _ASSUMED_WINDOW,
+                "disableLoopDetection": not config.loop_detection,
+            },
+            "tools": {"exclude": list(config.exclude_tools)},
+            "mcpServers": mcp_servers(context.mcp_servers),
+        }
+
+
+def mcp_servers(servers: Mapping[str, McpServer]) -> dict[str, Any]:
+    """As Gemini CLI, and what is built on it, read them."""
+    return {name: {**_reach(server), "trust": True} for name, server in servers.items()}
+
+
+def _reach(server: McpServer) -> dict[str, Any]:
+    if server.url is not None:
+        return {"httpUrl": server.url}
+    program, *arguments = server.command
+    return {"command": program, "args": arguments, "env": server.env}
+
+
+def _document(output: bytes) -> dict[str, Any]:
+    """The last JSON document that was written over several lines; empty where there is none."""
+    start = (b"\n" + output).rfind(b"\n{\n")
+    try:
+        found: Any = json.loads(output[start:]) if start >= 0 else {}
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
