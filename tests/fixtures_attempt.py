@@ -21,11 +21,11 @@ from gangline.testing.scripted_engine import scripted_server
 
 @asynccontextmanager
 async def node_parts(
-    folder: Path, *, gate: Gate | None = None, sizes: PoolSizes | None = None
+    folder: Path, *, gate: Gate | None = None, sizes: PoolSizes | None = None, script: dict[str, Any] | None = None
 ) -> AsyncGenerator[NodeParts]:
-    """The engine answers everything with "hi"."""
+    """The engine answers everything with "hi", unless there is a script for it."""
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(scripted_server({"rules": [{"pattern": ".", "text": "hi"}]}))
+        url = await stack.enter_async_context(scripted_server(script or {"rules": [{"pattern": ".", "text": "hi"}]}))
         backends = BackendPool()
         stack.push_async_callback(backends.close)
         await backends.add(url)

@@ -60,7 +60,13 @@ AGENT = textwrap.dedent("""
     pathlib.Path("ended").touch()
 """)
 
-SCRIPT = {"rules": [{"text": "as you wish", "delay_s": 0.3}]}
+HOLD = "touch began; until [ -e go ]; do sleep 0.05; done"
+SCRIPT = {
+    "rules": [
+        {"turn": 0, "pattern": "^wait until you are told$", "tool_calls": [{"run": HOLD}]},
+        {"text": "as you wish", "delay_s": 0.3},
+    ]
+}
 
 
 class Process:
@@ -300,6 +306,25 @@ async def test_grading_is_done_again_in_a_clean_runtime_only(
     assert result.artifacts["harness.stdout"] == b"done\n"
     assert [timing.stage for timing in result.timings] == ["init", "ready", "run", "postrun"]
     assert_one_exact_chain(result)
+
+
+async def test_an_agent_in_the_node_dies_with_it_and_its_session_goes_round_again(service: Service) -> None:
+    body = task("in-node", instruction="wait until you are told", agent={"harness": "native"})
+    service.start_node()
+    async with ServerClient(service.server.url, TOKEN) as client:
+        session_id = await submitted(client, body)
+        await until((service.work(session_id) / "began").exists)
+        service.kill_node()
+        await until(lambda: not service.work(session_id).exists())
+        service.start_node()
+        await until((service.work(session_id, attempt=2) / "began").exists)
+        (service.work(session_id, attempt=2) / "go").touch()
+        view, result = await ended(client, "in-node")
+        first = await client.session_result(session_id, attempt=1)
+    assert (view.sessions[0].outcome, view.sessions[0].attempt) == ("completed", 2)
+    assert [completion.certificate.context for completion in result.completions] == ["first", "exact"]
+    assert first.failure is not None
+    assert (first.outcome, first.failure.code, len(first.completions)) == ("infra_error", "node_restarted", 1)
 
 
 async def test_what_waits_for_a_node_that_never_comes_back_is_removed_after_the_grace(service: Service) -> None:

@@ -6,7 +6,7 @@ come through the same door. See `gangline.plugins`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -20,6 +20,7 @@ from gangline.domain.task import McpServer, RuntimeSpec
 from gangline.domain.trajectory import Trajectory
 
 __all__ = [
+    "AgentRun",
     "Builder",
     "EvaluationContext",
     "Evaluator",
@@ -173,6 +174,8 @@ class HarnessContext(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     base_url: str
     """`<proxy>/s/<session>` as reached from inside; adapters append their dialect's own path (`/v1` ...)."""
+    node_url: str = ""
+    """The same, as reached from the node itself: for an agent that runs there."""
     api_key: str
     """The session's key."""
     runtime: RuntimeHandle
@@ -192,6 +195,15 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     stdin: bytes | None = None
 
 
+AgentRun = Callable[[], Coroutine[Any, Any, ExecResult]]
+"""The run of an agent that lives in the node and acts on the runtime through its handle.
+
+It is awaited once, in RUN, and cancelled when it does not end with its runtime; so it must end when calls are refused
+and commands are killed. Its result stands for a process's: code, what it said on stdout and stderr, bounded by itself.
+It dies with the node, and its session goes round again.
+"""
+
+
 class HarnessVerdict(msgspec.Struct, frozen=True):
     """Whether the agent program itself worked, by evidence: events and files rather than exit codes alone."""
 
@@ -205,8 +217,8 @@ class Harness(Protocol):
     name: ClassVar[str]
     Config: ClassVar[type[BaseModel]]
 
-    async def prepare(self, context: HarnessContext) -> Launch:
-        """Write the program's configuration into the runtime and return the command that runs it.
+    async def prepare(self, context: HarnessContext) -> Launch | AgentRun:
+        """Write the program's configuration into the runtime and return the command that runs it, or the run itself.
 
         Raises: HarnessError when the program is missing or of a wrong version, with the line that installs it.
         """

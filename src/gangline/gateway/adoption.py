@@ -6,6 +6,7 @@ Laws
 - The note lies in the keeper's memory and is gone with the sandbox. It has the digest of the session's key, never the
   key; calls that the journal has are not in it.
 - The token streams are the journal's: nothing is known of a session but what was durable before it was answered.
+- An agent that runs in the node dies with it: its sandbox has no note, and its session goes round again.
 - RUN's budget goes on where it was last told, without the time that the node was away.
 """
 
@@ -17,7 +18,7 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from gangline.domain.contracts import ExecResult, Launch, RuntimeHandle
+from gangline.domain.contracts import AgentRun, ExecResult, Launch, RuntimeHandle
 from gangline.domain.errors import Failure
 from gangline.domain.lifecycle import Outcome
 from gangline.domain.session import HarnessExit, Lease, StageTiming
@@ -100,8 +101,12 @@ def _read(handle: KeptHandle) -> AttemptNote | None:
         return None
 
 
-async def run_harness(handle: RuntimeHandle, launch: Launch, note: AttemptNote, max_output_bytes: int) -> ExecResult:
-    """The harness's whole run; where the sandbox can outlive the node, so does it."""
+async def run_harness(
+    handle: RuntimeHandle, launch: Launch | AgentRun, note: AttemptNote, max_output_bytes: int
+) -> ExecResult:
+    """The harness's whole run; where the sandbox can outlive the node, so does it, unless the agent is in the node."""
+    if not isinstance(launch, Launch):
+        return await launch()
     if not isinstance(handle, KeptHandle):
         return await handle.exec(launch.command, env=launch.env, stdin=launch.stdin, max_output_bytes=max_output_bytes)
     return await handle.exec(

@@ -23,6 +23,7 @@ import msgspec
 from gangline import plugins
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.contracts import (
+    AgentRun,
     EvaluationContext,
     ExecResult,
     Harness,
@@ -285,7 +286,7 @@ class Attempt:
         if self._parts.proxy.serves(self.lease.session_id):
             raise NodeError(f"a session of its caller's own has the id {self.lease.session_id!r} open on this node.")
 
-    async def _init(self) -> tuple[RuntimeHandle, Launch]:
+    async def _init(self) -> tuple[RuntimeHandle, Launch | AgentRun]:
         task, parts = self._task, self._parts
         handle = await self._start_runtime("agent", task.runtime)
         session = self._open_session(new_secret("gls"))
@@ -296,6 +297,7 @@ class Attempt:
             instruction=task.instruction,
             model=task.agent.model_name or parts.model,
             base_url=f"{handle.proxy_url or ''}/s/{self.lease.session_id}",
+            node_url=f"http://127.0.0.1:{parts.proxy_port}/s/{self.lease.session_id}",
             api_key=session.key,
             runtime=handle,
             env=task.agent.env,

@@ -1,0 +1,98 @@
+"""The model of a native agent: OpenAI Chat over HTTP, whole answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from gangline.domain.errors import HarnessError
+
+__all__ = ["ChatModel", "Message"]
+
+Message = dict[str, Any]
+"""A message of the Chat API, sent back exactly as it came."""
+
+_PASSING = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS}
+_MAX_RETRIES = 2
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 60.0
+
+
+class _Choice(msgspec.Struct):
+    message: Message
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+
+
+class ChatModel:
+    """Use as a context manager. It has no timeouts of its own: what ends a call is the session's budget."""
+
+    def __init__(self, base_url: str, api_key: str, fields: Message) -> None:
+        """base_url: ends in `/v1`. fields: of each request, beside its messages."""
+        self._url = f"{base_url}/chat/completions"
+        self._fields = fields
+        self._http = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"},
+            timeout=aiohttp.ClientTimeout(total=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def __aenter__(self) -> ChatModel:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        await self._http.close()
+
+    async def ask(self, messages: Sequence[Message]) -> Message:
+        """The assistant's next message. What may pass is tried again, as often as the official clients do.
+
+        Raises: HarnessError when the call is refused, or not answered.
+        """
+        body = msgspec.json.encode({**self._fields, "messages": messages})
+        pause_s = _FIRST_PAUSE_S
+        for _ in range(_MAX_RETRIES):
+            try:
+                return await self._ask(body)
+            except _Passing as passing:
+                await asyncio.sleep(pause_s if passing.retry_after_s is None else passing.retry_after_s)
+                pause_s *= 2
+        return await self._ask(body)
+
+    async def _ask(self, body: bytes) -> Message:
+        try:
+            async with self._http.post(self._url, data=body) as response:
+                answer = await response.read()
+                if response.status != HTTPStatus.OK:
+                    raise _refusal(response.status, response.headers.get("retry-after"), answer)
+        except (aiohttp.ClientError, OSError) as error:
+            raise _Passing(f"the model call was not answered: {error or type(error).__name__}") from error
+        try:
+            return msgspec.json.decode(answer, type=_Answer).choices[0].message
+        except (msgspec.MsgspecError, IndexError) as error:
+            raise HarnessError(f"the model call was not answered with a message: {error}") from error
+
+
+class _Passing(HarnessError):
+    """A model call failed in a way that may pass."""
+
+    retry_after_s: float | None = None
+
+
+def _refusal(status: int, retry_after: str | None, answer: bytes) -> HarnessError:
+    message = f"the model call was refused with {status}: {answer[:500].decode(errors='replace')}"
+    if status not in _PASSING and status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return HarnessError(message)
+    passing = _Passing(message)
+    if retry_after is not None and retry_after.isdecimal():
+        passing.retry_after_s = min(float(retry_after), _LONGEST_PAUSE_S)
+    return passing
