@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from gangline.domain.contracts import ExecResult
 
-__all__ = ["describe_exit", "json_events", "last_line", "object_in"]
+__all__ = ["describe_exit", "json_events", "last_line", "object_in", "runner_end"]
 
 
 def describe_exit(result: ExecResult) -> str:
@@ -41,6 +41,14 @@ def object_in(event: dict[str, Any], name: str) -> dict[str, Any]:
 def last_line(output: bytes, max_chars: int = 300) -> str:
     lines = output.decode(errors="replace").strip().splitlines()
     return lines[-1][:max_chars] if lines else ""
+
+
+def runner_end(result: ExecResult) -> dict[str, Any] | None:
+    """What a runner script of ours said last on stdout, `{"type": "gangline.end", ...}`; None where it came to no end."""
+    if result.timed_out or result.exit_code != 0:
+        return None
+    ends = [event for event in json_events(result.stdout) if event["type"] == "gangline.end"]
+    return ends[-1] if ends else None
 
 
 def _signal_name(number: int) -> str:

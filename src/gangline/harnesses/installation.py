@@ -2,8 +2,8 @@
 
 All live in the tools folder (`GANGLINE_TOOLS`), which every sandbox sees read-only and whose programs are first in its
 PATH. Programs from npm share one `node_modules`; where the machine's Node is too old for one of them, a newer Node from
-npm comes with it. Each program from PyPI has a virtual environment of its own, `python/COMMAND`, with links to its
-commands in `bin`.
+npm comes with it. Each program from PyPI has a virtual environment of its own, `python/COMMAND`; in `bin` are a link to
+its command, if it has one, and `COMMAND-python`, the Python that has its packages.
 """
 
 from __future__ import annotations
@@ -27,11 +27,36 @@ from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import HarnessError, InvalidRequest
 from gangline.harnesses.evidence import describe_exit
 
-__all__ = ["Program", "check_program", "find_program", "install", "installed_version", "program_of"]
+__all__ = [
+    "Program",
+    "check_program",
+    "find_program",
+    "install",
+    "installed_version",
+    "program_of",
+    "python_command",
+]
 
 _NEWER_NODE = "node@22"
 _CHECK_TIMEOUT_S = 60.0
 _INSTALL_TIMEOUT_S = 1800.0
+# Prints the Python that has a program's packages: ours to find, or the one that runs a command installed in an image.
+_FIND_PYTHON = 'command -v {0}-python || sed -n "1s/^#! *//p" "$(command -v {0})" 2>/dev/null'
+_TELL_VERSION = """
+import sys
+from importlib import metadata
+try:
+    print(metadata.version(sys.argv[1]))
+except metadata.PackageNotFoundError:
+    sys.exit(3)
+"""
+# 127 is the answer of a shell to a program that is not there: here only to one that nobody installed.
+_ASK_PYTHON = """
+python=$({find}); [ -n "$python" ] || exit 127
+$python -c "$1" "$2"; code=$?
+case $code in 3) exit 127;; 127) exit 126;; *) exit $code;; esac
+"""
+
 _VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
 
 
@@ -41,7 +66,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     harness: str
     """Name of the adapter: what `gangline harness install` takes."""
     command: str
-    """How the program is called; it tells its version under `--version`."""
+    """How the program is called; one from npm tells its version under `--version`. A mere library takes a name under
+    which its Python is found."""
     source: Literal["npm", "pypi"]
     package: str
     version: str
@@ -87,11 +113,7 @@ async def check_program(runtime: RuntimeHandle, program: Program, wanted: str | 
     Raises: HarnessError when it is missing, does not start, or is of another version, with the line that installs it.
     """
     command, install_line = program.command, f"Run: {program.install_line(wanted)}"
-    result = await runtime.exec(
-        f"command -v {command} >/dev/null || exit 127; {command} --version",
-        env=program.env,
-        timeout_s=_CHECK_TIMEOUT_S,
-    )
+    result = await runtime.exec(_version_question(program), env=program.env, timeout_s=_CHECK_TIMEOUT_S)
     if result.exit_code == 127:
         raise HarnessError(f"{command} is not installed where the runtime looks for it. {install_line}")
     if not result.ok:
@@ -105,6 +127,19 @@ async def check_program(runtime: RuntimeHandle, program: Program, wanted: str | 
             f"{install_line}, or set `version` in the agent's settings."
         )
     return wanted or (told[0] if told else "")
+
+
+def _version_question(program: Program) -> str | list[str]:
+    """Packages from PyPI are asked by their names: some programs take seconds to start, or tell no version."""
+    if program.source == "npm":
+        return f"command -v {program.command} >/dev/null || exit 127; {program.command} --version"
+    ask = _ASK_PYTHON.format(find=_FIND_PYTHON.format(program.command))
+    return ["sh", "-c", ask, "sh", _TELL_VERSION, program.package]
+
+
+def python_command(program: Program, script: str) -> list[str]:
+    """Runs a script, in the runtime, with the Python that has the program's packages."""
+    return ["sh", "-c", f'exec $({_FIND_PYTHON.format(program.command)}) "$@"', "sh", script]
 
 
 def installed_version(program: Program, tools: Path) -> str | None:
@@ -197,10 +232,15 @@ def _install_pypi(program: Program, version: str | None, tools: Path) -> None:
     except HarnessError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    link = tools / "bin" / program.command
-    link.parent.mkdir(exist_ok=True)
+    bin_folder, inner = tools / "bin", Path("..") / folder.relative_to(tools) / "bin"
+    bin_folder.mkdir(exist_ok=True)
+    link, python = bin_folder / program.command, bin_folder / f"{program.command}-python"
     link.unlink(missing_ok=True)
-    link.symlink_to(Path("..") / folder.relative_to(tools) / "bin" / program.command)
+    if (folder / "bin" / program.command).exists():
+        link.symlink_to(inner / program.command)
+    # No link: Python looks for its environment beside the name that it was called by.
+    python.write_text(f'#!/bin/sh\nexec "$(dirname "$0")/{inner}/python" "$@"\n')
+    python.chmod(0o755)
 
 
 def _environment(tools: Path, program: Program) -> Path:
