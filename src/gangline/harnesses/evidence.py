@@ -44,7 +44,7 @@ def last_line(output: bytes, max_chars: int = 300) -> str:
 
 
 def runner_end(result: ExecResult) -> dict[str, Any] | None:
-    """What a runner script of ours said last on stdout, `{"type": "gangline.end", ...}`; None where it came to no end."""
+    """What our runner script said last on stdout, `{"type": "gangline.end", ...}`; None where it came to no end."""
     if result.timed_out or result.exit_code != 0:
         return None
     ends = [event for event in json_events(result.stdout) if event["type"] == "gangline.end"]
