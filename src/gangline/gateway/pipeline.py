@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gangline.client import ServerClient
-from gangline.domain.errors import GanglineError
+from gangline.domain.errors import GanglineError, LeaseLost, NotFound
 from gangline.domain.lifecycle import STAGES, Stage
 from gangline.domain.session import Heartbeat, Lease, SessionResult
 from gangline.gateway.adoption import RESTARTED
@@ -185,7 +185,8 @@ class Pipeline:
             await asyncio.gather(*older, return_exceptions=True)
             result = await attempt.live()
         except asyncio.CancelledError:
-            await self._release(attempt.lease)
+            if await self._release(attempt.lease):
+                await self._parts.journal.close_attempt(attempt.key)  # nobody asks for it any more
             raise
         self._breaker.ended((attempt.lease.session_id, attempt.lease.fence), result)
         self._parts.metrics.attempt_ended(result)
@@ -193,11 +194,16 @@ class Pipeline:
             self._parts.on_result(result)
         await self._delivery.deliver(result)
 
-    async def _release(self, lease: Lease) -> None:
+    async def _release(self, lease: Lease) -> bool:
+        """Whether this node does not hold it any more."""
         try:
             await self._client.release(self._parts.node_id, session_id=lease.session_id, fence=lease.fence)
+        except (LeaseLost, NotFound):
+            return True
         except GanglineError as error:  # then the lease runs out by itself
             log.warning("lease.not_released session=%s message=%s", lease.session_id, error)
+            return False
+        return True
 
     def _ended(self, key: _LeaseKey, task: asyncio.Task[None]) -> None:
         del self._attempts[key], self._tasks[key]

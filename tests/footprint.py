@@ -1,0 +1,47 @@
+"""What a process has: its descriptors by kind, its memory, its descendants."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Footprint", "descendants"]
+
+
+class Footprint(NamedTuple):
+    descriptors: Counter[str]
+    """Kind (`socket`, `pipe`, `net` of a namespace, `file` ...) -> how many."""
+    memory_bytes: int
+    """Private to it."""
+
+    @classmethod
+    def of(cls, pid: int) -> Footprint:
+        kinds: Counter[str] = Counter()
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                target = os.readlink(descriptor)
+                kinds["file" if target.startswith("/") else target.partition(":[")[0]] += 1
+        return cls(kinds, _private_bytes(pid))
+
+
+def _private_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, their children, and so on, in order of their numbers."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found: list[int] = []
+    queue = [pid]
+    while queue:
+        found += (below := children.get(queue.pop(), []))
+        queue += below
+    return sorted(found)
