@@ -2,10 +2,9 @@
 
 Engine (`mock_engine.py`), proxy and load (`load_client.py`) are processes of their own. Ours is a node's proxy with
 capture, certificates and the journal on disk (`proxy_node.py`). Peers come from PyPI into environments of their own
-(folder GANGLINE_BENCH_PEERS, else one in the temp folder) and are started as their own commands start them, without
-access logs. Every call is a first turn with its own text, so nothing is answered from a memory of earlier calls; but
-memory is measured with conversations, whose turns are stitched, and whose sessions end. Systems take turns; the median
-of the rounds counts.
+(`peer_environments.py`) and are started as their own commands start them, without access logs. Every call is a first
+turn with its own text, so nothing is answered from a memory of earlier calls; but memory is measured with
+conversations, whose turns are stitched, and whose sessions end. Systems take turns; the median of the rounds counts.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import asyncio
 import itertools
 import json
 import os
-import shutil
 import socket
 import statistics
 import subprocess
@@ -27,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from load_client import HttpClient, Load, drive, get, post
+from peer_environments import peer_python
 
 BENCH = Path(__file__).parent
 ROUNDS = 3
@@ -90,33 +89,6 @@ def _tail(log: Any) -> str:
     return str(log.read()[-2000:].decode("utf-8", "replace"))
 
 
-def peer_python(name: str) -> Path | None:
-    """The interpreter of the peer's environment, made when it is not there; None when it cannot be."""
-    requirement, _, version = PEERS[name]
-    folder = Path(os.environ.get("GANGLINE_BENCH_PEERS", Path(tempfile.gettempdir()) / "gangline-bench-peers")) / name
-    python = folder / "bin" / "python"
-    if not python.exists():
-        base = _interpreter(version)
-        if base is None:
-            return None
-        install = [str(python), "-m", "pip", "install", "-q", requirement]
-        made = subprocess.run([base, "-m", "venv", str(folder)], check=False).returncode == 0
-        if not made or subprocess.run(install, check=False).returncode != 0:
-            shutil.rmtree(folder, ignore_errors=True)
-            return None
-    return python
-
-
-def _interpreter(version: tuple[int, int]) -> str | None:
-    names = [sys.executable, *(f"python3.{minor}" for minor in range(14, version[1] - 1, -1))]
-    installed = sorted(Path.home().glob(".pyenv/versions/3.*/bin/python"))
-    check = f"import sys; sys.exit(sys.version_info < {version})"
-    for candidate in [*(shutil.which(name) for name in names), *installed]:
-        if candidate and subprocess.run([candidate, "-c", check], check=False, capture_output=True).returncode == 0:
-            return str(candidate)
-    return None
-
-
 class Stand:
     """One engine, and the proxies before it that could be started."""
 
@@ -129,8 +101,9 @@ class Stand:
         stack.enter_context(process(*engine, port=self.ports["direct"]))
         self._start("ours", sys.executable, "proxy_node.py")
         for name in PEERS if peers else ():
-            if (python := peer_python(name)) is not None:
-                self._start(name, python, f"peers/{PEERS[name][1]}")
+            requirement, program, version = PEERS[name]
+            if (python := peer_python(name, requirement, version)) is not None:
+                self._start(name, python, f"peers/{program}")
 
     def _start(self, name: str, python: str | Path, program: str) -> None:
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gangline-bench-"))

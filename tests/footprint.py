@@ -1,4 +1,4 @@
-"""What a process has: its descriptors by kind, its memory, its descendants."""
+"""What a process has: its descriptors by kind, its memory, its children."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Footprint", "descendants"]
+__all__ = ["Footprint", "children", "descendants"]
 
 
 class Footprint(NamedTuple):
@@ -34,14 +34,24 @@ def _private_bytes(pid: int) -> int:
 
 def descendants(pid: int) -> list[int]:
     """Children, their children, and so on, in order of their numbers."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
+    below = _children()
     found: list[int] = []
     queue = [pid]
     while queue:
-        found += (below := children.get(queue.pop(), []))
-        queue += below
+        found += (new := below.get(queue.pop(), []))
+        queue += new
     return sorted(found)
+
+
+def children(pid: int) -> list[int]:
+    return sorted(_children().get(pid, []))
+
+
+def _children() -> dict[int, list[int]]:
+    """Of every process that has some."""
+    found: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            found.setdefault(parent, []).append(int(stat.parent.name))
+    return found

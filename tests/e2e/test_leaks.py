@@ -27,7 +27,7 @@ import pytest
 from chaos_service import TOKEN, ChaosService
 from chaos_trainer import Trainer
 from cli_process import processes_with
-from footprint import Footprint, descendants
+from footprint import Footprint, children, descendants
 from gangline.client import ServerClient
 from leak_fates import Fate, fates
 from requirements import need_command
@@ -35,6 +35,7 @@ from requirements import need_command
 NUM_SESSIONS = int(os.environ.get("GANGLINE_LEAK_SESSIONS", "40"))
 SEED = int(os.environ.get("GANGLINE_LEAK_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
 NODE = "node-a"
+KEEPER = "-m gangline.runtimes.keeper"
 SIZES = {"--run-slots": 8, "--ready-slots": 4, "--init-workers": 4, "--postrun-workers": 4, "--breaker-faults": 0}
 AHEAD = 20
 NUM_WARM = 12
@@ -94,13 +95,10 @@ class Leaks:
 
     @property
     def keeper(self) -> int:
-        (keeper,) = [
-            pid for pid, line in processes_with("gangline.runtimes.keeper").items() if self._is_ours(pid, line)
-        ]
+        """It lives from the first sandbox on."""
+        started = children(self.node)
+        (keeper,) = [pid for pid, line in processes_with(KEEPER).items() if KEEPER in line and pid in started]
         return keeper
-
-    def _is_ours(self, pid: int, line: str) -> bool:
-        return "-m gangline.runtimes.keeper" in line and pid in descendants(self.node)
 
     async def run(self, name: str, chosen: Sequence[Fate]) -> None:
         """Until all sessions with these fates have ended."""
