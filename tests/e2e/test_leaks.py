@@ -35,7 +35,6 @@ from requirements import need_command
 NUM_SESSIONS = int(os.environ.get("GANGLINE_LEAK_SESSIONS", "40"))
 SEED = int(os.environ.get("GANGLINE_LEAK_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
 NODE = "node-a"
-KEEPER = "-m gangline.runtimes.keeper"
 SIZES = {"--run-slots": 8, "--ready-slots": 4, "--init-workers": 4, "--postrun-workers": 4, "--breaker-faults": 0}
 AHEAD = 20
 NUM_WARM = 12
@@ -97,7 +96,7 @@ class Leaks:
     def keeper(self) -> int:
         """It lives from the first sandbox on."""
         started = children(self.node)
-        (keeper,) = [pid for pid, line in processes_with(KEEPER).items() if KEEPER in line and pid in started]
+        (keeper,) = [pid for pid in processes_with("gangline.runtimes.keeper") if pid in started]
         return keeper
 
     async def run(self, name: str, chosen: Sequence[Fate]) -> None:

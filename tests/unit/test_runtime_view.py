@@ -102,8 +102,8 @@ def _v2(root: Path, handed: str) -> Path:
     own.mkdir(parents=True)
     for folder, text in ((root, handed), (root / "user", handed), (own, "")):
         (folder / "cgroup.subtree_control").write_text(text)
+        (folder / "cgroup.controllers").write_text(handed)
         (folder / "cgroup.procs").write_text("")
-    (root / "cgroup.controllers").write_text("cpu memory pids")
     (own / "cgroup.subtree_control").unlink()
     membership = root / "membership"
     membership.write_text("0::/user/node\n")
@@ -120,6 +120,22 @@ def test_version_2_groups_are_made_beside_the_nodes_own(tmp_path: Path) -> None:
     assert (folder / "cpu.max").read_text() == "50000 100000"
     assert (folder / "memory.max").read_text() == str(1 << 20)
     assert (folder / "pids.max").read_text() == "7"
+
+
+def test_version_2_limits_what_it_can_where_a_controller_is_missing(tmp_path: Path) -> None:
+    """As systemd hands down to an ordinary user: memory and pids, but not cpu."""
+    membership = _v2(tmp_path, "memory pids")
+    limits = LimitsSpec(memory_bytes=1 << 20, cpus=0.5, max_pids=7)
+    groups = make_groups("gangline@o@1", limits, root=tmp_path, membership=membership)
+    assert groups.enforced == {"memory_bytes": "cgroup v2", "max_pids": "cgroup v2"}
+    assert sorted(path.name for path in (tmp_path / "user" / "gangline@o@1").iterdir()) == ["memory.max", "pids.max"]
+    chosen = enforcement(limits, groups.enforced, own_user=True)
+    assert chosen.told["cpus"] == "not enforced"
+
+
+def test_version_2_without_any_controller_leaves_no_group(tmp_path: Path) -> None:
+    groups = make_groups("gangline@o@1", LimitsSpec(), root=tmp_path, membership=_v2(tmp_path, "hugetlb"))
+    assert (groups.enforced, groups.procs, list(tmp_path.rglob("gangline@*"))) == ({}, [], [])
 
 
 def test_version_1_groups_are_made_below_the_nodes_own_for_each_controller(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ A sandbox's groups are called `gangline@<owner>@<hash of its id>` beside or belo
 them by name alone. What could not be limited is simply absent from `Cgroups.enforced`: the caller falls back.
 
 Version 2 lets only a group without processes of its own hand controllers down, so groups are made in the nearest
-ancestor of the node's that already does, or may be told to.
+ancestor of the node's that hands down any of those that are needed, or may be told to.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from pathlib import Path
 
 from gangline.domain.task import LimitsSpec
 
-__all__ = ["Cgroups", "group_name", "make_groups", "remove_owned"]
+__all__ = ["Cgroups", "group_name", "handed_down", "make_groups", "remove_owned"]
 
 ROOT = Path("/sys/fs/cgroup")
 _PERIOD_US = 100_000
@@ -56,13 +56,12 @@ def make_groups(
     """Make the groups that `limits` asks for, as far as this machine allows."""
     groups = Cgroups()
     ours = _membership(membership)
-    for limit, controller in _CONTROLLERS.items():
-        value = getattr(limits, limit)
-        if value is None:
-            continue
-        if (root / "cgroup.controllers").exists():
-            _try_v2(groups, root, ours.get("", "/"), name, limit, value)
-        elif controller in ours:
+    values = {limit: getattr(limits, limit) for limit in _CONTROLLERS if getattr(limits, limit) is not None}
+    if (root / "cgroup.controllers").exists():
+        _try_v2(groups, root, ours.get("", "/"), name, values)
+        return groups
+    for limit, value in values.items():
+        if (controller := _CONTROLLERS[limit]) in ours:
             _try_v1(groups, root / controller, ours[controller], name, limit, value)
     return groups
 
@@ -99,36 +98,52 @@ def _settings_v1(limit: str, value: float) -> Mapping[str, str]:
     return {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": str(max(1000, int(value * _PERIOD_US)))}
 
 
-def _try_v2(groups: Cgroups, root: Path, own: str, name: str, limit: str, value: float) -> None:
-    folder = groups.folders[0] if groups.folders else _folder_v2(root, own, name)
+def _try_v2(groups: Cgroups, root: Path, own: str, name: str, limits: Mapping[str, float]) -> None:
+    wanted = {_CONTROLLERS[limit] for limit in limits}
+    folder, controllers = _folder_v2(root, own, name, wanted)
     if folder is None:
         return
-    with suppress(OSError):
-        for file, text in _settings_v2(limit, value).items():
-            (folder / file).write_text(text)
-        groups.folders = [folder]
-        groups.enforced[limit] = "cgroup v2"
-    if not groups.folders:
+    groups.folders = [folder]
+    for limit, value in limits.items():
+        if _CONTROLLERS[limit] in controllers:
+            with suppress(OSError):
+                for file, text in _settings_v2(limit, value).items():
+                    (folder / file).write_text(text)
+                groups.enforced[limit] = "cgroup v2"
+    if not groups.enforced:
+        groups.folders = []
         with suppress(OSError):
             folder.rmdir()
 
 
-def _folder_v2(root: Path, own: str, name: str) -> Path | None:
-    """A new group in the nearest ancestor of ours that hands controllers down and that we may write to."""
+def _folder_v2(root: Path, own: str, name: str, wanted: Set[str]) -> tuple[Path | None, Set[str]]:
+    """A new group in the nearest ancestor of ours that hands any of `wanted` down to it, and those that it hands."""
     for base in [root / own.lstrip("/"), *(root / own.lstrip("/")).parents]:
         if base == root.parent:
-            return None
+            break
         try:
-            handed = (base / "cgroup.subtree_control").read_text().split()
-            if missing := {"memory", "pids", "cpu"} - set(handed):
-                (base / "cgroup.subtree_control").write_text(" ".join(f"+{one}" for one in sorted(missing)))
-            if not os.access(base / "cgroup.procs", os.W_OK):
+            controllers = handed_down(base, wanted)
+            if not controllers or not os.access(base / "cgroup.procs", os.W_OK):
                 continue  # joining needs this right on the common ancestor
             (base / name).mkdir(exist_ok=True)
         except OSError:
             continue
-        return base / name
-    return None
+        return base / name, controllers
+    return None, frozenset()
+
+
+def handed_down(base: Path, wanted: Set[str]) -> Set[str]:
+    """Those of `wanted` that groups in `base` have.
+
+    Each is asked for by itself: one that cannot be had, as `cpu` often is for an ordinary user, must not take the
+    others along. Raises: OSError.
+    """
+    control = base / "cgroup.subtree_control"
+    available = set((base / "cgroup.controllers").read_text().split())
+    for controller in sorted((wanted & available) - set(control.read_text().split())):
+        with suppress(OSError):
+            control.write_text(f"+{controller}")
+    return wanted & set(control.read_text().split())
 
 
 def _settings_v2(limit: str, value: float) -> Mapping[str, str]:
