@@ -26,6 +26,7 @@ _COMMAND_MODULES = (
     "audit",
     "drift",
     "export",
+    "train",
     "doctor",
     "harness",
     "actions",

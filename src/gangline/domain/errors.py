@@ -11,7 +11,9 @@
     │   ├── UpgradeRefused     426: WebSocket is not spoken
     │   ├── LimitExceeded      413: more than one request may have
     │   │   └── TooMany        429, retryable: as many as are allowed at once are there
-    │   └── UnknownPlugin      400, names the known ones
+    │   ├── UnknownPlugin      400, names the known ones
+    │   ├── InvalidGroup       a trainer that refuses groups that are not whole was given one
+    │   └── OutOfTasks         a trainer's tasks ended before it had its groups
     ├── EngineError            the inference engine
     │   ├── EngineUnavailable  retryable: down, refused, reset, timed out, 5xx
     │   ├── EngineRefused      the engine answered 4xx
@@ -60,12 +62,14 @@ __all__ = [
     "Failure",
     "GanglineError",
     "HarnessError",
+    "InvalidGroup",
     "InvalidRequest",
     "LeaseLost",
     "LimitExceeded",
     "NodeDraining",
     "NodeError",
     "NotFound",
+    "OutOfTasks",
     "PortUnavailable",
     "PrepareFailed",
     "RequestTimeout",
@@ -178,6 +182,14 @@ class UnknownPlugin(CallerError):
         near = difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         return cls(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names) or 'none'}.")
+
+
+class InvalidGroup(CallerError):
+    code = "invalid_group"
+
+
+class OutOfTasks(CallerError):
+    code = "out_of_tasks"
 
 
 class EngineError(GanglineError):

@@ -124,5 +124,8 @@ ACTIONS: dict[str, str] = {
     "cluster.waiting": "Ray has no room for a node; it starts when there is.",
     "cluster.node_failed": "A node could not be kept running; Ray is asked for it again.",
     "cluster.earlier_life": "The same node still ends there; the new one waits for it.",
+    # Training.
+    "group.not_whole": "Sessions of a group cannot be compared with the others; it is dropped, or its task run again.",
+    "group.one_reward": "The rewards of a group hardly differ: nothing can be learned from comparing its sessions.",
 }
 """action -> what it says"""

@@ -1,0 +1,11 @@
+"""What people write for training is strict: frozen, and an unknown field is an error."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["TrainingOptions"]
+
+
+class TrainingOptions(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

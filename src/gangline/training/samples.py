@@ -1,0 +1,103 @@
+"""Samples: what a trainer trains on. One trace with its whole prompt, an advantage and a weight for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gangline.domain.session import SessionResult
+from gangline.domain.tokens import Logprobs, TokenIds, Versions
+from gangline.domain.trajectory import Trace
+from gangline.training.advantages import group_advantages
+from gangline.training.algorithms import Algorithm
+from gangline.training.credit import trace_credits
+from gangline.training.degenerates import num_sampled
+from gangline.training.groups import Group, trainable_traces
+from gangline.training.masks import Weights, all_sampled
+from gangline.training.rewards import shape_reward
+from gangline.trajectories.shared_prefixes import with_whole_prompts
+
+__all__ = ["Mask", "Sample", "make_samples"]
+
+Mask = Callable[[Trace], Weights]
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """All arrays but `prompt_ids` are [T], T = len(response_ids)."""
+
+    trace_id: str
+    session_id: str
+    prompt_ids: TokenIds
+    """Whole; never empty."""
+    response_ids: TokenIds
+    weights: Weights
+    """0.0 where not trained on."""
+    advantages: NDArray[np.float64]
+    """One value all over, unless a caller credits turns on their own."""
+    behaviour_logprobs: Logprobs
+    """As the engine reported them; 0.0 where not sampled."""
+    versions: Versions
+    """-1 where not sampled."""
+
+    def __post_init__(self) -> None:
+        if len(self.prompt_ids) == 0:
+            raise ValueError(f"{self.trace_id} has no prompt: nothing would predict its first token.")
+
+
+def make_samples(group: Group, algorithm: Algorithm, mask: Mask = all_sampled) -> list[Sample]:
+    """The samples of a group: rewards shaped, spread over traces, compared with each other, masked.
+
+    Sessions must be valid (`judge_group`). Traces that a mask leaves nothing of, and those of advantage 0, stay: they
+    count in means over traces. Raises: ValueError when a session has no reward.
+    """
+    traces, rewards, numbers = list[Trace](), list[float](), list[int]()
+    for number, session in enumerate(group.sessions):
+        mine = trainable_traces(_whole(session))
+        traces += mine
+        rewards += _credits(session, mine, algorithm).tolist()
+        numbers += [number] * len(mine)
+    advantages = group_advantages(rewards, algorithm.advantage, sessions=numbers)
+    return [_sample(trace, float(one), mask) for trace, one in zip(traces, advantages, strict=True)]
+
+
+def _whole(session: SessionResult) -> SessionResult:
+    """The session with every prompt written out: those of the `tree` builder are not."""
+    if session.trajectory is None:
+        return session
+    traces = tuple(with_whole_prompts(session.trajectory.traces))
+    return msgspec.structs.replace(session, trajectory=msgspec.structs.replace(session.trajectory, traces=traces))
+
+
+def _credits(session: SessionResult, traces: Sequence[Trace], algorithm: Algorithm) -> NDArray[np.float64]:
+    """[len(traces)]"""
+    if session.reward is None:
+        raise ValueError(f"{session.session_id} has no reward: judge the group first.")
+    num_tokens = num_sampled(session)
+    shaped = shape_reward(session.reward, num_tokens, algorithm.shaping)
+    return trace_credits(shaped, len(traces), algorithm.credit, own=_own(traces, num_tokens, algorithm))
+
+
+def _own(traces: Sequence[Trace], num_tokens: int, algorithm: Algorithm) -> NDArray[np.float64] | None:
+    """The evaluator's rewards of traces, shaped as the session's is; None when a trace has none."""
+    rewards = [trace.reward for trace in traces if trace.reward is not None]
+    if len(rewards) < len(traces):
+        return None
+    return np.array([shape_reward(reward, num_tokens, algorithm.shaping) for reward in rewards])
+
+
+def _sample(trace: Trace, advantage: float, mask: Mask) -> Sample:
+    return Sample(
+        trace_id=trace.trace_id,
+        session_id=trace.session_id,
+        prompt_ids=trace.prompt_ids,
+        response_ids=trace.response_ids,
+        weights=mask(trace),
+        advantages=np.full(len(trace.response_ids), advantage),
+        behaviour_logprobs=trace.response_logprobs,
+        versions=trace.response_versions,
+    )
