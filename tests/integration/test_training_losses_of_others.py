@@ -1,0 +1,239 @@
+"""The one loss against TRL's and verl's own functions: values and gradients, on random arrays, in float64."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections import defaultdict
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gangline.training.advantages import AdvantageSettings, group_advantages
+from gangline.training.algorithms import algorithm
+from gangline.training.loss import LossInputs, kl_estimate, policy_loss
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+NUM_ROWS, WIDTH = 6, 11
+
+
+@dataclass
+class Table:
+    """[B, T] as other trainers hold them; the mask has holes, as of tool output."""
+
+    logprobs: Tensor
+    old: Tensor
+    behaviour: Tensor
+    reference: Tensor
+    advantages: Tensor
+    mask: Tensor
+
+    def flat(self) -> LossInputs:
+        return LossInputs(
+            logprobs=self.logprobs.reshape(-1),
+            behaviour_logprobs=self.behaviour.reshape(-1),
+            advantages=self.advantages.expand(-1, WIDTH).reshape(-1),
+            weights=self.mask.reshape(-1),
+            traces=torch.arange(NUM_ROWS).repeat_interleave(WIDTH),
+            old_logprobs=self.old.reshape(-1),
+            reference_logprobs=self.reference.reshape(-1),
+        )
+
+
+def table(seed: int, spread: float) -> Table:
+    random = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+    old = -noise(NUM_ROWS, WIDTH).abs()
+    mask = (torch.rand(NUM_ROWS, WIDTH, generator=random) < 0.7).double()
+    mask[:, 0] = 1
+    return Table(
+        logprobs=(old + spread * noise(NUM_ROWS, WIDTH)).requires_grad_(),
+        old=old,
+        behaviour=old + 0.4 * noise(NUM_ROWS, WIDTH),
+        reference=old + 0.3 * noise(NUM_ROWS, WIDTH),
+        advantages=noise(NUM_ROWS, 1),
+        mask=mask,
+    )
+
+
+def both(given: Table, other: Tensor, name: str, overrides: dict[str, Any]) -> None:
+    """Ours and the other's: equal, and equal in every gradient."""
+    ours = policy_loss(given.flat(), algorithm(name, overrides).loss).loss
+    assert torch.allclose(ours, other, **CLOSE)
+    expected = torch.autograd.grad(other, given.logprobs)[0]
+    assert expected.any()
+    assert torch.allclose(torch.autograd.grad(ours, given.logprobs)[0], expected, **CLOSE)
+
+
+def trl_loss(given: Table, **settings: Any) -> Tensor:
+    """`GRPOTrainer._compute_loss`, with log-probs instead of a model."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what it imports
+        trainer = importlib.import_module("trl.trainer.grpo_trainer").GRPOTrainer
+    chosen = {"loss_type": "grpo", "level": "token", "low": 0.2, "high": 0.2, "beta": 0.0, "delta": None} | settings
+    fake = SimpleNamespace(
+        _get_per_token_logps_and_entropies=lambda *_, **__: (given.logprobs, torch.zeros_like(given.old), None),
+        args=SimpleNamespace(delta=chosen["delta"], use_bias_correction_kl=False),
+        loss_type=chosen["loss_type"],
+        importance_sampling_level=chosen["level"],
+        epsilon_low=chosen["low"],
+        epsilon_high=chosen["high"],
+        beta=chosen["beta"],
+        max_completion_length=chosen.get("length"),
+        use_vllm="correction" in chosen,
+        vllm_importance_sampling_correction=True,
+        aux_loss_enabled=False,
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        _entropy_bonus_enabled=False,
+        _metrics=defaultdict(lambda: defaultdict(list)),
+        model=SimpleNamespace(training=False),
+        accelerator=SimpleNamespace(num_processes=1, gather=lambda one: one, reduce=lambda one, **_: one),
+    )
+    batch = {
+        "prompt_ids": torch.zeros(NUM_ROWS, 1, dtype=torch.int64),
+        "prompt_mask": torch.ones(NUM_ROWS, 1),
+        "completion_ids": torch.zeros(NUM_ROWS, WIDTH, dtype=torch.int64),
+        "completion_mask": given.mask,
+        "advantages": given.advantages[:, 0],
+        "old_per_token_logps": given.old,
+        "ref_per_token_logps": given.reference,
+        "importance_sampling_ratio": chosen.get("correction"),
+        "num_items_in_batch": given.mask.sum(),
+    }
+    return trainer._compute_loss(fake, fake.model, batch)
+
+
+TRL_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("grpo", {}, {}),
+    ("grpo", {"loss.kl.coefficient": 0.04}, {"beta": 0.04}),
+    ("dr_grpo", {"loss.fixed_length": 32}, {"loss_type": "dr_grpo", "length": 32}),
+    ("dapo", {}, {"loss_type": "dapo", "high": 0.28}),
+    ("dapo", {"loss.kl.coefficient": 0.1}, {"loss_type": "dapo", "high": 0.28, "beta": 0.1}),
+    ("rloo", {"loss.aggregation": "token_mean"}, {"loss_type": "bnpo"}),
+    ("gspo", {}, {"level": "sequence", "low": 3e-4, "high": 4e-4}),
+    ("gspo", {"loss.clip_low": 0.2, "loss.clip_high": 0.2}, {"level": "sequence"}),
+    ("cispo", {}, {"loss_type": "cispo", "high": 5.0}),
+    ("cispo", {"loss.clip_high": 0.1}, {"loss_type": "cispo", "high": 1.1}),
+    ("grpo_pp", {}, {}),
+    ("ppo_clip", {"loss.dual_clip": 1.3}, {"loss_type": "bnpo", "delta": 1.3}),
+]
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.5])
+@pytest.mark.parametrize(("name", "overrides", "theirs"), TRL_CASES, ids=str)
+def test_as_trl(name: str, overrides: dict[str, Any], theirs: dict[str, Any], spread: float) -> None:
+    for seed in range(5):
+        given = table(seed, spread)
+        if overrides.get("loss.clip_high") is None and name == "gspo" and spread > 0.1:
+            given.advantages = -given.advantages.abs()  # else every sequence of these is clipped, and has no gradient
+        both(given, trl_loss(given, **theirs), name, overrides)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_the_correction_is_as_trls(level: str) -> None:
+    given = table(7, 0.3)
+    difference = (given.old - given.behaviour) * given.mask
+    weights = (difference if level == "token" else difference.sum(-1, keepdim=True)).exp().clamp(max=1.5)
+    overrides = {"loss.correction": {"level": level, "cap": 1.5}}
+    both(given, trl_loss(given, correction=weights), "grpo", overrides)
+
+
+@pytest.fixture
+def verl() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module("verl.trainer.ppo.core_algos")
+
+
+def verl_loss(core: Any, given: Table, kind: str, mode: str, weights: Tensor | None = None, **clip: Any) -> Tensor:
+    from verl.workers.config import ActorConfig
+
+    config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, **clip)
+    advantages = given.advantages.expand(-1, WIDTH)
+    compute = core.get_policy_loss_fn(kind)
+    loss, _ = compute(given.old, given.logprobs, advantages, given.mask, mode, config, weights)
+    return loss
+
+
+VERL_CASES: list[tuple[str, dict[str, Any], str, str, dict[str, Any]]] = [
+    ("grpo", {"loss.dual_clip": 3.0}, "vanilla", "seq-mean-token-mean", {}),
+    ("ppo_clip", {}, "vanilla", "token-mean", {}),
+    ("ppo_clip", {"loss.dual_clip": 1.2}, "vanilla", "token-mean", {"clip_ratio_c": 1.2}),
+    ("dapo", {"loss.dual_clip": 3.0}, "vanilla", "token-mean", {"clip_ratio_high": 0.28}),
+    ("dr_grpo", {"loss.dual_clip": 3.0, "loss.fixed_length": WIDTH}, "vanilla", "seq-mean-token-sum-norm", {}),
+    ("rloo", {"loss.dual_clip": 3.0}, "vanilla", "seq-mean-token-mean", {}),
+    ("gspo", {}, "gspo", "seq-mean-token-mean", {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}),
+    ("gspo", {"loss.clip_high": 0.3}, "gspo", "seq-mean-token-mean", {"clip_ratio_low": 3e-4, "clip_ratio_high": 0.3}),
+    ("cispo", {}, "cispo", "token-mean", {"clip_ratio_low": 1.0, "clip_ratio_high": 4.0}),
+    (
+        "cispo",
+        {"loss.clip_low": 0.1, "loss.clip_high": 0.2},
+        "cispo",
+        "token-mean",
+        {"clip_ratio_low": 0.1, "clip_ratio_high": 0.2},
+    ),
+]
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.5])
+@pytest.mark.parametrize(("name", "overrides", "kind", "mode", "clip"), VERL_CASES, ids=str)
+def test_as_verl(
+    verl: Any, name: str, overrides: dict[str, Any], kind: str, mode: str, clip: dict[str, Any], spread: float
+) -> None:
+    for seed in range(5):
+        given = table(seed, spread)
+        if name == "gspo" and spread > 0.1:
+            given.advantages = -given.advantages.abs()
+        # verl adds 1e-8 to a sequence's number of tokens.
+        ours = policy_loss(given.flat(), algorithm(name, overrides).loss).loss
+        theirs = verl_loss(verl, given, kind, mode, **clip)
+        assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+        gradients = [torch.autograd.grad(one, given.logprobs)[0] for one in (ours, theirs)]
+        assert torch.allclose(*gradients, rtol=1e-6, atol=1e-6)
+        assert gradients[1].any()
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_the_correction_is_as_verls(verl: Any, level: str) -> None:
+    helper = importlib.import_module("verl.trainer.ppo.rollout_corr_helper")
+    given = table(7, 0.3)
+    weights, _ = helper.compute_rollout_correction_weights(given.old - given.behaviour, given.mask, level, 1.5)
+    overrides = {"loss.correction": {"level": level, "cap": 1.5}}
+    both(given, verl_loss(verl, given, "vanilla", "token-mean", weights), "ppo_clip", overrides)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_penalty_is_as_verls(verl: Any, estimator: str) -> None:
+    given = table(3, 0.5)
+    theirs = verl.kl_penalty(given.logprobs, given.reference, estimator)
+    assert torch.allclose(kl_estimate(given.logprobs, given.reference, estimator), theirs, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "settings"),
+    [
+        ("compute_grpo_outcome_advantage", {}, AdvantageSettings(deviation="sample")),
+        ("compute_grpo_outcome_advantage", {"norm_adv_by_std_in_grpo": False}, AdvantageSettings(scale="none")),
+        ("compute_rloo_outcome_advantage", {}, AdvantageSettings(scale="none", baseline="leave_one_out")),
+    ],
+    ids=["grpo", "dr_grpo", "rloo"],
+)
+def test_advantages_are_as_verls(
+    verl: Any, function: str, arguments: dict[str, Any], settings: AdvantageSettings
+) -> None:
+    rewards = np.random.default_rng(0).random((5, 8))
+    scores = torch.tensor(rewards.reshape(-1, 1))
+    labels = np.repeat(np.arange(5), 8)
+    theirs, _ = getattr(verl, function)(scores, torch.ones(40, 1, dtype=torch.float64), labels, **arguments)
+    ours = np.concatenate([group_advantages(one, settings) for one in rewards])
+    # verl computes a group's statistics in single precision where rewards are; these are double.
+    assert ours == pytest.approx(theirs[:, 0].numpy(), abs=1e-6)

@@ -1,0 +1,188 @@
+"""The one loss: by hand, by finite differences, and what must not matter to it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from gangline.training.algorithms import OVERRIDES, algorithm
+from gangline.training.loss import LossInputs, LossTotals, kl_estimate, policy_loss
+from gangline.training.loss_settings import LossSettings
+
+
+def inputs(seed: int = 0, lengths: tuple[int, ...] = (5, 3, 7, 1), spread: float = 0.3) -> LossInputs:
+    """Random, float64; two traces are of one session."""
+    random = torch.Generator().manual_seed(seed)
+    num = sum(lengths)
+
+    def noise(scale: float) -> Tensor:
+        return torch.randn(num, generator=random, dtype=torch.float64) * scale
+
+    behaviour = -noise(1.0).abs()
+    old = behaviour + noise(0.1)
+    return LossInputs(
+        logprobs=(old + noise(spread)).requires_grad_(),
+        behaviour_logprobs=behaviour,
+        advantages=noise(1.0),
+        weights=torch.ones(num, dtype=torch.float64),
+        traces=torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
+        sessions=torch.tensor([0, *range(len(lengths) - 1)]),
+        old_logprobs=old,
+        reference_logprobs=behaviour + noise(0.2),
+    )
+
+
+EVERY = {name: algorithm(name).loss for name in OVERRIDES} | {
+    "kl_k1": LossSettings.model_validate({"kl": {"coefficient": 0.1, "estimator": "k1"}}),
+    "kl_k2": LossSettings.model_validate({"kl": {"coefficient": 0.1, "estimator": "k2"}}),
+    "kl_k3": LossSettings.model_validate({"kl": {"coefficient": 0.1}}),
+    "corrected_token": LossSettings.model_validate({"correction": {"level": "token", "cap": 1.05}}),
+    "corrected_sequence": LossSettings.model_validate({"correction": {"level": "sequence"}}),
+    "session_mean": LossSettings(aggregation="session_mean"),
+}
+
+
+def test_one_token_by_hand() -> None:
+    one = LossInputs(
+        logprobs=torch.tensor([math.log(0.5)], dtype=torch.float64),
+        behaviour_logprobs=torch.tensor([math.log(0.4)], dtype=torch.float64),
+        advantages=torch.tensor([2.0], dtype=torch.float64),
+        weights=torch.ones(1, dtype=torch.float64),
+        traces=torch.zeros(1, dtype=torch.int64),
+    )
+    found = policy_loss(one, LossSettings(clip_high=0.3))
+    assert float(found.loss) == pytest.approx(-2.0 * 1.25)
+    assert float(policy_loss(one, LossSettings()).loss) == pytest.approx(-2.0 * 1.2)
+    assert policy_loss(one, LossSettings()).metrics["clipped_high"] == 1.0
+    falling = replace(one, advantages=-one.advantages)
+    assert float(policy_loss(falling, LossSettings()).loss) == pytest.approx(2.5)
+    assert float(policy_loss(falling, LossSettings(dual_clip=1.1)).loss) == pytest.approx(2.2)
+    weighted = policy_loss(one, algorithm("cispo", {"loss.clip_high": 0.2}).loss)
+    assert float(weighted.loss) == pytest.approx(-1.2 * 2.0 * math.log(0.5))
+
+
+# Those two hold parts without gradient by definition; their gradients are checked by themselves below.
+DIFFERENTIABLE = {name: settings for name, settings in EVERY.items() if name not in ("cispo", "gspo")}
+
+
+@pytest.mark.parametrize("settings", DIFFERENTIABLE.values(), ids=DIFFERENTIABLE.keys())
+def test_gradients_are_those_of_finite_differences(settings: LossSettings) -> None:
+    given = inputs(spread=0.15)
+
+    def loss(logprobs: Tensor) -> Tensor:
+        return policy_loss(replace(given, logprobs=logprobs), settings).loss
+
+    assert torch.autograd.gradcheck(loss, (given.logprobs,))
+
+
+def test_the_gradient_of_clipped_weights_is_the_weight() -> None:
+    given = inputs()
+    settings = algorithm("cispo", {"loss.clip_high": 0.1}).loss
+    (gradient,) = torch.autograd.grad(policy_loss(given, settings).loss, given.logprobs)
+    assert given.old_logprobs is not None
+    weight = (given.logprobs - given.old_logprobs).exp().clamp(max=1.1).detach()
+    assert torch.allclose(gradient, -weight * given.advantages / 16)
+    assert bool((gradient != 0).all())
+
+
+def test_the_gradient_of_a_sequence_ratio_is_that_of_the_published_ratio() -> None:
+    given = inputs()
+    per_trace = torch.tensor([0.5, -1.0, 2.0, -0.3], dtype=torch.float64)[given.traces]
+    given = replace(given, advantages=per_trace)
+    settings = algorithm("gspo", {"loss.clip_low": 1.0, "loss.clip_high": 100.0}).loss
+    (found,) = torch.autograd.grad(policy_loss(given, settings).loss, given.logprobs)
+    assert given.old_logprobs is not None
+    parts = list[Tensor]()
+    for number in range(4):
+        mine = given.traces == number
+        ratio = (given.logprobs[mine] - given.old_logprobs[mine]).mean().exp()
+        parts.append(-ratio * per_trace[mine][0])
+    (published,) = torch.autograd.grad(torch.stack(parts).mean(), given.logprobs)
+    assert torch.allclose(found, published)
+
+
+@pytest.mark.parametrize("settings", EVERY.values(), ids=EVERY.keys())
+def test_what_is_masked_does_not_matter(settings: LossSettings) -> None:
+    given = inputs()
+    weights = given.weights.clone()
+    weights[[1, 6, 9]] = 0.0
+    clean = replace(given, weights=weights)
+    dirty = {}
+    for name in ("logprobs", "behaviour_logprobs", "advantages", "old_logprobs", "reference_logprobs"):
+        values = getattr(given, name).detach().clone()
+        values[weights == 0] = math.nan
+        dirty[name] = values
+    spoiled = replace(clean, **dirty)
+    spoiled.logprobs.requires_grad_()
+    found, expected = policy_loss(spoiled, settings), policy_loss(clean, settings)
+    assert torch.equal(found.loss, expected.loss)
+    assert found.metrics == expected.metrics
+    (gradient,) = torch.autograd.grad(found.loss, spoiled.logprobs)
+    assert torch.equal(gradient, torch.autograd.grad(expected.loss, clean.logprobs)[0])
+    assert bool((gradient[weights == 0] == 0).all())
+
+
+@pytest.mark.parametrize("settings", EVERY.values(), ids=EVERY.keys())
+def test_micro_batches_add_up_to_the_batch(settings: LossSettings) -> None:
+    given = inputs()
+    whole = policy_loss(given, settings).loss
+    totals = LossTotals(num_tokens=16, num_traces=4, num_sessions=3)
+    parts = list[Tensor]()
+    for first in (given.traces < 2, given.traces >= 2):
+        shifted = replace(given, weights=given.weights * first)
+        parts.append(policy_loss(shifted, settings, totals).loss)
+    assert torch.allclose(torch.stack(parts).sum(), whole)
+
+
+def test_averages_weigh_tokens_traces_or_sessions() -> None:
+    ones = replace(inputs(), logprobs=inputs().old_logprobs, weights=torch.ones(16, dtype=torch.float64))  # type: ignore[arg-type]
+    advantages = torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=torch.float64)[ones.traces]
+    given = replace(ones, advantages=advantages)
+
+    def loss(**settings: object) -> float:
+        return -float(policy_loss(given, LossSettings.model_validate(settings)).loss)
+
+    assert loss(aggregation="token_mean") == pytest.approx((5 + 6 + 28 + 8) / 16)
+    assert loss(aggregation="sequence_mean") == pytest.approx(15 / 4)
+    assert loss(aggregation="session_mean") == pytest.approx(((5 + 6) / 8 + 4 + 8) / 3)
+    assert loss(aggregation="fixed_length", fixed_length=10) == pytest.approx(47 / 40)
+
+
+def test_weights_multiply_and_do_not_average_out() -> None:
+    given = inputs()
+    for aggregation in ("token_mean", "sequence_mean", "session_mean", "fixed_length"):
+        settings = LossSettings.model_validate({"aggregation": aggregation})
+        once = policy_loss(given, settings).loss
+        assert torch.allclose(policy_loss(replace(given, weights=2 * given.weights), settings).loss, 2 * once)
+
+
+def test_nothing_to_train_on_is_a_loss_of_zero() -> None:
+    given = inputs()
+    found = policy_loss(replace(given, weights=0 * given.weights), LossSettings())
+    assert float(found.loss.detach()) == 0.0
+    assert found.metrics == {}
+    (gradient,) = torch.autograd.grad(found.loss, given.logprobs)
+    assert not gradient.any()
+
+
+def test_a_ratio_beyond_all_bounds_stays_finite() -> None:
+    given = inputs()
+    far = replace(given, logprobs=(given.logprobs + 900).detach(), advantages=-given.advantages.abs())
+    assert math.isfinite(float(policy_loss(far, LossSettings()).loss))
+
+
+def test_the_effective_sample_falls_with_the_spread_of_ratios() -> None:
+    near = policy_loss(inputs(spread=0.01), LossSettings()).metrics["effective_sample_share"]
+    far = policy_loss(inputs(spread=2.0), LossSettings()).metrics["effective_sample_share"]
+    assert far < near <= 1.0
+
+
+def test_a_penalty_needs_its_reference() -> None:
+    with pytest.raises(ValueError, match="reference_logprobs"):
+        policy_loss(replace(inputs(), reference_logprobs=None), EVERY["kl_k3"])
+    with pytest.raises(ValueError, match="k1, k2, k3"):
+        kl_estimate(torch.zeros(1), torch.zeros(1), "k4")
