@@ -1,0 +1,142 @@
+"""Laws of training: what may be shuffled, packed or masked without changing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.training.advantages import AdvantageSettings, group_advantages
+from gangline.training.loss import LossInputs, policy_loss
+from gangline.training.loss_settings import LossSettings
+from gangline.training.packing import Batch, LayoutKind, pack, pack_all
+from gangline.training.samples import Sample
+from gangline.training.shapley import shapley_values, two_level_shapley
+from training_samples import sample
+
+rewards_of_traces = st.lists(
+    st.tuples(st.floats(-2, 2, allow_subnormal=False).map(lambda one: round(one, 3)), st.integers(0, 4)), max_size=12
+)
+advantage_settings = st.builds(
+    AdvantageSettings,
+    baseline=st.sampled_from(["mean", "leave_one_out"]),
+    scale=st.sampled_from(["deviation", "none"]),
+    deviation=st.sampled_from(["population", "sample"]),
+    clip=st.sampled_from([None, 1.0]),
+)
+kinds = st.sampled_from(["padded", "packed", "tree"])
+
+
+@given(rewards_of_traces, advantage_settings, st.randoms())
+def test_the_order_of_sessions_does_not_matter(
+    traces: list[tuple[float, int]], settings: AdvantageSettings, random: object
+) -> None:
+    order = list(range(len(traces)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    found = _advantages(traces, settings)
+    assert _advantages([traces[index] for index in order], settings) == pytest.approx(found[order], abs=1e-9)
+
+
+@given(rewards_of_traces, st.sampled_from(["mean", "leave_one_out"]))
+def test_advantages_of_sessions_sum_to_nothing(traces: list[tuple[float, int]], baseline: str) -> None:
+    settings = AdvantageSettings.model_validate({"baseline": baseline, "scale": "none"})
+    advantages = _advantages(traces, settings)
+    by_session: dict[int, list[float]] = {}
+    for advantage, (_, number) in zip(advantages, traces, strict=True):
+        by_session.setdefault(number, []).append(float(advantage))
+    assert sum(np.mean(one) for one in by_session.values()) == pytest.approx(0, abs=1e-9)
+
+
+def _advantages(traces: Sequence[tuple[float, int]], settings: AdvantageSettings) -> np.ndarray:
+    return group_advantages([one for one, _ in traces], settings, sessions=[number for _, number in traces])
+
+
+@st.composite
+def sample_lists(draw: st.DrawFn) -> list[Sample]:
+    """Few ids, so that prefixes are shared, by prompts with responses too."""
+    ids = st.integers(1, 3)
+    made = list[Sample]()
+    for number in range(draw(st.integers(1, 7))):
+        response = draw(st.lists(ids, max_size=6))
+        weights = draw(st.lists(st.sampled_from([0.0, 1.0, 0.5]), min_size=len(response), max_size=len(response)))
+        prompt = draw(st.lists(ids, min_size=1, max_size=6))
+        session_id = f"s{draw(st.integers(0, 3))}"
+        made.append(sample(prompt, response, session_id=session_id, weights=weights, seed=number))
+    return made
+
+
+@given(sample_lists(), kinds)
+def test_packing_keeps_every_sample(samples: list[Sample], kind: LayoutKind) -> None:
+    batch = pack(samples, kind)
+    for one, path in zip(samples, batch.paths, strict=True):
+        assert batch.ids.reshape(-1)[path].tolist() == [*one.prompt_ids.tolist(), *one.response_ids.tolist()]
+        assert batch.positions.reshape(-1)[path].tolist() == list(range(len(path)))
+        assert _seen_from(batch, int(path[-1])) == path.tolist()
+    for at, target, number in zip(batch.sources, batch.targets, batch.traces, strict=True):
+        path = batch.paths[number].tolist()
+        after = path[path.index(at) + 1]
+        assert batch.ids.reshape(-1)[after] == target
+    assert len(batch.targets) == sum(int((one.weights != 0).sum()) for one in samples)
+
+
+def _seen_from(batch: Batch, place: int) -> list[int]:
+    """Places that the token at `place` attends to."""
+    if not batch.is_causal:
+        return np.flatnonzero(batch.visible[place]).tolist()
+    width = batch.ids.shape[1]
+    row, column = divmod(place, width)
+    return [row * width + at for at in range(column + 1) if batch.visible[row, at]]
+
+
+@given(sample_lists())
+def test_a_tree_holds_each_prefix_once(samples: list[Sample]) -> None:
+    prefixes = {
+        tuple(ids[:end])
+        for one in samples
+        for ids in [[*one.prompt_ids.tolist(), *one.response_ids.tolist()]]
+        for end in range(1, len(ids) + 1)
+    }
+    assert pack(samples, "tree").num_places == len(prefixes)
+
+
+@given(sample_lists(), kinds, st.integers(1, 40))
+def test_batches_hold_every_sample_once_and_sessions_whole(
+    samples: list[Sample], kind: LayoutKind, max_places: int
+) -> None:
+    batches = list(pack_all(samples, kind, max_places=max_places))
+    assert sorted(id(one) for batch in batches for one in batch.samples) == sorted(map(id, samples))
+    sessions = [{one.session_id for one in batch.samples} for batch in batches]
+    assert sum(map(len, sessions)) == len(set[str]().union(*sessions))
+    assert all(
+        batch.num_places <= max_places or len(found) == 1 for batch, found in zip(batches, sessions, strict=True)
+    )
+
+
+@given(sample_lists(), st.sampled_from(["token_mean", "sequence_mean", "session_mean"]), st.integers(0, 99))
+def test_masked_tokens_never_matter(samples: list[Sample], aggregation: str, seed: int) -> None:
+    settings = LossSettings.model_validate({"aggregation": aggregation})
+    random = np.random.default_rng(seed)
+    weights = np.concatenate([one.weights for one in samples]).astype(np.float64)
+    numbers = np.repeat(np.arange(len(samples)), [len(one.response_ids) for one in samples])
+    values, noise = random.normal(size=(3, len(weights))), random.normal(size=(3, len(weights)))
+
+    def loss(logprobs: np.ndarray, behaviour: np.ndarray, advantages: np.ndarray) -> float:
+        arrays = [torch.from_numpy(one) for one in (logprobs, behaviour, advantages, weights, numbers)]
+        return float(policy_loss(LossInputs(*arrays), settings).loss)
+
+    assert loss(*values) == loss(*np.where(weights == 0, noise, values))
+
+
+@given(st.lists(st.floats(-1, 1), min_size=16, max_size=16))
+def test_shapley_values_share_out_everything(values: list[float]) -> None:
+    players = ["a", "b", "c", "d"]
+
+    def value(coalition: frozenset[str]) -> float:
+        return values[sum(1 << players.index(one) for one in coalition)]
+
+    for found in (shapley_values(players, value), two_level_shapley("a", players[1:], value)):
+        assert sum(found.values()) == pytest.approx(values[15] - values[0], abs=1e-9)
