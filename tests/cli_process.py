@@ -81,7 +81,13 @@ def wait_for(condition: Callable[[], object]) -> None:
 class UpProcess:
     """A running `gangline up --json` over a scripted engine with the built-in tokenizer."""
 
-    def __init__(self, folder: Path, *options: object, script: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: object,
+        script: dict[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.data = folder / "data"
         script_path = folder / "script.json"
@@ -91,7 +97,7 @@ class UpProcess:
         port = () if "--port" in given else ("--port", "0")
         command = [*COMMAND, "up", "--data", str(self.data), "--json", *engine, *port, *map(str, options)]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment()
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment(**(env or {}))
         )
 
     def ready(self) -> dict[str, Any]:

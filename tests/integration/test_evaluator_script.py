@@ -164,3 +164,50 @@ async def test_the_grader_reads_what_was_really_said(agents: FolderRuntime, clea
 def test_a_wrong_script_is_refused_when_the_task_is_checked(config: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         plugins.make_evaluator("script", config)
+
+
+async def test_hidden_files_may_be_programs_and_need_not_be_text(agents: FolderRuntime, clean: FolderRuntime) -> None:
+    files = {
+        "t/run": {"content": "#!/bin/sh\ncmp data expected && echo 1 > reward.txt\n", "mode": 0o755},
+        "expected": {"content": "/wA=", "encoding": "base64"},
+    }
+    agents.file("data").write_bytes(b"\xff\0")
+    assert (await graded(agents, clean, "t/run", files=files, collect=["data"])).reward == 1.0
+
+
+def test_a_hidden_file_that_is_not_of_its_encoding_is_refused_at_submit() -> None:
+    with pytest.raises(InvalidRequest, match="files"):
+        plugins.make_evaluator(
+            "script", {"command": "true", "files": {"x": {"content": "no base", "encoding": "base64"}}}
+        )
+
+
+async def test_of_several_reward_files_the_first_that_exists_counts(
+    agents: FolderRuntime, clean: FolderRuntime
+) -> None:
+    named = ["out/reward.json", "out/reward.txt"]
+    command = "mkdir out; echo 0.25 > out/reward.txt"
+    assert (await graded(agents, clean, command, reward_file=named)).reward == 0.25
+    both = await graded(
+        agents, clean, "echo '{\"tests\": 0.5}' > out/reward.json; " + command + "; true", reward_file=named
+    )
+    assert both.reward == 0.5, "the only number of an object is the reward"
+
+
+async def test_folders_to_clear_are_emptied_whatever_the_agent_made_of_them(
+    agents: FolderRuntime, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("mine")
+    locked = agents.file("tests/locked")
+    locked.mkdir(parents=True)
+    for name in ("conftest.py", ".hidden", "..odd", "locked/file"):
+        agents.file(f"tests/{name}").write_text("planted")
+    locked.chmod(0)
+    agents.file("logs").symlink_to(outside)
+    command = "ls -A tests logs; [ ! -L logs ] && [ $(ls -A tests | wc -l) = 1 ] && echo 1 > logs/reward.txt"
+    config = {"clear": ["tests", "logs", "new"], "files": {"tests/it": "x"}, "reward_file": "logs/reward.txt"}
+    result = await graded(agents, None, command, **config)
+    assert result.reward == 1.0
+    assert (outside / "kept").read_text() == "mine"

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gangline.cli.exits import Exit
+from gangline.cli.imported_tasks import (
+    HarborOption,
+    ImageOption,
+    ImportRequest,
+    LogParserOption,
+    NetworkOption,
+    OnlyOption,
+    OracleOption,
+    RepositoriesOption,
+    SweBenchOption,
+    TerminalBenchOption,
+    TestCommandOption,
+    import_tasks,
+)
 from gangline.cli.output import DataOption, JsonOption, ServerOption, console, notes, print_json, run
 from gangline.domain.errors import InvalidRequest
 
@@ -36,28 +51,77 @@ def submit(
     runtime: Annotated[str | None, typer.Option("--runtime", help="Sandbox: sandbox, process.")] = None,
     evaluator: Annotated[str | None, typer.Option("--evaluator", help="Strategy that gives the reward.")] = None,
     timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds the agent may run.")] = None,
-    task_id: Annotated[str | None, typer.Option("--task-id", help="Makes submitting again harmless.")] = None,
+    task_id: Annotated[
+        str | None,
+        typer.Option("--task-id", help="Makes submitting again harmless; of imported tasks, how their ids begin."),
+    ] = None,
+    harbor: HarborOption = None,
+    terminal_bench: TerminalBenchOption = None,
+    swe_bench: SweBenchOption = None,
+    only: OnlyOption = None,
+    oracle: OracleOption = False,
+    image: ImageOption = None,
+    network: NetworkOption = "proxy",
+    repositories: RepositoriesOption = None,
+    test_command: TestCommandOption = None,
+    log_parser: LogParserOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the tasks as JSON; submit nothing.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until every session has ended.")] = False,
     data: DataOption = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Submit a task: from FILE, from standard input (-), or from options; options override the file.
+    """Submit tasks: from FILE, standard input (-), other systems' folders, or options; options override the rest.
 
     With --wait the exit code is 1 when a session was lost to the infrastructure or cancelled.
     """
     from gangline.cli.running import find_server
     from gangline.cli.task_files import read_tasks, validated
 
-    bodies: list[dict[str, Any]] = read_tasks(source) if source is not None else [{}]
+    imports = ImportRequest(
+        harbor=harbor,
+        terminal_bench=terminal_bench,
+        swe_bench=swe_bench,
+        only=only,
+        oracle=oracle,
+        image=image,
+        network=network,
+        repositories=repositories,
+        test_command=test_command,
+        log_parser=log_parser,
+    )
+    bodies: list[dict[str, Any]]
+    if imports.names_tasks:
+        bodies = _imported(imports, source, runtime, task_id)
+        task_id = None
+    else:
+        bodies = [{}] if source is None else read_tasks(source)
+        if source is None and (instruction is None or (harness is None and command is None)):
+            raise InvalidRequest("nothing to submit: give a FILE, or --instruction with --harness or --command.")
     options = _Overrides(instruction, harness, command, samples, runtime, evaluator, timeout, task_id)
-    if source is None and (instruction is None or (harness is None and command is None)):
-        raise InvalidRequest("nothing to submit: give a FILE, or --instruction with --harness or --command.")
-    tasks = [validated(options.applied_to(body), source or "the options") for body in bodies]
+    written = [options.applied_to(body) for body in bodies]
+    if imports.names_tasks and not all("agent" in body for body in written):
+        raise InvalidRequest("say which agent is to solve them: --harness NAME, --command, or --oracle.")
+    tasks = [validated(body, source or "the options") for body in written]
+    if dry_run:
+        print_json([task.model_dump(mode="json", exclude_defaults=True) for task in tasks])
+        return
     address = find_server(data, server)
     ended = run(_submit(address, tasks, wait=wait, as_json=as_json))
     if any(set(task.outcomes) & {"infra_error", "cancelled"} for task in ended):
         raise typer.Exit(Exit.FAILED)
+
+
+def _imported(
+    imports: ImportRequest, source: str | None, runtime: str | None, task_id: str | None
+) -> list[dict[str, Any]]:
+    """Bodies of the field's tasks; `task_id` begins the id of each."""
+    if source is not None:
+        raise InvalidRequest("give a FILE, or tasks from the field, not both.")
+    found = import_tasks(imports, runtime)
+    if task_id is None:
+        return [one.body for one in found]
+    return [{**one.body, "task_id": f"{task_id}-{re.sub(r'[^A-Za-z0-9._-]+', '-', one.name)}"} for one in found]
 
 
 class _Overrides:

@@ -5,6 +5,7 @@ Source: Polar, A.3 (field names), with additions that are all optional.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import math
 import re
@@ -28,11 +29,15 @@ __all__ = [
     "RuntimeSpec",
     "SamplingPolicy",
     "TaskRequest",
+    "TextEncoding",
     "WriteAction",
+    "decoded",
     "task_digest",
 ]
 
 NetworkPolicy = Literal["none", "proxy", "full"]
+TextEncoding = Literal["utf-8", "base64"]
+"""How bytes are written in JSON: as text, or, where they are no text, in base 64."""
 
 
 MAX_DEPTH = 64
@@ -42,6 +47,11 @@ MAX_SAMPLES = 4096
 class _Spec(BaseModel):
     # An infinite number has no form in JSON: it would be stored as none at all.
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+def decoded(content: str, encoding: TextEncoding) -> bytes:
+    """Raises: ValueError when `content` is not of the encoding."""
+    return content.encode() if encoding == "utf-8" else base64.b64decode(content, validate=True)
 
 
 class ExecAction(_Spec):
@@ -60,7 +70,14 @@ class WriteAction(_Spec):
     path: str = Field(min_length=1)
     """Relative to `workdir`, or absolute inside the runtime."""
     content: str
+    encoding: TextEncoding = "utf-8"
+    """How `content` stands for bytes."""
     mode: int = Field(default=0o644, ge=0, le=0o777)
+
+    @model_validator(mode="after")
+    def _is_decodable(self) -> WriteAction:
+        decoded(self.content, self.encoding)
+        return self
 
 
 PrepareAction = Annotated[ExecAction | WriteAction, Field(discriminator="type")]
@@ -85,6 +102,9 @@ class RuntimeSpec(_Spec):
     network: NetworkPolicy = "proxy"
     workdir: str = "/workspace"
     """Where the harness starts."""
+    folders: tuple[str, ...] = ()
+    """More folders that are the session's own, writable and empty at first, such as `/logs`: for programs that have
+    their paths built in."""
     env: dict[str, str] = Field(default_factory=dict)
     prepare: tuple[PrepareAction, ...] = ()
     limits: LimitsSpec = LimitsSpec()

@@ -15,19 +15,42 @@ import math
 from typing import Annotated, Any, ClassVar, cast
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gangline.domain.contracts import EvaluationContext, ExecResult, Reward, RuntimeHandle
 from gangline.domain.errors import CallerError, EvaluatorError, NotFound
+from gangline.domain.task import TextEncoding, decoded
 from gangline.evaluators.transcript import transcript
 
-__all__ = ["ScriptConfig", "ScriptEvaluator"]
+__all__ = ["HiddenFile", "ScriptConfig", "ScriptEvaluator"]
 
 _FOLDER = ".gangline"
 _TRAJECTORY = f"{_FOLDER}/trajectory.json"
-_DEFAULT_REWARD_FILES = ("reward.json", "reward.txt")
 _MAX_REWARD_BYTES = 1 << 20
 _MAX_SHOWN_CHARS = 2_000
+_EMPTY = """
+[ ! -L "$1" ] || rm -f -- "$1" || exit
+mkdir -p -- "$1" && chmod -R u+rwX -- "$1" 2>/dev/null
+cd -- "$1" || exit
+rm -rf -- ..?* .[!.]* *
+"""
+"""Leaves the folder itself, which may be a mount point; the agent may have taken its own rights to what is in it."""
+
+
+class HiddenFile(BaseModel):
+    """A hidden file that is no plain text, or must be a program."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    content: str
+    encoding: TextEncoding = "utf-8"
+    """How `content` stands for bytes."""
+    mode: int = Field(default=0o644, ge=0, le=0o777)
+
+    @model_validator(mode="after")
+    def _is_decodable(self) -> HiddenFile:
+        decoded(self.content, self.encoding)
+        return self
 
 
 class ScriptConfig(BaseModel):
@@ -38,13 +61,16 @@ class ScriptConfig(BaseModel):
     command: Annotated[str, Field(min_length=1)] | Annotated[tuple[str, ...], Field(min_length=1)]
     """Run in the working folder; a string goes to `sh -c`. A non-zero exit code is a broken grader, not a low
     reward."""
-    files: dict[str, str] = Field(default_factory=dict)
+    files: dict[str, str | HiddenFile] = Field(default_factory=dict)
     """Path -> content of hidden files, such as tests: written when the agent can no longer see them."""
+    clear: tuple[str, ...] = ()
+    """Folders that are emptied first, whatever the agent put there: those that hidden files go to, and where the
+    command leaves what it found."""
     collect: tuple[str, ...] = ()
     """Files of the agent's runtime that are copied into the clean one; those that do not exist are left out."""
-    reward_file: str | None = None
-    """Where the command writes a number, or JSON `{"reward": number, ...}` whose other fields are kept as details; None
-    is `reward.json`, or else `reward.txt`."""
+    reward_file: str | Annotated[tuple[str, ...], Field(min_length=1)] = ("reward.json", "reward.txt")
+    """Where the command writes a number, or JSON `{"reward": number, ...}` whose other fields are kept as details; of
+    several, the first that exists."""
     env: dict[str, str] = Field(default_factory=dict)
     timeout_seconds: float = Field(default=120, gt=0)
     max_collect_bytes: int = Field(default=16 << 20, gt=0)
@@ -102,15 +128,21 @@ class ScriptEvaluator:
 
     async def _write_inputs(self, runtime: RuntimeHandle, context: EvaluationContext) -> None:
         """Clear the places of all inputs and of the reward, whatever lies there, and write the inputs."""
+        for folder in self._config.clear:
+            await self._cleared(runtime, ["sh", "-c", _EMPTY, "sh", folder])
         places = [_FOLDER, *self._reward_files(), *self._config.files]
-        cleared = await runtime.exec(["rm", "-rf", "--", *places], timeout_s=self._config.timeout_seconds)
-        if not cleared.ok:
-            raise EvaluatorError(
-                f"could not clear the grader's places: rm {_how_it_ended(cleared, self._config.timeout_seconds)}"
-            )
+        await self._cleared(runtime, ["rm", "-rf", "--", *places])
         await runtime.upload(_TRAJECTORY, msgspec.json.encode(transcript(context)))
-        for path, content in self._config.files.items():
-            await runtime.upload(path, content.encode())
+        for path, given in self._config.files.items():
+            file = HiddenFile(content=given) if isinstance(given, str) else given
+            await runtime.upload(path, decoded(file.content, file.encoding), mode=file.mode)
+
+    async def _cleared(self, runtime: RuntimeHandle, command: list[str]) -> None:
+        result = await runtime.exec(command, timeout_s=self._config.timeout_seconds)
+        if not result.ok:
+            raise EvaluatorError(
+                f"could not clear the grader's places: rm {_how_it_ended(result, self._config.timeout_seconds)}"
+            )
 
     async def _read_reward(self, runtime: RuntimeHandle) -> tuple[float, dict[str, Any]]:
         for path in self._reward_files():
@@ -123,7 +155,8 @@ class ScriptEvaluator:
         raise EvaluatorError(f"the grading command ended well but wrote no {' or '.join(self._reward_files())}")
 
     def _reward_files(self) -> tuple[str, ...]:
-        return (self._config.reward_file,) if self._config.reward_file else _DEFAULT_REWARD_FILES
+        named = self._config.reward_file
+        return (named,) if isinstance(named, str) else named
 
 
 def _parse_reward(path: str, data: bytes) -> tuple[float, dict[str, Any]]:
@@ -136,7 +169,7 @@ def _parse_reward(path: str, data: bytes) -> tuple[float, dict[str, Any]]:
     details: dict[str, Any] = {}
     if isinstance(value, dict):
         details = dict(cast(dict[str, Any], value))
-        value = details.pop("reward", None)
+        value = details.pop("reward", None) if "reward" in details or len(details) != 1 else details.popitem()[1]
     if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
         raise EvaluatorError(f"the grader's {path} holds no finite number as its reward: {text[:200]!r}")
     return float(value), details

@@ -46,7 +46,7 @@ from gangline.domain.errors import (
 from gangline.domain.ids import new_secret
 from gangline.domain.lifecycle import Outcome, Stage
 from gangline.domain.session import HarnessExit, Lease, SessionResult, StageTiming
-from gangline.domain.task import ExecAction, RuntimeSpec, SamplingPolicy, TaskRequest
+from gangline.domain.task import ExecAction, RuntimeSpec, SamplingPolicy, TaskRequest, decoded
 from gangline.domain.trajectory import Trajectory
 from gangline.gateway.adoption import RESTARTED, AttemptNote, RunClock, RunEnd, annotate, run_harness
 from gangline.gateway.backends import BackendPool
@@ -345,7 +345,7 @@ class Attempt:
             if isinstance(action, ExecAction):
                 await self._prepare_exec(handle, action)
             else:
-                await handle.upload(action.path, action.content.encode(), mode=action.mode)
+                await handle.upload(action.path, decoded(action.content, action.encoding), mode=action.mode)
         return handle
 
     @staticmethod

@@ -42,6 +42,8 @@ class ProcessRuntime:
         validated_id(start.owner, "owner")
         if start.spec.image is not None:
             raise InvalidRequest("runtime `process` has no images; use `sandbox`.")
+        if start.spec.folders:
+            raise InvalidRequest("runtime `process` cannot give folders at paths of their own; use `sandbox`.")
         mark = Mark(owner=start.owner, runtime=self.name, runtime_id=start.runtime_id)
         handle = _ProcessHandle(start, mark, self._expose)
         try:

@@ -3,8 +3,8 @@
 Laws:
 - The agent is never root, inside or outside. Started by root, each sandbox has a numeric user of its own, which owns
   nothing on the host; started by a user, it is that user in a user namespace without privileges.
-- It sees the host's programs read-only, its own HOME, workdir and /tmp, its own processes, and (network `proxy`) one
-  TCP port: the node's proxy. The three folders lie under `RuntimeStart.folder`.
+- It sees the host's programs read-only, its own HOME, workdir, /tmp and `RuntimeSpec.folders`, its own processes, and
+  (network `proxy`) one TCP port: the node's proxy. The folders lie under `RuntimeStart.folder`.
 - `kill` ends the namespaces and keeps the folders; the next `exec` makes new namespaces over them.
 - Nothing outlives the process that started it: see `holder`. That is the node's keeper: see `keeper`.
 """
@@ -79,13 +79,14 @@ class SandboxRuntime:
         """Raises: RuntimeFailed, InvalidRequest."""
         validated_id(start.runtime_id, "runtime_id")
         validated_id(start.owner, "owner")
-        workdir = _checked_workdir(start.spec.workdir)
+        workdir = _checked_folder(start.spec.workdir, "runtime.workdir")
+        folders = [_checked_folder(path, "runtime.folders") for path in start.spec.folders]
         if start.spec.network == "proxy" and start.proxy_port is None:
             raise InvalidRequest("network `proxy` needs the port of the node's proxy.")
         mark = Mark(owner=start.owner, runtime=self.name, runtime_id=start.runtime_id)
         uid = _uid_for(start.runtime_id) if self._privileged else None
         groups = make_groups(cgroup_name(start.owner, start.runtime_id), start.spec.limits)
-        handle = _SandboxHandle(start, mark, workdir, self._expose, uid, groups)
+        handle = _SandboxHandle(start, mark, workdir, folders, self._expose, uid, groups)
         try:
             await handle.begin()
         except BaseException:
@@ -103,7 +104,14 @@ class _SandboxHandle:
     """One sandbox: folders that last, and namespaces that come and go."""
 
     def __init__(
-        self, start: RuntimeStart, mark: Mark, workdir: str, expose: Sequence[Path], uid: int | None, groups: Cgroups
+        self,
+        start: RuntimeStart,
+        mark: Mark,
+        workdir: str,
+        folders: Sequence[str],
+        expose: Sequence[Path],
+        uid: int | None,
+        groups: Cgroups,
     ) -> None:
         self.runtime_id = start.runtime_id
         self.workdir = workdir
@@ -117,6 +125,7 @@ class _SandboxHandle:
         self._groups = groups
         self._limits = enforcement(start.spec.limits, groups.enforced, own_user=True)
         self._shared = {
+            **{path: start.folder / "folders" / str(number) for number, path in enumerate(folders)},
             "/tmp": start.folder / "tmp",
             HOME: start.folder / "home",
             workdir: start.folder / "work",
@@ -136,7 +145,7 @@ class _SandboxHandle:
     def _make_folders(self) -> None:
         write_mark(self._start.folder, self._mark)
         for folder in self._shared.values():
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             if self._uid is not None:
                 os.chown(folder, self._uid, self._uid)
         uid = self._inner_uid()
@@ -272,11 +281,11 @@ def _proxy_url(port: int | None) -> str | None:
     return None if port is None else f"http://127.0.0.1:{port}"
 
 
-def _checked_workdir(workdir: str) -> str:
-    path = PurePosixPath(workdir)
+def _checked_folder(named: str, field: str) -> str:
+    path = PurePosixPath(named)
     inside = [str(parent) for parent in (path, *path.parents)]
     if not path.is_absolute() or ".." in path.parts or str(path) == "/" or any(name in RESERVED for name in inside):
-        raise InvalidRequest(f"runtime.workdir must be an absolute folder outside the system's, got {workdir!r}.")
+        raise InvalidRequest(f"{field} must be an absolute folder outside the system's, got {named!r}.")
     return str(path)
 
 

@@ -1,0 +1,208 @@
+"""Evaluator `swe_bench`: the agent's patch, in a clean runtime, against tests that it never saw.
+
+What the agent changed in the repository is its whole answer: a patch is taken of its working folder when its processes
+are gone, and applied in a clean runtime. Then the files of the test patch become what they must be, whatever the
+agent's patch made of them, and the tests run. The reward is 1 when every test of `fail_to_pass` passes and every test
+of `pass_to_pass` still does, else 0.
+
+A patch that does not apply, is empty, or keeps tests from ending is the agent's doing; a test patch that does not
+apply to the repository is ours.
+
+Source: SWE-bench, "Can Language Models Resolve Real-World GitHub Issues?"; grading as in its harness 5.0.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from gangline.domain.contracts import EvaluationContext, ExecResult, Reward, RuntimeHandle
+from gangline.domain.errors import EvaluatorError
+from gangline.evaluators.test_logs import Status, read_log
+
+__all__ = ["SweBenchConfig", "SweBenchEvaluator"]
+
+_GIT_TIMEOUT_S = 300.0
+_PARSE_TIMEOUT_S = 60.0
+_MAX_LOG_BYTES = 64 << 20
+_MAX_SHOWN_CHARS = 2_000
+_MAX_SHOWN_TESTS = 20
+_EVAL_SCRIPT = "/tmp/gangline-eval.sh"
+_GIT_ENV = {
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "safe.directory",
+    "GIT_CONFIG_VALUE_0": "*",
+    "GIT_TERMINAL_PROMPT": "0",
+}
+"""An image's repository often belongs to another user than the one that runs in it."""
+
+_TAKE_PATCH = """
+export GIT_INDEX_FILE=/tmp/gangline-index
+rm -rf "$GIT_INDEX_FILE" && git read-tree "$1" && git add -A . &&
+git diff --cached --binary --no-color --no-ext-diff --no-textconv "$1"
+"""
+"""With an index of our own: the agent's may be locked, or hold half a merge."""
+
+_RESTORE = """
+base=$1; shift
+for file do
+  if git cat-file -e "$base:$file" 2>/dev/null; then git checkout -q "$base" -- "$file"
+  else rm -rf -- "$file"; fi || exit
+done
+"""
+_START, _END = ">>>>> Start Test Output", ">>>>> End Test Output"
+"""Marks that a dataset's own script puts around what its parser must read."""
+
+
+class SweBenchConfig(BaseModel):
+    """Configuration of evaluator `swe_bench`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    fail_to_pass: tuple[str, ...] = Field(min_length=1)
+    """Names of tests that must pass, as the log has them."""
+    pass_to_pass: tuple[str, ...] = ()
+    """Names of tests that must pass still, or be skipped."""
+    test_patch: str = ""
+    """Applied before the tests run."""
+    test_command: str | None = None
+    """Runs the tests, in the working folder, by `sh -c`."""
+    eval_script: str | None = None
+    """In place of both: a dataset's own script for bash, which applies the test patch and runs the tests."""
+    log_parser: str = "pytest"
+    """`pytest`, `unittest`, or the name of one of the `swebench` package, which must then be installed on the node."""
+    timeout_seconds: float = Field(default=1800, gt=0)
+    """Of the tests."""
+    max_patch_bytes: int = Field(default=16 << 20, gt=0)
+
+    @model_validator(mode="after")
+    def _runs_something(self) -> SweBenchConfig:
+        if (self.test_command is None) == (self.eval_script is None):
+            raise ValueError("give either `test_command` or `eval_script`")
+        if self.eval_script is not None and self.test_patch:
+            raise ValueError("`eval_script` brings its own test patch: leave out `test_patch`")
+        return self
+
+
+class SweBenchEvaluator:
+    """Applies what the agent changed, then the hidden tests, and runs them."""
+
+    name: ClassVar[str] = "swe_bench"
+    Config: ClassVar[type[BaseModel]] = SweBenchConfig
+
+    def __init__(self, config: SweBenchConfig) -> None:
+        self._config = config
+
+    async def evaluate(self, context: EvaluationContext) -> Reward:
+        """Raises: EvaluatorError when the clean runtime has no such repository, or the test patch does not apply."""
+        await context.runtime.kill()
+        clean = await context.fresh_runtime()
+        base = await _head(clean)
+        taken = await self._take_patch(context.runtime, base)
+        if isinstance(taken, str):
+            return _unresolved(taken)
+        details: dict[str, Any] = {
+            "patch": taken.decode(errors="replace")[:_MAX_SHOWN_CHARS],
+            "patch_bytes": len(taken),
+        }
+        if not taken.strip():
+            return _unresolved("the agent changed nothing", details)
+        applied = await _git(clean, ["git", "apply", "--whitespace=nowarn", "-"], stdin=taken)
+        if not applied.ok:
+            return _unresolved(f"the agent's patch does not apply: {_said(applied)}", details)
+        await self._bring_tests(clean, base)
+        return await self._graded(await self._run_tests(clean), details)
+
+    async def _take_patch(self, runtime: RuntimeHandle, base: str) -> bytes | str:
+        """What the agent changed since `base`, or why there is no telling.
+
+        Raises: EvaluatorError when it takes too long.
+        """
+        limit = self._config.max_patch_bytes
+        result = await _git(runtime, ["sh", "-c", _TAKE_PATCH, "sh", base], max_output_bytes=limit)
+        if result.truncated:
+            return f"the agent's patch is longer than {limit} bytes"
+        return result.stdout if result.ok else f"the agent left no repository to take a patch of: {_said(result)}"
+
+    async def _bring_tests(self, runtime: RuntimeHandle, base: str) -> None:
+        patch = self._config.test_patch
+        if not patch:
+            return
+        restored = await _git(runtime, ["sh", "-c", _RESTORE, "sh", base, *_files_of(patch)])
+        applied = await _git(runtime, ["git", "apply", "--whitespace=nowarn", "-"], stdin=patch.encode())
+        if not (restored.ok and applied.ok):
+            raise EvaluatorError(f"the test patch does not apply to {base[:12]}: {_said(restored)} {_said(applied)}")
+
+    async def _run_tests(self, runtime: RuntimeHandle) -> ExecResult:
+        config = self._config
+        if config.eval_script is not None:
+            await runtime.upload(_EVAL_SCRIPT, config.eval_script.encode())
+        command = config.test_command or f"bash {_EVAL_SCRIPT}"
+        return await runtime.exec(
+            f"exec 2>&1\n{command}",
+            env=_GIT_ENV,
+            timeout_s=config.timeout_seconds,
+            max_output_bytes=_MAX_LOG_BYTES,
+        )
+
+    async def _graded(self, tests: ExecResult, details: dict[str, Any]) -> Reward:
+        log = tests.stdout.decode(errors="replace")
+        if self._config.eval_script is not None and _START in log:
+            log = log.split(_START, 1)[1].split(_END, 1)[0]
+        details["output"] = log.strip()[-_MAX_SHOWN_CHARS:]
+        if tests.timed_out:
+            return _unresolved(f"the tests were not done in {self._config.timeout_seconds:g} s", details)
+        statuses = await read_log(self._config.log_parser, log, timeout_s=_PARSE_TIMEOUT_S)
+        failing = [name for name in self._config.fail_to_pass if statuses.get(name) != "passed"]
+        broken = [name for name in self._config.pass_to_pass if statuses.get(name) not in ("passed", "skipped")]
+        details |= {
+            "fail_to_pass": f"{len(self._config.fail_to_pass) - len(failing)}/{len(self._config.fail_to_pass)}",
+            "pass_to_pass": f"{len(self._config.pass_to_pass) - len(broken)}/{len(self._config.pass_to_pass)}",
+            "failing": [*failing, *broken][:_MAX_SHOWN_TESTS],
+        }
+        if failing or broken:
+            return _unresolved("tests fail", details)
+        if self._lies(tests, statuses):
+            return _unresolved("the tests' command failed while its log tells of no failure", details)
+        return Reward(reward=1.0, details={"resolved": True, **details})
+
+    def _lies(self, tests: ExecResult, statuses: dict[str, Status]) -> bool:
+        """A patch can print results of its own; the exit code of a dataset's script is that of its last command."""
+        return self._config.eval_script is None and not tests.ok and "failed" not in statuses.values()
+
+
+async def _head(runtime: RuntimeHandle) -> str:
+    """The commit that the agent began with. Raises: EvaluatorError."""
+    result = await _git(runtime, ["git", "rev-parse", "HEAD"])
+    if not result.ok:
+        raise EvaluatorError(f"the clean runtime has no repository in {runtime.workdir}: {_said(result)}")
+    return result.stdout.decode().strip()
+
+
+async def _git(
+    runtime: RuntimeHandle, command: list[str], *, stdin: bytes | None = None, max_output_bytes: int = 1 << 20
+) -> ExecResult:
+    """Raises: EvaluatorError when it is not done in time."""
+    result = await runtime.exec(
+        command, env=_GIT_ENV, stdin=stdin, timeout_s=_GIT_TIMEOUT_S, max_output_bytes=max_output_bytes
+    )
+    if result.timed_out:
+        raise EvaluatorError(f"{' '.join(command[:2])} was not done in {_GIT_TIMEOUT_S:g} s")
+    return result
+
+
+def _files_of(patch: str) -> list[str]:
+    """Names of all files that a patch touches, before and after it."""
+    found = re.findall(r"^(?:--- a|\+\+\+ b|rename from|rename to)[/ ]([^\t\n]+)", patch, re.MULTILINE)
+    found += [name for pair in re.findall(r"^diff --git a/(.+) b/(.+)$", patch, re.MULTILINE) for name in pair]
+    return sorted(set(found))
+
+
+def _unresolved(why: str, details: dict[str, Any] | None = None) -> Reward:
+    return Reward(reward=0.0, details={"resolved": False, "why": why, **(details or {})})
+
+
+def _said(result: ExecResult) -> str:
+    return (result.stderr or result.stdout).decode(errors="replace").strip()[-_MAX_SHOWN_CHARS:]

@@ -1,0 +1,107 @@
+"""What test runners print -> which test passed.
+
+The text comes from code that an agent wrote, so nothing here takes more than linear time, and what is not understood is
+no result. Parsers of the `swebench` package are not so careful: they run in a process of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from gangline.domain.errors import EvaluatorError
+
+__all__ = ["PARSERS", "Status", "read_log"]
+
+Status = Literal["passed", "failed", "skipped"]
+"""`passed`: also an expected failure. `failed`: also an error, and an unexpected success."""
+
+_SWEBENCH_PREFIX = "parse_log_"
+_WORDS: dict[str, Status] = {
+    **dict.fromkeys(("PASSED", "XFAIL", "ok", "expected"), "passed"),
+    **dict.fromkeys(("FAILED", "ERROR", "XPASS", "FAIL", "unexpected"), "failed"),
+    **dict.fromkeys(("SKIPPED", "skipped"), "skipped"),
+}
+_PYTEST_SUMMARY = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS|SKIPPED) (\S.*)")
+_PYTEST_VERBOSE = re.compile(r"(\S+::.*) (PASSED|FAILED|ERROR|XFAIL|XPASS|SKIPPED)(?: +\[ *\d+%\])?")
+_UNITTEST_ENDS = ("ok", "FAIL", "ERROR", "expected failure", "unexpected success")
+
+_CHILD = """
+import json, sys
+from swebench.harness.log_parsers import PARSER_REGISTRY
+job = json.load(sys.stdin)
+if job["parser"] not in PARSER_REGISTRY:
+    sys.exit(f"swebench knows no {job['parser']}")
+json.dump(PARSER_REGISTRY[job["parser"]](job["text"], None), sys.stdout)
+"""
+
+
+def _pytest_lines(text: str) -> Iterator[tuple[str, Status]]:
+    for line in text.splitlines():
+        if found := _PYTEST_SUMMARY.fullmatch(line):
+            # A reason may follow; and lists of expected tests are often cut off at the first blank.
+            for name in {found[2], found[2].split(" - ", 1)[0].rstrip(), found[2].split(" ", 1)[0]}:
+                yield name, _WORDS[found[1]]
+        elif found := _PYTEST_VERBOSE.fullmatch(line.rstrip()):
+            yield found[1], _WORDS[found[2]]
+
+
+def _unittest_lines(text: str) -> Iterator[tuple[str, Status]]:
+    for line in text.splitlines():
+        name, dots, end = line.strip().rpartition(" ... ")
+        if dots and (end in _UNITTEST_ENDS or end.startswith("skipped")):
+            yield name, _WORDS[end.split(" ")[0]]
+
+
+PARSERS: dict[str, Callable[[str], Iterator[tuple[str, Status]]]] = {
+    "pytest": _pytest_lines,
+    "unittest": _unittest_lines,
+}
+"""Name -> reader of (test, status), in the order of the text."""
+
+
+async def read_log(parser: str, text: str, *, timeout_s: float) -> dict[str, Status]:
+    """Test -> status; where a test is told of more than once, the worst counts.
+
+    Raises: EvaluatorError when the parser is not known or not installed, or not done in `timeout_s`.
+    """
+    if parser in PARSERS:
+        lines = await asyncio.to_thread(list, PARSERS[parser](text))
+    elif parser.startswith(_SWEBENCH_PREFIX):
+        lines = await _swebench_lines(parser, text, timeout_s)
+    else:
+        raise EvaluatorError(
+            f"no parser {parser!r}: known are {', '.join(PARSERS)}, and swebench's {_SWEBENCH_PREFIX}*"
+        )
+    worst: dict[str, Status] = {}
+    for name, status in lines:
+        if worst.get(name) != "failed" and not (status == "skipped" and name in worst):
+            worst[name] = status
+    return worst
+
+
+async def _swebench_lines(parser: str, text: str, timeout_s: float) -> list[tuple[str, Status]]:
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-c", _CHILD),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            said, errors = await child.communicate(json.dumps({"parser": parser, "text": text}).encode())
+    except TimeoutError:
+        raise EvaluatorError(f"{parser} of swebench was not done in {timeout_s:g} s") from None
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    if child.returncode != 0:
+        why = (errors.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+        raise EvaluatorError(f"{parser} of swebench failed: {why}. Where the node runs: pip install --no-deps swebench")
+    found: dict[str, str] = json.loads(said)
+    return [(name, _WORDS.get(status, "failed")) for name, status in found.items()]

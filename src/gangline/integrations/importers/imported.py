@@ -1,0 +1,33 @@
+"""What an importer is told, and what it gives back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gangline.domain.task import NetworkPolicy
+
+__all__ = ["Choices", "Imported"]
+
+
+class Choices(msgspec.Struct, frozen=True, kw_only=True):
+    """What the one who imports decides."""
+
+    runtime: str | None = None
+    """Name of a runtime plug-in; None is what the task needs."""
+    image: str | None = None
+    """In place of the task's own: an image name, or a folder, as the runtime understands it."""
+    network: NetworkPolicy = "proxy"
+    oracle: bool = False
+    """The agent is the task's own solution, run by harness `shell`: its reward must be 1."""
+
+
+class Imported(msgspec.Struct, frozen=True, kw_only=True):
+    """One task, ready but for its agent."""
+
+    name: str
+    body: dict[str, Any]
+    """Of `POST /v1/tasks`; without `agent`, unless the oracle is it."""
+    notes: tuple[str, ...] = ()
+    """What is otherwise than where the task comes from."""
