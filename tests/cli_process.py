@@ -28,7 +28,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
 
 
 def gangline(
-    *arguments: object, stdin: str = "", env: Mapping[str, str] | None = None
+    *arguments: object, stdin: str = "", env: Mapping[str, str] | None = None, timeout_s: float = GIVE_UP_S
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     return subprocess.run(
@@ -36,7 +36,7 @@ def gangline(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=GIVE_UP_S,
+        timeout=timeout_s,
         env=clean_environment(**(env or {})),
         check=False,
     )

@@ -32,6 +32,7 @@ from gangline.integrations.importers.terminal_bench import read_terminal_bench_t
 from requirements import need_module
 
 ORACLE = Choices(oracle=True)
+QUIET = Choices(network="proxy")
 
 
 def test_a_harbor_task_is_an_ordinary_one(tmp_path: Path) -> None:
@@ -124,10 +125,24 @@ def test_files_that_ask_for_more_are_named(tmp_path: Path, path: str, told: str)
         read_harbor_task(folder, Choices())
 
 
+def test_servers_of_tools_go_to_the_agent(tmp_path: Path) -> None:
+    stdio = '[[environment.mcp_servers]]\nname = "a"\ntransport = "stdio"\ncommand = "serve"\nargs = ["x"]\n'
+    http = '[[environment.mcp_servers]]\nname = "b"\ntransport = "http"\nurl = "http://tools/mcp"\n'
+    folder = harbor_task(tmp_path / "t", stdio + http)
+    agent = read_harbor_task(folder, QUIET).body["agent"]
+    assert agent == {"mcp_servers": {"a": {"command": ["serve", "x"]}, "b": {"url": "http://tools/mcp"}}}
+    assert "mcp_servers" not in read_harbor_task(folder, Choices(oracle=True, network="proxy")).body["agent"], (
+        "a solution asks no one"
+    )
+    write(folder / "task.toml", http.replace('"http"', '"sse"'))
+    with pytest.raises(InvalidRequest, match=r"mcp_servers\.0.*streamable HTTP"):
+        read_harbor_task(folder, QUIET)
+
+
 def test_steps_are_refused(tmp_path: Path) -> None:
     folder = harbor_task(tmp_path / "t", '[[steps]]\nname = "first"\n')
     with pytest.raises(InvalidRequest, match="steps"):
-        read_harbor_task(folder, Choices())
+        read_harbor_task(folder, QUIET)
 
 
 @pytest.mark.parametrize("missing", ["instruction.md", "tests/test.sh", "solution/solve.sh"])
@@ -143,19 +158,19 @@ def test_values_of_this_machines_environment_stay_out_of_tasks(tmp_path: Path, m
     for value in ("${KENNEL_KEY}", "${KENNEL_KEY:-none}", "${NOT_SET_ANYWHERE}"):
         folder = harbor_task(tmp_path / "t", f'[verifier.env]\nKEY = "{value}"\n')
         with pytest.raises(InvalidRequest, match=r"verifier\.env\.KEY.*not written into a task"):
-            read_harbor_task(folder, Choices())
+            read_harbor_task(folder, QUIET)
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
     folder = harbor_task(tmp_path / "t")
     (folder / "tests" / "passwd").symlink_to("/etc/passwd")
     with pytest.raises(InvalidRequest, match="link"):
-        read_harbor_task(folder, Choices())
+        read_harbor_task(folder, QUIET)
 
 
 def test_a_task_that_builds_an_image_needs_a_runtime_with_images(tmp_path: Path) -> None:
     folder = harbor_task(tmp_path / "t", **{"environment/Dockerfile": "FROM debian:12\nRUN apt-get install -y jq\n"})
-    built = read_harbor_task(folder, Choices())
+    built = read_harbor_task(folder, QUIET)
     assert built.body["runtime"]["backend"] == "docker"
     image = built.body["runtime"]["image"]
     assert image.startswith("gangline-task/kennel-count-bytes:")
@@ -163,27 +178,28 @@ def test_a_task_that_builds_an_image_needs_a_runtime_with_images(tmp_path: Path)
     with pytest.raises(
         InvalidRequest, match=r"line 2: RUN apt-get.*which runtime `sandbox` cannot give.*--image FOLDER"
     ):
-        read_harbor_task(folder, Choices(runtime="sandbox"))
-    given = read_harbor_task(folder, Choices(runtime="sandbox", image="/roots/one"))
+        read_harbor_task(folder, Choices(runtime="sandbox", network="proxy"))
+    given = read_harbor_task(folder, Choices(runtime="sandbox", network="proxy", image="/roots/one"))
     assert given.body["runtime"]["image"] == "/roots/one"
     write(folder / "environment" / "more", "x")
-    assert read_harbor_task(folder, Choices()).body["runtime"]["image"] != image, "other content, another name"
+    assert read_harbor_task(folder, QUIET).body["runtime"]["image"] != image, "other content, another name"
 
 
 def test_a_published_image_wins_and_the_process_runtime_is_refused(tmp_path: Path) -> None:
     folder = harbor_task(tmp_path / "t", '[environment]\ndocker_image = "kennel/base:1"\n')
-    runtime = read_harbor_task(folder, Choices()).body["runtime"]
+    runtime = read_harbor_task(folder, QUIET).body["runtime"]
     assert (runtime["backend"], runtime["image"]) == ("docker", "kennel/base:1")
     with pytest.raises(InvalidRequest, match="process"):
-        read_harbor_task(folder, Choices(runtime="process"))
+        read_harbor_task(folder, Choices(runtime="process", network="proxy"))
 
 
-def test_the_network_is_told_and_given_only_when_asked_for(tmp_path: Path) -> None:
+def test_who_submits_says_what_becomes_of_a_wish_for_the_network(tmp_path: Path) -> None:
     folder = harbor_task(tmp_path / "t", 'schema_version = "1.4"\n')
-    assert any("--network full" in note for note in read_harbor_task(folder, Choices()).notes)
-    full = read_harbor_task(folder, Choices(network="full"))
-    assert full.body["runtime"]["network"] == "full"
-    assert not any("network" in note for note in full.notes)
+    with pytest.raises(InvalidRequest, match=r"asks for the network \(public\).*--network full.*--oracle"):
+        read_harbor_task(folder, Choices())
+    for network in ("proxy", "full"):
+        runtime = read_harbor_task(folder, Choices(network=network)).body["runtime"]
+        assert runtime["network"] == network
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ ImageOption = Annotated[
     ),
 ]
 NetworkOption = Annotated[
-    str,
+    str | None,
     typer.Option("--network", help="What agents and tests reach: proxy, none, full.", rich_help_panel=_PANEL),
 ]
 RepositoriesOption = Annotated[
@@ -101,7 +101,7 @@ class ImportRequest(msgspec.Struct, frozen=True, kw_only=True):
     only: str | None
     oracle: bool
     image: str | None
-    network: str
+    network: str | None
     repositories: str | None
     test_command: str | None
     log_parser: str | None
@@ -112,9 +112,9 @@ class ImportRequest(msgspec.Struct, frozen=True, kw_only=True):
         named = [path for path in (self.harbor, self.terminal_bench, self.swe_bench) if path is not None]
         if len(named) > 1:
             raise InvalidRequest("give one of --harbor, --terminal-bench and --swe-bench.")
-        if not named and (self.only or self.oracle or self.image or self.repositories or self.test_command):
+        if not named and (self.only or self.oracle or self.image or self.network or self.repositories):
             raise InvalidRequest(
-                "--only, --oracle, --image, --repositories and --test-command go with --harbor, --terminal-bench or "
+                "--only, --oracle, --image, --network and --repositories go with --harbor, --terminal-bench or "
                 "--swe-bench."
             )
         return bool(named)
@@ -127,12 +127,12 @@ def import_tasks(request: ImportRequest, runtime: str | None) -> list[Imported]:
     from gangline.integrations.importers.imported import Choices
     from gangline.integrations.importers.terminal_bench import is_terminal_bench_task, read_terminal_bench_task
 
-    if request.network not in get_args(NetworkPolicy):
+    if request.network is not None and request.network not in get_args(NetworkPolicy):
         raise InvalidRequest(f"--network {request.network}: must be one of {', '.join(get_args(NetworkPolicy))}.")
     choices = Choices(
         runtime=runtime,
         image=request.image,
-        network=cast("NetworkPolicy", request.network),
+        network=cast("NetworkPolicy | None", request.network),
         oracle=request.oracle,
     )
     if request.harbor is not None:

@@ -61,7 +61,7 @@ def submit(
     only: OnlyOption = None,
     oracle: OracleOption = False,
     image: ImageOption = None,
-    network: NetworkOption = "proxy",
+    network: NetworkOption = None,
     repositories: RepositoriesOption = None,
     test_command: TestCommandOption = None,
     log_parser: LogParserOption = None,
@@ -100,7 +100,7 @@ def submit(
             raise InvalidRequest("nothing to submit: give a FILE, or --instruction with --harness or --command.")
     options = _Overrides(instruction, harness, command, samples, runtime, evaluator, timeout, task_id)
     written = [options.applied_to(body) for body in bodies]
-    if imports.names_tasks and not all("agent" in body for body in written):
+    if imports.names_tasks and not all("harness" in body.get("agent", {}) for body in written):
         raise InvalidRequest("say which agent is to solve them: --harness NAME, --command, or --oracle.")
     tasks = [validated(body, source or "the options") for body in written]
     if dry_run:

@@ -53,7 +53,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         workdir = self.workdir or (dockerfile and dockerfile.workdir) or DEFAULT_WORKDIR
         body: dict[str, Any] = {
             "backend": backend,
-            "network": choices.network,
+            "network": choices.network or "proxy",
             "workdir": DEFAULT_WORKDIR if workdir == "/" else workdir,
             "folders": list(self.folders.paths),
             "env": {**(dockerfile.env if dockerfile else {}), **self.env},

@@ -36,6 +36,7 @@ def read_harbor_task(folder: Path, choices: Choices) -> Imported:
     config = read_config(folder / "task.toml")
     name = str((config.task or {}).get("name") or folder.name)
     _refuse_uncarried(folder, name, config)
+    _refuse_unsaid_network(name, config, choices)
     environment = Environment(
         name=name,
         context=folder / "environment",
@@ -55,10 +56,12 @@ def read_harbor_task(folder: Path, choices: Choices) -> Imported:
     }
     if config.agent.timeout_sec is not None:
         body["timeout_seconds"] = config.agent.timeout_sec
+    if servers := config.environment.mcp_servers:
+        body["agent"] = {"mcp_servers": {server.name: server.given() for server in servers}}
     if choices.oracle:
         body["agent"], actions = _oracle(folder / "solution", config)
         runtime["prepare"] = [*runtime.get("prepare", []), *actions]
-    return Imported(name=name, body=body, notes=(*notes, *_notes(name, config, choices)))
+    return Imported(name=name, body=body, notes=(*notes, *_notes(name, config)))
 
 
 def _refuse_uncarried(folder: Path, name: str, config: HarborConfig) -> None:
@@ -72,6 +75,16 @@ def _refuse_uncarried(folder: Path, name: str, config: HarborConfig) -> None:
         raise InvalidRequest(f"{name}: asks for what cannot be given: {', '.join(asked)}.")
     if not (folder / "tests" / "test.sh").is_file():
         raise InvalidRequest(f"{name}: {folder / 'tests' / 'test.sh'} does not exist.")
+
+
+def _refuse_unsaid_network(name: str, config: HarborConfig, choices: Choices) -> None:
+    """Tests that cannot install their tools mostly leave a 0: that must not be because nobody thought of it."""
+    wanted = config.wants_network()
+    if wanted is not None and choices.network is None:
+        raise InvalidRequest(
+            f"{name}: asks for the network ({wanted}). Give --network full; or --network proxy, so that agent and "
+            "tests reach the model only, and see by --oracle whether its tests can do without."
+        )
 
 
 def _evaluator(folder: Path, config: HarborConfig) -> dict[str, Any]:
@@ -98,15 +111,9 @@ def _limits(config: HarborConfig) -> dict[str, Any]:
     return {name: value for name, value in limits.items() if value is not None}
 
 
-def _notes(name: str, config: HarborConfig, choices: Choices) -> list[str]:
-    notes: list[str] = []
-    wanted = config.wants_network()
-    if wanted is not None and choices.network != "full":
-        notes.append(
-            f"{name}: asks for the network ({wanted}); agent and tests reach the model only, unless --network full"
-        )
+def _notes(name: str, config: HarborConfig) -> list[str]:
     unheld = {"environment.storage_mb": config.environment.storage_mb, "artifacts": config.artifacts}
-    return notes + [f"{name}: {field} is not held to" for field, value in unheld.items() if value]
+    return [f"{name}: {field} is not held to" for field, value in unheld.items() if value]
 
 
 def _without_canary(text: str) -> str:

@@ -45,6 +45,25 @@ class HarborVerifier(_Policy):
     collect: list[Any] = Field(default_factory=list)
 
 
+class HarborMcpServer(_Table):
+    name: str
+    transport: Literal["stdio", "sse", "streamable-http", "http"] = "sse"
+    url: str | None = None
+    command: str | None = None
+    args: list[str] = Field(default_factory=list)
+    headers: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _can_be_given(self) -> HarborMcpServer:
+        if self.headers or (self.transport == "sse" and self.url is not None):
+            raise ValueError("only servers that are commands, or talk streamable HTTP without headers, can be given")
+        return self
+
+    def given(self) -> dict[str, Any]:
+        """As the agent of a task takes it."""
+        return {"command": [self.command, *self.args]} if self.transport == "stdio" else {"url": self.url}
+
+
 class HarborEnvironment(_Policy):
     build_timeout_sec: float = 600
     docker_image: str | None = None
@@ -55,7 +74,7 @@ class HarborEnvironment(_Policy):
     gpus: int | None = None
     gpu_types: list[str] | None = None
     tpu: dict[str, Any] | None = None
-    mcp_servers: list[Any] = Field(default_factory=list)
+    mcp_servers: list[HarborMcpServer] = Field(default_factory=list[HarborMcpServer])
     env: dict[str, str] = Field(default_factory=dict)
     skills_dir: str | None = None
     healthcheck: dict[str, Any] | None = None
@@ -104,7 +123,6 @@ class HarborConfig(_Table):
             "environment.os": environment.os.lower() != "linux",
             "environment.gpus": environment.gpus,
             "environment.tpu": environment.tpu,
-            "environment.mcp_servers": environment.mcp_servers,
             "environment.skills_dir": environment.skills_dir,
             "environment.healthcheck": environment.healthcheck,
             "agent.user": self.agent.user,

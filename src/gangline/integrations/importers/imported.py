@@ -18,7 +18,8 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     """Name of a runtime plug-in; None is what the task needs."""
     image: str | None = None
     """In place of the task's own: an image name, or a folder, as the runtime understands it."""
-    network: NetworkPolicy = "proxy"
+    network: NetworkPolicy | None = None
+    """None is the model only, and refuses a task that would be graded wrongly for it."""
     oracle: bool = False
     """The agent is the task's own solution, run by harness `shell`: its reward must be 1."""
 
@@ -28,6 +29,6 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     body: dict[str, Any]
-    """Of `POST /v1/tasks`; without `agent`, unless the oracle is it."""
+    """Of `POST /v1/tasks`; without the agent's harness, unless the oracle is it."""
     notes: tuple[str, ...] = ()
     """What is otherwise than where the task comes from."""

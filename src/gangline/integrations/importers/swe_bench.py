@@ -169,7 +169,7 @@ def _imported(row: _Row, choices: Choices, how: InstanceChoices) -> Imported:
 
 def _runtime(row: _Row, choices: Choices, how: InstanceChoices) -> dict[str, Any]:
     backend = choices.runtime or ("sandbox" if how.repositories else "docker")
-    body: dict[str, Any] = {"backend": backend, "network": choices.network, "workdir": TESTBED}
+    body: dict[str, Any] = {"backend": backend, "network": choices.network or "proxy", "workdir": TESTBED}
     prepare = _FORGET
     if how.repositories is not None:
         source = f"{how.repositories.rstrip('/')}/{row.repo.replace('/', '__')}"

@@ -78,7 +78,7 @@ def read_terminal_bench_task(folder: Path, choices: Choices) -> Imported:
         files = {"/oracle/solution.sh": _solution(folder)}
         body["agent"], actions = oracle(files, ["bash", "/oracle/solution.sh"], {})
         runtime["prepare"] = [*runtime.get("prepare", []), *actions]
-    if choices.network != "full":
+    if choices.network is None:
         notes.append(f"{folder.name}: agent and tests reach the model only, unless --network full")
     return Imported(name=folder.name, body=body, notes=tuple(notes))
 

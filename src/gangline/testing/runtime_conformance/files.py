@@ -9,6 +9,8 @@ import os
 
 from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import CallerError, InvalidRequest, LimitExceeded, NotFound
+from gangline.domain.ids import new_id
+from gangline.domain.task import RuntimeSpec
 from gangline.testing.runtime_conformance.bench import Bench, Checks, raises, refused, until_present
 
 CHECKS = Checks()
@@ -31,6 +33,24 @@ async def home_and_workdir_are_writable_and_last(bench: Bench) -> None:
     assert (await handle.exec("echo a > ~/kept && echo b > kept && mkdir -p d/e")).ok
     assert (await handle.exec("cat ~/kept kept")).stdout == b"a\nb\n"
     assert await handle.download(f"{handle.home}/kept") == b"a\n"
+
+
+@CHECKS.isolation
+async def folders_of_the_task_are_empty_writable_and_the_sessions_own(bench: Bench) -> None:
+    spec = RuntimeSpec(
+        backend=bench.runtime.name,
+        image=bench.image,
+        network="none",
+        workdir="/workspace",
+        folders=("/tests", "/logs/verifier"),
+    )
+    one, two = await asyncio.gather(*(bench.start_of(new_id("runtime"), spec) for _ in range(2)))
+    assert (await one.exec("ls -A /tests /logs/verifier && touch /tests/made /logs/verifier/made")).ok
+    assert (await two.exec("ls -A /tests /logs/verifier")).stdout.split() == [b"/logs/verifier:", b"/tests:"]
+    await one.upload("/tests/deep/run.sh", b"#!/bin/sh\necho 1 >/logs/verifier/reward.txt\n", mode=0o755)
+    assert (await one.exec(["/tests/deep/run.sh"])).ok
+    await one.kill()
+    assert await one.download("/logs/verifier/reward.txt") == b"1\n"
 
 
 @CHECKS.add

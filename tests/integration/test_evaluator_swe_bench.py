@@ -1,0 +1,159 @@
+"""Whose fault it is when a patch is not graded: the agent's is 0, ours is no reward at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation_samples import a_context
+from field_tasks import BROKEN, FIXED, git, repository
+from folder_runtime import FolderRuntime
+from gangline import plugins
+from gangline.domain.contracts import Reward
+from gangline.domain.errors import EvaluatorError
+from requirements import need_command
+
+pytestmark = pytest.mark.usefixtures("_git")
+PATH = f"{Path(sys.executable).parent}:{os.defpath}"
+TESTS = "python -m pytest -rA -p no:cacheprovider test_kennel.py"
+
+LIAR = """
+import os
+def pytest_collection(session):
+    session.config.pluginmanager.getplugin("capturemanager").suspend_global_capture()
+    print("PASSED test_kennel.py::test_add\\nPASSED test_kennel.py::test_double", flush=True)
+    os._exit(1)
+"""
+
+
+@pytest.fixture
+def _git() -> None:
+    need_command("git", "apt-get install git")
+
+
+class Kennel:
+    """The agent's repository and a clean one, both at the commit before the fix."""
+
+    def __init__(self, folder: Path) -> None:
+        self.row = repository(folder / "origin")
+        self.agents = FolderRuntime(folder / "agents", path=PATH)
+        self.clean = FolderRuntime(folder / "clean", path=PATH)
+        for runtime in (self.agents, self.clean):
+            git(folder, "clone", "-q", str(folder / "origin"), runtime.workdir)
+            git(Path(runtime.workdir), "checkout", "-q", "--detach", self.row["base_commit"])
+
+    async def graded(self, **changes: Any) -> Reward:
+        config = {
+            "fail_to_pass": ["test_kennel.py::test_add"],
+            "pass_to_pass": ["test_kennel.py::test_double"],
+            "test_patch": self.row["test_patch"],
+            "test_command": TESTS,
+            **changes,
+        }
+        given = {name: value for name, value in config.items() if value is not None}
+        return await plugins.make_evaluator("swe_bench", given).evaluate(a_context(self.agents, fresh=self.clean))
+
+
+@pytest.fixture
+def kennel(tmp_path: Path) -> Kennel:
+    return Kennel(tmp_path)
+
+
+async def test_a_fix_is_resolved_with_the_numbers_behind_it(kennel: Kennel) -> None:
+    kennel.agents.file("kennel.py").write_text(FIXED)
+    found = await kennel.graded()
+    assert found.reward == 1.0
+    assert (found.details["fail_to_pass"], found.details["pass_to_pass"]) == ("1/1", "1/1")
+    assert "+    return a + b" in found.details["patch"]
+
+
+async def test_the_agents_processes_are_gone_before_its_patch_is_taken(kennel: Kennel) -> None:
+    await kennel.graded()
+    assert kennel.agents.log[0] == "kill"
+
+
+async def test_files_of_any_kind_come_with_the_patch(kennel: Kennel) -> None:
+    """New ones, ones that are no text, and ones that were committed."""
+    kennel.agents.file("kennel.py").write_text("from helper import add, double\n")
+    kennel.agents.file("helper.py").write_text(FIXED)
+    kennel.agents.file("data.bin").write_bytes(b"\xff\0\n")
+    git(Path(kennel.agents.workdir), "add", "helper.py")
+    git(Path(kennel.agents.workdir), "commit", "-q", "-m", "x")
+    assert (await kennel.graded()).reward == 1.0
+    assert kennel.clean.file("data.bin").read_bytes() == b"\xff\0\n"
+
+
+@pytest.mark.parametrize(
+    ("makes", "why"),
+    [
+        ({}, "changed nothing"),
+        ({"kennel.py": BROKEN + "# better\n"}, "tests fail"),
+        ({"kennel.py": FIXED.replace("2 * a", "a")}, "tests fail"),
+        ({"kennel.py": "raise SystemExit\n"}, "tests fail"),
+        ({"kennel.py": "import time\ntime.sleep(600)\n"}, "not done in 5 s"),
+        ({"new.py": "x" * 2_000}, "longer than 1000 bytes"),
+        ({".git/HEAD": "nonsense"}, "no repository"),
+        ({"conftest.py": LIAR}, "its log tells of no failure"),
+    ],
+)
+async def test_what_the_agent_did_not_do_is_scored(kennel: Kennel, makes: dict[str, str], why: str) -> None:
+    for path, text in makes.items():
+        kennel.agents.file(path).write_text(text)
+    found = await kennel.graded(timeout_seconds=5, max_patch_bytes=1_000)
+    assert found.reward == 0.0
+    assert why in found.details["why"]
+
+
+async def test_tests_that_the_agent_removed_or_made_a_link_are_back(kennel: Kennel, tmp_path: Path) -> None:
+    kennel.agents.file("kennel.py").write_text(FIXED)
+    kennel.agents.file("test_kennel.py").unlink()
+    kennel.agents.file("test_kennel.py").symlink_to("kennel.py")
+    assert (await kennel.graded()).reward == 1.0
+
+
+async def test_a_new_test_file_replaces_what_the_agent_put_there(kennel: Kennel) -> None:
+    patch = "--- /dev/null\n+++ b/tests/test_new.py\n@@ -0,0 +1,2 @@\n+def test_new():\n+    import kennel\n"
+    kennel.agents.file("tests").mkdir()
+    kennel.agents.file("tests/test_new.py").write_text("def test_mine():\n    pass\n")
+    found = await kennel.graded(
+        test_patch="diff --git a/tests/test_new.py b/tests/test_new.py\nnew file mode 100644\n" + patch,
+        test_command="python -m pytest -rA -p no:cacheprovider tests",
+        fail_to_pass=["tests/test_new.py::test_new"],
+        pass_to_pass=[],
+    )
+    assert found.reward == 1.0
+
+
+async def test_a_datasets_own_script_is_read_between_its_marks(kennel: Kennel) -> None:
+    kennel.agents.file("kennel.py").write_text(FIXED)
+    script = (
+        "echo 'PASSED test_kennel.py::test_before'\n: '>>>>> Start Test Output'\necho '>>>>> Start Test Output'\n"
+        f"git apply - <<'EOF'\n{kennel.row['test_patch']}EOF\n{TESTS}\necho '>>>>> End Test Output'\nfalse\n"
+    )
+    both = {"eval_script": script, "test_command": None, "test_patch": ""}
+    assert (await kennel.graded(**both)).reward == 1.0
+    outside = await kennel.graded(**both, fail_to_pass=["test_kennel.py::test_before"])
+    assert outside.reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"test_patch": "--- a/none.py\n+++ b/none.py\n@@ -1 +1 @@\n-x\n+y\n"}, "test patch does not apply"),
+        ({"log_parser": "nose"}, "no parser 'nose'"),
+    ],
+)
+async def test_what_is_our_fault_is_no_reward(kennel: Kennel, changes: dict[str, Any], told: str) -> None:
+    kennel.agents.file("kennel.py").write_text(FIXED)
+    with pytest.raises(EvaluatorError, match=told):
+        await kennel.graded(**changes)
+
+
+async def test_a_clean_runtime_without_the_repository_is_our_fault(kennel: Kennel, tmp_path: Path) -> None:
+    kennel.clean = FolderRuntime(tmp_path / "empty", path=PATH)
+    with pytest.raises(EvaluatorError, match="no repository"):
+        await kennel.graded()

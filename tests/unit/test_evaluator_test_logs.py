@@ -1,0 +1,80 @@
+"""What test runners print, read as test -> status."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from gangline.domain.errors import EvaluatorError
+from gangline.evaluators.test_logs import Status, read_log
+from requirements import need
+
+PYTEST = """
+tests/test_a.py::test_old PASSED                                         [ 25%]
+=========================== short test summary info ============================
+PASSED tests/test_a.py::test_one
+PASSED tests/test_a.py::test_words[two words - more]
+FAILED tests/test_a.py::test_two - AssertionError: PASSED is not it
+ERROR tests/test_b.py::test_setup - RuntimeError
+XFAIL tests/test_a.py::test_known - a reason
+XPASS tests/test_a.py::test_fixed
+SKIPPED [1] tests/test_a.py:12: not here
+SKIPPED tests/test_a.py::test_other
+  PASSED tests/test_a.py::test_indented
+PASSED
+"""
+UNITTEST = """
+test_one (a.tests.Case) ... ok
+test_two (a.tests.Case) ... FAIL
+test_three (a.tests.Case) ... skipped 'no'
+test_four (a.tests.Case) ... expected failure
+test_five (a.tests.Case) ... unexpected success
+Ran 5 tests ... and more
+"""
+
+
+async def test_pytests_summary_and_its_verbose_lines() -> None:
+    found = await read_log("pytest", PYTEST, timeout_s=10)
+    expected: dict[str, Status] = {
+        "tests/test_a.py::test_old": "passed",
+        "tests/test_a.py::test_one": "passed",
+        "tests/test_a.py::test_words[two words - more]": "passed",
+        "tests/test_a.py::test_words[two": "passed",
+        "tests/test_a.py::test_two": "failed",
+        "tests/test_b.py::test_setup": "failed",
+        "tests/test_a.py::test_known": "passed",
+        "tests/test_a.py::test_fixed": "failed",
+        "tests/test_a.py::test_other": "skipped",
+    }
+    assert expected.items() <= found.items()
+    assert not any("indented" in name for name in found)
+
+
+async def test_unittests_lines() -> None:
+    found = await read_log("unittest", UNITTEST, timeout_s=10)
+    statuses = [found.get(f"test_{number} (a.tests.Case)") for number in ("one", "two", "three", "four", "five")]
+    assert statuses == ["passed", "failed", "skipped", "passed", "failed"]
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize("text", ["FAILED a::b - x\nPASSED a::b\n", "PASSED a::b\nERROR a::b - teardown\n"])
+async def test_of_two_results_the_worse_counts(text: str) -> None:
+    assert (await read_log("pytest", text, timeout_s=10))["a::b"] == "failed"
+
+
+async def test_long_lines_take_no_longer_than_they_are() -> None:
+    text = "PASSED " * 200_000 + "\n" + "a::b " * 200_000 + "\n" + "x ... " * 200_000
+    for parser in ("pytest", "unittest"):
+        assert len(await read_log(parser, text, timeout_s=10)) <= 3
+
+
+async def test_an_unknown_parser_names_the_known_ones() -> None:
+    with pytest.raises(EvaluatorError, match="known are pytest, unittest"):
+        await read_log("jest", "", timeout_s=10)
+
+
+async def test_parsers_of_swebench_are_asked_for_with_the_line_that_installs_them() -> None:
+    need(importlib.util.find_spec("swebench") is None, "does not apply: swebench is installed")
+    with pytest.raises(EvaluatorError, match=r"No module named 'swebench'.*pip install --no-deps swebench"):
+        await read_log("parse_log_django", UNITTEST, timeout_s=60)
