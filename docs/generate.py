@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import typer.main
 from aiohttp import web
+from harness_table import harness_table
 from limits import limits
 from log_actions import logs
 from metric_names import metrics
@@ -179,6 +180,7 @@ def _plain_routes(routes: Any) -> Iterator[str]:
 
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": command_line,
+    "harnesses.md": harness_table,
     "http.md": http,
     "logs.md": logs,
     "limits.md": limits,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gangline.domain.ids import ID_PATTERN
 from gangline.domain.task import MAX_DEPTH, MAX_SAMPLES
-from gangline.gateway import attempt, control, control_sessions, external, proxy
+from gangline.gateway import attempt, control, control_sessions, external, harness_logs, proxy
 from gangline.listening import LIMITS
 from gangline.runtimes import relay
 from gangline.server import app, compat_prorl, event_routes, node_routes, routing, service
@@ -58,7 +58,13 @@ def _rows() -> list[tuple[str, list[tuple[str, str, str]]]]:
         ("`metadata` of a session, `info` of a claim", _size(external.MAX_STRANGER_BYTES), "400"),
         ("one long poll", f"{control.MAX_WAIT_S:g} s", "answered then; ask again"),
         ("connections out of one sandbox", f"{relay.MAX_CONNECTIONS}", "the next one is closed"),
-        ("log of a harness that is kept", _size(attempt.MAX_LOG_BYTES), "what comes after it is dropped"),
+        (
+            "output of a harness that is kept, each stream",
+            _size(attempt.MAX_LOG_BYTES),
+            "what comes after it is dropped",
+        ),
+        ("log files of a harness that are kept", f"{harness_logs.MAX_FILES}", "the others are left out"),
+        ("each of them", _size(harness_logs.MAX_FILE_BYTES), "what comes before the end is dropped"),
     ]
     return [
         ("Server and node, before anyone asks who it is", before),

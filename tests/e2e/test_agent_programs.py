@@ -17,7 +17,7 @@ from cli_process import UpProcess, processes_with
 from fixtures_tokenizers import qwen3_folder
 from gangline.client import ServerClient
 from gangline.domain.completion import CompletionTree
-from gangline.domain.conversation import ToolCall
+from gangline.domain.conversation import ToolCall, message_text
 from gangline.domain.session import SessionResult
 from gangline.trajectories.audit import audit
 from gangline.trajectories.lineage import assign_roles
@@ -33,14 +33,23 @@ class Case(NamedTuple):
     settings: dict[str, Any]
     drop_at: str
     """Where the engine's connection is dropped that the program tries again after: `first` token, or `later`."""
+    extras: tuple[str, ...] = ()
+    """What else it is given: mcp_servers, skills."""
 
 
+BOTH = ("mcp_servers", "skills")
 CASES = [
-    Case("claude_code", "claude", "anthropic", {}, "later"),
-    Case("codex", "codex", "openai_responses", {}, "later"),
+    Case("claude_code", "claude", "anthropic", {}, "later", BOTH),
+    Case("codex", "codex", "openai_responses", {}, "later", BOTH),
     Case("pi", "pi", "openai_chat", {}, "first"),
 ]
 EVERY = pytest.mark.parametrize("case", [pytest.param(case, id=case.harness) for case in CASES])
+
+
+def those_that_take(extra: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "case", [pytest.param(case, id=case.harness) for case in CASES if extra in case.extras]
+    )
 
 
 def turns(marker: str, *replies: dict[str, Any]) -> list[dict[str, Any]]:
@@ -67,6 +76,33 @@ def sub_agent(number: int) -> dict[str, Any]:
     return {"name": "Agent", "arguments": arguments | {"run_in_background": False}}
 
 
+MCP_SERVER = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    method, params = asked["method"], asked.get("params", {})
+    schema = {"type": "object", "properties": {"way": {"type": "string"}}, "required": ["way"]}
+    answers = {
+        "initialize": lambda: {
+            "protocolVersion": params["protocolVersion"],
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "sled", "version": "1"},
+        },
+        "tools/list": lambda: {"tools": [{"name": "steer", "description": "Steers.", "inputSchema": schema}]},
+        "tools/call": lambda: {"content": [{"type": "text", "text": "went " + params["arguments"]["way"]}]},
+    }
+    if "id" in asked:
+        result = answers.get(method, dict)()
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+SKILL = """---
+name: steering
+description: How to steer a sled, told by eight dogs
+---
+Lean.
+"""
+
 SCRIPT: dict[str, Any] = {
     "context_length": 200_000,
     "rules": [
@@ -83,6 +119,12 @@ SCRIPT: dict[str, Any] = {
             "TASK-PARALLEL",
             {"text": "Both at once.", "tool_calls": [{"run": "echo hello, > a"}, {"run": "echo sled > b"}]},
             {"tool_calls": [{"run": "paste -d ' ' a b > hello.txt"}]},
+            {"text": "hello.txt is written."},
+        ),
+        *turns(
+            "TASK-MCP",
+            {"text": "I steer.", "tool_calls": [{"name": "mcp__sled__steer", "arguments": {"way": "gee"}}]},
+            {"tool_calls": [write("hello.txt")]},
             {"text": "hello.txt is written."},
         ),
         *turns(
@@ -128,7 +170,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Generator[UpProcess]:
         up.close()
 
 
-async def run(service: UpProcess, case: Case, marker: str, num_samples: int = 1) -> list[SessionResult]:
+async def run(service: UpProcess, case: Case, marker: str, num_samples: int = 1, **agent: Any) -> list[SessionResult]:
     """Results of a task whose file was made, whose rows pass the audit, and whose contexts are all exact."""
     need_tool(case.command)
     task = {
@@ -137,7 +179,7 @@ async def run(service: UpProcess, case: Case, marker: str, num_samples: int = 1)
         "max_attempts": 1,
         "timeout_seconds": 120,
         "runtime": {"prepare": [{"type": "write", "path": "trap.txt", "content": TRAP}]},
-        "agent": {"harness": case.harness, "settings": case.settings},
+        "agent": {"harness": case.harness, "settings": case.settings, **agent},
         "evaluator": {
             "strategy": "script",
             "refresh_runtime": True,
@@ -202,3 +244,19 @@ async def test_sub_agents_of_claude_code_are_chains_of_their_own(service: UpProc
     for trace in result.trajectory.traces:
         if trace.role == "sub_agent":
             assert (trace.lineage.relation, trace.lineage.origin_id) == ("spawned", spawner.completion_id)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.harness) for case in CASES if "mcp_servers" in case.extras]
+)
+async def test_a_program_uses_the_tools_of_a_server_that_the_task_names(service: UpProcess, case: Case) -> None:
+    servers = {"sled": {"command": ["python3", "-c", MCP_SERVER]}}
+    (result,) = await run(service, case, "TASK-MCP", mcp_servers=servers)
+    told = [message_text(message) for one in result.completions for message in one.new_messages]
+    assert any("went gee" in text for text in told)
+
+
+@those_that_take("skills")
+async def test_a_program_tells_its_model_of_the_skills_that_the_task_gives(service: UpProcess, case: Case) -> None:
+    (result,) = await run(service, case, "TASK-PARALLEL", skills={"steering": {"SKILL.md": SKILL}})
+    assert any("told by eight dogs" in message_text(one) for one in result.completions[0].new_messages)
