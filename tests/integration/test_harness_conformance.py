@@ -72,7 +72,11 @@ CLAUDE_FAILED = {
 }
 CLAUDE_CODE = Subject(
     harness=ClaudeCodeHarness,
-    settings={"agents": {"scout": {"description": "looks", "prompt": "Look."}}, "max_output_tokens": 4096},
+    settings={
+        "agents": {"scout": {"description": "looks", "prompt": "Look."}},
+        "max_output_tokens": 4096,
+        "context_window": 65_536,
+    },
     worked=printed(CLAUDE_WORKED),
     failed={
         "its API failed": printed(CLAUDE_FAILED, exit_code=1),

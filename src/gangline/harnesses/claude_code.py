@@ -57,6 +57,9 @@ class ClaudeCodeConfig(BaseModel):
 
     version: str | None = _PROGRAM.version
     """Version that must be installed; None takes any."""
+    context_window: int | None = Field(default=None, gt=0)
+    """Tokens that the model can read; its history is compacted as they are used up. None is its own guess: a million
+    for a model that it does not know."""
     max_output_tokens: int | None = Field(default=None, gt=0)
     """Tokens that it asks for in each call; None is its own choice."""
     max_thinking_tokens: int | None = Field(default=None, ge=0)
@@ -141,6 +144,8 @@ class ClaudeCodeHarness:
         config = self._config
         env = {**_QUIET, "CLAUDE_CONFIG_DIR": folder, **dict.fromkeys(_MODEL_VARIABLES, model)}
         env["IS_SANDBOX"] = "1"  # as root it would not skip its permissions without
+        if config.context_window is not None:
+            env["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(config.context_window)
         if config.max_output_tokens is not None:
             env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(config.max_output_tokens)
         if config.max_thinking_tokens is not None:
