@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["CheckPlan", "CheckReport", "check_harnesses"]
 
 _CONTENT = "hello, sled"
+_FILE = "/workspace/hello.txt"
+"""Some programs refuse to write to a path that is relative."""
 SCRIPT: dict[str, Any] = {
     "context_length": 1_000_000,
     "rules": [
         {"turn": 0, "text": "I look around first.", "tool_calls": [{"run": "ls"}]},
-        {"turn": 1, "tool_calls": [{"write": {"path": "hello.txt", "content": f"{_CONTENT}\n"}}]},
-        {"turn": 2, "tool_calls": [{"read": "hello.txt"}]},
+        {"turn": 1, "tool_calls": [{"write": {"path": _FILE, "content": f"{_CONTENT}\n"}}]},
+        {"turn": 2, "tool_calls": [{"read": _FILE}]},
         {"turn": 3, "text": "hello.txt is written."},
     ],
     "default": {"text": "Greeting"},
