@@ -16,7 +16,7 @@ from gangline.domain.contracts import ExecResult, Harness, HarnessContext, Launc
 from gangline.domain.errors import HarnessError, InvalidRequest
 from gangline.harnesses.installation import find_program
 
-NASTY = '-- it\'s "$(touch pwned)" {{task}} \\ \x07\x85\x00 straße 🛷\n!ls\n'
+NASTY = '-- it\'s "$(touch pwned)" {{task}} \\ \x07\x85\x00 straße 🛷 \u2028\ufeff\n!ls\n'
 
 # Stands for the Python of a program: tells the version that it is asked for, or shows what it was given.
 PYTHON = """#!/bin/sh

@@ -12,13 +12,13 @@ working folder, unless `map_tokens` is 0.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any, ClassVar, cast
+import re
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch
-from gangline.harnesses.evidence import describe_exit
+from gangline.harnesses.evidence import describe_exit, json_events, object_in
 from gangline.harnesses.installation import Program, check_program
 from gangline.harnesses.litellm import litellm_environment, litellm_model
 
@@ -32,6 +32,7 @@ _FOLDER = ".aider"
 _EVENTS = f"{_FOLDER}/events.jsonl"
 _CHAT = f"{_FOLDER}/chat.md"
 _DONE = "Completed --message-file"
+_ERROR = re.compile(r"^litellm\..*", re.MULTILINE)
 
 # $1 is the file of events, the rest aider and its arguments.
 _LAUNCH = """
@@ -113,15 +114,17 @@ class AiderHarness:
         if result.timed_out or result.exit_code != 0:
             return HarnessVerdict(False, describe_exit(result))
         asked = answered = is_done = False
-        reason = ""
-        for event, properties in _events(result.stderr):
-            if event == "message_send_starting":
+        said = _ERROR.findall(result.stdout.decode(errors="replace"))
+        reason = f": {said[-1][:300]}" if said else ""
+        for event in json_events(result.stderr, key="event"):
+            name, properties = event["event"], object_in(event, "properties")
+            if name == "message_send_starting":
                 asked, answered = True, False
-            elif event == "message_send":
+            elif name == "message_send":
                 answered = True
-            elif event == "message_send_exception":
+            elif name == "message_send_exception":
                 reason = f": {properties.get('exception', '')}"[:300]
-            is_done = event == "exit" and properties.get("reason") == _DONE
+            is_done = name == "exit" and properties.get("reason") == _DONE
         if not asked:
             return HarnessVerdict(False, "aider ended without asking its model")
         if not answered and not result.truncated:
@@ -148,15 +151,3 @@ class AiderHarness:
 def _no_command(instruction: str) -> str:
     """aider takes a message that begins with `/` or `!` for a command to itself."""
     return f"\n{instruction}" if instruction.startswith(("/", "!")) else instruction
-
-
-def _events(log: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names and properties, in order; a line that is no event is left out."""
-    for line in log.splitlines():
-        try:
-            event: Any = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict):
-            fields = cast(dict[str, Any], event)
-            yield str(fields.get("event")), fields.get("properties") or {}

@@ -21,14 +21,15 @@ def describe_exit(result: ExecResult) -> str:
     return f"{end}: {said}" if said else end
 
 
-def json_events(stdout: bytes) -> Iterator[dict[str, Any]]:
-    """Objects with a `type`, one a line, in order; a line that is none (cut off, or another program's) is left out."""
+def json_events(stdout: bytes, key: str = "type") -> Iterator[dict[str, Any]]:
+    """Objects with a text under `key`, one a line, in order; a line that is none (cut off, or another program's) is
+    left out."""
     for line in stdout.splitlines():
         try:
             event: Any = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(event, dict) and isinstance(cast(dict[str, Any], event).get("type"), str):
+        if isinstance(event, dict) and isinstance(cast(dict[str, Any], event).get(key), str):
             yield cast(dict[str, Any], event)
 
 

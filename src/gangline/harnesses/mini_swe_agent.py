@@ -36,6 +36,7 @@ _FOLDER = ".config/mini-swe-agent"
 _TRAJECTORY = f"{_FOLDER}/last_mini_run.traj.json"
 _ENDED = "mini-swe-agent ended: "
 _SUBMITTED = "Submitted"
+_UNPRINTABLE = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 # $1 is the trajectory, the rest mini and its arguments. Four spaces: the field of the whole run, not of a message.
 _LAUNCH = rf"""
@@ -118,6 +119,6 @@ class MiniSweAgentHarness:
 
 
 def _yaml_text(text: str) -> str:
-    """A double-quoted YAML text; YAML takes few characters as they are, and no surrogate pairs as JSON writes them."""
-    plain = re.compile(r"[ !#-\[\]-~]")
-    return '"' + "".join(char if plain.match(char) else f"\\U{ord(char):08x}" for char in text) + '"'
+    """A double-quoted YAML text: JSON's, without the characters that YAML does not take as they are, and without pairs
+    of surrogates, which it does not put together."""
+    return _UNPRINTABLE.sub(lambda char: f"\\u{ord(char[0]):04x}", json.dumps(text, ensure_ascii=False))

@@ -68,7 +68,7 @@ _OTHER_VALUES: tuple[Any, ...] = (None, 1, "x", [], {}, [None], {"x": []})
 
 _STAND_IN = """#!{python}
 import json, os, sys
-if sys.argv[1:] == ["--version"]:
+if sys.argv[1:] == ["--version"] or sys.argv[1:2] == ["-c"]:
     print("{command} {version}")
     sys.exit({version_exit})
 given = {{"argv": sys.argv[1:], "stdin": sys.stdin.buffer.read().decode(), "env": dict(os.environ)}}
@@ -120,6 +120,8 @@ class Bench:
     def install(self, version: str | None = None, *, starts: bool = True) -> None:
         """Stand-ins for all its commands. `version`: other than the declared one."""
         commands = [*self.subject.commands, *([self.program.command] if self.program else [])]
+        if self.program and self.program.source == "pypi":
+            commands.append(f"{self.program.command}-python")
         folder = self._tools / "bin"
         folder.mkdir(parents=True, exist_ok=True)
         for command in commands:
@@ -167,7 +169,9 @@ class Bench:
 
     async def prepared(self, **changes: Any) -> tuple[RuntimeHandle, Launch]:
         handle = await self.start()
-        return handle, await self.make().prepare(self.context(handle, **changes))
+        launch = await self.make().prepare(self.context(handle, **changes))
+        assert isinstance(launch, Launch), "an agent that lives in the node is checked by tests of its own"
+        return handle, launch
 
     async def launched(self, **changes: Any) -> tuple[RuntimeHandle, Given]:
         """Prepare, run, and what the stand-in was given."""
@@ -300,8 +304,9 @@ def _has_instruction(handle: RuntimeHandle, given: Given, instruction: str) -> b
         return True
     if instruction in given.env.values():
         return True
-    texts = [path.read_bytes().decode(errors="replace") for path in _files(handle.home)]
-    return any(instruction in text or json.dumps(instruction) in text for text in texts)
+    texts = [given.stdin, *(path.read_bytes().decode(errors="replace") for path in _files(handle.home))]
+    forms = (instruction, json.dumps(instruction), json.dumps(instruction, ensure_ascii=False))
+    return any(form in text for form in forms for text in texts)
 
 
 @_check
