@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from gangline.cli.harness_script import CONTENT, SCRIPT
 from gangline.cli.up import Plan, run_service
 from gangline.settings import Settings
 
@@ -25,20 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckPlan", "CheckReport", "check_harnesses"]
 
-_CONTENT = "hello, sled"
-_FILE = "/workspace/hello.txt"
-"""Some programs refuse to write to a path that is relative."""
-SCRIPT: dict[str, Any] = {
-    "context_length": 1_000_000,
-    "rules": [
-        {"turn": 0, "text": "I look around first.", "tool_calls": [{"run": "ls"}]},
-        {"turn": 1, "tool_calls": [{"write": {"path": _FILE, "content": f"{_CONTENT}\n"}}]},
-        {"turn": 2, "tool_calls": [{"read": _FILE}]},
-        {"turn": 3, "text": "hello.txt is written."},
-    ],
-    "default": {"text": "Greeting"},
-}
-_GRADER = f"""if [ "$(cat hello.txt)" = "{_CONTENT}" ]; then echo 1; else echo 0; fi > reward.txt"""
+_GRADER = f"""if [ "$(cat hello.txt)" = "{CONTENT}" ]; then echo 1; else echo 0; fi > reward.txt"""
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +87,7 @@ def check_harnesses(plan: CheckPlan) -> list[CheckReport]:
 async def _check(client: ServerClient, harness: str, settings: dict[str, Any], plan: CheckPlan) -> CheckReport:
     task = {
         "task_id": f"check-{harness}-{time.time_ns():x}",
-        "instruction": f"Write a file hello.txt with the line {_CONTENT!r}, then look whether it is right.",
+        "instruction": f"Write a file hello.txt with the line {CONTENT!r}, then look whether it is right.",
         "timeout_seconds": plan.timeout_s,
         "max_attempts": 1,
         "agent": {"harness": harness, "settings": settings, "max_turns": 50},
