@@ -220,6 +220,8 @@ class Pipeline:
             self._watchdog.look(self._attempts.values())
             for attempt in self._attempts.values():
                 attempt.tell_spent()
+            if self._parts.keeper is not None:
+                self._parts.keeper.tell_held()
             await self._beat_once()
             await asyncio.sleep(self._heartbeat_s)
 

@@ -7,6 +7,8 @@ inside the sandboxes, and the listening socket of the agents' port: in its backl
 Laws
 - Nothing outlives the node by more than the grace. A node that stops in order ends the keeper; when the connection is
   lost, what was not meant to outlive the node is removed at once, and all else when the grace has passed.
+- Nothing outlives the node's interest in it: from time to time the node says which sandboxes it holds, in the order of
+  its requests; any other is stopped, be it that its handle was lost or that stopping it failed.
 - Nothing outlives the keeper: every sandbox dies with its parent, and that is this process's only thread that starts
   any. What a killed keeper leaves (folders, control groups) its node reaps.
 - One node at a time, of the same user; the next one is heard when all that the last one left undone is removed.
@@ -22,7 +24,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,6 +89,7 @@ class _Keeper:
         self.grace_s = grace_s
         self._listening = listening
         self._agents = agents
+        self._forgetting: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Serve one node after another, until one ends this, or none comes for the grace."""
@@ -100,7 +103,17 @@ class _Keeper:
             log.warning("keeper.node_lost kept=%d grace_s=%g", len(self.sandboxes), self.grace_s)
             node = await self._next_node(self.grace_s)
 
+    def forget_all_but(self, held: Collection[str]) -> None:
+        """Stop what the node has forgotten."""
+        forgotten = [one for runtime_id, one in self.sandboxes.items() if runtime_id not in held]
+        if forgotten:
+            log.warning("keeper.forgotten runtimes=%s", [one.handle.runtime_id for one in forgotten])
+            task = asyncio.create_task(self._stop(forgotten))
+            self._forgetting.add(task)
+            task.add_done_callback(self._forgetting.discard)
+
     async def close(self) -> None:
+        await asyncio.gather(*self._forgetting)
         if self.sandboxes:
             log.warning("keeper.gave_up kept=%d", len(self.sandboxes))
         await self._stop(self.sandboxes.values())
@@ -165,6 +178,8 @@ class _Service:
                 case wire.Tell():
                     if message.runtime_id in self._keeper.sandboxes:
                         self._keeper.sandboxes[message.runtime_id].spent_s = message.spent_s
+                case wire.Held(runtime_ids):
+                    self._keeper.forget_all_but(frozenset(runtime_ids))
                 case wire.Stopping():
                     self._keeper.grace_s = 0.0
                 case wire.End():

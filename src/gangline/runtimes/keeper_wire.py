@@ -30,6 +30,7 @@ __all__ = [
     "Exec",
     "Facts",
     "FromNode",
+    "Held",
     "Hello",
     "Kept",
     "Kill",
@@ -50,7 +51,7 @@ __all__ = [
     "write_message",
 ]
 
-VERSION = 1
+VERSION = 2
 """A node ends a keeper that speaks another one, as it would have died with the node."""
 
 _LENGTH_BYTES = 4
@@ -160,6 +161,12 @@ class Tell(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     spent_s: float
 
 
+class Held(msgspec.Struct, frozen=True, tag=True):
+    """All sandboxes that the node still has to do with, those among them that it asks for; told from time to time."""
+
+    runtime_ids: list[str]
+
+
 class Stopping(msgspec.Struct, frozen=True, tag=True):
     """Whatever becomes of the node from here on, nothing is to outlive it."""
 
@@ -168,7 +175,7 @@ class End(msgspec.Struct, frozen=True, tag=True):
     """Stop everything and end. The answer is the end of the connection."""
 
 
-FromNode = Asked | Cancel | Tell | Stopping | End
+FromNode = Asked | Cancel | Tell | Held | Stopping | End
 
 # -- to the node -------------------------------------------------------------------------------------------------
 

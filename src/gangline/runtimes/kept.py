@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -63,6 +64,9 @@ class Keeper:
         self._owner = owner
         self._runtimes_folder = runtimes_folder
         self._grace_s = grace_s
+        self._held: dict[object, str] = {}
+        """Ids of sandboxes, each under a key of its own for an id may come again: from before one is asked for until it
+        was stopped, or nobody has its handle any more."""
         self._plugins: dict[str, Runtime] = {}
         """By name; made when they are first asked for."""
         self._agents: socket.socket | None = None
@@ -95,13 +99,17 @@ class Keeper:
         if self._grace_s <= 0 or not (isinstance(plugin, Keepable) and plugin.is_keepable):
             return await plugin.start(start)
         link = await self._living()
+        asking = object()
+        self._held[asking] = start.runtime_id
         try:
             facts = await link.ask(wire.Start(runtime=runtime, start=start), wire.Facts)
+            return KeptHandle(self, link, facts)
         except asyncio.CancelledError:
             with suppress(RuntimeFailed):  # it may have started in the very moment
                 await link.ask(wire.Stop(runtime_id=start.runtime_id), None)
             raise
-        return KeptHandle(self, link, facts)
+        finally:
+            del self._held[asking]
 
     def _plugin(self, name: str) -> Runtime:
         """Raises: UnknownPlugin."""
@@ -109,6 +117,19 @@ class Keeper:
         if plugin is None:
             plugin = self._plugins[name] = plugins.make_runtime(name)
         return plugin
+
+    def hold(self, handle: KeptHandle) -> Callable[[], object]:
+        """Until nobody has the handle any more, or what this returns is called."""
+        key = object()
+        self._held[key] = handle.runtime_id
+        let_go = weakref.finalize(handle, self._held.pop, key)
+        let_go.atexit = False
+        return let_go
+
+    def tell_held(self) -> None:
+        """Have what this process forgot stopped. Call it from time to time."""
+        if self._link is not None:
+            self._link.send(wire.Held(list(self._held.values())))
 
     def stopping(self) -> None:
         """From here on nothing outlives this process, however it ends."""
@@ -219,6 +240,7 @@ class KeptHandle:
         self._limits = facts.limits
         self._keeper = keeper
         self._link = link
+        self._let_go = keeper.hold(self)
 
     async def exec(
         self,
@@ -275,6 +297,8 @@ class KeptHandle:
             if not self._link.is_lost:
                 raise
             await self._keeper.settled(self._link)
+        finally:
+            self._let_go()
 
     def limits(self) -> dict[str, str]:
         return dict(self._limits)

@@ -70,6 +70,7 @@ ACTIONS: dict[str, str] = {
     "keeper.lost": "The process that keeps the node's sandboxes died, and they with it.",
     "keeper.node_lost": "A keeper (in its own log) lost its node; it waits for the node's next life.",
     "keeper.gave_up": "A keeper's node did not come back; its sandboxes are removed.",
+    "keeper.forgotten": "A keeper stops sandboxes that its node holds no more: stopping failed, or nobody asked.",
     "keeper.not_stopped": "A keeper could not stop a sandbox; the reaper will.",
     "keeper.internal_error": "A request to a keeper met a defect.",
     "control.failed": "A request to the node's own routes failed for a reason on our side.",

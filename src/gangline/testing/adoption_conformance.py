@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -115,6 +116,10 @@ class Lives:
 
     def keeper_pids(self) -> list[int]:
         return [pid for pid, label in self._labels() if label.endswith("/keeper")]
+
+    def sandboxes(self) -> set[str]:
+        """Ids of those that have a folder on the host, or a process with their label."""
+        return {label.split("/")[1] for _pid, label in self._labels()} - {"keeper"} | set(os.listdir(self.root))
 
     def processes(self) -> list[int]:
         """All that carry the node's label."""
@@ -332,6 +337,21 @@ async def calls_wait_for_the_next_life(lives: Lives) -> None:
     assert (await kept.rejoin()).stdout == b"answer\n"
     for call in (first, second):
         call.writer.close()
+
+
+@_check
+async def what_the_node_forgot_ends_by_itself(lives: Lives) -> None:
+    held = await lives.start()
+    running = asyncio.create_task(held.exec("until [ -e go ]; do sleep 0.02; done; echo went on"))
+    lost = [await lives.start(), await lives.start()]
+    lives.keeper.tell_held()
+    assert await lost[0].exec("echo here") is not None
+    lost.clear()
+    gc.collect()
+    lives.keeper.tell_held()
+    await _until(lambda: lives.sandboxes() <= {held.runtime_id})
+    await held.upload("go", b"")
+    assert (await running).stdout == b"went on\n", "a sandbox that is held was stopped"
 
 
 @_check
