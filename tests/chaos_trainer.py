@@ -100,6 +100,7 @@ class Trainer:
         self._tasks = tasks
         self._ahead = ahead
         self._after = after
+        self._leased: set[str] = set()
         self._moved = asyncio.Condition()
 
     async def submit(self) -> None:
@@ -122,10 +123,17 @@ class Trainer:
         """Until cancelled."""
         async for event in self._client.events(after=self._after, retry_s=0.2):
             self.events.append(event)
+            if event.kind == "session.leased" and event.task_id is not None:
+                self._leased.add(event.task_id)
             self.num_ended += event.kind == "session.ended"
             self.num_tasks_ended += event.kind == "task.ended"
             async with self._moved:
                 self._moved.notify_all()
+
+    async def leased(self, task_id: str) -> None:
+        """When a session of it has been leased, or all is over."""
+        async with self._moved:
+            await self._moved.wait_for(lambda: task_id in self._leased or self.is_over)
 
     async def ended(self, num_sessions: int) -> None:
         """When so many sessions have ended."""

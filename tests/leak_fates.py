@@ -23,14 +23,16 @@ class Fate(NamedTuple):
     in_clean_sandbox: bool
     """Graded in a sandbox of its own."""
     blow: Blow
+    is_leased: bool
+    """Whether the blow waits for the session's lease; else it may find it in the queue."""
     at: float
-    """Of the time that the session takes by itself, beginning before its lease: when the blow falls."""
+    """Of the time that the session takes by itself: when the blow falls."""
     pick: float
     """Of a kill: which of those processes that run, 0 is the first and 1 is beyond the last."""
 
     @property
     def blow_s(self) -> float:
-        """After submitting."""
+        """After submitting, or after the lease."""
         return self.at * (self.prepare_s + self.run_s + self.grade_s + 2 * _MAX_STEP_S)
 
 
@@ -44,6 +46,7 @@ def fates(seed: int, num_sessions: int) -> list[Fate]:
             grade_s=chance.uniform(0, _MAX_STEP_S),
             in_clean_sandbox=chance.random() < 0.5,
             blow=blow,
+            is_leased=chance.random() < 0.8,
             at=chance.random(),
             pick=chance.random(),
         )

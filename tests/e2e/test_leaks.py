@@ -45,6 +45,9 @@ KEPT_ALIVE_S = 16.0
 """A little longer than a connection without use is kept for the next call."""
 MEMORY_ALLOWANCE_BYTES = 24 << 20
 
+ENDS_A_SESSION = {"prepare_failed", "evaluator_error"}
+"""Commands of the task's own, killed; they are not tried again."""
+
 AGENT = (Path(__file__).parents[1] / "chaos_agent.py").read_text()
 NUM_CALLS = 2
 SCRIPT = {
@@ -116,6 +119,8 @@ class Leaks:
 
     async def _befall(self, trainer: Trainer, number: int, task_id: str, fate: Fate) -> None:
         await trainer.submitted(number + 1)
+        if fate.is_leased:
+            await trainer.leased(task_id)
         await asyncio.sleep(fate.blow_s)
         self.service.look()
         if fate.blow == "cancel":
@@ -214,13 +219,17 @@ async def test_sessions_that_are_cancelled_and_killed_at_any_moment_leave_nothin
 
 
 async def check_ends(client: ServerClient, chosen: Sequence[Fate]) -> None:
-    """Every session has ended, cancelled only if it was."""
+    """Every session has ended, cancelled only if it was, and through nobody's fault but a killed process's."""
     outcomes: Counter[str] = Counter()
+    failures: Counter[str] = Counter()
     for number, fate in enumerate(chosen):
         (session,) = (await client.task(f"leak-{number}")).sessions
         assert session.state == "ended"
         assert session.outcome is not None
         assert session.outcome != "cancelled" or fate.blow == "cancel"
         outcomes[session.outcome] += 1
-    print(f"outcomes {dict(outcomes)}", flush=True)
-    assert outcomes.keys() <= {"completed", "cancelled", "agent_error"}, outcomes
+        if session.failure is not None and session.outcome == "infra_error":
+            failures[session.failure.code] += 1
+    print(f"outcomes {dict(outcomes)}, failures {dict(failures)}", flush=True)
+    assert outcomes.keys() <= {"completed", "cancelled", "agent_error", "infra_error"}
+    assert failures.keys() <= ENDS_A_SESSION
