@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from folder_runtime import FolderRuntime
 from gangline import plugins
 from gangline.domain.contracts import Reward
 from gangline.domain.errors import EvaluatorError
+from gangline.integrations.importers.imported import Choices
+from gangline.integrations.importers.swe_bench import InstanceChoices, read_instances
 from requirements import need_command
 
 pytestmark = pytest.mark.usefixtures("_git")
@@ -157,3 +160,23 @@ async def test_a_clean_runtime_without_the_repository_is_our_fault(kennel: Kenne
     kennel.clean = FolderRuntime(tmp_path / "empty", path=PATH)
     with pytest.raises(EvaluatorError, match="no repository"):
         await kennel.graded()
+
+
+async def test_in_an_image_what_came_after_the_base_commit_is_forgotten(tmp_path: Path) -> None:
+    row = repository(tmp_path / "origin")
+    fix = git(tmp_path / "origin", "rev-parse", "HEAD").strip()
+    image = FolderRuntime(tmp_path / "image", path=PATH)
+    folder = Path(image.workdir)
+    git(tmp_path, "clone", "-q", str(tmp_path / "origin"), str(folder))
+    git(folder, "checkout", "-q", "-b", "work", row["base_commit"])
+    (tmp_path / "row.jsonl").write_text(json.dumps(row))
+    (imported,) = read_instances(tmp_path / "row.jsonl", Choices(), InstanceChoices())
+    for again in range(2):
+        (action,) = imported.body["runtime"]["prepare"]
+        done = await image.exec(action["command"])
+        assert done.ok, f"{again}: {done.stderr}"
+    assert git(folder, "rev-parse", "HEAD").strip() == row["base_commit"]
+    assert (git(folder, "for-each-ref"), git(folder, "remote")) == ("", "")
+    assert (await image.exec(["git", "cat-file", "-e", row["base_commit"]])).ok
+    assert not (await image.exec(["git", "cat-file", "-e", fix])).ok
+    assert (folder / "kennel.py").read_text() == BROKEN

@@ -20,6 +20,7 @@ from field_tasks import (
     write,
 )
 from gangline import plugins
+from gangline.cli.imported_tasks import ImportRequest, import_tasks
 from gangline.cli.task_files import validated
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import TaskRequest
@@ -349,3 +350,47 @@ def test_rows_come_as_parquet_too_and_are_chosen_by_their_names(tmp_path: Path) 
     write(tmp_path / "rows.parquet", "no parquet")
     with pytest.raises(InvalidRequest, match="cannot read"):
         read_instances(tmp_path / "rows.parquet", ORACLE, InstanceChoices())
+
+
+def request(**changes: Any) -> ImportRequest:
+    fields: dict[str, Any] = dict.fromkeys(ImportRequest.__struct_fields__) | {"oracle": True, **changes}
+    return ImportRequest(**fields)
+
+
+def test_a_folder_of_tasks_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
+    for name in ("b", "a", "c"):
+        harbor_task(tmp_path / name, HARBOR_TOML.replace("kennel/count-bytes", f"kennel/{name}"))
+    (tmp_path / "no-task").mkdir()
+    assert [one.name for one in import_tasks(request(harbor=tmp_path), None)] == ["kennel/a", "kennel/b", "kennel/c"]
+    assert [one.name for one in import_tasks(request(harbor=tmp_path, only="[bc]"), None)] == ["kennel/b", "kennel/c"]
+    assert [one.name for one in import_tasks(request(harbor=tmp_path / "b"), None)] == ["kennel/b"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"harbor": "nowhere"}, "there is no such folder"),
+        ({"harbor": "."}, "holds no task"),
+        ({"harbor": "tasks", "only": "x*"}, r"holds no task that matches 'x\*'"),
+        ({"terminal_bench": "tasks"}, "holds no task"),
+        ({"harbor": "tasks", "network": "internet"}, "must be one of none, proxy"),
+        ({"swe_bench": "nowhere.jsonl"}, "cannot read"),
+        ({"swe_bench": "tasks/one/task.toml"}, "no JSON"),
+    ],
+)
+def test_a_source_without_tasks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    harbor_task(tmp_path / "tasks" / "one")
+    paths = {name: Path(value) if name not in ("only", "network") else value for name, value in changes.items()}
+    with pytest.raises(InvalidRequest, match=told):
+        import_tasks(request(**paths), None)
+
+
+def test_options_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="give one of"):
+        _ = request(harbor=Path("a"), swe_bench=Path("b")).names_tasks
+    with pytest.raises(InvalidRequest, match=r"--oracle.*go with --harbor"):
+        _ = request().names_tasks
+    assert not request(oracle=False).names_tasks
