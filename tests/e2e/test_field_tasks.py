@@ -17,18 +17,18 @@ from requirements import need_command
 NOTHING = "true"
 
 
-@pytest.fixture
-def clones(tmp_path: Path) -> Path:
-    folder = tmp_path / "clones"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def clones(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("field") / "clones"
+    folder.mkdir()  # pytest's own folders are closed to the agent's user
     return folder
 
 
-@pytest.fixture
-def up(tmp_path: Path, clones: Path) -> Generator[UpProcess]:
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory, clones: Path) -> Generator[UpProcess]:
     need_command("bwrap", "apt-get install bubblewrap")
     need_command("git", "apt-get install git")
-    service = UpProcess(tmp_path / "up", env={"GANGLINE_EXPOSE": str(clones)})
+    service = UpProcess(tmp_path_factory.mktemp("up"), env={"GANGLINE_EXPOSE": str(clones)})
     try:
         assert service.ready(), "the service did not start"
         yield service
