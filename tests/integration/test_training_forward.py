@@ -53,7 +53,7 @@ def alone(model: PreTrainedModel) -> Tensor:
 
 
 def logprobs(model: PreTrainedModel, batch: Batch) -> Tensor:
-    return token_logprobs(model, batch, dtype=torch.float64)  # type: ignore[arg-type]
+    return token_logprobs(model, batch)  # type: ignore[arg-type]
 
 
 def gradients(model: PreTrainedModel, loss: Tensor) -> list[Tensor]:
@@ -96,7 +96,7 @@ def test_small_batches_add_up_to_one(model: PreTrainedModel, kind: LayoutKind) -
 def test_temperature_is_that_of_the_sampling(model: PreTrainedModel) -> None:
     batch = pack(SAMPLES[4:5])
     logits = model(input_ids=torch.tensor([[20, 21]])).logits[0, 0] / 0.7
-    cooled = token_logprobs(model, batch, temperature=0.7, dtype=torch.float64)  # type: ignore[arg-type]
+    cooled = token_logprobs(model, batch, temperature=0.7)  # type: ignore[arg-type]
     assert torch.allclose(cooled, logits.log_softmax(-1)[21])
 
 

@@ -43,6 +43,11 @@ def test_an_override_that_there_is_not_is_refused(setting: str) -> None:
         algorithm("dapo", {setting: 1})
 
 
+def test_settings_that_do_not_go_together_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="dual_clip does nothing"):
+        algorithm("cispo", {"loss.dual_clip": 3.0})
+
+
 def test_an_unknown_algorithm_is_told_its_nearest() -> None:
     with pytest.raises(UnknownPlugin, match="Did you mean 'gspo'"):
         algorithm("gsop")

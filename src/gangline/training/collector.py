@@ -40,6 +40,7 @@ _log = logging.getLogger(__name__)
 _MOST_RUNS = 3
 """Of a task whose groups come back not whole, under `resubmit`."""
 
+A = TypeVar("A")
 T = TypeVar("T")
 Task = TaskRequest | Mapping[str, Any]
 
@@ -49,7 +50,9 @@ class RolloutService(Protocol):
 
     async def submit(self, task: Task) -> Submitted: ...
 
-    async def wait(self, task_id: str) -> TaskView: ...
+    async def wait(self, task_id: str) -> TaskView:
+        """The task when it has ended, through restarts of the server."""
+        ...
 
     async def result(self, task_id: str) -> list[SessionResult]: ...
 
@@ -80,8 +83,12 @@ class CollectionCounts:
     invalid: int = 0
     """Not whole, and dropped."""
     cancelled: int = 0
+    """Still in flight when they were no longer wanted."""
     wasted: int = 0
     """Worth training on, and one too many."""
+
+
+_Ended = Group | Literal["not_admitted", "invalid"]
 
 
 @dataclass(eq=False)
@@ -89,10 +96,9 @@ class _Rollout:
     """One task on its way to be a group."""
 
     task: Task
-    number: int
     task_id: str
     """Of its last run: the service may have work for it."""
-    work: asyncio.Task[Group | None] = field(init=False)
+    work: asyncio.Task[_Ended] = field(init=False)
 
 
 class _Rollouts:
@@ -111,7 +117,7 @@ class _Rollouts:
         self._tasks = tasks
         self._validity = validity or ValiditySettings()
         self._admit = admit or _everything
-        self._running: dict[asyncio.Task[Group | None], _Rollout] = {}
+        self._running: dict[asyncio.Task[_Ended], _Rollout] = {}
         self.counts = CollectionCounts()
 
     def __len__(self) -> int:
@@ -123,28 +129,35 @@ class _Rollouts:
         if task is None:
             return False
         task = _named(task, _id_of(task) or new_id("task"))
-        rollout = _Rollout(task, self.counts.submitted, _id_of(task))
+        rollout = _Rollout(task, _id_of(task))
         self.counts.submitted += 1
         rollout.work = asyncio.create_task(self._run(rollout))
         self._running[rollout.work] = rollout
         return True
 
     async def next_groups(self, *, all_of_them: bool = False) -> list[Group]:
-        """Those that are ready, or that become ready first, or all: admitted ones only, in the order of their start.
+        """What is ready as soon as something is, or when everything is. Raises: as `ready_groups`."""
+        if self._running:
+            when = asyncio.ALL_COMPLETED if all_of_them else asyncio.FIRST_COMPLETED
+            await asyncio.wait(self._running, return_when=when)
+        return self.ready_groups()
 
-        Raises: what a rollout did; the others are kept for the next call.
+    def ready_groups(self) -> list[Group]:
+        """Admitted groups of the rollouts that have ended, in the order of their start.
+
+        Raises: what a rollout did, once those that started before it were handed over.
         """
-        if not self._running:
-            return []
-        when = asyncio.ALL_COMPLETED if all_of_them else asyncio.FIRST_COMPLETED
-        done, _ = await asyncio.wait(self._running, return_when=when)
-        groups = list[Group | None]()
-        for work in sorted(done, key=lambda work: self._running[work].number):
+        groups = list[Group]()
+        for work in [work for work in self._running if work.done()]:
             if work.exception() is not None and groups:
-                break  # it is still running as far as we tell, so the next call raises it
+                break  # it stays here, so the next call raises it
             del self._running[work]
-            groups.append(work.result())
-        return [group for group in groups if group is not None]
+            ended = work.result()
+            if isinstance(ended, Group):
+                groups.append(ended)
+            self.counts.not_admitted += ended == "not_admitted"
+            self.counts.invalid += ended == "invalid"
+        return groups
 
     async def cancel_all(self) -> None:
         """End every rollout, here and at the service."""
@@ -161,36 +174,30 @@ class _Rollouts:
         with contextlib.suppress(GanglineError):
             await self._service.cancel(rollout.task_id)
 
-    async def _run(self, rollout: _Rollout) -> Group | None:
+    async def _run(self, rollout: _Rollout) -> _Ended:
         """Raises: InvalidGroup under `refuse`."""
         for run in range(1, _MOST_RUNS + 1):
             # Under its own id the service would answer with the group that is not whole.
             task = rollout.task if run == 1 else _named(rollout.task, f"{_id_of(rollout.task)}.run{run}")
             rollout.task_id = task_id = _id_of(task)
-            submitted = await self._answer(lambda task=task: self._service.submit(task))
+            submitted = await self._answer(self._service.submit, task)
             await self._service.wait(task_id)
-            sessions = await self._answer(lambda task_id=task_id: self._service.result(task_id))
+            sessions = await self._answer(self._service.result, task_id)
             verdict = judge_group(task_id, sessions, len(submitted.session_ids), self._validity)
             if verdict.action == "keep":
-                return self._admitted(verdict.group)
+                return self._admit(verdict.group) or "not_admitted"
             _log.warning("group.not_whole task_id=%s action=%s reasons=%s", task_id, verdict.action, verdict.reasons)
             if verdict.action == "drop":
                 break
-        self.counts.invalid += 1
-        return None
+        return "invalid"
 
-    async def _answer(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _answer(self, call: Callable[[A], Awaitable[T]], argument: A) -> T:
         """What the service says, however long it takes to come back."""
         while True:
             try:
-                return await call()
+                return await call(argument)
             except ServerUnavailable:
                 await asyncio.sleep(self._retry_s)
-
-    def _admitted(self, group: Group) -> Group | None:
-        admitted = self._admit(group)
-        self.counts.not_admitted += admitted is None
-        return admitted
 
 
 class _Collector:
@@ -211,6 +218,11 @@ class _Collector:
     ) -> None:
         self._rollouts = _Rollouts(service, tasks, validity, admit, retry_s)
         self._found: list[Group] = []
+
+    @property
+    def num_waiting(self) -> int:
+        """Groups that were found and come with the next call."""
+        return len(self._found)
 
     @property
     def counts(self) -> CollectionCounts:
@@ -282,6 +294,7 @@ class ReplenishingCollector(_Collector):
             self._check_tasks(num_groups)
             self._found += await self._rollouts.next_groups()
         if self._unfinished == "cancel":
+            self._found += self._rollouts.ready_groups()
             await self._rollouts.cancel_all()
         return self._hand_out(num_groups)
 

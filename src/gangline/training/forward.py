@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,44 +21,46 @@ __all__ = ["CausalModel", "loss_inputs", "token_logprobs"]
 class CausalModel(Protocol):
     """A `transformers` causal language model, or what is called like one."""
 
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
     def __call__(
-        self, *, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, use_cache: bool
-    ) -> Any:  # with `logits` [R, L, vocabulary]
+        self, *, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, use_cache: bool, logits_to_keep: Any
+    ) -> Any:
+        """What has `logits` [R, places, vocabulary]. logits_to_keep: 0 for all places, else their indices."""
         ...
 
 
-def token_logprobs(
-    model: CausalModel,
-    batch: Batch,
-    *,
-    temperature: float = 1.0,
-    dtype: torch.dtype,
-    device: str | torch.device = "cpu",
-) -> Tensor:
-    """Natural log-probs [N] of the batch's trained tokens, in float32 or better.
+def token_logprobs(model: CausalModel, batch: Batch, *, temperature: float = 1.0) -> Tensor:
+    """Natural log-probs [N] of the batch's trained tokens, in float32 or better, on the model's device.
 
     temperature: that the tokens were sampled with, where the engine's log-probs are of the tempered distribution.
-    dtype: of the model.
     """
-    ids = torch.from_numpy(batch.ids).to(device)
+    places, at = np.unique(batch.sources, return_inverse=True)
+    # Logits are large: of one row, only those that predict a trained token are computed.
+    keep = torch.from_numpy(places).to(model.device) if len(batch.ids) == 1 else 0
     logits = model(
-        input_ids=ids,
-        attention_mask=_attention_mask(batch, dtype, device),
-        position_ids=torch.from_numpy(batch.positions).to(device),
+        input_ids=torch.from_numpy(batch.ids).to(model.device),
+        attention_mask=_attention_mask(batch, model.dtype).to(model.device),
+        position_ids=torch.from_numpy(batch.positions).to(model.device),
         use_cache=False,
+        logits_to_keep=keep,
     ).logits
-    picked = logits.reshape(-1, logits.shape[-1])[torch.from_numpy(batch.sources).to(device)]
+    logits = logits.reshape(-1, logits.shape[-1])
+    picked = logits[torch.from_numpy(at if len(batch.ids) == 1 else batch.sources).to(model.device)]
     picked = picked.to(torch.promote_types(picked.dtype, torch.float32)) / temperature
-    chosen = picked.gather(-1, torch.from_numpy(batch.targets).to(device)[:, None])[:, 0]
+    chosen = picked.gather(-1, torch.from_numpy(batch.targets).to(model.device)[:, None])[:, 0]
     return chosen - picked.logsumexp(-1)
 
 
-def _attention_mask(batch: Batch, dtype: torch.dtype, device: str | torch.device) -> Tensor:
-    visible = torch.from_numpy(batch.visible).to(device)
+def _attention_mask(batch: Batch, dtype: torch.dtype) -> Tensor:
+    visible = torch.from_numpy(batch.visible)
     if batch.is_causal:
         return visible.to(torch.int64)
-    hidden = torch.zeros(visible.shape, dtype=dtype, device=device)
-    return hidden.masked_fill_(~visible, torch.finfo(dtype).min)[None, None]
+    return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)[None, None]
 
 
 def loss_inputs(

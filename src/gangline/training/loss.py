@@ -75,7 +75,7 @@ def policy_loss(inputs: LossInputs, settings: LossSettings, totals: LossTotals |
         raise ValueError("a KL penalty needs reference_logprobs: compute them, or set kl.coefficient to 0.")
     trained = _only_trained(inputs)
     if len(trained.logprobs) == 0:
-        return LossResult((inputs.logprobs * 0.0)[:0].sum(), {})
+        return LossResult(inputs.logprobs[:0].sum(), {})
     old = trained.behaviour_logprobs if trained.old_logprobs is None else trained.old_logprobs
     log_ratio = (trained.logprobs - old).clamp(-_MOST_LOG_RATIO, _MOST_LOG_RATIO)
     if settings.ratio_level == "sequence":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gangline.training.options import TrainingOptions
 
@@ -56,3 +56,9 @@ class LossSettings(TrainingOptions):
     aggregation: Aggregation = "sequence_mean"
     fixed_length: int = Field(default=4096, gt=0)
     """Tokens; only for `fixed_length`."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> LossSettings:
+        if self.dual_clip is not None and self.clipping == "weights":
+            raise ValueError("dual_clip does nothing with clipping: weights; leave it out.")
+        return self
