@@ -13,7 +13,7 @@ from gangline.domain.task import AgentSpec, TaskRequest
 from gangline.training.collector import (
     PlainCollector,
     ReplenishingCollector,
-    RolloutService,
+    RolloutClient,
     informative,
 )
 from gangline.training.groups import Group, ValiditySettings
@@ -24,9 +24,9 @@ def names(groups: list[Group]) -> list[str]:
     return [one.task_id for one in groups]
 
 
-def test_the_client_of_the_server_is_a_rollout_service() -> None:
-    service: RolloutService = ServerClient("http://127.0.0.1:1")
-    assert service is not None
+def test_the_client_of_the_server_is_a_rollout_client() -> None:
+    client: RolloutClient = ServerClient("http://127.0.0.1:1")
+    assert client is not None
 
 
 async def test_a_plain_batch_waits_for_its_slowest() -> None:

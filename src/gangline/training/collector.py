@@ -31,7 +31,7 @@ __all__ = [
     "CollectionCounts",
     "PlainCollector",
     "ReplenishingCollector",
-    "RolloutService",
+    "RolloutClient",
     "informative",
 ]
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 Task = TaskRequest | Mapping[str, Any]
 
 
-class RolloutService(Protocol):
+class RolloutClient(Protocol):
     """What a collector asks of the service. `gangline.client.ServerClient` is one."""
 
     async def submit(self, task: Task) -> Submitted: ...
@@ -106,7 +106,7 @@ class _Rollouts:
 
     def __init__(
         self,
-        service: RolloutService,
+        service: RolloutClient,
         tasks: Iterator[Task],
         validity: ValiditySettings | None,
         admit: Admit | None,
@@ -209,7 +209,7 @@ class _Collector:
 
     def __init__(
         self,
-        service: RolloutService,
+        service: RolloutClient,
         tasks: Iterator[Task],
         *,
         validity: ValiditySettings | None = None,
@@ -273,7 +273,7 @@ class ReplenishingCollector(_Collector):
 
     def __init__(
         self,
-        service: RolloutService,
+        service: RolloutClient,
         tasks: Iterator[Task],
         *,
         num_in_flight: int,
