@@ -41,6 +41,7 @@ from gangline.domain.contracts import (
     Taker,
 )
 from gangline.domain.errors import HarnessError
+from gangline.domain.ids import new_id
 from gangline.domain.task import McpServer, RuntimeSpec
 from gangline.harnesses.installation import Program
 from gangline.runtimes.process import ProcessRuntime
@@ -110,6 +111,7 @@ class Bench:
         self.program: Program | None = getattr(subject.harness, "program", None)
         self._tools = root / "tools"
         self._noted = root / "noted.json"
+        self._owner = new_id("conformance")
         self._handles: list[RuntimeHandle] = []
         self.install()
 
@@ -143,10 +145,10 @@ class Bench:
         settings = Settings(
             data_dir=self.root, tools_dir=self._tools, cache_dir=self.root / "cache", expose=(self._tools,)
         )
-        runtime_id = f"runtime-{len(self._handles)}"
+        runtime_id = new_id("runtime")  # a sandbox's processes are found by it, on the whole machine
         start = RuntimeStart(
             runtime_id=runtime_id,
-            owner="conformance",
+            owner=self._owner,
             spec=RuntimeSpec(backend="process", network="full"),
             folder=self.root / runtime_id,
         )
@@ -255,13 +257,9 @@ async def refuses_settings_that_it_does_not_know(bench: Bench) -> None:
 @_check
 async def writes_into_home_alone(bench: Bench) -> None:
     handle, _ = await bench.prepared()
-    inside = {Path(handle.home), Path(handle.workdir)}
     assert list(_files(handle.workdir)) == [], "the working folder is the task's"
-    others = [
-        path
-        for path in _files(str(bench.root / "runtime-0"))
-        if not inside & set(path.parents) and path.parent != bench.root / "runtime-0"
-    ]
+    folder = bench.root / handle.runtime_id
+    others = [path for path in _files(str(folder)) if Path(handle.home) not in path.parents and path.parent != folder]
     assert others == [], f"written outside of HOME: {others}"
 
 
