@@ -97,7 +97,6 @@ async def test_files_of_any_kind_come_with_the_patch(kennel: Kennel) -> None:
         ({"kennel.py": BROKEN + "# better\n"}, "tests fail"),
         ({"kennel.py": FIXED.replace("2 * a", "a")}, "tests fail"),
         ({"kennel.py": "raise SystemExit\n"}, "tests fail"),
-        ({"kennel.py": "import time\ntime.sleep(600)\n"}, "not done in 5 s"),
         ({"new.py": "x" * 2_000}, "longer than 1000 bytes"),
         ({".git/HEAD": "nonsense"}, "no repository"),
         ({"conftest.py": LIAR}, "its log tells of no failure"),
@@ -106,9 +105,15 @@ async def test_files_of_any_kind_come_with_the_patch(kennel: Kennel) -> None:
 async def test_what_the_agent_did_not_do_is_scored(kennel: Kennel, makes: dict[str, str], why: str) -> None:
     for path, text in makes.items():
         kennel.agents.file(path).write_text(text)
-    found = await kennel.graded(timeout_seconds=5, max_patch_bytes=1_000)
+    found = await kennel.graded(max_patch_bytes=1_000)
     assert found.reward == 0.0
     assert why in found.details["why"]
+
+
+async def test_tests_that_the_agent_keeps_from_ending_are_scored(kennel: Kennel) -> None:
+    kennel.agents.file("kennel.py").write_text("import time\ntime.sleep(600)\n")
+    found = await kennel.graded(timeout_seconds=2)
+    assert (found.reward, found.details["why"]) == (0.0, "the tests were not done in 2 s")
 
 
 async def test_tests_that_the_agent_removed_or_made_a_link_are_back(kennel: Kennel, tmp_path: Path) -> None:
