@@ -75,7 +75,8 @@ class RuntimeStart(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     """On the host, empty, the runtime's own; removed by `stop`."""
     proxy_port: int | None = None
-    """Loopback TCP port of the node's proxy on the host; the sandbox must reach it when `spec.network` is `proxy`."""
+    """Loopback TCP port of the node's proxy on the host; the sandbox must reach it when `spec.network` is `proxy` or
+    `list`."""
 
 
 class RuntimeHandle(Protocol):

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from gangline.domain.ids import ID_PATTERN
+from gangline.domain.network import NetworkRule
 
 __all__ = [
     "AgentSpec",
@@ -35,7 +36,7 @@ __all__ = [
     "task_digest",
 ]
 
-NetworkPolicy = Literal["none", "proxy", "full"]
+NetworkPolicy = Literal["none", "proxy", "full", "list"]
 TextEncoding = Literal["utf-8", "base64"]
 """How bytes are written in JSON: as text, or, where they are no text, in base 64."""
 
@@ -100,6 +101,9 @@ class RuntimeSpec(_Spec):
     image: str | None = None
     """Root file system: an image name or a folder, as the backend understands it; None is the host's, read-only."""
     network: NetworkPolicy = "proxy"
+    network_allow: tuple[Annotated[str, Field(max_length=300)], ...] = Field(default=(), max_length=256)
+    """What network `list` opens beside the node's proxy: `host`, `*.domain` (all names below it) or an address, each
+    with or without `:port`; without, 80 and 443. An address that is not public must be written itself."""
     workdir: str = "/workspace"
     """Where the harness starts."""
     folders: tuple[str, ...] = ()
@@ -108,6 +112,25 @@ class RuntimeSpec(_Spec):
     env: dict[str, str] = Field(default_factory=dict)
     prepare: tuple[PrepareAction, ...] = ()
     limits: LimitsSpec = LimitsSpec()
+
+    @field_validator("network_allow")
+    @classmethod
+    def _are_rules(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
+        for line in lines:
+            NetworkRule.parse(line)
+        return lines
+
+    @model_validator(mode="after")
+    def _has_its_list(self) -> RuntimeSpec:
+        if self.network == "list" and not self.network_allow:
+            raise ValueError("network `list` needs hosts in network_allow; for the model proxy alone write `proxy`")
+        if self.network != "list" and self.network_allow:
+            raise ValueError(f"network_allow is of network `list`, and network is `{self.network}`")
+        return self
+
+    @property
+    def network_rules(self) -> tuple[NetworkRule, ...]:
+        return tuple(map(NetworkRule.parse, self.network_allow))
 
 
 class McpServer(_Spec):

@@ -4,7 +4,8 @@ Laws:
 - The agent is never root, inside or outside. Started by root, each sandbox has a numeric user of its own, which owns
   nothing on the host; started by a user, it is that user in a user namespace without privileges.
 - It sees the host's programs read-only, its own HOME, workdir, /tmp and `RuntimeSpec.folders`, its own processes, and
-  (network `proxy`) one TCP port: the node's proxy. The folders lie under `RuntimeStart.folder`.
+  (network `proxy`) one TCP port: the node's proxy; under `list` one more, of a forward proxy of its own. The folders
+  lie under `RuntimeStart.folder`.
 - `kill` ends the namespaces and keeps the folders; the next `exec` makes new namespaces over them.
 - Nothing outlives the process that started it: see `holder`. That is the node's keeper: see `keeper`.
 """
@@ -29,6 +30,7 @@ from gangline.runtimes.cgroups import group_name as cgroup_name
 from gangline.runtimes.environment import argv_of, clean_environment, exposed_folders
 from gangline.runtimes.execution import Executions, Order
 from gangline.runtimes.files import SharedFolders
+from gangline.runtimes.forwarding import Forwarder, proxy_variables
 from gangline.runtimes.holder import Holder
 from gangline.runtimes.leftovers import Mark, reap, remove_folder, write_mark
 from gangline.runtimes.limits import NOT_ENFORCED, enforcement
@@ -81,8 +83,8 @@ class SandboxRuntime:
         validated_id(start.owner, "owner")
         workdir = _checked_folder(start.spec.workdir, "runtime.workdir")
         folders = [_checked_folder(path, "runtime.folders") for path in start.spec.folders]
-        if start.spec.network == "proxy" and start.proxy_port is None:
-            raise InvalidRequest("network `proxy` needs the port of the node's proxy.")
+        if start.spec.network in ("proxy", "list") and start.proxy_port is None:
+            raise InvalidRequest(f"network `{start.spec.network}` needs the port of the node's proxy.")
         mark = Mark(owner=start.owner, runtime=self.name, runtime_id=start.runtime_id)
         uid = _uid_for(start.runtime_id) if self._privileged else None
         groups = make_groups(cgroup_name(start.owner, start.runtime_id), start.spec.limits)
@@ -134,6 +136,8 @@ class _SandboxHandle:
         self._executions = Executions(self._label)
         self._holder: Holder | None = None
         self._relay: Relay | None = None
+        self._forwarder: Forwarder | None = None
+        self._forward_env: dict[str, str] = {}
         self._lock = asyncio.Lock()
         self._stopped = False
 
@@ -166,7 +170,7 @@ class _SandboxHandle:
         if self._holder is not None and self._holder.alive:
             return self._holder
         await self._end()
-        relayed = self._start.spec.network == "proxy"
+        relayed = self._start.spec.network in ("proxy", "list")
         helper = ListenerHelper(self._label) if relayed else None
         try:
             self._holder = await Holder.start(await asyncio.to_thread(self._arguments), self._label)
@@ -186,6 +190,11 @@ class _SandboxHandle:
         listening = await helper.listen(holder.proc_fd, port)
         self._relay = Relay(port)
         await self._relay.serve(listening)
+        if rules := self._start.spec.network_rules:
+            listening = await helper.listen(holder.proc_fd, 0)
+            self._forward_env = proxy_variables(int(listening.getsockname()[1]))
+            self._forwarder = Forwarder(rules, self.runtime_id)
+            await self._forwarder.serve(listening)
 
     def _arguments(self) -> list[str]:
         spec = self._start.spec
@@ -220,7 +229,7 @@ class _SandboxHandle:
         order = Order(
             argv=argv,
             cwd=str(PurePosixPath(self.workdir) / (cwd or "")),
-            env=clean_environment(self._expose, HOME, {**self._start.spec.env, **(env or {})}),
+            env=clean_environment(self._expose, HOME, {**self._forward_env, **self._start.spec.env, **(env or {})}),
             proc_fd=holder.proc_fd,
             uid=self._uid,
             cgroup_procs=self._groups.procs,
@@ -259,6 +268,9 @@ class _SandboxHandle:
         if self._relay is not None:
             await self._relay.close()
             self._relay = None
+        if self._forwarder is not None:
+            await self._forwarder.close()
+            self._forwarder = None
         if self._holder is not None:
             await self._holder.end()
             self._holder = None

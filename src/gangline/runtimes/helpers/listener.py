@@ -1,7 +1,8 @@
-"""Open a listening socket inside a sandbox's network namespace and hand it to the node.
+"""Open listening sockets inside a sandbox's network namespace and hand them to the node.
 
 A socket belongs for ever to the namespace it was opened in, so the node can serve it from outside: nothing of ours runs
-in the sandbox. Usage: `main(control_fd)`; the node sends `port` with an open `/proc/<pid>` folder, and gets the socket.
+in the sandbox. Usage: `main(control_fd)`; for each message, a `port` with an open `/proc/<pid>` folder, the node gets a
+socket; port 0 is any that is free. It ends with its control socket.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ _BACKLOG = 128
 
 def main(control_fd: int) -> None:
     with socket.socket(fileno=control_fd) as control:
-        message, fds, _flags, _address = socket.recv_fds(control, 64, 1)
-        if not fds:
-            return
-        enter(fds[0], ["net"])
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(("127.0.0.1", int(message)))
-            listening.listen(_BACKLOG)
-            socket.send_fds(control, [b"ok"], [listening.fileno()])
+        while True:
+            message, fds, _flags, _address = socket.recv_fds(control, 64, 1)
+            if not fds:
+                return
+            enter(fds[0], ["net"])
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listening.bind(("127.0.0.1", int(message)))
+                listening.listen(_BACKLOG)
+                socket.send_fds(control, [b"ok"], [listening.fileno()])

@@ -24,6 +24,7 @@ from gangline.testing.runtime_conformance import (
     lifecycle,
     limits,
     network,
+    network_list,
     process_trees,
     streams,
 )
@@ -32,7 +33,8 @@ from gangline.testing.runtime_conformance.bench import Bench, Check, Checks, run
 __all__ = ["Bench", "Check", "checks", "run_check"]
 
 _PARTS: tuple[Checks, ...] = tuple(
-    part.CHECKS for part in (commands, streams, files, process_trees, lifecycle, limits, network, isolation)
+    part.CHECKS
+    for part in (commands, streams, files, process_trees, lifecycle, limits, network, network_list, isolation)
 )
 
 

@@ -54,12 +54,18 @@ class Bench:
         self._handles: list[RuntimeHandle] = []
 
     async def start(
-        self, *, network: NetworkPolicy = "proxy", limits: LimitsSpec | None = None, env: dict[str, str] | None = None
+        self,
+        *,
+        network: NetworkPolicy = "proxy",
+        allow: tuple[str, ...] = (),
+        limits: LimitsSpec | None = None,
+        env: dict[str, str] | None = None,
     ) -> RuntimeHandle:
         spec = RuntimeSpec(
             backend=self.runtime.name,
             image=self.image,
             network=network,
+            network_allow=allow,
             limits=limits or LimitsSpec(),
             env=env or {},
             workdir="/workspace",
