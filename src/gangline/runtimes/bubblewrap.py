@@ -1,4 +1,4 @@
-"""What a sandbox sees, as the command line of `bwrap`. Reads the host's folders, starts nothing.
+"""What a sandbox sees, as the command line of `bwrap`, and `bwrap` as a launcher of namespaces.
 
 The root is an empty, read-only file system in memory; every host path in it is bound, read-only, by name. A folder
 that must hold a mount point of ours cannot be bound whole, for nothing can be created in it: its entries are bound one
@@ -7,15 +7,18 @@ by one instead. So `/root/tools` can be exposed without anything else of `/root`
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from gangline.domain.errors import InvalidRequest
+from gangline.domain.errors import InvalidRequest, RuntimeFailed
+from gangline.runtimes.holder import PATH, WAITING
 
-__all__ = ["HOST_ROOTS", "RESERVED", "View", "arguments", "private_files"]
+__all__ = ["HOST_ROOTS", "RESERVED", "BubblewrapLaunch", "View", "arguments", "private_files"]
 
 HOST_ROOTS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
 """Top-level folders of the host that a sandbox sees."""
@@ -55,6 +58,39 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Files that take the place of /etc/passwd and /etc/group, where these exist."""
     host_network: bool
     user_namespace: bool
+
+
+class BubblewrapLaunch:
+    """See `holder.Launch`."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._arguments = arguments
+        self._info_read, self._info_write = os.pipe2(os.O_CLOEXEC)
+
+    def spawn(self, label: str) -> subprocess.Popen[bytes]:
+        try:
+            with os.fdopen(os.memfd_create("arguments"), "w+b") as file:  # the command line can be read in the sandbox
+                file.write(b"\0".join(map(os.fsencode, self._arguments)))
+                file.seek(0)
+                return subprocess.Popen(
+                    ["bwrap", "--info-fd", str(self._info_write), "--args", str(file.fileno()), *WAITING],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    pass_fds=[self._info_write, file.fileno()],
+                    env={"PATH": PATH, "GANGLINE_RUNTIME": label},
+                    cwd="/",
+                )
+        except OSError as error:
+            raise RuntimeFailed(f"bwrap could not be started: {error}. Run `apt-get install bubblewrap`.") from error
+        finally:
+            os.close(self._info_write)
+
+    def first_pid(self, process: subprocess.Popen[bytes]) -> int:
+        return json.loads(os.read(self._info_read, 65536))["child-pid"]
+
+    def close(self) -> None:
+        os.close(self._info_read)
 
 
 def arguments(view: View) -> list[str]:

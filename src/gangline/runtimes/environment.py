@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["argv_of", "clean_environment", "exposed_folders"]
+__all__ = ["argv_of", "clean_environment", "exposed_folders", "image_environment"]
 
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -23,9 +23,20 @@ def exposed_folders(expose: Sequence[Path]) -> list[Path]:
 
 def clean_environment(expose: Sequence[Path], home: str, extra: Mapping[str, str]) -> dict[str, str]:
     """PATH, HOME, LANG and `extra`; PATH begins with the programs of the exposed folders."""
+    return {"PATH": ":".join([*_programs(expose), _SYSTEM_PATH]), "HOME": home, "LANG": "C.UTF-8", **extra}
+
+
+def image_environment(
+    expose: Sequence[Path], home: str, image: Mapping[str, str], extra: Mapping[str, str]
+) -> dict[str, str]:
+    """The same over what an image sets. Its own programs come before those of the exposed folders."""
+    path = [image.get("PATH", _SYSTEM_PATH), *_programs(expose)]
+    return {"LANG": "C.UTF-8", **image, "PATH": ":".join(path), "HOME": home, **extra}
+
+
+def _programs(expose: Sequence[Path]) -> list[str]:
     bins = [folder / name for folder in expose for name in ("bin", "node_modules/.bin")]
-    path = [str(folder) for folder in dict.fromkeys(bins) if folder.is_dir() and Path("/usr") not in folder.parents]
-    return {"PATH": ":".join([*path, _SYSTEM_PATH]), "HOME": home, "LANG": "C.UTF-8", **extra}
+    return [str(folder) for folder in dict.fromkeys(bins) if folder.is_dir() and Path("/usr") not in folder.parents]
 
 
 def argv_of(command: str | Sequence[str]) -> list[str]:

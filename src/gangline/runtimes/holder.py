@@ -1,31 +1,50 @@
-"""The process that keeps a sandbox's namespaces alive: `bwrap` with a shell that waits for its input to end.
+"""The process that keeps a sandbox's namespaces alive: `bwrap`, or another launcher of the kind, with a shell that
+waits for its input to end.
 
 Laws:
-- When the process that started it (the node's keeper) dies, however it dies, so do `bwrap`, the sandbox's first process
-  and all that lives with it: it dies with its parent, and its input ends. The parent is the *thread* that started it:
-  the event loop's thread must live on.
-- The sandbox's first process is bubblewrap's own, which reaps; the harness is never process 1.
+- When the process that started it (the node's keeper) dies, however it dies, so do the launcher, the sandbox's first
+  process and all that lives with it: it dies with its parent, and its input ends. The parent is the *thread* that
+  started it: the event loop's thread must live on.
+- The sandbox's first process is the launcher's own, which reaps; the harness is never process 1.
 - A process is named by a pidfd and an open `/proc` folder, which cannot come to mean another one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import select
 import signal
 import subprocess
-from collections.abc import Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from gangline.domain.errors import RuntimeFailed
 
-__all__ = ["Holder"]
+__all__ = ["PATH", "WAITING", "Holder", "Launch"]
 
 _START_S = 30.0
 _MAX_COMPLAINT_BYTES = 4096
-_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+"""Where a launcher and its programs are looked for."""
+WAITING = ("sh", "-c", "echo ready; read _")
+"""What a launcher runs inside."""
+
+
+class Launch(Protocol):
+    """One start of a program that makes namespaces and runs `WAITING` in them."""
+
+    def spawn(self, label: str) -> subprocess.Popen[bytes]:
+        """Start it with pipes for its three streams; it must die with this thread. Raises: RuntimeFailed."""
+        ...
+
+    def first_pid(self, process: subprocess.Popen[bytes]) -> int:
+        """The host's number of the sandbox's process 1, now that it is ready. Blocking. Raises: RuntimeFailed."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what the start needed. Called once, at its end, however it ended."""
+        ...
 
 
 class Holder:
@@ -39,12 +58,12 @@ class Holder:
         self._doomed = False
 
     @classmethod
-    async def start(cls, arguments: Sequence[str], label: str) -> Holder:
-        """Start `bwrap` and wait until the sandbox is complete. Raises: RuntimeFailed with what bwrap said.
+    async def start(cls, launch: Launch, label: str) -> Holder:
+        """Start the launcher and wait until the sandbox is complete. Raises: RuntimeFailed with what it said.
 
         A cancelled caller waits for that too: `bwrap` killed halfway can leave a child that waits for it for ever.
         """
-        task = asyncio.create_task(cls._started(arguments, label))
+        task = asyncio.create_task(cls._started(launch, label))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -54,26 +73,24 @@ class Holder:
             raise
 
     @classmethod
-    async def _started(cls, arguments: Sequence[str], label: str) -> Holder:
-        info_read, info_write = os.pipe2(os.O_CLOEXEC)
+    async def _started(cls, launch: Launch, label: str) -> Holder:
         try:
-            process = _spawn(arguments, label, info_write)
+            process = launch.spawn(label)
+            try:
+                await _until_ready(process)
+                return cls(process, await asyncio.to_thread(launch.first_pid, process))
+            except BaseException:
+                process.kill()
+                process.wait()
+                assert process.stdin is not None
+                process.stdin.close()
+                raise
+            finally:
+                for stream in (process.stdout, process.stderr):
+                    assert stream is not None
+                    stream.close()
         finally:
-            os.close(info_write)
-        try:
-            await _until_ready(process)
-            return cls(process, json.loads(os.read(info_read, 65536))["child-pid"])
-        except BaseException:
-            process.kill()
-            process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
-            raise
-        finally:
-            os.close(info_read)
-            for stream in (process.stdout, process.stderr):
-                assert stream is not None
-                stream.close()
+            launch.close()
 
     @property
     def alive(self) -> bool:
@@ -106,24 +123,6 @@ class Holder:
         os.close(proc_fd)
 
 
-def _spawn(arguments: Sequence[str], label: str, info_fd: int) -> subprocess.Popen[bytes]:
-    try:
-        with os.fdopen(os.memfd_create("arguments"), "w+b") as file:  # the command line can be read in the sandbox
-            file.write(b"\0".join(map(os.fsencode, arguments)))
-            file.seek(0)
-            return subprocess.Popen(
-                ["bwrap", "--info-fd", str(info_fd), "--args", str(file.fileno()), "sh", "-c", "echo ready; read _"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=[info_fd, file.fileno()],
-                env={"PATH": _PATH, "GANGLINE_RUNTIME": label},
-                cwd="/",
-            )
-    except OSError as error:
-        raise RuntimeFailed(f"bwrap could not be started: {error}. Run `apt-get install bubblewrap`.") from error
-
-
 async def _until_ready(process: subprocess.Popen[bytes]) -> None:
     assert process.stdout is not None
     assert process.stderr is not None
@@ -134,7 +133,7 @@ async def _until_ready(process: subprocess.Popen[bytes]) -> None:
         raise RuntimeFailed(f"the sandbox was not ready after {_START_S:.0f} s.") from None
     if os.read(process.stdout.fileno(), 64) != b"ready\n":
         complaint = os.read(process.stderr.fileno(), _MAX_COMPLAINT_BYTES).decode(errors="replace").strip()
-        raise RuntimeFailed(f"the sandbox did not start: {complaint or 'bwrap ended without a word'}")
+        raise RuntimeFailed(f"the sandbox did not start: {complaint or 'it ended without a word'}")
 
 
 async def readable(fd: int) -> None:

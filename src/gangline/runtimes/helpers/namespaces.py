@@ -40,17 +40,19 @@ def _setns(fd: int, kind: str) -> None:
 
 
 def enter(proc_fd: int, kinds: Sequence[str]) -> None:
-    """Enter namespaces, and first the user namespace that owns them.
+    """Enter namespaces, each after the user namespace that owns it, the process's own user namespace last.
 
     `proc_fd` is an open `/proc/<pid>` folder: it cannot come to mean another process. `kinds` are names of
     `/proc/<pid>/ns`; a pid namespace holds for children only.
     """
     fds = {kind: os.open(f"ns/{kind}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_fd) for kind in kinds}
-    owner = fcntl.ioctl(next(iter(fds.values())), _NS_GET_USERNS)
-    _setns(owner, "user")
-    for kind, fd in fds.items():
-        _setns(fd, kind)
-    for fd in (owner, *fds.values()):
+    theirs = {kind: fd for kind, fd in fds.items() if not _is_ours(fd, kind)}
+    owners = {kind: fcntl.ioctl(fd, _NS_GET_USERNS) for kind, fd in theirs.items()}
+    inner = os.stat("ns/user", dir_fd=proc_fd).st_ino
+    for kind in sorted(theirs, key=lambda kind: os.fstat(owners[kind]).st_ino == inner):
+        _setns(owners[kind], "user")
+        _setns(theirs[kind], kind)
+    for fd in (*owners.values(), *fds.values()):
         os.close(fd)
 
 

@@ -1,0 +1,293 @@
+"""Sandboxes made of namespaces that a launcher makes, and that our supervisors enter from outside.
+
+What `sandbox` and `apptainer` share: the folders, the commands, the proxies, the limits, the end. What differs between
+them is an `Enclosure`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart
+from gangline.domain.errors import InvalidRequest, RuntimeFailed
+from gangline.domain.ids import validated_id
+from gangline.runtimes.cgroups import Cgroups, group_name, make_groups
+from gangline.runtimes.environment import argv_of
+from gangline.runtimes.execution import Executions, Order
+from gangline.runtimes.files import SharedFolders
+from gangline.runtimes.forwarding import Forwarder, proxy_variables
+from gangline.runtimes.holder import Holder, Launch
+from gangline.runtimes.leftovers import Mark, remove_folder, write_mark
+from gangline.runtimes.limits import NOT_ENFORCED, enforcement
+from gangline.runtimes.relay import ListenerHelper, Relay
+from gangline.runtimes.threads import run_to_end
+
+__all__ = [
+    "HOME",
+    "Enclosure",
+    "NamespacedHandle",
+    "begun",
+    "can_give_users",
+    "checked_folders",
+    "inner_uid",
+    "uid_for",
+]
+
+HOME = "/home/agent"
+_FIRST_UID = 0x70000000
+_NUM_UIDS = 1 << 16
+_CAP_SYS_ADMIN = 21
+
+
+class Enclosure(Protocol):
+    """How one sandbox's namespaces are made. All but `environment` block, and are called from a thread."""
+
+    def make_folders(self) -> None:
+        """What it needs in the sandbox's folder, once, beside the shared folders and the files of users."""
+        ...
+
+    def launch(self) -> Launch:
+        """Another start. Raises: InvalidRequest, RuntimeFailed."""
+        ...
+
+    def entered(self, proc_fd: int) -> None:
+        """Look at what was started. `proc_fd`: the open `/proc/<pid>` folder of its first process."""
+        ...
+
+    def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
+        """The whole environment of a command."""
+        ...
+
+
+def checked_folders(start: RuntimeStart, reserved: Sequence[str]) -> dict[str, Path]:
+    """What the sandbox writes and the host reads: path inside -> host folder.
+
+    reserved: where none of them can be. Raises: InvalidRequest, also when `start` is wrong elsewhere.
+    """
+    validated_id(start.runtime_id, "runtime_id")
+    validated_id(start.owner, "owner")
+    spec, folder = start.spec, start.folder
+    if spec.network in ("proxy", "list") and start.proxy_port is None:
+        raise InvalidRequest(f"network `{spec.network}` needs the port of the node's proxy.")
+    workdir = _checked_folder(spec.workdir, "runtime.workdir", reserved)
+    more = [_checked_folder(path, "runtime.folders", reserved) for path in spec.folders]
+    return {
+        **{path: folder / "folders" / str(number) for number, path in enumerate(more)},
+        "/tmp": folder / "tmp",
+        HOME: folder / "home",
+        workdir: folder / "work",
+    }
+
+
+def _checked_folder(named: str, field: str, reserved: Sequence[str]) -> str:
+    path = PurePosixPath(named)
+    inside = [str(parent) for parent in (path, *path.parents)]
+    if not path.is_absolute() or ".." in path.parts or str(path) == "/" or any(name in reserved for name in inside):
+        raise InvalidRequest(f"{field} must be an absolute folder outside the system's, got {named!r}.")
+    return str(path)
+
+
+async def begun(
+    start: RuntimeStart, runtime: str, enclosure: Enclosure, shared: Mapping[str, Path], *, uid: int | None
+) -> RuntimeHandle:
+    """A started sandbox. `uid`: user that its commands become; None stays who we are. Raises: RuntimeFailed."""
+    mark = Mark(owner=start.owner, runtime=runtime, runtime_id=start.runtime_id)
+    groups = make_groups(group_name(start.owner, start.runtime_id), start.spec.limits)
+    handle = NamespacedHandle(start, mark, enclosure, shared, uid, groups)
+    try:
+        await handle.begin()
+    except BaseException:
+        await asyncio.shield(handle.stop())
+        raise
+    return handle
+
+
+class NamespacedHandle:
+    """One sandbox: folders that last, and namespaces that come and go."""
+
+    def __init__(
+        self,
+        start: RuntimeStart,
+        mark: Mark,
+        enclosure: Enclosure,
+        shared: Mapping[str, Path],
+        uid: int | None,
+        groups: Cgroups,
+    ) -> None:
+        self.runtime_id = start.runtime_id
+        self.workdir = str(PurePosixPath(start.spec.workdir))
+        self.home = HOME
+        self.proxy_url = None if start.spec.network == "none" else _proxy_url(start.proxy_port)
+        self._start = start
+        self._mark = mark
+        self._label = mark.label
+        self._enclosure = enclosure
+        self._uid = uid
+        self._groups = groups
+        self._limits = enforcement(start.spec.limits, groups.enforced, own_user=True)
+        self._shared = shared
+        self._files = SharedFolders(shared, self.workdir, uid=uid)
+        self._executions = Executions(self._label)
+        self._holder: Holder | None = None
+        self._relay: Relay | None = None
+        self._forwarder: Forwarder | None = None
+        self._forward_env: dict[str, str] = {}
+        self._lock = asyncio.Lock()
+        self._stopped = False
+
+    async def begin(self) -> None:
+        await run_to_end(self._make_folders)
+        async with self._lock:
+            await self._started()
+
+    def _make_folders(self) -> None:
+        write_mark(self._start.folder, self._mark)
+        for folder in self._shared.values():
+            folder.mkdir(parents=True, exist_ok=True)
+            if self._uid is not None:
+                os.chown(folder, self._uid, self._uid)
+        uid = inner_uid(self._uid)
+        (self._start.folder / "passwd").write_text(
+            f"root:x:0:0:root:/root:/bin/sh\nagent:x:{uid}:{uid}:agent:{HOME}:/bin/sh\n"
+            "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+        )
+        (self._start.folder / "group").write_text(f"root:x:0:\nagent:x:{uid}:\nnogroup:x:65534:\n")
+        self._enclosure.make_folders()
+
+    async def _started(self) -> Holder:
+        """The living holder; a new one when the namespaces are gone. The lock is held."""
+        if self._stopped:
+            raise RuntimeFailed(f"sandbox {self.runtime_id} was stopped.")
+        if self._holder is not None and self._holder.alive:
+            return self._holder
+        await self._end()
+        relayed = self._start.spec.network in ("proxy", "list")
+        helper = ListenerHelper(self._label) if relayed else None
+        try:
+            self._holder = await Holder.start(await run_to_end(self._enclosure.launch), self._label)
+            await asyncio.to_thread(self._enclosure.entered, self._holder.proc_fd)
+            if helper is not None:
+                await self._open_relay(helper, self._holder)
+        except BaseException:
+            await asyncio.shield(self._end())
+            raise
+        finally:
+            if helper is not None:
+                helper.close()
+        return self._holder
+
+    async def _open_relay(self, helper: ListenerHelper, holder: Holder) -> None:
+        port = self._start.proxy_port
+        assert port is not None
+        listening = await helper.listen(holder.proc_fd, port)
+        self._relay = Relay(port)
+        await self._relay.serve(listening)
+        if rules := self._start.spec.network_rules:
+            listening = await helper.listen(holder.proc_fd, 0)
+            self._forward_env = proxy_variables(int(listening.getsockname()[1]))
+            self._forwarder = Forwarder(rules, self.runtime_id)
+            await self._forwarder.serve(listening)
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float | None = None,
+        on_output: OutputSink | None = None,
+        max_output_bytes: int = 1 << 20,
+    ) -> ExecResult:
+        argv = argv_of(command)
+        async with self._lock:
+            holder = await self._started()
+        order = Order(
+            argv=argv,
+            cwd=str(PurePosixPath(self.workdir) / (cwd or "")),
+            env=self._enclosure.environment({**self._forward_env, **self._start.spec.env, **(env or {})}),
+            proc_fd=holder.proc_fd,
+            uid=self._uid,
+            cgroup_procs=self._groups.procs,
+            rlimits=self._limits.rlimits,
+        )
+        return await self._executions.run(
+            order,
+            end_all=holder.kill,
+            stdin=stdin,
+            timeout_s=timeout_s,
+            on_output=on_output,
+            max_output_bytes=max_output_bytes,
+        )
+
+    async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        self._check_not_stopped()
+        await run_to_end(self._files.write, path, data, mode)
+
+    async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
+        self._check_not_stopped()
+        return await asyncio.to_thread(self._files.read, path, max_bytes)
+
+    def _check_not_stopped(self) -> None:
+        if self._stopped:
+            raise RuntimeFailed(f"sandbox {self.runtime_id} was stopped.")
+
+    async def kill(self) -> None:
+        async with self._lock:
+            await self._end()
+
+    async def _end(self) -> None:
+        """End the namespaces. The lock is held."""
+        if self._holder is not None:
+            self._holder.kill()
+        await self._executions.close()
+        if self._relay is not None:
+            await self._relay.close()
+            self._relay = None
+        if self._forwarder is not None:
+            await self._forwarder.close()
+            self._forwarder = None
+        if self._holder is not None:
+            await self._holder.end()
+            self._holder = None
+
+    async def stop(self) -> None:
+        async with self._lock:
+            if self._stopped:
+                return
+            await self._end()
+            await self._groups.remove()
+            await run_to_end(remove_folder, self._start.folder)
+            self._stopped = True
+
+    def limits(self) -> dict[str, str]:
+        network = NOT_ENFORCED if self._start.spec.network == "full" else "network namespace"
+        return {**self._limits.told, "network": network}
+
+
+def _proxy_url(port: int | None) -> str | None:
+    return None if port is None else f"http://127.0.0.1:{port}"
+
+
+def inner_uid(uid: int | None) -> int:
+    """The agent's user as it sees itself. Root that cannot give users shows it as an ordinary one."""
+    return uid if uid is not None else os.getuid() or 1000
+
+
+def uid_for(runtime_id: str) -> int:
+    return _FIRST_UID + zlib.crc32(runtime_id.encode()) % _NUM_UIDS
+
+
+def can_give_users() -> bool:
+    """Whether we are root enough to mount without a user namespace and to become users that own nothing."""
+    if os.geteuid() != 0:
+        return False
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    first, _outside, count = map(int, Path("/proc/self/uid_map").read_text().split()[:3])
+    has_uids = first <= _FIRST_UID and first + count >= _FIRST_UID + _NUM_UIDS
+    return bool(int(status["CapEff"], 16) >> _CAP_SYS_ADMIN & 1) and has_uids
