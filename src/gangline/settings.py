@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Mapping
@@ -17,6 +18,11 @@ __all__ = ["Settings", "local_url", "reachable_url", "read_secret"]
 
 def _paths(value: str) -> tuple[Path, ...]:
     return tuple(Path(piece) for piece in value.split(os.pathsep) if piece)
+
+
+def _words(value: str | None) -> tuple[str, ...]:
+    """As a shell splits them."""
+    return tuple(shlex.split(value or ""))
 
 
 class Settings(BaseModel):
@@ -34,6 +40,13 @@ class Settings(BaseModel):
     expose: tuple[Path, ...]
     """`GANGLINE_EXPOSE`: host folders, separated by `:`, that sandboxes see read-only at the same path, beside the
     host's /usr and /etc. The Python that runs Gangline and `tools_dir` are always among them."""
+    docker: tuple[str, ...] = ("docker",)
+    """`GANGLINE_DOCKER`: the command line of Docker, such as `docker --host unix:///run/d.sock`. Default `docker`."""
+    apptainer: tuple[str, ...] = ("apptainer",)
+    """`GANGLINE_APPTAINER`: the command line of Apptainer. Default `apptainer`."""
+    apptainer_fakeroot: bool = False
+    """`GANGLINE_APPTAINER_FAKEROOT`: `1` lets agents of runtime `apptainer` be root in their container, to install
+    packages; for nodes of ordinary users with subordinate ids."""
     server_url: str | None = None
     """`GANGLINE_SERVER`: the server that the command line talks to."""
     database_url: str | None = None
@@ -57,6 +70,9 @@ class Settings(BaseModel):
             tools_dir=tools,
             cache_dir=Path(cache).expanduser(),
             expose=(*own, *_paths(env.get("GANGLINE_EXPOSE", ""))),
+            docker=_words(env.get("GANGLINE_DOCKER")) or ("docker",),
+            apptainer=_words(env.get("GANGLINE_APPTAINER")) or ("apptainer",),
+            apptainer_fakeroot=env.get("GANGLINE_APPTAINER_FAKEROOT") == "1",
             server_url=env.get("GANGLINE_SERVER"),
             database_url=env.get("GANGLINE_DATABASE"),
             control_token=env.get("GANGLINE_TOKEN"),

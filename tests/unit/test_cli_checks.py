@@ -31,6 +31,21 @@ def test_without_a_sandbox_it_says_the_line_to_run(tmp_path: Path, monkeypatch: 
     assert "apt-get install -y bubblewrap" in check.advice
 
 
+def test_without_apptainer_it_says_what_it_is_for(tmp_path: Path) -> None:
+    lacking = settings(tmp_path).model_copy(update={"apptainer": ("no-such-apptainer",)})
+    check = checks.check_apptainer(lacking)
+    assert (check.state, check.found) == ("optional", "no no-such-apptainer")
+    assert "runtime apptainer" in check.advice
+
+
+def test_an_apptainer_that_starts_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "make_runtime", lambda _name: NoSandbox())
+    check = checks.check_apptainer(settings(tmp_path).model_copy(update={"apptainer": ("echo", "apptainer 1.4.5")}))
+    assert check.state == "optional"
+    assert check.found.startswith("apptainer 1.4.5")
+    assert "apt-get install" in check.advice
+
+
 def test_without_torch_it_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None if name == "torch" else object())
     check = checks.check_engine_extra(settings(tmp_path))

@@ -70,6 +70,21 @@ def check_sandbox(settings: Settings) -> Check:
     return Check(name="sandbox", state="ok", found=f"works; {told}")
 
 
+def check_apptainer(settings: Settings) -> Check:
+    """Really starts a container, where Apptainer is."""
+    program = settings.apptainer[0]
+    if shutil.which(program) is None:
+        advice = "for runtime apptainer, on clusters without Docker: install Apptainer 1.4 or newer (apptainer.org)"
+        return Check(name="apptainer", state="optional", found=f"no {program}", advice=advice)
+    version = _output_of(*settings.apptainer, "--version")
+    try:
+        asyncio.run(make_runtime("apptainer").check())
+    except GanglineError as error:
+        found = f"{version}, but it starts no container"
+        return Check(name="apptainer", state="optional", found=found, advice=error.message)
+    return Check(name="apptainer", state="ok", found=f"{version}; starts containers")
+
+
 async def _limits_of_a_sandbox(folder: Path) -> dict[str, str]:
     runtime = make_runtime("sandbox")
     await runtime.check()
@@ -193,6 +208,7 @@ def check_clock(settings: Settings) -> Check:
 CHECKS: tuple[Examination, ...] = (
     check_python,
     check_sandbox,
+    check_apptainer,
     check_engine_extra,
     check_model,
     check_agent_sdk,

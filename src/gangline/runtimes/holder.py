@@ -3,7 +3,7 @@ waits for its input to end.
 
 Laws:
 - When the process that started it (the node's keeper) dies, however it dies, so do the launcher, the sandbox's first
-  process and all that lives with it: it dies with its parent, and its input ends. The parent is the *thread* that
+  process and all that lives with it: its input ends, and `bwrap` dies with its parent. The parent is the *thread* that
   started it: the event loop's thread must live on.
 - The sandbox's first process is the launcher's own, which reaps; the harness is never process 1.
 - A process is named by a pidfd and an open `/proc` folder, which cannot come to mean another one.
@@ -35,7 +35,7 @@ class Launch(Protocol):
     """One start of a program that makes namespaces and runs `WAITING` in them."""
 
     def spawn(self, label: str) -> subprocess.Popen[bytes]:
-        """Start it with pipes for its three streams; it must die with this thread. Raises: RuntimeFailed."""
+        """Start it with pipes for its three streams. Raises: RuntimeFailed."""
         ...
 
     def first_pid(self, process: subprocess.Popen[bytes]) -> int:

@@ -1,4 +1,5 @@
-"""What a crash can leave behind, and how it is found: processes by a label in their environment, folders by a mark.
+"""What a crash can leave behind, and how it is found: processes by a label in their environment or by the folders that
+are mounted for them, folders by a mark.
 
 Nothing is remembered in memory: a restarted node finds all of it again. Blocking functions say so.
 """
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["LABEL", "Mark", "kill_labelled", "marked", "reap", "remove_folder", "write_mark"]
+__all__ = ["LABEL", "Mark", "kill_labelled", "kill_mounted", "marked", "reap", "remove_folder", "write_mark"]
 
 LABEL = "GANGLINE_RUNTIME"
 """Environment variable `<owner>/<runtime_id>/<kind of runtime>`."""
@@ -76,6 +77,16 @@ def _remove(path: Path) -> None:
     except (OSError, RecursionError):
         subprocess.run(["chmod", "-R", "u+rwx", "--", path], check=False, capture_output=True)
         subprocess.run(["rm", "-rf", "--", path], check=False, capture_output=True)
+        if os.path.lexists(path) and os.geteuid() != 0:
+            _remove_as_subordinate(path)
+
+
+def _remove_as_subordinate(path: Path) -> None:
+    """What belongs to this user's subordinate ids, as a container with a root of its own leaves it."""
+    as_root = ("unshare", "--user", "--map-root-user", "--map-auto", "--")
+    with suppress(OSError):
+        for command in (("chmod", "-R", "u+rwx"), ("rm", "-rf")):
+            subprocess.run([*as_root, *command, "--", path], check=False, capture_output=True)
 
 
 def _remove_unmarked(root: Path) -> None:
@@ -92,19 +103,48 @@ def _remove_unmarked(root: Path) -> None:
 def kill_labelled(wanted: Callable[[str], bool]) -> set[str]:
     """Kill every process whose label `wanted` accepts, and those that they start meanwhile. Blocking.
 
-    All are stopped before the first is killed, so that none escapes by forking. Returns their labels.
+    Returns their labels.
     """
-    labels: set[str] = set()
+    return _kill_all(lambda: _labelled(wanted))
+
+
+def kill_mounted(runtime: str, owner: str, root: Path, keep: frozenset[str]) -> None:
+    """Kill every process that lives in a sandbox of `owner`'s runtimes of this kind under `root`. Blocking.
+
+    For launchers that clear their environment: what sees the sandbox's HOME mounted is in it.
+    """
+    homes = {
+        f"/{folder.parent.name}/{folder.name}/home"
+        for folder, mark in marked(root)
+        if (mark.owner, mark.runtime) == (owner, runtime) and mark.runtime_id not in keep
+    }
+    if homes:
+        _kill_all(lambda: _mounted(homes))
+
+
+def _kill_all(find: Callable[[], Iterator[tuple[int, str]]]) -> set[str]:
+    """All are stopped before the first is killed, so that none escapes by forking. Returns what they were found by."""
+    found: set[str] = set()
     for _sweep in range(_MAX_SWEEPS):
         stopped: dict[int, str] = {}
-        while new := {pid: label for pid, label in _labelled(wanted) if pid not in stopped}:
+        while new := {pid: what for pid, what in find() if pid not in stopped}:
             _signal_all(new, signal.SIGSTOP)
             stopped |= new
         if not stopped:
             break
         _signal_all(stopped, signal.SIGKILL)
-        labels.update(stopped.values())
-    return labels
+        found.update(stopped.values())
+    return found
+
+
+def _mounted(homes: set[str]) -> Iterator[tuple[int, str]]:
+    """(pid, home). A dying process has no mounts left, and so is not found."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            lines = Path("/proc", name, "mountinfo").read_text(errors="replace").splitlines()
+            sources = {line.split(" ", 4)[3] for line in lines}
+            if home := next((home for home in homes if any(source.endswith(home) for source in sources)), None):
+                yield int(name), home
 
 
 def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:

@@ -45,7 +45,7 @@ _CAP_SYS_ADMIN = 21
 
 
 class Enclosure(Protocol):
-    """How one sandbox's namespaces are made. All but `environment` block, and are called from a thread."""
+    """How one sandbox's namespaces are made. All but `environment` and `close` block, and are called from a thread."""
 
     def make_folders(self) -> None:
         """What it needs in the sandbox's folder, once, beside the shared folders and the files of users."""
@@ -61,6 +61,10 @@ class Enclosure(Protocol):
 
     def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
         """The whole environment of a command."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what it holds; nothing lives in it any more."""
         ...
 
 
@@ -261,6 +265,7 @@ class NamespacedHandle:
             if self._stopped:
                 return
             await self._end()
+            self._enclosure.close()
             await self._groups.remove()
             await run_to_end(remove_folder, self._start.folder)
             self._stopped = True

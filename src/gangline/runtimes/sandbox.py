@@ -121,3 +121,6 @@ class _Bubblewrap:
 
     def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
         return clean_environment(self._expose, HOME, extra)
+
+    def close(self) -> None:
+        """Nothing is held."""
