@@ -29,6 +29,7 @@ _COMMAND_MODULES = (
     "train",
     "doctor",
     "harness",
+    "image",
     "actions",
     "gate",
     "drain",
