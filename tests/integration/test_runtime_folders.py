@@ -76,5 +76,5 @@ def test_folders_of_others_and_those_to_keep_stay(tmp_path: Path) -> None:
     write_mark(tmp_path / "kept", MARK)
     (tmp_path / "unknown").mkdir()
     (tmp_path / "unknown" / "file").write_text("x")
-    assert reap("sandbox", "gl1", tmp_path, frozenset({MARK.runtime_id})) == 0
+    assert reap("sandbox", "gl1", tmp_path, frozenset({MARK.runtime_id})) == set()
     assert sorted(os.listdir(tmp_path)) == ["kept", "other", "unknown"]

@@ -46,6 +46,15 @@ def test_an_apptainer_that_starts_nothing_is_told(tmp_path: Path, monkeypatch: p
     assert "apt-get install" in check.advice
 
 
+@pytest.mark.parametrize("check", [checks.check_docker, checks.check_podman])
+def test_containers_are_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: checks.Examination) -> None:
+    monkeypatch.setenv("GANGLINE_DOCKER", "no-such-docker")
+    monkeypatch.setenv("GANGLINE_PODMAN", "no-such-podman")
+    found = check(settings(tmp_path))
+    assert (found.state, found.found) == ("optional", "cannot be used")
+    assert "apt-get install" in found.advice or "root" in found.advice
+
+
 def test_without_torch_it_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None if name == "torch" else object())
     check = checks.check_engine_extra(settings(tmp_path))

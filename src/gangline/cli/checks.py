@@ -85,6 +85,23 @@ def check_apptainer(settings: Settings) -> Check:
     return Check(name="apptainer", state="ok", found=f"{version}; starts containers")
 
 
+def check_docker(settings: Settings) -> Check:
+    return _check_containers("docker")
+
+
+def check_podman(settings: Settings) -> Check:
+    return _check_containers("podman")
+
+
+def _check_containers(runtime: str) -> Check:
+    """Whether its engine answers; what it enforces shows when a container runs."""
+    try:
+        asyncio.run(make_runtime(runtime).check())
+    except GanglineError as error:
+        return Check(name=runtime, state="optional", found="cannot be used", advice=error.message)
+    return Check(name=runtime, state="ok", found="answers; tasks name it with an image of theirs")
+
+
 async def _limits_of_a_sandbox(folder: Path) -> dict[str, str]:
     runtime = make_runtime("sandbox")
     await runtime.check()
@@ -209,6 +226,8 @@ CHECKS: tuple[Examination, ...] = (
     check_python,
     check_sandbox,
     check_apptainer,
+    check_docker,
+    check_podman,
     check_engine_extra,
     check_model,
     check_agent_sdk,

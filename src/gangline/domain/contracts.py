@@ -103,8 +103,8 @@ class RuntimeHandle(Protocol):
     ) -> ExecResult:
         """Run a command (a string goes to `sh -c`) and wait for it and its output.
 
-        The environment is clean but for PATH, HOME, LANG and the spec's `env`. On timeout, and when the caller is
-        cancelled, the command's whole process tree is killed.
+        The environment is clean but for PATH, HOME, LANG, what an image sets, and the spec's `env`. On timeout, and
+        when the caller is cancelled, the command's whole process tree is killed.
         Raises: RuntimeFailed when the sandbox is gone.
         """
         ...
@@ -129,7 +129,7 @@ class RuntimeHandle(Protocol):
         ...
 
     def limits(self) -> dict[str, str]:
-        """Name of a limit, or `network` -> how it is enforced: `cgroup v2`, `rlimit`, ...; `not enforced`; `not set`.
+        """Name of a limit, `network`, ... -> how it is enforced: `cgroup v2`, `rlimit`, ...; `not enforced`; `not set`.
 
         An enforcement that holds each process for itself, not all together, says `per process`.
         """

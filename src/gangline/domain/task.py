@@ -97,9 +97,10 @@ class RuntimeSpec(_Spec):
     """The sandbox a harness runs in."""
 
     backend: str = "sandbox"
-    """Name of a runtime plug-in: `sandbox`, or `process` (no isolation)."""
+    """Name of a runtime plug-in: `sandbox`, `docker`, `podman`, or `process` (no isolation)."""
     image: str | None = None
-    """Root file system: an image name or a folder, as the backend understands it; None is the host's, read-only."""
+    """Root file system: the name of an image (`docker`, `podman`: always) or a folder (`sandbox`; None is the host's,
+    read-only)."""
     network: NetworkPolicy = "proxy"
     network_allow: tuple[Annotated[str, Field(max_length=300)], ...] = Field(default=(), max_length=256)
     """What network `list` opens beside the node's proxy: `host`, `*.domain` (all names below it) or an address, each

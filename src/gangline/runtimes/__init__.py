@@ -1,8 +1,11 @@
-"""Sandboxes: where a harness runs. `sandbox` (bubblewrap) isolates; `process` does not, and is asked for by name.
+"""Sandboxes: where a harness runs. `sandbox` (bubblewrap), `docker` and `podman` isolate; `process` does not.
 
 sandbox.py, process.py   the two runtimes: start, reap, and their handles
 bubblewrap.py            what a sandbox sees: the command line of `bwrap`
 holder.py                the process that keeps a sandbox's namespaces alive
+containers.py            `docker` and `podman`: images of containers
+container_engine.py      the command lines of both
+container_life.py        a container's first process, from its start to its end
 execution.py             one command: its supervisor, its bounded output, its end
 relay.py                 the node's proxy, brought into a network that has only `lo`
 files.py                 bytes in and out of folders that an untrusted program writes

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gangline.domain.task import LimitsSpec
 
-__all__ = ["Cgroups", "group_name", "handed_down", "make_groups", "remove_owned"]
+__all__ = ["Cgroups", "group_name", "handed_down", "joined_groups", "make_groups", "remove_owned"]
 
 ROOT = Path("/sys/fs/cgroup")
 _PERIOD_US = 100_000
@@ -64,6 +64,39 @@ def make_groups(
         if (controller := _CONTROLLERS[limit]) in ours:
             _try_v1(groups, root / controller, ours[controller], name, limit, value)
     return groups
+
+
+def joined_groups(pid: int, limits: LimitsSpec, root: Path = ROOT) -> Cgroups:
+    """The groups that somebody else made for the process `pid` and that we may join; what they hold is read back."""
+    groups = Cgroups()
+    ours, theirs = _membership(Path("/proc/self/cgroup")), _membership(Path(f"/proc/{pid}/cgroup"))
+    is_v2 = (root / "cgroup.controllers").exists()
+    for controller, path in theirs.items():
+        folder = (root if is_v2 else root / controller) / path.lstrip("/")
+        own = ours.get(controller, "/")
+        if path == own or (not controller) != is_v2 or not _may_join(folder, root / own.lstrip("/"), is_v2):
+            continue
+        groups.folders.append(folder)
+        for limit, name in _CONTROLLERS.items():
+            if name == controller or is_v2:
+                _note_held(groups, folder, limit, getattr(limits, limit), is_v2)
+    return groups
+
+
+def _may_join(folder: Path, own: Path, is_v2: bool) -> bool:
+    """Version 2 asks for the right on the nearest group above both, too."""
+    above = Path(os.path.commonpath([folder, own])) if is_v2 else folder
+    return all(os.access(group / "cgroup.procs", os.W_OK) for group in (folder, above))
+
+
+def _note_held(groups: Cgroups, folder: Path, limit: str, value: float | None, is_v2: bool) -> None:
+    if value is None:
+        return
+    with suppress(OSError, ValueError):
+        for file, text in (_settings_v2 if is_v2 else _settings_v1)(limit, value).items():
+            if not 0 < int((folder / file).read_text().split()[0]) <= int(text.split()[0]):
+                return  # unlimited is a word, -1, or a huge number; and memory is rounded down to whole pages
+        groups.enforced[limit] = "cgroup v2" if is_v2 else "cgroup v1"
 
 
 def _membership(file: Path) -> dict[str, str]:

@@ -42,6 +42,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """An open `/proc/<pid>` folder of the sandbox to enter; None stays on the host."""
     uid: int | None = None
     """User (and group) to become; None stays who we are."""
+    supervisor_uid: int | None = None
+    """User of that sandbox that the supervisor becomes, so that the command cannot end it; None stays who we are."""
+    filters: Sequence[bytes] = ()
+    """Filters of system calls to put on, as the kernel takes them, the first one first."""
     cgroup_procs: Sequence[str] = ()
     """Host paths of the `cgroup.procs` files to join."""
     rlimits: Mapping[int, int] = {}
@@ -213,6 +217,8 @@ def _as_plain(order: Order) -> dict[str, object]:
         "env": dict(order.env),
         "proc_fd": order.proc_fd,
         "uid": order.uid,
+        "supervisor_uid": order.supervisor_uid,
+        "filters": list(order.filters),
         "cgroup_procs": list(order.cgroup_procs),
         "rlimits": dict(order.rlimits),
     }

@@ -11,7 +11,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
@@ -26,9 +26,16 @@ _NOT_A_PLAIN_FILE = (errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG, errno.EINVAL)
 class SharedFolders:
     """The folders that a runtime shares with the host: path inside -> host folder."""
 
-    def __init__(self, folders: Mapping[str, Path], workdir: str, *, uid: int | None = None) -> None:
-        """`workdir`: where relative paths begin. `uid`: owner (and group) of what is written; None is ourselves."""
+    def __init__(
+        self, folders: Mapping[str, Path], workdir: str, *, uid: int | None = None, closed: Sequence[str] = ()
+    ) -> None:
+        """
+        workdir: where relative paths begin.
+        uid: owner (and group) of what is written; None is ourselves.
+        closed: paths inside whose files are moved neither in nor out.
+        """
         self._folders = {PurePosixPath(inside): folder for inside, folder in folders.items()}
+        self._closed = {PurePosixPath(inside) for inside in closed}
         self._workdir = PurePosixPath(workdir)
         self._uid = uid
 
@@ -73,6 +80,8 @@ class SharedFolders:
         if not path or "\0" in path or ".." in whole.parts:
             raise InvalidRequest(f"{path!r} must name a file without `..`.")
         for inside in (whole, *whole.parents):
+            if inside in self._closed:
+                raise InvalidRequest(f"{path!r} is in {str(inside)!r}, through which no files are moved.")
             if inside in self._folders:
                 if names := whole.relative_to(inside).parts:
                     return self._folders[inside], names
@@ -84,7 +93,7 @@ class SharedFolders:
 @contextmanager
 def _parent(root: Path, names: tuple[str, ...], own: Callable[[int], None] | None) -> Generator[int]:
     """Descriptor of the last component's folder. With `own`, folders that are missing are made, and given to it."""
-    fd = os.open(root, _FOLDER)
+    fd = os.open(root, _FOLDER & ~os.O_NOFOLLOW)  # the root's own path is the host's, and may be a link of /proc
     try:
         for name in names[:-1]:
             if own is not None:

@@ -166,10 +166,10 @@ def _labelled(wanted: Callable[[str], bool]) -> Iterator[tuple[int, str]]:
                     yield int(name), text
 
 
-def reap(runtime: str, owner: str, root: Path, keep: frozenset[str]) -> int:
+def reap(runtime: str, owner: str, root: Path, keep: frozenset[str]) -> set[str]:
     """Remove the processes of `owner`'s runtimes of this kind, and their folders under `root`. Blocking.
 
-    Returns how many runtimes were removed.
+    Returns the ids of the runtimes that were removed.
     """
 
     def left(mark: Mark) -> bool:
@@ -179,10 +179,10 @@ def reap(runtime: str, owner: str, root: Path, keep: frozenset[str]) -> int:
         parts = label.split("/")
         return len(parts) == 3 and left(Mark(owner=parts[0], runtime_id=parts[1], runtime=parts[2]))
 
-    labels = kill_labelled(wanted)
+    removed = {label.split("/")[1] for label in kill_labelled(wanted)}
     for folder, mark in list(marked(root)):
         if left(mark):
             remove_folder(folder)
-            labels.add(mark.label)
+            removed.add(mark.runtime_id)
     _remove_unmarked(root)
-    return len(labels)
+    return removed

@@ -54,7 +54,7 @@ class ProcessRuntime:
         return handle
 
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
-        return await asyncio.to_thread(reap, self.name, owner, root, keep)
+        return len(await asyncio.to_thread(reap, self.name, owner, root, keep))
 
 
 class _ProcessHandle:

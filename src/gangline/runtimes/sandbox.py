@@ -83,7 +83,7 @@ class SandboxRuntime:
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
         removed = await asyncio.to_thread(reap, self.name, owner, root, keep)
         await remove_owned(owner, keep)
-        return removed
+        return len(removed)
 
 
 class _Bubblewrap:

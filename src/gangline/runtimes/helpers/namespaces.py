@@ -15,12 +15,15 @@ TYPE_CHECKING = False  # see `supervisor`
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["become_subreaper", "enter", "enter_user", "forbid_new_privileges"]
+__all__ = ["become_subreaper", "enter", "enter_user", "filter_system_calls", "forbid_new_privileges"]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _NS_GET_USERNS = 0xB701
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_SECCOMP = 22
+_SECCOMP_MODE_FILTER = 2
+_INSTRUCTION_BYTES = 8
 
 
 def _checked(result: int, what: str) -> None:
@@ -69,3 +72,13 @@ def become_subreaper() -> None:
 def forbid_new_privileges() -> None:
     """Neither set-user-id programs nor file capabilities give privileges from here on."""
     _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl no_new_privs")
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def filter_system_calls(program: bytes) -> None:
+    """For ever, and for all descendants. `program`: instructions of the kernel's packet filter, 8 bytes each."""
+    given = _Program(len(program) // _INSTRUCTION_BYTES, program)
+    _checked(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(given), 0, 0), "prctl seccomp")

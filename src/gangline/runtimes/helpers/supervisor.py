@@ -21,7 +21,13 @@ import resource
 import select
 import sys
 
-from gangline.runtimes.helpers.namespaces import become_subreaper, enter, enter_user, forbid_new_privileges
+from gangline.runtimes.helpers.namespaces import (
+    become_subreaper,
+    enter,
+    enter_user,
+    filter_system_calls,
+    forbid_new_privileges,
+)
 
 TYPE_CHECKING = False  # `typing` and `signal`, with its enums, would double the time that a command takes to start
 if TYPE_CHECKING:
@@ -52,6 +58,8 @@ def _start(control_fd: int, order: dict[str, Any]) -> None:
         return
     user_fd = os.open("ns/user", os.O_RDONLY | os.O_CLOEXEC, dir_fd=order["proc_fd"])
     enter(order["proc_fd"], _KINDS)
+    if order["supervisor_uid"] is not None:
+        _become_user(order["supervisor_uid"])
     sys.meta_path.clear()
     sys.path.clear()
     if pid := os.fork():
@@ -243,8 +251,14 @@ def _confine(order: dict[str, Any], cgroup_fds: list[int], user_fd: int | None) 
         enter_user(user_fd)
         forbid_new_privileges()
     if order["uid"] is not None:
-        os.setgroups([])
-        os.setresgid(order["uid"], order["uid"], order["uid"])
-        os.setresuid(order["uid"], order["uid"], order["uid"])
+        _become_user(order["uid"])
     for kind, value in order["rlimits"].items():
         resource.setrlimit(kind, (value, value))
+    for program in order["filters"]:
+        filter_system_calls(program)
+
+
+def _become_user(uid: int) -> None:
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
