@@ -98,6 +98,15 @@ async def test_the_workdir_keeps_what_the_image_has_there_and_is_the_agents(
     await again.stop()
 
 
+async def test_more_folders_are_the_agents(container_runtime: str, tmp_path: Path) -> None:
+    handle = await started(container_runtime, tmp_path, folders=["/logs/agent", "/tests"])
+    assert (await handle.exec("touch /logs/agent/a /tests/b")).ok
+    assert not (await handle.exec("touch /logs/c")).ok
+    await handle.upload("/tests/run.sh", b"true")
+    assert (await handle.exec("sh /tests/run.sh && rm /tests/run.sh")).ok
+    await handle.stop()
+
+
 async def test_volumes_of_an_image_go_with_the_container(
     container_runtime: str, tmp_path: Path, derived_image: str
 ) -> None:
@@ -122,6 +131,7 @@ async def test_what_is_mounted_into_a_container_cannot_be_moved_out_or_changed(
     container_runtime: str, tmp_path: Path
 ) -> None:
     handle = await started(container_runtime, tmp_path)
+    assert handle.limits()["max_pids"] != "not enforced"
     for path in ("/proc/1/environ", "/sys/kernel/notes", f"{sys.prefix}/pyvenv.cfg", "/run/gangline/life"):
         with pytest.raises(InvalidRequest):
             await handle.download(path)

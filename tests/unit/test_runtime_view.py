@@ -10,8 +10,9 @@ import pytest
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import LimitsSpec
 from gangline.runtimes.bubblewrap import View, arguments, private_files
-from gangline.runtimes.cgroups import group_name, make_groups, remove_owned
-from gangline.runtimes.environment import argv_of, clean_environment, exposed_folders
+from gangline.runtimes.cgroups import group_name, joined_groups, make_groups, remove_owned
+from gangline.runtimes.container_engine import checked_image
+from gangline.runtimes.environment import argv_of, clean_environment, exposed_folders, image_environment
 from gangline.runtimes.limits import enforcement
 from gangline.runtimes.obstacles import obstacle
 
@@ -77,6 +78,32 @@ def test_exposed_folders_exist_once_and_lend_their_programs_to_path(tmp_path: Pa
     assert set(environ) == {"PATH", "HOME", "LANG", "A"}
 
 
+def test_an_images_own_programs_come_before_the_exposed_ones(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    image = {"PATH": "/opt/conda/bin:/usr/bin", "LANG": "de_DE.UTF-8", "HOME": "/root"}
+    environ = image_environment([tmp_path], "/home/agent", image, {"A": "1"})
+    assert environ == {
+        "PATH": f"/opt/conda/bin:/usr/bin:{tmp_path}/bin",
+        "LANG": "de_DE.UTF-8",
+        "HOME": "/home/agent",
+        "A": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["debian", "debian:12", "ghcr.io/a/b_c:v1.2", "localhost:5000/x@sha256:" + "0" * 64, "swebench/sweb.eval:x"],
+)
+def test_names_of_images_are_taken(image: str) -> None:
+    assert checked_image(image, "docker") == image
+
+
+@pytest.mark.parametrize("image", [None, "", "--privileged", "dir:/etc", "docker-archive:/x.tar", "a b", "a\n", "/etc"])
+def test_what_is_no_name_of_an_image_never_reaches_a_command_line(image: str | None) -> None:
+    with pytest.raises(InvalidRequest, match="image"):
+        checked_image(image, "docker")
+
+
 def test_a_command_must_name_a_program() -> None:
     assert argv_of("a | b") == ["sh", "-c", "a | b"]
     for empty in ([], [""]):
@@ -131,6 +158,41 @@ def test_version_2_limits_what_it_can_where_a_controller_is_missing(tmp_path: Pa
     assert sorted(path.name for path in (tmp_path / "user" / "gangline@o@1").iterdir()) == ["memory.max", "pids.max"]
     chosen = enforcement(limits, groups.enforced, own_user=True)
     assert chosen.told["cpus"] == "not enforced"
+
+
+def _container(root: Path, **files: str) -> Path:
+    """What an engine made, beside our own group: the container's membership."""
+    folder = root / "machine" / "container"
+    folder.mkdir(parents=True)
+    for name, text in {"cgroup.procs": "", **files}.items():
+        (folder / name.replace("_", ".")).write_text(text)
+    membership = root / "container-membership"
+    membership.write_text("0::/machine/container\n")
+    return membership
+
+
+def test_what_an_engines_groups_hold_is_read_back(tmp_path: Path) -> None:
+    own = _v2(tmp_path, "memory pids")
+    theirs = _container(tmp_path, memory_max="1044480", pids_max="9", cpu_max="max 100000")
+    limits = LimitsSpec(memory_bytes=1 << 20, max_pids=9, cpus=1)
+    groups = joined_groups(theirs, limits, root=tmp_path, own_membership=own)
+    assert groups.procs == [str(tmp_path / "machine" / "container" / "cgroup.procs")]
+    assert groups.enforced == {"memory_bytes": "cgroup v2", "max_pids": "cgroup v2"}, "cpu is without limit there"
+
+
+def test_groups_that_commands_may_not_join_hold_nothing(tmp_path: Path) -> None:
+    """Version 2 asks for the right on what is above both; an ordinary user has it in its own session only."""
+    own = _v2(tmp_path, "memory pids")
+    theirs = _container(tmp_path, pids_max="9")
+    (tmp_path / "cgroup.procs").unlink()
+    groups = joined_groups(theirs, LimitsSpec(max_pids=9), root=tmp_path, own_membership=own)
+    assert (groups.procs, groups.enforced) == ([], {})
+
+
+def test_a_container_in_our_own_group_has_none_of_its_own(tmp_path: Path) -> None:
+    own = _v2(tmp_path, "memory pids")
+    groups = joined_groups(own, LimitsSpec(max_pids=9), root=tmp_path, own_membership=own)
+    assert groups.procs == []
 
 
 def test_version_2_without_any_controller_leaves_no_group(tmp_path: Path) -> None:

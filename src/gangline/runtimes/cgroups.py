@@ -66,10 +66,15 @@ def make_groups(
     return groups
 
 
-def joined_groups(pid: int, limits: LimitsSpec, root: Path = ROOT) -> Cgroups:
-    """The groups that somebody else made for the process `pid` and that we may join; what they hold is read back."""
+def joined_groups(
+    membership: Path, limits: LimitsSpec, root: Path = ROOT, own_membership: Path = Path("/proc/self/cgroup")
+) -> Cgroups:
+    """The groups that somebody else made for a process and that we may join; what they hold is read back.
+
+    membership: that process's `/proc/<pid>/cgroup`.
+    """
     groups = Cgroups()
-    ours, theirs = _membership(Path("/proc/self/cgroup")), _membership(Path(f"/proc/{pid}/cgroup"))
+    ours, theirs = _membership(own_membership), _membership(membership)
     is_v2 = (root / "cgroup.controllers").exists()
     for controller, path in theirs.items():
         folder = (root if is_v2 else root / controller) / path.lstrip("/")

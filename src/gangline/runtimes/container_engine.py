@@ -81,7 +81,7 @@ class Engine:
         await self._done("wait", _PREFIX + runtime_id)
 
     async def remove(self, runtime_id: str) -> None:
-        """Remove a container with its files and volumes, if there is one. Raises: RuntimeFailed."""
+        """Remove a container with its files and volumes, if there is one. Raises: RuntimeFailed, RuntimeUnavailable."""
         code, _, complaint = await self._said("rm", "--force", "--volumes", _PREFIX + runtime_id)
         if code != 0 and not _NO_CONTAINER.search(complaint):
             raise RuntimeFailed(f"{self.name} did not remove a container: {complaint}")

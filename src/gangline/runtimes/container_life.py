@@ -29,12 +29,16 @@ _MAX_COMPLAINT_BYTES = 4096
 _SCRIPT = r"""
 exec 3<"$0/life" 4>"$0/ready" || exit 1
 if [ ! -e /.gangline ]; then
-  uid=$1 home=$2 work=$3
+  uid=$1 home=$2
   first() { set -- "$1" "$2" "$(cat "$1")" && printf '%s\n' "$2" "$3" > "$1"; }
-  shift 3
+  shift
+  own() {
+    while [ "$1" != : ]; do mkdir -p -- "$1" && chown -R -- "$uid:$uid" "$1" || return; shift; done
+    shift
+    chmod o+x -- "$@"
+  }
   said=$({
-    mkdir -p -- "$home" "$work" /tmp && chmod o+x -- "$@" && chmod 1777 /tmp &&
-    chown -R -- "$uid:$uid" "$home" "$work" &&
+    own "$@" && mkdir -p /tmp && chmod 1777 /tmp &&
     { [ ! -f /etc/passwd ] || first /etc/passwd "agent:x:$uid:$uid:agent:$home:/bin/sh"; } &&
     { [ ! -f /etc/group ] || first /etc/group "agent:x:$uid:"; } &&
     : > /.gangline
@@ -49,9 +53,13 @@ wait $!
 """Once: folders of the agent's own, and its name. `wait` reaps orphans as long as nobody writes, that is for ever."""
 
 
-def first_process(uid: int, home: str, workdir: str, through: Sequence[str]) -> list[str]:
-    """Command line of a container. `through`: folders that everyone must be able to enter."""
-    return ["sh", "-c", _SCRIPT, PIPES, str(uid), home, workdir, *through]
+def first_process(uid: int, own: Sequence[str], through: Sequence[str]) -> list[str]:
+    """Command line of a container.
+
+    own: folders that the agent, user `uid`, owns with all that is in them; the first is its HOME.
+    through: folders that everyone must be able to enter.
+    """
+    return ["sh", "-c", _SCRIPT, PIPES, str(uid), *own, ":", *through]
 
 
 class Pipes:

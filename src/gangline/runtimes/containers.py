@@ -18,11 +18,18 @@ import asyncio
 import os
 import zlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal, TypeVar
 
 from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart
-from gangline.domain.errors import GanglineError, InvalidRequest, RuntimeFailed, RuntimeUnavailable
+from gangline.domain.errors import (
+    GanglineError,
+    InvalidRequest,
+    RuntimeFailed,
+    RuntimeFault,
+    RuntimeUnavailable,
+)
 from gangline.domain.ids import validated_id
 from gangline.domain.task import LimitsSpec
 from gangline.runtimes.cgroups import Cgroups, joined_groups
@@ -72,6 +79,7 @@ class _ContainerRuntime:
 
     async def check(self) -> None:
         """Ask the engine. Raises: RuntimeUnavailable, with the line to run."""
+        self._refuse_user()
         if not self._engine.is_installed:
             raise RuntimeUnavailable(f"{self.name} is not installed. Run, as root: {self._install}")
         try:
@@ -82,6 +90,9 @@ class _ContainerRuntime:
     _install: ClassVar[str]
     _advice: ClassVar[str]
 
+    def _refuse_user(self) -> None:
+        """Raises: RuntimeUnavailable when it is not for the user that we are."""
+
     def _user_options(self) -> list[str]:
         return []
 
@@ -91,6 +102,7 @@ class _ContainerRuntime:
 
     async def start(self, start: RuntimeStart) -> RuntimeHandle:
         """Raises: RuntimeFailed, RuntimeUnavailable, InvalidRequest."""
+        self._refuse_user()
         validated_id(start.runtime_id, "runtime_id")
         validated_id(start.owner, "owner")
         if start.spec.network != "none" and start.proxy_port is None:
@@ -103,7 +115,8 @@ class _ContainerRuntime:
         try:
             await handle.begin()
         except BaseException:
-            await asyncio.shield(handle.stop())
+            with suppress(RuntimeFault):  # an engine that is not there; what it left is the reaper's
+                await asyncio.shield(handle.stop())
             raise
         return handle
 
@@ -129,10 +142,9 @@ class DockerRuntime(_ContainerRuntime):
         settings = settings or Settings.from_environ()
         super().__init__(settings.docker, settings)
 
-    async def check(self) -> None:
+    def _refuse_user(self) -> None:
         if os.geteuid() != 0:
             raise RuntimeUnavailable("runtime `docker` needs a node that runs as root; for users there is `podman`.")
-        await super().check()
 
 
 class PodmanRuntime(_ContainerRuntime):
@@ -168,9 +180,12 @@ class _ContainerHandle:
         options: Sequence[str],
     ) -> None:
         self.runtime_id = start.runtime_id
-        self.workdir = _checked_workdir(start.spec.workdir)
+        self.workdir = _checked_folder(start.spec.workdir, "runtime.workdir")
         self.home = HOME
         self.proxy_url = None if start.spec.network == "none" else f"http://127.0.0.1:{start.proxy_port}"
+        folders = [_checked_folder(path, "runtime.folders") for path in start.spec.folders]
+        self._own = list(dict.fromkeys([HOME, self.workdir, *folders]))
+        """Folders of the agent's."""
         self._engine = engine
         self._start = start
         self._mark = mark
@@ -224,7 +239,7 @@ class _ContainerHandle:
                 f"{self._engine.name} maps users so that the agent's is none of them: run it without userns-remap."
             )
         self._filters = await asyncio.to_thread(_filters, self._life.pid)
-        self._groups = joined_groups(self._life.pid, self._inner_limits())
+        self._groups = joined_groups(Path(f"/proc/{self._life.pid}/cgroup"), self._inner_limits())
         self._limits = enforcement(self._start.spec.limits, self._groups.enforced, own_user=True)
         return self._life
 
@@ -233,8 +248,7 @@ class _ContainerHandle:
         if self._was_made:
             await self._engine.start(self.runtime_id, self._start.folder)
         else:
-            through = _parents([self.workdir, HOME, *map(str, self._expose)])
-            argv = first_process(self._uid, HOME, self.workdir, through)
+            argv = first_process(self._uid, self._own, _parents([*self._own, *map(str, self._expose)]))
             await self._engine.run(self.runtime_id, self._run_options(), self._image, argv, self._start.folder)
             self._was_made = True
         inspected = await self._engine.inspect(self.runtime_id)
@@ -408,9 +422,9 @@ def _parents(paths: Sequence[str]) -> list[str]:
     return [str(path) for path in sorted(found, key=lambda path: len(path.parts))]
 
 
-def _checked_workdir(workdir: str) -> str:
-    path = PurePosixPath(workdir)
+def _checked_folder(named: str, field: str) -> str:
+    path = PurePosixPath(named)
     above = {str(parent) for parent in (path, *path.parents)}
     if not path.is_absolute() or ".." in path.parts or str(path) in _NO_WORKDIR_ITSELF or above & set(_NO_WORKDIR):
-        raise InvalidRequest(f"runtime.workdir must be an absolute folder outside the system's, got {workdir!r}.")
+        raise InvalidRequest(f"{field} must be an absolute folder outside the system's, got {named!r}.")
     return str(path)
