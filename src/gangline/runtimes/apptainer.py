@@ -105,7 +105,7 @@ class ApptainerRuntime:
         await asyncio.to_thread(kill_mounted, self.name, owner, root, keep)
         removed = await asyncio.to_thread(reap, self.name, owner, root, keep)
         await remove_owned(owner, keep)
-        return removed
+        return len(removed)
 
 
 class _Container:
