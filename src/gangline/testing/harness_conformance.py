@@ -113,6 +113,7 @@ class Bench:
         self._noted = root / "noted.json"
         self._owner = new_id("conformance")
         self._handles: list[RuntimeHandle] = []
+        self._owner = new_id("conformance")  # stopping kills by label: another run's processes must not have it
         self.install()
 
     def make(self, **settings: Any) -> Harness:
