@@ -14,6 +14,8 @@ from gangline.testing.runtime_conformance import Check, checks, run_check
 
 @pytest.mark.parametrize("check", checks(isolated=True), ids=lambda check: check.__name__)
 async def test_container(container_runtime: str, check: Check, tmp_path: Path) -> None:
+    if container_runtime == "podman" and check.__name__ == "the_proxy_is_reached_under_full":
+        pytest.skip("does not apply: root's bridge would be this machine's, and stay; a user's needs /dev/net/tun")
     await run_check(check, make_runtime(container_runtime), tmp_path, isolated=True, image=IMAGE)
 
 

@@ -105,6 +105,8 @@ class _ContainerRuntime:
         self._refuse_user()
         validated_id(start.runtime_id, "runtime_id")
         validated_id(start.owner, "owner")
+        if start.spec.network == "list":
+            raise InvalidRequest(f"runtime `{self.name}` cannot open a list of hosts; `sandbox` can.")
         if start.spec.network != "none" and start.proxy_port is None:
             raise InvalidRequest(f"network `{start.spec.network}` needs the port of the node's proxy.")
         image = checked_image(start.spec.image, self.name)
