@@ -215,11 +215,6 @@ async def test_a_container_ends_with_the_process_that_started_it(container_runti
     assert engine(container_runtime, "ps", "--all", "--quiet") == ""
 
 
-async def test_a_list_of_hosts_is_refused_rather_than_shut(container_runtime: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="list of hosts"):
-        await started(container_runtime, tmp_path, network="list", network_allow=("example.org",))
-
-
 @pytest.mark.parametrize("workdir", ["/etc", "/proc/x", "/usr", "relative", "/a/../etc", "/"])
 async def test_a_workdir_is_no_folder_of_the_systems(container_runtime: str, tmp_path: Path, workdir: str) -> None:
     with pytest.raises(InvalidRequest, match="workdir"):

@@ -40,7 +40,8 @@ from gangline.runtimes.execution import Executions, Order
 from gangline.runtimes.files import SharedFolders
 from gangline.runtimes.leftovers import LABEL, Mark, marked, reap, remove_folder, write_mark
 from gangline.runtimes.limits import NOT_ENFORCED, enforcement
-from gangline.runtimes.relay import ListenerHelper, Relay
+from gangline.runtimes.openings import Openings
+from gangline.runtimes.relay import ListenerHelper
 from gangline.runtimes.seccomp import filters_of
 from gangline.runtimes.threads import run_to_end
 from gangline.settings import Settings
@@ -105,8 +106,6 @@ class _ContainerRuntime:
         self._refuse_user()
         validated_id(start.runtime_id, "runtime_id")
         validated_id(start.owner, "owner")
-        if start.spec.network == "list":
-            raise InvalidRequest(f"runtime `{self.name}` cannot open a list of hosts; `sandbox` can.")
         if start.spec.network != "none" and start.proxy_port is None:
             raise InvalidRequest(f"network `{start.spec.network}` needs the port of the node's proxy.")
         image = checked_image(start.spec.image, self.name)
@@ -203,7 +202,7 @@ class _ContainerHandle:
         self._limits = enforcement(start.spec.limits, {}, own_user=True)
         self._executions = Executions(mark.label)
         self._life: ContainerLife | None = None
-        self._relay: Relay | None = None
+        self._openings = Openings()
         self._lock = asyncio.Lock()
         self._was_made = False
         self._stopped = False
@@ -224,7 +223,7 @@ class _ContainerHandle:
         try:
             life = self._life = await _to_end(self._another_life())
             if helper is not None and not life.is_in_our_network():
-                await self._open_relay(helper, life)
+                await self._openings.open(helper, life.proc_fd, self._start)
         except BaseException:
             await asyncio.shield(self._end())
             raise
@@ -273,13 +272,6 @@ class _ContainerHandle:
         pairs = [("--mount", f"type=bind,source={source},target={path},readonly") for path, source in bound.items()]
         return [piece for pair in pairs for piece in pair]
 
-    async def _open_relay(self, helper: ListenerHelper, life: ContainerLife) -> None:
-        port = self._start.proxy_port
-        assert port is not None
-        listening = await helper.listen(life.proc_fd, port)
-        self._relay = Relay(port)
-        await self._relay.serve(listening)
-
     async def exec(
         self,
         command: str | Sequence[str],
@@ -297,7 +289,9 @@ class _ContainerHandle:
         order = Order(
             argv=argv,
             cwd=str(PurePosixPath(self.workdir) / (cwd or "")),
-            env=image_environment(self._expose, HOME, self._env, {**self._start.spec.env, **(env or {})}),
+            env=image_environment(
+                self._expose, HOME, self._env, {**self._openings.env, **self._start.spec.env, **(env or {})}
+            ),
             proc_fd=life.proc_fd,
             uid=self._uid,
             supervisor_uid=None if os.geteuid() == 0 else 0,
@@ -351,9 +345,7 @@ class _ContainerHandle:
         if life is not None:
             life.kill()
         await self._executions.close()
-        if self._relay is not None:
-            await self._relay.close()
-            self._relay = None
+        await self._openings.close()
         if life is not None:
             life.close()
             await _to_end(self._engine.kill(self.runtime_id))
@@ -367,8 +359,7 @@ class _ContainerHandle:
                 life.kill()
                 life.close()
             await self._executions.close()
-            if self._relay is not None:
-                await self._relay.close()
+            await self._openings.close()
             await _to_end(self._engine.remove(self.runtime_id))
             await run_to_end(remove_folder, self._start.folder)
             self._stopped = True

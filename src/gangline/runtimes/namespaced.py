@@ -20,11 +20,11 @@ from gangline.runtimes.cgroups import Cgroups, group_name, make_groups
 from gangline.runtimes.environment import argv_of
 from gangline.runtimes.execution import Executions, Order
 from gangline.runtimes.files import SharedFolders
-from gangline.runtimes.forwarding import Forwarder, proxy_variables
 from gangline.runtimes.holder import Holder, Launch
 from gangline.runtimes.leftovers import Mark, remove_folder, write_mark
 from gangline.runtimes.limits import NOT_ENFORCED, enforcement
-from gangline.runtimes.relay import ListenerHelper, Relay
+from gangline.runtimes.openings import Openings
+from gangline.runtimes.relay import ListenerHelper
 from gangline.runtimes.threads import run_to_end
 
 __all__ = [
@@ -138,9 +138,7 @@ class NamespacedHandle:
         self._files = SharedFolders(shared, self.workdir, uid=uid)
         self._executions = Executions(self._label)
         self._holder: Holder | None = None
-        self._relay: Relay | None = None
-        self._forwarder: Forwarder | None = None
-        self._forward_env: dict[str, str] = {}
+        self._openings = Openings()
         self._lock = asyncio.Lock()
         self._stopped = False
 
@@ -176,7 +174,7 @@ class NamespacedHandle:
             self._holder = await Holder.start(await run_to_end(self._enclosure.launch), self._label)
             await asyncio.to_thread(self._enclosure.entered, self._holder.proc_fd)
             if helper is not None:
-                await self._open_relay(helper, self._holder)
+                await self._openings.open(helper, self._holder.proc_fd, self._start)
         except BaseException:
             await asyncio.shield(self._end())
             raise
@@ -184,18 +182,6 @@ class NamespacedHandle:
             if helper is not None:
                 helper.close()
         return self._holder
-
-    async def _open_relay(self, helper: ListenerHelper, holder: Holder) -> None:
-        port = self._start.proxy_port
-        assert port is not None
-        listening = await helper.listen(holder.proc_fd, port)
-        self._relay = Relay(port)
-        await self._relay.serve(listening)
-        if rules := self._start.spec.network_rules:
-            listening = await helper.listen(holder.proc_fd, 0)
-            self._forward_env = proxy_variables(int(listening.getsockname()[1]))
-            self._forwarder = Forwarder(rules, self.runtime_id)
-            await self._forwarder.serve(listening)
 
     async def exec(
         self,
@@ -214,7 +200,7 @@ class NamespacedHandle:
         order = Order(
             argv=argv,
             cwd=str(PurePosixPath(self.workdir) / (cwd or "")),
-            env=self._enclosure.environment({**self._forward_env, **self._start.spec.env, **(env or {})}),
+            env=self._enclosure.environment({**self._openings.env, **self._start.spec.env, **(env or {})}),
             proc_fd=holder.proc_fd,
             uid=self._uid,
             cgroup_procs=self._groups.procs,
@@ -250,12 +236,7 @@ class NamespacedHandle:
         if self._holder is not None:
             self._holder.kill()
         await self._executions.close()
-        if self._relay is not None:
-            await self._relay.close()
-            self._relay = None
-        if self._forwarder is not None:
-            await self._forwarder.close()
-            self._forwarder = None
+        await self._openings.close()
         if self._holder is not None:
             await self._holder.end()
             self._holder = None
