@@ -44,7 +44,11 @@ CASES = [
     Case("claude_code", "claude", "anthropic", {}, "later"),
     Case("codex", "codex", "openai_responses", {}, "later"),
     Case("pi", "pi", "openai_chat", {}, "later"),
-    *(Case("pi", "pi", dialect, {"api": api}, "later") for api, dialect in PI_APIS.items()),
+    # In Google's dialect a break after the first tokens may reach pi as one that it does not try again after.
+    *(
+        Case("pi", "pi", dialect, {"api": api}, "first" if dialect == "google" else "later")
+        for api, dialect in PI_APIS.items()
+    ),
     Case("gemini_cli", "gemini", "google", {}, "later"),
     Case("qwen_code", "qwen", "openai_chat", {}, "first"),
     Case("opencode", "opencode", "openai_chat", {}, "later"),

@@ -233,6 +233,19 @@ async def test_a_stream_that_breaks_is_the_sdk_s_server_error_and_keep_alives_ar
     assert (broke.value.code, broke.value.status) == (503, "UNAVAILABLE")
 
 
+async def test_the_error_of_a_broken_stream_comes_apart_and_leaves_it_open() -> None:
+    """The JavaScript SDK passes over an error that came with an event, and over one that ends like an event."""
+    script = {"default": {"text": "One two three four.", "faults": {"drop_connection": 3}}}
+    body = {"contents": [{"parts": [{"text": "Hi."}]}]}
+    async with proxied(script) as running, aiohttp.ClientSession() as http:
+        url = f"{running.url}/s/s1/v1beta/models/scripted:streamGenerateContent"
+        headers = {"x-goog-api-key": running.session.key}
+        async with http.post(f"{url}?alt=sse", json=body, headers=headers) as response:
+            pieces = [piece async for piece in response.content.iter_any()]
+        assert json.loads(pieces[-1])["error"]["status"] == "UNAVAILABLE"
+        assert not pieces[-1].endswith(b"\n\n")
+
+
 async def test_a_stream_without_alt_sse_is_one_json_array() -> None:
     async with proxied({"default": {"text": "Hello world."}}) as running, aiohttp.ClientSession() as http:
         url = f"{running.url}/s/s1/v1beta/models/scripted:streamGenerateContent"

@@ -89,6 +89,10 @@ class AnthropicEventWriter:
         )
         return events + _event("message_stop", {})
 
+    @property
+    def error_stands_alone(self) -> bool:
+        return False
+
     def error(self, error: GanglineError) -> bytes:
         return b"event: error\ndata: " + messages_error(error).body + b"\n\n"
 

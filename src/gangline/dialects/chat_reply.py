@@ -151,6 +151,10 @@ class ChatEventWriter:
             if call.name in self._customs
         ]
 
+    @property
+    def error_stands_alone(self) -> bool:
+        return False
+
     def error(self, error: GanglineError) -> bytes:
         """No `[DONE]` follows: a client that overlooks the error must not take the reply for whole.
 

@@ -69,6 +69,11 @@ class EventWriter(Protocol):
         """The end of a stream that broke after its first byte."""
         ...
 
+    @property
+    def error_stands_alone(self) -> bool:
+        """Whether this provider's clients see the error only where it does not come in one piece with an event."""
+        ...
+
 
 class Dialect(Protocol):
     name: ClassVar[str]

@@ -206,12 +206,18 @@ class GoogleEventWriter:
         last = self._chunk({"candidates": candidates, "usageMetadata": _usage(reply.usage)})
         return last + (b"]" if self._as_array else b"")
 
+    @property
+    def error_stands_alone(self) -> bool:
+        return not self._as_array
+
     def error(self, error: GanglineError) -> bytes:
-        """Not as an event: both SDKs look for a line of bare JSON, and take an error event for an empty chunk."""
+        """Not as an event: both SDKs look for a line of bare JSON, and take an error event for an empty chunk.
+
+        The JavaScript SDK sees it only in a piece of its own. Without an empty line behind it, it is told that the
+        stream is incomplete where it came in one piece with an event; else it would take the stream for whole.
+        """
         body = google_error(error).body
-        if self._as_array:
-            return self._separator() + body + b"]"
-        return body + b"\n\n"
+        return self._separator() + body + b"]" if self._as_array else body + b"\n"
 
     def _last(self, choice: ReplyChoice) -> dict[str, Any]:
         streamed = self._streamed(choice.index)

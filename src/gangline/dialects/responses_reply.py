@@ -68,6 +68,10 @@ class ResponsesEventWriter:
     def finish(self, reply: Reply) -> bytes:
         return self._begin() + self._written(self.last_events(reply))
 
+    @property
+    def error_stands_alone(self) -> bool:
+        return False
+
     def error(self, error: GanglineError) -> bytes:
         failed = self._response("failed", error=stream_error(error))
         return self._begin() + self._written([("response.failed", failed)])

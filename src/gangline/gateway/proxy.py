@@ -6,6 +6,7 @@ path, then by its headers. What is not served is answered in the shape that the 
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -36,6 +37,9 @@ from gangline.listening import LIMITS, read_body
 from gangline.telemetry.logs import stays_session_in_logs
 
 __all__ = ["Proxy"]
+
+_APART_S = 0.1
+"""Long enough for what was sent before to be read, by a client that reads."""
 
 _log = logging.getLogger("gangline.proxy")
 
@@ -193,6 +197,8 @@ class Proxy:
             if not response.prepared:
                 raise
             self._on_error(error)
+            if writer.error_stands_alone:
+                await asyncio.sleep(_APART_S)
             await response.write(writer.error(error))
             await response.write_eof()
             return response
