@@ -96,6 +96,16 @@ def test_a_python_program_gets_an_environment_of_its_own_and_a_link(
     assert (tools / "bin" / "musher").exists()
 
 
+def test_an_installation_that_was_interrupted_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip = "mkdir -p $(dirname $0)/../lib/python3.9/site-packages/musher_agent-4.5.dist-info; kill -INT $PPID; exit 130"
+    program(tmp_path, "pip", pip)
+    program(tmp_path / "machine", "python", f"mkdir -p $3/bin; cp {tmp_path}/pip $3/bin/python")
+    monkeypatch.setattr("gangline.harnesses.installation.sys.executable", str(tmp_path / "machine" / "python"))
+    with pytest.raises(KeyboardInterrupt):
+        install([(PYPI, None)], tmp_path / "tools")
+    assert installed_version(PYPI, tmp_path / "tools") is None
+
+
 async def test_a_program_of_the_right_version_passes(tmp_path: Path) -> None:
     program(tmp_path / "bin", "sledge", "echo 'sledge 1.2.3 (Dogs)' >&2")
     runtime = FolderRuntime(tmp_path / "r1", path=f"{tmp_path / 'bin'}:{os.defpath}")

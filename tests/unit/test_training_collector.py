@@ -7,13 +7,11 @@ import itertools
 
 import pytest
 
-from gangline.client import ServerClient
 from gangline.domain.errors import InvalidGroup, OutOfTasks
 from gangline.domain.task import AgentSpec, TaskRequest
 from gangline.training.collector import (
     PlainCollector,
     ReplenishingCollector,
-    RolloutClient,
     informative,
 )
 from gangline.training.groups import Group, ValiditySettings
@@ -22,11 +20,6 @@ from training_service import BROKEN, DULL, GOOD, FakeService, tasks
 
 def names(groups: list[Group]) -> list[str]:
     return [one.task_id for one in groups]
-
-
-def test_the_client_of_the_server_is_a_rollout_client() -> None:
-    client: RolloutClient = ServerClient("http://127.0.0.1:1")
-    assert client is not None
 
 
 async def test_a_plain_batch_waits_for_its_slowest() -> None:

@@ -229,7 +229,7 @@ def _install_pypi(program: Program, version: str | None, tools: Path) -> None:
     try:
         pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         _run([*pip, *program.requirements(version)])
-    except HarnessError:
+    except BaseException:  # Ctrl-C too: what is there by half would count as installed
         shutil.rmtree(folder, ignore_errors=True)
         raise
     bin_folder, inner = tools / "bin", Path("..") / folder.relative_to(tools) / "bin"
