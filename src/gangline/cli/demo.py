@@ -21,7 +21,7 @@ from rich.table import Table
 from gangline.cli.exits import Exit
 from gangline.cli.output import DataOption, JsonOption, console, notes, print_json
 from gangline.cli.up import EngineOption, Plan, run_service
-from gangline.domain.errors import InvalidRequest, RuntimeUnavailable
+from gangline.domain.errors import InvalidRequest, NodeError, RuntimeUnavailable
 from gangline.settings import Settings
 
 if TYPE_CHECKING:
@@ -183,6 +183,9 @@ def _report(plan: Plan, name: str, ran: _Ran) -> Report:
     from gangline.trajectories.export import export_rows
 
     results, wall_s, backend = ran
+    if not any(result.completions for result in results):
+        why = "; ".join(sorted({_why(result) for result in results}))
+        raise NodeError(f"no session came to sample anything ({why}). The logs are in {plan.data_dir / 'logs'}.")
     lines = tuple(map(_line, results))
     rewards = [line.reward for line in lines if line.reward is not None]
     model = plan.engine.partition(":")[2] if plan.engine.startswith("embedded:") else None
@@ -204,6 +207,10 @@ def _report(plan: Plan, name: str, ran: _Ran) -> Report:
         picture=str(picture),
         runtime=backend,
     )
+
+
+def _why(result: SessionResult) -> str:
+    return f"{result.outcome}: {result.failure.message}" if result.failure else result.outcome
 
 
 def _line(result: SessionResult) -> SessionLine:

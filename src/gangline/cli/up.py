@@ -285,11 +285,12 @@ async def _ended_by_signals(supervisor: Supervisor, data_dir: Path) -> AsyncGene
 
     def on_signal() -> None:
         nonlocal stopping, signalled
+        signalled = True
         if stopping:
             notes().print("Stopping at once.")
             supervisor.hurry()
         else:
-            stopping = signalled = True
+            stopping = True
             notes().print("Stopping; Ctrl-C again to stop at once.")
             task.cancel()
 
@@ -303,6 +304,8 @@ async def _ended_by_signals(supervisor: Supervisor, data_dir: Path) -> AsyncGene
         if "node" in await supervisor.stop(notes().print if signalled else _silently):
             await _reap_after_node(data_dir)
         running.forget(data_dir)
+    if signalled:
+        raise asyncio.CancelledError  # it came after the body was done, and means what would follow
 
 
 def _silently(_line: str) -> None:
