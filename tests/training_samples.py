@@ -89,6 +89,7 @@ def sample(
     session_id: str = "s0",
     weights: Sequence[float] | None = None,
     seed: int = 0,
+    temperature: float = 1.0,
 ) -> Sample:
     """A sample with random advantages and log-probs."""
     random = np.random.default_rng([seed, *prompt, *response])
@@ -102,4 +103,5 @@ def sample(
         advantages=random.normal(size=num),
         behaviour_logprobs=-random.uniform(0.1, 3.0, num).astype(np.float32),
         versions=np.zeros(num, np.int32),
+        temperatures=np.full(num, temperature, np.float32),
     )

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from fixtures_models import CONFIGS
+from gangline.domain.conversation import SamplingParams
 from gangline.training.algorithms import algorithm
 from gangline.training.forward import loss_inputs, token_logprobs
 from gangline.training.groups import Group
 from gangline.training.loss import LossTotals, policy_loss
 from gangline.training.packing import Batch, LayoutKind, pack, pack_all
 from gangline.training.samples import make_samples
-from training_samples import sample, session, trace
+from training_samples import EXACT, sample, session, trace
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 SAMPLES = [
@@ -94,10 +97,19 @@ def test_small_batches_add_up_to_one(model: PreTrainedModel, kind: LayoutKind) -
 
 
 def test_temperature_is_that_of_the_sampling(model: PreTrainedModel) -> None:
-    batch = pack(SAMPLES[4:5])
-    logits = model(input_ids=torch.tensor([[20, 21]])).logits[0, 0] / 0.7
-    cooled = token_logprobs(model, batch, temperature=0.7)  # type: ignore[arg-type]
-    assert torch.allclose(cooled, logits.log_softmax(-1)[21])
+    logits = model(input_ids=torch.tensor([[20, 21]])).logits[0, 0]
+    both = logprobs(model, pack([sample([20], [21], temperature=0.7), sample([20], [21], session_id="s1")]))
+    assert torch.allclose(both[0], (logits / 0.7).log_softmax(-1)[21], atol=CLOSE)
+    assert torch.allclose(both[1], logits.log_softmax(-1)[21])
+
+
+@pytest.mark.parametrize(("kind", "temperature"), [("processed", 0.7), ("temperature_scaled", 0.7), ("raw", 1.0)])
+def test_the_temperature_is_the_one_that_the_log_probs_are_of(kind: Any, temperature: float) -> None:
+    sampling = SamplingParams(temperature=0.7)
+    certified = msgspec.structs.replace(EXACT, logprobs=kind, sampling=sampling)
+    second = trace(turns=[(11, 12, 2), (13, 2)], certificates=(EXACT, certified))
+    (one,) = make_samples(Group("task-1", (session("s0", 1.0, second),)), algorithm("grpo"))
+    assert one.temperatures.tolist() == pytest.approx([1.0] * 5 + [temperature] * 2)
 
 
 def test_a_step_along_the_gradient_makes_what_was_rewarded_likelier(model: PreTrainedModel) -> None:

@@ -34,10 +34,10 @@ class CausalModel(Protocol):
         ...
 
 
-def token_logprobs(model: CausalModel, batch: Batch, *, temperature: float = 1.0) -> Tensor:
+def token_logprobs(model: CausalModel, batch: Batch) -> Tensor:
     """Natural log-probs [N] of the batch's trained tokens, in float32 or better, on the model's device.
 
-    temperature: that the tokens were sampled with, where the engine's log-probs are of the tempered distribution.
+    Of softmax(logits / temperature), with the temperature of each token that its behaviour log-prob is of.
     """
     places, at = np.unique(batch.sources, return_inverse=True)
     # Logits are large: of one row, only those that predict a trained token are computed.
@@ -51,7 +51,8 @@ def token_logprobs(model: CausalModel, batch: Batch, *, temperature: float = 1.0
     ).logits
     logits = logits.reshape(-1, logits.shape[-1])
     picked = logits[torch.from_numpy(at if len(batch.ids) == 1 else batch.sources).to(model.device)]
-    picked = picked.to(torch.promote_types(picked.dtype, torch.float32)) / temperature
+    picked = picked.to(torch.promote_types(picked.dtype, torch.float32))
+    picked = picked / torch.from_numpy(batch.temperatures).to(picked.device)[:, None]
     chosen = picked.gather(-1, torch.from_numpy(batch.targets).to(model.device)[:, None])[:, 0]
     return chosen - picked.logsumexp(-1)
 

@@ -50,6 +50,7 @@ class Batch:
     advantages: NDArray[np.float64]
     weights: NDArray[np.float64]
     behaviour_logprobs: NDArray[np.float64]
+    temperatures: NDArray[np.float32]
 
     @property
     def is_causal(self) -> bool:
@@ -90,6 +91,7 @@ def pack(samples: Sequence[Sample], kind: LayoutKind = "packed") -> Batch:
         behaviour_logprobs=np.concatenate(
             [s.behaviour_logprobs[at].astype(np.float64) for s, at in zip(samples, trained, strict=True)]
         ),
+        temperatures=np.concatenate([s.temperatures[at] for s, at in zip(samples, trained, strict=True)]),
     )
 
 

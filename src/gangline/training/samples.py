@@ -19,6 +19,7 @@ from gangline.training.degenerates import num_sampled
 from gangline.training.groups import Group, trainable_traces
 from gangline.training.masks import Weights, all_sampled
 from gangline.training.rewards import shape_reward
+from gangline.trajectories.logprob_audit import scoring_temperature
 from gangline.trajectories.shared_prefixes import with_whole_prompts
 
 __all__ = ["Mask", "Sample", "make_samples"]
@@ -43,6 +44,8 @@ class Sample:
     """As the engine reported them; 0.0 where not sampled."""
     versions: Versions
     """-1 where not sampled."""
+    temperatures: NDArray[np.float32]
+    """That the behaviour log-probs are of, as certified: softmax(logits / temperature). 1.0 where not sampled."""
 
     def __post_init__(self) -> None:
         if len(self.prompt_ids) == 0:
@@ -100,4 +103,12 @@ def _sample(trace: Trace, advantage: float, mask: Mask) -> Sample:
         advantages=np.full(len(trace.response_ids), advantage),
         behaviour_logprobs=trace.response_logprobs,
         versions=trace.response_versions,
+        temperatures=_temperatures(trace),
     )
+
+
+def _temperatures(trace: Trace) -> NDArray[np.float32]:
+    temperatures = np.ones(len(trace.response_ids), np.float32)
+    for span, certificate in zip(trace.spans, trace.certificates, strict=True):
+        temperatures[span.start : span.end] = scoring_temperature(certificate)
+    return temperatures
