@@ -53,3 +53,10 @@ def test_an_unknown_harness_brings_the_nearest_one() -> None:
 
 def test_a_right_task_is_taken() -> None:
     assert validated(TASK, "x").agent.harness == "shell"
+
+
+def test_an_object_a_line_is_many_tasks() -> None:
+    assert parse_tasks('{"instruction": "a"}\n\n{"instruction": "b"}\n', "x") == [
+        {"instruction": "a"},
+        {"instruction": "b"},
+    ]

@@ -1,4 +1,4 @@
-"""Tasks as people write them: a JSON or TOML file, standard input, or a few options."""
+"""Tasks as people write them: a JSON, JSON lines or TOML file, standard input, or a few options."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ def read_tasks(source: str) -> list[dict[str, Any]]:
 
 
 def parse_tasks(text: str, where: str) -> list[dict[str, Any]]:
-    """One task or many: a JSON object, a JSON list, a TOML table, or TOML's `[[task]]`. Raises: InvalidRequest."""
+    """One task or many: a JSON object, a JSON list, an object a line, a TOML table, or TOML's `[[task]]`.
+
+    Raises: InvalidRequest.
+    """
     document: Any
     try:
-        document = json.loads(text) if text.lstrip()[:1] in ("{", "[") and not where.endswith(".toml") else None
-        if document is None:
-            document = tomllib.loads(text)
+        is_json = text.lstrip()[:1] in ("{", "[") and not where.endswith(".toml")
+        document = _json(text) if is_json else tomllib.loads(text)
     except ValueError as error:
         raise InvalidRequest(f"{where} is neither JSON nor TOML: {error}") from error
     if isinstance(document, dict) and set(cast(dict[str, Any], document)) == {"task"}:
@@ -42,6 +44,16 @@ def parse_tasks(text: str, where: str) -> list[dict[str, Any]]:
     if not tasks or not all(isinstance(task, dict) for task in tasks):
         raise InvalidRequest(f"{where} holds no task: expected an object, or a list of them.")
     return tasks
+
+
+def _json(text: str) -> Any:
+    """Raises: ValueError."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.msg != "Extra data":
+            raise
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
 def validated(body: dict[str, Any], where: str) -> TaskRequest:

@@ -41,6 +41,11 @@ class ReplayBuffer:
         return len(self._groups)
 
     @property
+    def task_ids(self) -> frozenset[str]:
+        """Of the groups held."""
+        return frozenset(self._groups)
+
+    @property
     def state(self) -> BufferState:
         return BufferState(dict(self._uses))
 

@@ -1,0 +1,102 @@
+"""An experiment: one YAML file that says what is trained, by which algorithm, on which tasks, through which service."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from pydantic import Field, ValidationError, field_validator
+
+from gangline.domain.errors import InvalidRequest
+from gangline.domain.ids import validated_id
+from gangline.training.algorithms import Algorithm, algorithm
+from gangline.training.learner_settings import LearnerSettings
+from gangline.training.options import TrainingOptions
+from gangline.training.trainer import ScheduleSettings
+
+__all__ = ["AlgorithmChoice", "DataSettings", "Experiment", "ServiceSettings", "digest_of", "read_experiment"]
+
+
+class AlgorithmChoice(TrainingOptions):
+    name: str = "grpo"
+    """See `gangline train algorithms`."""
+    overrides: Mapping[str, Any] = Field(default_factory=dict)
+    """dotted setting -> value."""
+
+    def resolve(self) -> Algorithm:
+        """Raises: UnknownPlugin, InvalidRequest."""
+        return algorithm(self.name, self.overrides)
+
+
+class DataSettings(TrainingOptions):
+    tasks: Path
+    """As for `gangline submit`: JSON, JSON lines or TOML; relative to the experiment's file. Ids are replaced."""
+    num_samples: int = Field(default=8, ge=1)
+    """Sessions of each group."""
+    shuffle: bool = True
+    """In each pass over the tasks, by the experiment's seed."""
+
+
+class ServiceSettings(TrainingOptions):
+    url: str | None = None
+    """Of a running server, whose token is in GANGLINE_TOKEN; None brings one up for the run."""
+    engine: str | None = None
+    """Only for a service of its own: as `gangline up --engine`. None: the embedded engine with the model."""
+    run_slots: int = Field(default=16, ge=1)
+    """Only for a service of its own: sessions that run at a time."""
+    weights: Path | None = None
+    """Folder that trainer and engines both reach, for new weights. None: in the run's folder."""
+    update_mode: Literal["drain", "keep"] = "drain"
+    """What becomes of calls in flight when new weights come: they end first, or go on under the new ones."""
+
+
+class Experiment(TrainingOptions):
+    name: str
+    """Of the run, and of its tasks."""
+    model: str
+    """smollm2, or a folder."""
+    algorithm: AlgorithmChoice = AlgorithmChoice()
+    data: DataSettings
+    service: ServiceSettings = ServiceSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+    learner: LearnerSettings = LearnerSettings()
+    control: Literal["none", "shuffled_rewards"] = "none"
+    """shuffled_rewards: each group's rewards are dealt out to its sessions at random: nothing is to be learned."""
+    seed: int = 0
+
+    @field_validator("name")
+    @classmethod
+    def _is_an_id(cls, name: str) -> str:
+        return validated_id(name, "name")
+
+
+def read_experiment(path: Path) -> Experiment:
+    """Raises: InvalidRequest, which says what is wrong at which setting."""
+    import yaml  # noqa: PLC0415 - of the extra `training`
+
+    try:
+        document: object = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path} is not YAML: {error}") from error
+    if not isinstance(document, Mapping):
+        raise InvalidRequest(f"{path} must be a mapping of settings, such as `name: my-run`.")
+    try:
+        found = Experiment.model_validate(document)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise InvalidRequest(f"{path} does not fit: {wrong}.") from error
+    found.algorithm.resolve()
+    tasks = path.parent / found.data.tasks
+    return found.model_copy(update={"data": found.data.model_copy(update={"tasks": tasks})})
+
+
+def digest_of(experiment: Experiment) -> str:
+    """The same for what is the same experiment, whatever order it was written in, wherever its files lie, and however
+    many steps it has: a run may be made longer."""
+    said = experiment.model_dump(mode="json", exclude={"schedule": {"steps"}, "data": {"tasks"}, "service": True})
+    return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()

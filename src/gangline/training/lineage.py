@@ -1,0 +1,151 @@
+"""Lineage: what a run was made of, kept beside what it made.
+
+`experiment.json` is the resolved specification, `lineage.json` one entry for each life of the run, `results.json` what
+came out. A folder belongs to one experiment on one set of tasks; only its number of steps may grow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import platform
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from gangline import __version__
+from gangline.domain.errors import Conflict
+from gangline.training.experiment import Experiment, digest_of
+from gangline.training.run_log import StepRecord
+
+__all__ = ["Life", "Results", "begin_life", "write_results"]
+
+_PACKAGES = ("torch", "transformers", "peft", "numpy", "safetensors")
+
+
+class Life(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of a run."""
+
+    started_at: str
+    """UTC, ISO 8601."""
+    first_step: int
+    """That is done next; above 1 where the run goes on."""
+    experiment_digest: str
+    tasks_digest: str
+    model_digest: str
+    """Of the weights' files and the configuration that training began with."""
+    gangline: str
+    commit: str | None
+    """Of the checkout that the code comes from, `+` behind it where files were changed; None: it is no checkout."""
+    python: str
+    machine: str
+    packages: dict[str, str]
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a run that did all its steps."""
+
+    num_steps: int
+    last_version: int
+    first_reward: float
+    last_reward: float
+    """Means over the first and the last fifth of the steps."""
+    wall_s: float
+    weights: str
+    """Folder of the last weights."""
+
+
+def begin_life(
+    folder: Path, experiment: Experiment, *, tasks_digest: str, model_folder: Path, first_step: int
+) -> list[Life]:
+    """Writes specification and lineage. Returns all lives. Raises: Conflict when the folder is another experiment's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "lineage.json"
+    lives = msgspec.json.decode(path.read_bytes(), type=list[Life]) if path.exists() else []
+    life = Life(
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        first_step=first_step,
+        experiment_digest=digest_of(experiment),
+        tasks_digest=tasks_digest,
+        model_digest=_digest(model_folder),
+        gangline=__version__,
+        commit=_commit(),
+        python=platform.python_version(),
+        machine=f"{platform.system()} {platform.machine()}",
+        packages=dict(_packages()),
+    )
+    if lives and (differs := _differs(lives[-1], life)):
+        raise Conflict(
+            f"{folder} is a run of another experiment ({differs} changed). Give this one another name, or remove that "
+            "folder."
+        )
+    lives.append(life)
+    _replace(path, msgspec.json.format(msgspec.json.encode(lives)))
+    _replace(folder / "experiment.json", msgspec.json.format(msgspec.json.encode(experiment.model_dump(mode="json"))))
+    return lives
+
+
+def write_results(folder: Path, records: list[StepRecord], *, last_version: int, weights: Path) -> Results:
+    """records: of all steps, at least one."""
+    part = max(len(records) // 5, 1)
+    results = Results(
+        num_steps=len(records),
+        last_version=last_version,
+        first_reward=sum(record.reward_mean for record in records[:part]) / part,
+        last_reward=sum(record.reward_mean for record in records[-part:]) / part,
+        wall_s=records[-1].wall_s,
+        weights=str(weights),
+    )
+    _replace(folder / "results.json", msgspec.json.format(msgspec.json.encode(results)))
+    return results
+
+
+def _differs(before: Life, now: Life) -> str:
+    named = {"the specification": "experiment_digest", "the tasks": "tasks_digest", "the model": "model_digest"}
+    return " and ".join(what for what, name in named.items() if getattr(before, name) != getattr(now, name))
+
+
+def _digest(model_folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted([*model_folder.glob("*.safetensors"), model_folder / "config.json"]):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _commit() -> str | None:
+    where = Path(__file__).parent
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"],
+            cwd=where,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() if _is_ours(where) else None
+
+
+def _is_ours(where: Path) -> bool:
+    """An installed package may lie in somebody else's checkout."""
+    listed = ["git", "ls-files", "--error-unmatch", Path(__file__).name]
+    return subprocess.run(listed, cwd=where, capture_output=True, timeout=10, check=False).returncode == 0
+
+
+def _packages() -> Iterator[tuple[str, str]]:
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            yield name, importlib.metadata.version(name)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_bytes(data)
+    unfinished.replace(path)

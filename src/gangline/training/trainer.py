@@ -1,0 +1,354 @@
+"""The reference trainer: groups in, one step after another, new weights out. Small enough to be read.
+
+    sync    collect a batch, train, push the weights, again: every token is of the newest policy
+    async   collecting goes on while it trains; what has become too old is dropped, or corrected for by the loss
+
+A step: take groups, make samples, update, save a checkpoint, push the weights under the next version. Killed at any
+moment, it goes on from its last checkpoint: a group that those weights have seen is not trained on again, what the
+service collected meanwhile is taken from there, and the weights are pushed anew, whatever the engines hold.
+
+Source: learning.md of the design; 003, asynchronous training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from pydantic import Field
+
+from gangline.domain.errors import EngineError, GanglineError, NodeError, ServerUnavailable
+from gangline.training.admission import StalenessSettings, lag_histogram
+from gangline.training.algorithms import Algorithm
+from gangline.training.buffer import ReplayBuffer
+from gangline.training.checkpoint import Checkpoints, TrainerState
+from gangline.training.collector import (
+    CollectionCounts,
+    PlainCollector,
+    ReplenishingCollector,
+    RolloutClient,
+    informative,
+)
+from gangline.training.groups import Group, ValiditySettings, trainable_traces
+from gangline.training.options import TrainingOptions
+from gangline.training.run_log import RunLog, StepRecord
+from gangline.training.samples import Sample, make_samples
+from gangline.training.task_stream import TaskStream
+
+__all__ = ["Learning", "Prepare", "ScheduleSettings", "Trainer", "Weights"]
+
+_log = logging.getLogger("gangline.trainer")
+
+
+_PUSH_AGAIN_S = 2.0
+_LOOK_S = 5.0
+
+
+class ScheduleSettings(TrainingOptions):
+    mode: Literal["async", "sync"] = "async"
+    steps: int = Field(default=100, ge=1)
+    groups_per_step: int = Field(default=8, ge=1)
+    groups_in_flight: int | None = Field(default=None, ge=1)
+    """Only async: always under way. None: as many as a step takes."""
+    staleness: StalenessSettings = StalenessSettings()
+    max_uses: int = Field(default=1, ge=1)
+    """How often a group is trained on."""
+    validity: ValiditySettings = ValiditySettings(on_invalid="resubmit")
+    checkpoint_every: int = Field(default=1, ge=1)
+    """Steps."""
+    push_patience_s: float = Field(default=600.0, ge=0)
+    """How long engines that are down may take to come back for new weights."""
+
+
+class Learning(Protocol):
+    """What is trained; `gangline.training.learner.Learner` is one. Called in a thread, one call at a time."""
+
+    def step(self, samples: Sequence[Sample]) -> dict[str, float]: ...
+
+    def save_weights(self, folder: Path) -> None: ...
+
+    def save_state(self, folder: Path) -> None: ...
+
+    def load_state(self, folder: Path) -> None: ...
+
+
+class Weights(Protocol):
+    """Where new weights go; `gangline.training.weight_update.ServiceWeights` is one.
+
+    save: writes the weights into a folder; called in a thread.
+    """
+
+    async def latest_version(self) -> int | None:
+        """The highest policy version that was ever set; None where none was."""
+        ...
+
+    async def push(self, save: Callable[[Path], None], version: int) -> Mapping[str, float]:
+        """Seconds of each phase."""
+        ...
+
+    async def ensure(self, version: int, save: Callable[[Path], None]) -> Mapping[str, float] | None:
+        """Give them again to engines that lost them, as by a restart; None when none had."""
+        ...
+
+
+Prepare = Callable[[Group], Group]
+"""Changes a group before it is looked at, for experiments: other rows, other rewards."""
+
+
+class Trainer:
+    """One run. `run` once."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        schedule: ScheduleSettings,
+        algorithm: Algorithm,
+        learner: Learning,
+        service: RolloutClient,
+        stream: TaskStream,
+        weights: Weights,
+        prepare: Prepare | None = None,
+        on_step: Callable[[StepRecord], None] = lambda _: None,
+    ) -> None:
+        """folder: of the run; where there are checkpoints in it, the run goes on from the last."""
+        self._schedule = schedule
+        self._algorithm = algorithm
+        self._learner = learner
+        self._service = service
+        self._stream = stream
+        self._weights = weights
+        self._prepare = prepare
+        self._on_step = on_step
+        self._folder = folder
+        self._checkpoints = Checkpoints(folder / "checkpoints")
+        self._num_buffered = schedule.groups_per_step * max(schedule.staleness.max_lag, 1)
+        """Enough to begin the next step with; more would only grow old."""
+        self._buffer = ReplayBuffer(
+            self._num_buffered + self._num_in_flight, schedule.staleness, max_uses=schedule.max_uses
+        )
+        self._changed, self._has_room = asyncio.Event(), asyncio.Event()
+        """Set when a group came; when one may."""
+        self._step = 0
+        self._version = 0
+        self._pushed = 0
+        self._learner_is_used = threading.Lock()
+        self._settled = set[str]()
+        self._num_stale = 0
+        self._collected_rewards = list[float]()
+        self._counted = CollectionCounts()
+        """What the step before had seen."""
+        self._wall_before_s = 0.0
+        self._started = time.monotonic()
+
+    @property
+    def _num_in_flight(self) -> int:
+        return self._schedule.groups_in_flight or self._schedule.groups_per_step
+
+    @property
+    def _wall_s(self) -> float:
+        return self._wall_before_s + time.monotonic() - self._started
+
+    async def run(self) -> int:
+        """Until all steps are done. Returns the last policy version.
+
+        Raises: what the learner or the service did; made again, the trainer goes on from its last checkpoint.
+        """
+        await self._restore()
+        with RunLog(self._folder, last_step=self._step) as run_log:
+            if self._step >= self._schedule.steps:
+                return self._version
+            await self._push()
+            async with (
+                self._mending(),
+                self._collector() as collector,
+                contextlib.aclosing(self._batches(collector)) as batches,
+            ):
+                waiting_since = time.monotonic()
+                async for groups in batches:
+                    record = await self._train(groups, collector, waited_s=time.monotonic() - waiting_since)
+                    run_log.write(record)
+                    self._on_step(record)
+                    if self._step >= self._schedule.steps:
+                        break
+                    waiting_since = time.monotonic()
+        return self._version
+
+    async def _restore(self) -> None:
+        found = await asyncio.to_thread(self._checkpoints.latest)
+        served = await self._weights.latest_version()
+        if found is None:
+            self._version = 0 if served is None else served + 1
+            return
+        folder, state = found
+        await asyncio.to_thread(self._learner.load_state, folder)
+        self._step, self._wall_before_s = state.step, state.wall_s
+        self._settled = set(state.settled)
+        self._buffer.restore(state.buffer)
+        # Versions never go back: what engines sampled after this checkpoint keeps numbers of its own.
+        self._version = state.version if served is None or served <= state.version else served + 1
+        _log.info("trainer.resumed step=%d version=%d", self._step, self._version)
+
+    def _collector(self) -> PlainCollector | ReplenishingCollector:
+        tasks, validity = self._stream.tasks(frozenset(self._settled)), self._schedule.validity
+        if self._schedule.mode == "sync":
+            return PlainCollector(self._service, tasks, validity=validity, admit=self._admit)
+        return ReplenishingCollector(
+            self._service, tasks, num_in_flight=self._num_in_flight, validity=validity, admit=self._admit
+        )
+
+    def _admit(self, group: Group) -> Group | None:
+        prepared = group if self._prepare is None else self._prepare(group)
+        self._collected_rewards += group.rewards
+        admitted = informative(prepared) if self._algorithm.dynamic_sampling else prepared
+        if admitted is None:
+            self._settle(group.task_id)
+        return admitted
+
+    def _settle(self, task_id: str) -> None:
+        self._settled.add(task_id.partition(".run")[0])  # of a task that was run again, the first id is asked for
+
+    async def _batches(self, collector: PlainCollector | ReplenishingCollector) -> AsyncGenerator[list[Group]]:
+        """The groups of each step, without end."""
+        if isinstance(collector, PlainCollector):
+            while True:
+                missing = self._schedule.groups_per_step - len(self._buffer)
+                for group in await collector.collect(missing):
+                    self._buffer.add(group)
+                if (groups := self._take()) is not None:
+                    yield groups
+        feeding = asyncio.create_task(self._feed(collector))
+        try:
+            while True:
+                while (groups := self._take()) is None:
+                    self._changed.clear()
+                    changed = asyncio.create_task(self._changed.wait())
+                    await asyncio.wait({changed, feeding}, return_when=asyncio.FIRST_COMPLETED)
+                    changed.cancel()
+                    if feeding.done():
+                        await feeding  # it only ends by an error
+                yield groups
+        finally:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+
+    async def _feed(self, collector: ReplenishingCollector) -> None:
+        while True:
+            while len(self._buffer) >= self._num_buffered:
+                self._has_room.clear()
+                await self._has_room.wait()
+            for group in await collector.collect(1):
+                self._buffer.add(group)
+                self._changed.set()
+
+    def _take(self) -> list[Group] | None:
+        """The next step's groups, once there are enough fresh ones."""
+        before = self._buffer.task_ids
+        self._num_stale += self._buffer.drop_stale(self._version)
+        groups = self._buffer.take(self._schedule.groups_per_step, self._version)
+        for task_id in before - self._buffer.task_ids:
+            self._settle(task_id)
+        self._has_room.set()
+        return groups
+
+    async def _train(
+        self, groups: Sequence[Group], collector: PlainCollector | ReplenishingCollector, *, waited_s: float
+    ) -> StepRecord:
+        """One step; its checkpoint is on the disk and its weights are in the engines when it returns."""
+        version, began = self._version, time.monotonic()
+        num_tokens, learned = await asyncio.to_thread(self._learn, groups)
+        trained_s = time.monotonic() - began
+        self._step, self._version = self._step + 1, self._version + 1
+        checkpoint_s = await self._save()
+        update = await self._push()
+        rewards = [reward for group in groups for reward in group.rewards]
+        traces = [trace for group in groups for session in group.sessions for trace in trainable_traces(session)]
+        record = StepRecord(
+            step=self._step,
+            version=version,
+            wall_s=self._wall_s,
+            reward_mean=float(np.mean(rewards)),
+            reward_deviation=float(np.mean([group.deviation for group in groups])),
+            collected_reward_mean=float(np.mean(self._collected_rewards)) if self._collected_rewards else None,
+            num_groups=len(groups),
+            num_sessions=sum(len(group.sessions) for group in groups),
+            num_trained_tokens=num_tokens,
+            lag=lag_histogram(traces, version),
+            num_not_admitted=collector.counts.not_admitted - self._counted.not_admitted,
+            num_invalid=collector.counts.invalid - self._counted.invalid,
+            num_stale=self._num_stale,
+            waited_s=waited_s,
+            trained_s=trained_s,
+            checkpoint_s=checkpoint_s,
+            update=dict(update),
+            learner=learned,
+        )
+        self._counted = dataclasses.replace(collector.counts)
+        self._num_stale, self._collected_rewards = 0, []
+        return record
+
+    async def _push(self) -> dict[str, float]:
+        """Until every engine has them: one that is down may come back. Raises: what the last attempt did."""
+        ends_at = time.monotonic() + self._schedule.push_patience_s
+        while True:
+            try:
+                profile = await self._weights.push(self._save_weights, self._version)
+                self._pushed = self._version
+                return dict(profile)
+            except (EngineError, NodeError, ServerUnavailable) as error:
+                if time.monotonic() > ends_at:
+                    raise
+                _log.warning("trainer.push_failed version=%d error=%s; trying again", self._version, error)
+                await asyncio.sleep(_PUSH_AGAIN_S)
+
+    @contextlib.asynccontextmanager
+    async def _mending(self) -> AsyncGenerator[None]:
+        """Meanwhile, an engine that was started again gets the weights that it lost."""
+        mending = asyncio.create_task(self._mend())
+        try:
+            yield
+        finally:
+            mending.cancel()
+            await asyncio.gather(mending, return_exceptions=True)
+
+    async def _mend(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                if await self._weights.ensure(self._pushed, self._save_weights) is not None:
+                    _log.warning("trainer.weights_given_again version=%d", self._pushed)
+            except GanglineError as error:
+                _log.warning("trainer.engines_not_asked error=%s", error)
+
+    def _save_weights(self, folder: Path) -> None:
+        with self._learner_is_used:
+            self._learner.save_weights(folder)
+
+    def _learn(self, groups: Sequence[Group]) -> tuple[int, dict[str, float]]:
+        samples = [sample for group in groups for sample in make_samples(group, self._algorithm)]
+        num_tokens = sum(int(np.count_nonzero(sample.weights)) for sample in samples)
+        with self._learner_is_used:
+            return num_tokens, self._learner.step(samples)
+
+    async def _save(self) -> float:
+        """Seconds that the checkpoint took; 0.0 where none is due."""
+        if self._step % self._schedule.checkpoint_every and self._step < self._schedule.steps:
+            return 0.0
+        began = time.monotonic()
+        state = TrainerState(
+            step=self._step,
+            version=self._version,
+            settled=frozenset(self._settled),
+            buffer=self._buffer.state,
+            wall_s=self._wall_s,
+        )
+        await asyncio.to_thread(self._checkpoints.save, state, self._learner.save_state)
+        return time.monotonic() - began

@@ -1,0 +1,324 @@
+"""The trainer's loop, with a service in memory and a learner that only counts what it is given."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gangline.domain.errors import EngineUnavailable
+from gangline.domain.session import SessionResult
+from gangline.domain.task import TaskRequest
+from gangline.domain.views import Submitted
+from gangline.training.admission import StalenessSettings
+from gangline.training.algorithms import algorithm
+from gangline.training.controls import shuffled_rewards
+from gangline.training.run_log import StepRecord, read_records
+from gangline.training.samples import Sample
+from gangline.training.task_stream import TaskStream
+from gangline.training.trainer import ScheduleSettings, Trainer
+from training_samples import group, session, trace
+from training_service import DULL, GOOD, FakeService
+
+TASKS: list[dict[str, Any]] = [{"instruction": "add"}, {"instruction": "subtract"}]
+
+
+class Killed(Exception):
+    """Stands for a kill -9: nothing of the trainer's own cleaning up is looked at."""
+
+
+class Engines:
+    """Where weights go, and from where sessions get their versions."""
+
+    def __init__(self, version: int | None = None) -> None:
+        self.version = version
+        self.pushed: list[tuple[int, str]] = []
+        self.num_down = 0
+        self.lost = asyncio.Event()
+        self.mended = asyncio.Event()
+
+    async def latest_version(self) -> int | None:
+        return self.version
+
+    async def push(self, save: Callable[[Path], None], version: int) -> Mapping[str, float]:
+        if self.num_down:
+            self.num_down -= 1
+            raise EngineUnavailable("the engine does not answer.")
+        assert self.version is None or version >= self.version
+        self.version = version
+        folder = Path(f"/nowhere/{version}")
+        save(folder)
+        self.pushed.append((version, folder.name))
+        return {"total_s": 0.5}
+
+    async def ensure(self, version: int, save: Callable[[Path], None]) -> Mapping[str, float] | None:
+        if not self.lost.is_set():
+            return None
+        self.lost.clear()
+        self.mended.set()
+        return {"total_s": 0.1}
+
+
+class Service(FakeService):
+    """Ends every task at once, or when told to; sessions carry the engines' version of the moment they ended."""
+
+    def __init__(self, engines: Engines, rewards: Callable[[int], tuple[float | None, ...]] = lambda _: GOOD) -> None:
+        super().__init__()
+        self._engines = engines
+        self._rewards_of = rewards
+        self._results: dict[str, list[SessionResult]] = {}
+
+    async def submit(self, task: TaskRequest | Mapping[str, Any]) -> Submitted:
+        assert not isinstance(task, TaskRequest)
+        task_id = str(task["task_id"])
+        self.rewards.setdefault(task_id, self._rewards_of(int(task_id.rpartition("-")[2])))
+        return await super().submit(task)
+
+    async def result(self, task_id: str) -> list[SessionResult]:
+        if task_id not in self._results:  # what was stored once stays as it is
+            version = self._engines.version or 0
+            self._results[task_id] = [
+                session(f"{task_id}.{index}", reward, trace(versions=[version]), task_id=task_id)
+                for index, reward in enumerate(self.rewards[task_id])
+            ]
+        return self._results[task_id]
+
+
+class Learner:
+    """Knows which tasks its weights have seen, and how often."""
+
+    def __init__(self, kill_at: int | None = None) -> None:
+        self.seen = Counter[str]()
+        self.lags: list[list[int]] = []
+        self.advantages: list[float] = []
+        self._kill_at = kill_at
+
+    def step(self, samples: Sequence[Sample]) -> dict[str, float]:
+        self.seen.update({sample.session_id.rpartition(".")[0] for sample in samples})
+        self.advantages += [float(sample.advantages[0]) for sample in samples]
+        if self._kill_at is not None and sum(self.seen.values()) >= self._kill_at:
+            raise Killed
+        return {"loss": 0.0}
+
+    def save_weights(self, folder: Path) -> None:
+        assert not folder.exists()
+
+    def save_state(self, folder: Path) -> None:
+        (folder / "seen.json").write_text(json.dumps(self.seen))
+
+    def load_state(self, folder: Path) -> None:
+        self.seen = Counter(json.loads((folder / "seen.json").read_text()))
+
+
+def trainer(folder: Path, engines: Engines, service: Service, learner: Learner, **changes: Any) -> Trainer:
+    options = {key: changes.pop(key) for key in ("prepare", "on_step") if key in changes}
+    name = changes.pop("algorithm", "grpo")
+    return Trainer(
+        folder,
+        schedule=ScheduleSettings(**{"steps": 3, "groups_per_step": 2, **changes}),
+        algorithm=algorithm(name),
+        learner=learner,
+        service=service,
+        stream=TaskStream("run", TASKS, num_samples=2, shuffle=False),
+        weights=engines,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_it_trains_pushes_and_writes_every_step(tmp_path: Path, mode: str) -> None:
+    engines, learner, told = Engines(), Learner(), list[StepRecord]()
+    service = Service(engines)
+    assert await trainer(tmp_path, engines, service, learner, mode=mode, on_step=told.append).run() == 3
+    assert [version for version, _ in engines.pushed] == [0, 1, 2, 3]
+    assert len(learner.seen) == 6
+    assert set(learner.seen.values()) == {1}
+    assert read_records(tmp_path / "metrics.jsonl") == told
+    assert [record.step for record in told] == [1, 2, 3]
+    assert [record.version for record in told] == [0, 1, 2]
+    assert all(record.reward_mean == 0.5 and record.num_sessions == 4 for record in told)
+    assert all(record.update == {"total_s": 0.5} and record.learner == {"loss": 0.0} for record in told)
+    assert list((tmp_path / "tensorboard").iterdir())
+
+
+async def test_sync_trains_on_nothing_but_the_newest_policy(tmp_path: Path) -> None:
+    engines, told = Engines(), list[StepRecord]()
+    await trainer(tmp_path, engines, Service(engines), Learner(), mode="sync", on_step=told.append).run()
+    assert [set(record.lag) for record in told] == [{0}, {0}, {0}]
+
+
+async def test_async_collects_ahead_and_drops_what_grew_too_old(tmp_path: Path) -> None:
+    engines, told = Engines(), list[StepRecord]()
+    service = Service(engines)
+    options: dict[str, Any] = {"mode": "async", "steps": 6, "groups_in_flight": 8, "on_step": told.append}
+    await trainer(tmp_path, engines, service, Learner(), **options, staleness=StalenessSettings(max_lag=1)).run()
+    lags = {lag for record in told for lag in record.lag}
+    assert lags == {0, 1}
+    assert sum(record.num_stale for record in told) > 0
+
+
+async def test_dynamic_sampling_leaves_out_groups_of_one_reward_and_says_how_many(tmp_path: Path) -> None:
+    engines, told = Engines(), list[StepRecord]()
+    service = Service(engines, lambda number: DULL if number % 2 else GOOD)
+    learner = Learner()
+    await trainer(tmp_path, engines, service, learner, mode="sync", algorithm="dapo", on_step=told.append).run()
+    assert all(int(task_id.rpartition("-")[2]) % 2 == 0 for task_id in learner.seen)
+    assert sum(record.num_not_admitted for record in told) >= 4
+    assert all(record.reward_mean == 0.5 < (record.collected_reward_mean or 0) for record in told)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("kill_at", range(1, 12))
+async def test_a_killed_trainer_goes_on_and_trains_on_no_group_twice(
+    tmp_path: Path, mode: str, every: int, kill_at: int
+) -> None:
+    engines = Engines()
+    service = Service(engines, lambda number: DULL if number % 3 == 1 else GOOD)
+    options: dict[str, Any] = {"mode": mode, "steps": 6, "checkpoint_every": every, "algorithm": "dapo"}
+    with pytest.raises(Killed):
+        await trainer(tmp_path, engines, service, Learner(kill_at), **options).run()
+    versions_before = [version for version, _ in engines.pushed]
+    learner = Learner()
+    last = await trainer(tmp_path, engines, service, learner, **options).run()
+    assert set(learner.seen.values()) == {1}, "the weights that came out have seen each group once"
+    assert len(learner.seen) == 12
+    versions = [version for version, _ in engines.pushed]
+    assert versions == sorted(versions), "versions never go back"
+    assert last >= versions_before[-1]
+    assert [record.step for record in read_records(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_run_that_is_done_does_nothing_more(tmp_path: Path) -> None:
+    engines = Engines()
+    service = Service(engines)
+    await trainer(tmp_path, engines, service, Learner()).run()
+    num_submitted, pushed = len(service.submitted), list(engines.pushed)
+    assert await trainer(tmp_path, engines, service, Learner()).run() == 3
+    assert (len(service.submitted), engines.pushed) == (num_submitted, pushed)
+
+
+async def test_engines_that_served_another_run_get_the_first_weights_under_a_new_version(tmp_path: Path) -> None:
+    engines = Engines(version=7)
+    assert await trainer(tmp_path, engines, Service(engines), Learner(), steps=1).run() == 9
+    assert [version for version, _ in engines.pushed] == [8, 9]
+
+
+async def test_an_engine_that_is_down_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gangline.training.trainer._PUSH_AGAIN_S", 0.0)
+    engines = Engines()
+    engines.num_down = 3
+    await trainer(tmp_path, engines, Service(engines), Learner(), steps=1).run()
+    assert [version for version, _ in engines.pushed] == [0, 1]
+
+
+async def test_an_engine_that_stays_down_ends_the_run_and_a_later_one_goes_on(tmp_path: Path) -> None:
+    engines = Engines()
+    service, learner = Service(engines), Learner()
+
+    def break_down(_: StepRecord) -> None:
+        engines.num_down = 1
+
+    with pytest.raises(EngineUnavailable):
+        await trainer(tmp_path, engines, service, learner, push_patience_s=0, on_step=break_down).run()
+    engines.num_down, again = 0, Learner()
+    await trainer(tmp_path, engines, service, again).run()
+    assert set(again.seen.values()) == {1}
+    assert len(again.seen) == 6
+
+
+async def test_an_engine_that_was_restarted_gets_its_weights_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gangline.training.trainer._LOOK_S", 0.0)
+    engines = Engines()
+    service = Service(engines)
+    service.rewards.clear()
+    held = _held(service)
+    running = asyncio.create_task(trainer(tmp_path, engines, service, Learner(), steps=1).run())
+    await service.until_submitted(2)
+    engines.lost.set()
+    await asyncio.wait_for(engines.mended.wait(), 30)
+    held.set()
+    assert await running == 1
+
+
+def _held(service: Service) -> asyncio.Event:
+    """Results come when it is set."""
+    event, wait = asyncio.Event(), service.wait
+
+    async def held_wait(task_id: str) -> Any:
+        await event.wait()
+        return await wait(task_id)
+
+    service.wait = held_wait  # type: ignore[method-assign]
+    return event
+
+
+async def test_what_the_service_breaks_by_reaches_the_caller(tmp_path: Path) -> None:
+    engines = Engines()
+    service = Service(engines)
+
+    async def refuse(_task_id: str) -> Any:
+        raise RuntimeError("no result")
+
+    service.result = refuse  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no result"):
+        await trainer(tmp_path, engines, service, Learner(), mode="async").run()
+
+
+def test_shuffled_rewards_are_the_same_rewards_in_an_order_of_their_own() -> None:
+    one = group(1.0, 0.0, 0.0, 0.5)
+    shuffled = [shuffled_rewards(seed)(one) for seed in range(8)]
+    assert all(sorted(found.rewards) == sorted(one.rewards) for found in shuffled)
+    assert len({found.rewards for found in shuffled}) > 1
+    assert shuffled_rewards(3)(one).rewards == shuffled[3].rewards
+    assert [found.session_id for found in shuffled[0].sessions] == [found.session_id for found in one.sessions]
+
+
+def test_a_stream_gives_the_same_task_the_same_id_whatever_is_left_out() -> None:
+    def first(number: int, **options: Any) -> list[dict[str, Any]]:
+        stream = TaskStream("run", [{"n": index} for index in range(5)], num_samples=4, seed=1)
+        return [task for task, _ in zip(stream.tasks(**options), range(number), strict=False)]
+
+    whole = first(20)
+    assert [task["task_id"] for task in whole] == [f"run-{number:06d}" for number in range(20)]
+    assert all(task["num_samples"] == 4 for task in whole)
+    orders = [[task["n"] for task in whole[start : start + 5]] for start in range(0, 20, 5)]
+    assert all(sorted(order) == [0, 1, 2, 3, 4] for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+    assert first(17, settled={"run-000000", "run-000003", "run-000004"}) == [whole[1], whole[2], *whole[5:]]
+
+
+def test_a_record_is_read_as_it_was_written_and_a_cut_line_is_left_out(tmp_path: Path) -> None:
+    record = StepRecord(
+        step=1,
+        version=0,
+        wall_s=1.0,
+        reward_mean=0.25,
+        reward_deviation=0.5,
+        collected_reward_mean=None,
+        num_groups=2,
+        num_sessions=4,
+        num_trained_tokens=8,
+        lag={0: 6, 1: 2},
+        num_not_admitted=0,
+        num_invalid=0,
+        num_stale=0,
+        waited_s=0.1,
+        trained_s=0.2,
+        checkpoint_s=0.0,
+        update={"total_s": 0.3},
+        learner={"loss": 0.1},
+    )
+    line = msgspec.json.encode(record)
+    (tmp_path / "metrics.jsonl").write_bytes(line + b"\n" + line[:20])
+    assert read_records(tmp_path / "metrics.jsonl") == [record]
+    assert record.scalars()["rollout/lag_mean"] == 0.25
+    assert record.scalars()["update/total_s"] == 0.3
