@@ -94,7 +94,7 @@ class Learner:
     """Knows which tasks its weights have seen, and how often."""
 
     def __init__(self, kill_at: int | None = None) -> None:
-        self.seen = Counter[str]()
+        self.seen: Counter[str] = Counter()
         self.lags: list[list[int]] = []
         self.advantages: list[float] = []
         self._kill_at = kill_at
@@ -113,7 +113,7 @@ class Learner:
         (folder / "seen.json").write_text(json.dumps(self.seen))
 
     def load_state(self, folder: Path) -> None:
-        self.seen = Counter(json.loads((folder / "seen.json").read_text()))
+        self.seen = Counter(dict[str, int](json.loads((folder / "seen.json").read_text())))
 
 
 def trainer(folder: Path, engines: Engines, service: Service, learner: Learner, **changes: Any) -> Trainer:

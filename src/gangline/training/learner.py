@@ -57,9 +57,7 @@ class Learner:
         self._optimiser = torch.optim.AdamW(
             trained, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
         )
-        self._rate = torch.optim.lr_scheduler.LambdaLR(
-            self._optimiser, lambda update: min((update + 1) / (settings.warmup_steps + 1), 1.0)
-        )
+        self._num_updates = 0
         _log.info("learner.ready parameters=%d trained=%d", _size(self._base.parameters()), _size(trained))
 
     def step(self, samples: Sequence[Sample]) -> dict[str, float]:
@@ -77,8 +75,11 @@ class Learner:
         old = self._old_logprobs([batch for batches, _ in updates for batch in batches], len(updates))
         for batches, part in updates:
             self._update(batches, _totals(part), old, metrics)
-        rate = float(self._optimiser.param_groups[0]["lr"])
-        return metrics.means() | {"num_samples": float(len(samples)), "learning_rate": rate}
+        return metrics.means() | {"num_samples": float(len(samples)), "learning_rate": self._rate()}
+
+    def _rate(self) -> float:
+        """Of the next update."""
+        return self._settings.learning_rate * min((self._num_updates + 1) / (self._settings.warmup_steps + 1), 1.0)
 
     def _update(self, batches: Sequence[Batch], totals: LossTotals, old: dict[int, Tensor], metrics: _Metrics) -> None:
         self._optimiser.zero_grad()
@@ -100,8 +101,9 @@ class Learner:
                 f"the gradient is {norm}: lower the learning rate, or look at the batch's metrics."
             )
         if batches:
+            self._optimiser.param_groups[0]["lr"] = self._rate()
             self._optimiser.step()
-        self._rate.step()
+            self._num_updates += 1
         metrics.add(1, {"grad_norm": norm})
 
     def _parts(self, samples: Sequence[Sample]) -> Iterator[list[Sample]]:
@@ -154,7 +156,7 @@ class Learner:
         save_file({name: one.detach().contiguous() for name, one in self._trained().items()}, folder / _WEIGHTS)
         state = {
             "optimiser": self._optimiser.state_dict(),
-            "rate": self._rate.state_dict(),
+            "num_updates": self._num_updates,
             "order": self._order.bit_generator.state,
         }
         torch.save(state, folder / _OPTIMISER)
@@ -169,7 +171,7 @@ class Learner:
                 trained[name].copy_(value)
         state = torch.load(folder / _OPTIMISER, weights_only=True, map_location=self._base.device)
         self._optimiser.load_state_dict(state["optimiser"])
-        self._rate.load_state_dict(state["rate"])
+        self._num_updates = state["num_updates"]
         self._order.bit_generator.state = state["order"]
 
 
@@ -206,7 +208,7 @@ def _load(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
     except (OSError, ValueError) as error:
         raise NotFound(f"{folder} does not hold a model that can be loaded: {error}") from error
     if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        cast("Any", model).activation_checkpointing_enable({"use_reentrant": False})
     device = settings.device if settings.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     return cast("PreTrainedModel", cast("Any", model).to(device))
 

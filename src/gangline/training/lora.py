@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -23,7 +24,9 @@ def with_adapters(model: PreTrainedModel, lora: LoraSettings) -> PreTrainedModel
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = LoraConfig(r=lora.rank, lora_alpha=cast("Any", lora.alpha), target_modules=targets, lora_dropout=0.0)
     try:
-        return cast("PreTrainedModel", get_peft_model(model, config))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that will go
+            return cast("PreTrainedModel", get_peft_model(model, config))
     except ValueError as error:
         raise InvalidRequest(f"lora does not fit this model: {error}") from error
 

@@ -1,0 +1,184 @@
+"""The learner on small real models: what it trains, what engines get of it, and what a checkpoint keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fixtures_models import reference_model, write_tiny_model
+from gangline.domain.errors import InvalidRequest, NotFound
+from gangline.training.algorithms import algorithm
+from gangline.training.learner import Learner
+from gangline.training.learner_settings import LearnerSettings, LoraSettings
+from gangline.training.samples import Sample
+from training_samples import sample
+
+PROMPT = [5, 6, 7, 8]
+GOOD, BAD = [11, 12, 2], [14, 15, 2]
+
+
+def samples(scored: float = 1.0) -> list[Sample]:
+    """One response that did well, one that did not."""
+    good = sample(PROMPT, GOOD, session_id="s0")
+    bad = sample(PROMPT, BAD, session_id="s1")
+    good.advantages[:], bad.advantages[:] = scored, -scored
+    return [good, bad]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def learner(folder: Path, name: str = "grpo", **settings: Any) -> Learner:
+    overrides = settings.pop("overrides", {})
+    return Learner(folder, algorithm(name, overrides), LearnerSettings(**{"learning_rate": 1e-2, **settings}))
+
+
+def logprob(folder: Path, response: list[int]) -> float:
+    """Of a response after the prompt, by transformers alone."""
+    ids = torch.tensor([[*PROMPT, *response]])
+    with torch.inference_mode():
+        logits = reference_model(folder)(input_ids=ids).logits[0].log_softmax(-1)
+    return float(logits[len(PROMPT) - 1 : -1].gather(-1, ids[0, len(PROMPT) :, None]).sum())
+
+
+def margin(folder: Path) -> float:
+    return logprob(folder, GOOD) - logprob(folder, BAD)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "lora": {"lora": LoraSettings(rank=4, alpha=8.0)},
+    "lora-named": {"lora": LoraSettings(rank=4, targets=("q_proj", "down_proj"))},
+    "last-layers": {"last_layers": 1},
+    "padded": {"layout": "padded"},
+    "small-batches": {"max_places": 1},
+    "several-updates": {"updates_per_batch": 2},
+    "engine-ratios": {"old_logprobs": "engine"},
+    "checkpointed": {"gradient_checkpointing": True},
+    "kl": {"overrides": {"loss.kl.coefficient": 0.1}},
+    "kl-lora": {"overrides": {"loss.kl.coefficient": 0.1}, "lora": LoraSettings()},
+    "cispo": {"name": "cispo"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_did_well_becomes_likelier_in_the_weights_that_engines_get(folder: Path, tmp_path: Path, way: str) -> None:
+    trained = learner(folder, **WAYS[way])
+    trained.save_weights(tmp_path / "before")
+    for name, weight in load_file(tmp_path / "before" / "model.safetensors").items():
+        assert torch.equal(weight, load_file(folder / "model.safetensors")[name]), f"{name} is what it was loaded as"
+    for _ in range(3):
+        metrics = trained.step(samples())
+    trained.save_weights(tmp_path / "after")
+    assert logprob(tmp_path / "after", GOOD) > logprob(folder, GOOD)
+    assert margin(tmp_path / "after") > margin(folder)
+    assert metrics["grad_norm"] > 0
+    assert metrics["num_samples"] == 2
+
+
+def test_last_layers_leaves_all_else_as_it_was(folder: Path, tmp_path: Path) -> None:
+    trained = learner(folder, last_layers=1)
+    trained.step(samples())
+    trained.save_weights(tmp_path)
+    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "model.safetensors")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert all(".layers.2." in name for name in changed)
+
+
+def test_engines_load_what_a_learner_saves(folder: Path, tmp_path: Path) -> None:
+    from gangline.engines.embedded.model import LanguageModel, load_model
+
+    trained = learner(folder, lora=LoraSettings(rank=4))
+    trained.step(samples())
+    trained.save_weights(tmp_path)
+    served = LanguageModel(load_model(folder))
+    served.load_weights(tmp_path)
+    moved = load_file(tmp_path / "model.safetensors")
+    for name, parameter in served.module.named_parameters():
+        assert torch.equal(parameter, moved[name])
+
+
+def test_the_gap_to_the_engine_is_measured_before_the_update(folder: Path) -> None:
+    given = samples()
+    for one, response in zip(given, (GOOD, BAD), strict=True):
+        ids = torch.tensor([[*PROMPT, *response]])
+        with torch.inference_mode():
+            logits = reference_model(folder)(input_ids=ids).logits[0].log_softmax(-1)
+        exact = logits[len(PROMPT) - 1 : -1].gather(-1, ids[0, len(PROMPT) :, None])[:, 0]
+        one.behaviour_logprobs[:] = exact.numpy()
+    trained = learner(folder)
+    exact_metrics = trained.step(given)
+    assert exact_metrics["engine_gap_max"] < 1e-4
+    assert exact_metrics["engine_effective_sample_share"] > 0.9999
+    assert exact_metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-6)
+    assert trained.step(given)["engine_gap_max"] > 1e-3, "the weights moved, the samples are those of before"
+
+
+def test_samples_of_no_advantage_count_in_the_means_and_are_not_computed(folder: Path, tmp_path: Path) -> None:
+    """Half of the traces teach nothing: the others' gradient is half as large."""
+    dull = [sample(PROMPT, [20, 21, 2], session_id=f"d{index}") for index in range(2)]
+    for one in dull:
+        one.advantages[:] = 0.0
+    alone, among = learner(folder), learner(folder)
+    assert among.step([*samples(), *dull])["grad_norm"] == pytest.approx(alone.step(samples())["grad_norm"] / 2)
+
+
+def test_a_batch_with_nothing_to_learn_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    trained = learner(folder, weight_decay=0.1)
+    metrics = trained.step(samples(scored=0.0))
+    assert metrics["grad_norm"] == 0.0
+    trained.save_weights(tmp_path)
+    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_gradient_that_is_not_finite_is_refused_before_it_does_harm(folder: Path, tmp_path: Path) -> None:
+    trained, given = learner(folder), samples()
+    given[0].advantages[:] = np.nan
+    with pytest.raises(FloatingPointError, match="learning rate"):
+        trained.step(given)
+    trained.save_weights(tmp_path)
+    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("way", ["full", "lora", "several-updates"])
+def test_one_that_is_restored_goes_on_as_if_nothing_had_been(folder: Path, tmp_path: Path, way: str) -> None:
+    settings = {**WAYS[way], "warmup_steps": 5}
+    straight = learner(folder, **settings)
+    straight.step(samples())
+    straight.save_state(tmp_path / "state")
+    straight.step(samples())
+    straight.save_weights(tmp_path / "straight")
+    restored = learner(folder, **settings)
+    restored.load_state(tmp_path / "state")
+    metrics = restored.step(samples())
+    restored.save_weights(tmp_path / "restored")
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("straight", "restored"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert metrics["learning_rate"] == pytest.approx(1e-2 * 3 / 6 if way != "several-updates" else 1e-2 * 5 / 6)
+
+
+def test_a_state_of_other_settings_is_refused(folder: Path, tmp_path: Path) -> None:
+    learner(folder).save_state(tmp_path)
+    with pytest.raises(InvalidRequest, match="other settings"):
+        learner(folder, last_layers=1).load_state(tmp_path)
+
+
+def test_what_does_not_fit_is_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="does not hold a model"):
+        learner(tmp_path)
+    with pytest.raises(InvalidRequest, match="3 layers"):
+        learner(folder, last_layers=4)
+    with pytest.raises(InvalidRequest, match="lora does not fit"):
+        learner(folder, lora=LoraSettings(targets=("no_such_layer",)))
+    with pytest.raises(ValueError, match="leave out last_layers"):
+        LearnerSettings(lora=LoraSettings(), last_layers=1)
