@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from fixtures_models import reference_model, write_tiny_model
 from gangline.domain.errors import InvalidRequest, NotFound
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def learner(folder: Path, name: str = "grpo", **settings: Any) -> Learner:
     overrides = settings.pop("overrides", {})
-    return Learner(folder, algorithm(name, overrides), LearnerSettings(**{"learning_rate": 1e-2, **settings}))
+    return Learner(folder, algorithm(name, overrides), LearnerSettings.model_validate({"learning_rate": 1e-2, **settings}))
 
 
 def logprob(folder: Path, response: list[int]) -> float:
@@ -74,8 +74,7 @@ def test_what_did_well_becomes_likelier_in_the_weights_that_engines_get(folder: 
     trained.save_weights(tmp_path / "before")
     for name, weight in load_file(tmp_path / "before" / "model.safetensors").items():
         assert torch.equal(weight, load_file(folder / "model.safetensors")[name]), f"{name} is what it was loaded as"
-    for _ in range(3):
-        metrics = trained.step(samples())
+    metrics = [trained.step(samples()) for _ in range(3)][-1]
     trained.save_weights(tmp_path / "after")
     assert logprob(tmp_path / "after", GOOD) > logprob(folder, GOOD)
     assert margin(tmp_path / "after") > margin(folder)
@@ -152,7 +151,7 @@ def test_a_gradient_that_is_not_finite_is_refused_before_it_does_harm(folder: Pa
 
 @pytest.mark.parametrize("way", ["full", "lora", "several-updates"])
 def test_one_that_is_restored_goes_on_as_if_nothing_had_been(folder: Path, tmp_path: Path, way: str) -> None:
-    settings = {**WAYS[way], "warmup_steps": 5}
+    settings: dict[str, Any] = {**WAYS[way], "warmup_steps": 5}
     straight = learner(folder, **settings)
     straight.step(samples())
     straight.save_state(tmp_path / "state")

@@ -121,7 +121,7 @@ def trainer(folder: Path, engines: Engines, service: Service, learner: Learner, 
     name = changes.pop("algorithm", "grpo")
     return Trainer(
         folder,
-        schedule=ScheduleSettings(**{"steps": 3, "groups_per_step": 2, **changes}),
+        schedule=ScheduleSettings.model_validate({"steps": 3, "groups_per_step": 2, **changes}),
         algorithm=algorithm(name),
         learner=learner,
         service=service,
