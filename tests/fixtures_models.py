@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,13 @@ CONFIGS: dict[str, Any] = {
 }
 
 
-def write_tiny_model(folder: Path, family: str = "llama", seed: int = 0) -> Path:
+def write_tiny_model(folder: Path, family: str = "llama", seed: int = 0, vocab_size: int = VOCAB_SIZE) -> Path:
     """Write a random model of `family` into `folder`; the same seed gives the same weights."""
+    config = copy.copy(CONFIGS[family])
+    config.vocab_size = vocab_size
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(CONFIGS[family])
+        model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(folder)
     return folder
 

@@ -28,6 +28,10 @@ class FakeSglang:
     odd_logprobs: bool = False
     incremental: bool = False
     """Streams bring new ids alone, as with `--incremental-streaming-output`."""
+    weight_version: str = "v3"
+    can_load: bool = True
+    controlled: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
+    """What a trainer asked: route and body."""
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def __post_init__(self) -> None:
@@ -41,7 +45,24 @@ class FakeSglang:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/generate", self._generate)
         app.router.add_post("/detokenize", self._detokenize)
+        app.router.add_get("/get_weight_version", self._get_weight_version)
+        for path in ("/pause_generation", "/continue_generation", "/update_weights_from_disk"):
+            app.router.add_post(path, self._control)
         return app
+
+    async def _get_weight_version(self, request: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.weight_version})
+
+    async def _control(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.controlled.append((request.path, body))
+        if request.path != "/update_weights_from_disk":
+            return web.json_response({"message": "ok", "status": "ok"})
+        if not self.can_load:
+            message = "Failed to update weights: shapes differ. Rolling back to original weights."
+            return web.json_response({"success": False, "message": message}, status=400)
+        self.weight_version = body["weight_version"]
+        return web.json_response({"success": True, "message": "Succeeded to update model weights."})
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
@@ -104,7 +125,7 @@ class FakeSglang:
             "completion_tokens": len(ids),
             "cached_tokens": 2,
             "output_token_logprobs": [["x"]] if self.odd_logprobs else pairs,
-            "weight_version": "v3",
+            "weight_version": self.weight_version,
         }
         return {"text": "", "output_ids": ids[start:], "meta_info": meta, "prompt_token_ids": prompt}
 
@@ -133,7 +154,7 @@ class FakeSglang:
             pairs: list[Any] = [[-0.25, token, None] for token in ids]
             choice["meta_info"] = {
                 "output_token_logprobs": [["x"]] if self.odd_logprobs else pairs,
-                "weight_version": "v3",
+                "weight_version": self.weight_version,
             } | ({"weight_versions": self.spans} if self.spans is not None else {})
         return choice
 

@@ -386,9 +386,17 @@ class NodeClient(_HttpClient):
     async def resume(self) -> dict[str, Any]:
         return await self._json("POST", "/v1/gate/resume", dict[str, Any])
 
-    async def set_version(self, version: int) -> dict[str, Any]:
-        """Policy version of what is sampled from now on. Raises: InvalidRequest when it would go back."""
-        body = msgspec.json.encode({"version": version})
+    async def hold(self, mode: str, lease_s: float, wait_s: float = 0.0) -> dict[str, Any]:
+        """Close the gate, or renew the lease of a closed one. A drain is waited for `wait_s` at most."""
+        body = msgspec.json.encode({"mode": mode, "lease_s": lease_s, "wait_s": wait_s})
+        return await self._json("POST", "/v1/gate/pause", dict[str, Any], body=body, wait_s=wait_s)
+
+    async def set_version(self, version: int, unknown: Sequence[str] = ()) -> dict[str, Any]:
+        """Policy version of what is sampled from now on; `unknown`: URLs of engines that may have other weights.
+
+        Raises: InvalidRequest when it would go back.
+        """
+        body = msgspec.json.encode({"version": version, "unknown": unknown})
         return await self._json("POST", "/v1/gate/version", dict[str, Any], body=body)
 
     async def backends(self) -> list[dict[str, Any]]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.tokens import token_ids
+from gangline.engines.contract import EngineChoice, assistant_message
 from gangline.gateway.gate import ABANDONED_S, Gate, GateMeter
 from gangline.gateway.versions import VersionStamps
 
@@ -178,6 +181,12 @@ async def test_a_budget_does_not_pass_while_the_session_is_held() -> None:
     await call.end()
 
 
+def choice(num_ids: int, **fields: Any) -> EngineChoice:
+    message = assistant_message("", "")
+    ids = token_ids(range(num_ids))
+    return EngineChoice(index=0, message=message, finish_reason="stop", sampled_ids=ids, logprobs=None, **fields)
+
+
 def test_tokens_are_stamped_with_the_version_they_came_under() -> None:
     gate = Gate()
     stamps = VersionStamps(gate)
@@ -187,17 +196,18 @@ def test_tokens_are_stamped_with_the_version_they_came_under() -> None:
     stamps.saw(0, 1)
     gate.set_version(2)
     stamps.saw(0, 4)
-    assert [(span.version, span.start, span.end) for span in stamps.spans(0, 7)] == [(1, 0, 3), (2, 3, 7)]
+    assert [(span.version, span.start, span.end) for span in stamps.spans(choice(7))] == [(1, 0, 3), (2, 3, 7)]
 
 
 def test_a_reply_in_one_piece_has_the_version_it_was_begun_under() -> None:
     gate = Gate()
     stamps = VersionStamps(gate)
-    assert stamps.spans(0, 5) == ()
+    assert stamps.spans(choice(5)) == ()
     gate.set_version(1)
     stamps.begin()
     gate.set_version(2)
-    assert [(span.version, span.start, span.end) for span in stamps.spans(0, 5)] == [(1, 0, 5)]
+    assert [(span.version, span.start, span.end) for span in stamps.spans(choice(5))] == [(1, 0, 5)]
+    assert stamps.spans(choice(5, weights_known=False)) == ()
 
 
 async def test_a_drain_that_takes_long_answers_how_far_it_is_and_stays_closed() -> None:

@@ -88,6 +88,8 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: Logprobs | None
     """[T] when all is well; NaN where the engine sent null; None: the engine reported none."""
     version_spans: tuple[VersionSpan, ...] = ()
+    weights_known: bool = True
+    """False: the engine may have other weights than the gate's policy version says."""
     token_logprobs: tuple[TokenLogprob, ...] = ()
     """For clients that asked."""
     parse: ParseStatus | None = None
@@ -112,6 +114,8 @@ class EngineDelta(msgspec.Struct, frozen=True, kw_only=True):
     """One per entry of `sampled_ids`; NaN where the engine sent null."""
     version_spans: tuple[VersionSpan, ...] = ()
     """Of the whole choice; the last one sent counts."""
+    weights_known: bool = True
+    """As in `EngineChoice`; one that is False counts."""
     finish_reason: str | None = None
     stop_reason: str | None = None
     parse: ParseStatus | None = None
@@ -174,6 +178,7 @@ class _Growing:
         self.logprobs: list[float] | None = None
         self.token_logprobs: list[TokenLogprob] = []
         self.version_spans: tuple[VersionSpan, ...] = ()
+        self.weights_known = True
         self.finish_reason: str | None = None
         self.stop_reason: str | None = None
         self.parse: ParseStatus | None = None
@@ -194,6 +199,7 @@ class _Growing:
             self.logprobs = self.logprobs or []
             self.logprobs.extend(delta.logprobs)
         self.version_spans = delta.version_spans or self.version_spans
+        self.weights_known = self.weights_known and delta.weights_known
         self.finish_reason = delta.finish_reason or self.finish_reason
         self.stop_reason = delta.stop_reason or self.stop_reason
         self.parse = delta.parse or self.parse
@@ -207,6 +213,7 @@ class _Growing:
             sampled_ids=None if self.ids is None else token_ids(self.ids),
             logprobs=None if self.logprobs is None else logprobs(self.logprobs),
             version_spans=self.version_spans,
+            weights_known=self.weights_known,
             token_logprobs=tuple(self.token_logprobs),
             parse=self.parse,
         )
@@ -254,6 +261,7 @@ def whole_deltas(reply: EngineReply) -> list[EngineDelta]:
             sampled_ids=None if choice.sampled_ids is None else choice.sampled_ids.tolist(),
             logprobs=None if choice.logprobs is None else choice.logprobs.tolist(),
             version_spans=choice.version_spans,
+            weights_known=choice.weights_known,
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
             parse=choice.parse,

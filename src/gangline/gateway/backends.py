@@ -6,6 +6,8 @@ Laws
 - All backends serve one model with one tokenizer: another is refused when it is added, and one that comes back as
   another stays out.
 - A backend is dead when a health check says so, not when a call fails: one bad request must not empty the pool.
+- A policy version that was set is that of the backends that were healthy then. One that comes or comes back later has
+  the weights that it was started with: its replies say so (`weights_known`) until a version is set again.
 - With no healthy backend calls wait, for a bounded time, so that an engine may be restarted under a running session.
 """
 
@@ -15,7 +17,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -23,6 +25,7 @@ from gangline import plugins
 from gangline.domain.conversation import Message, Text
 from gangline.domain.errors import Conflict, EngineError, EngineUnavailable, GanglineError, NotFound
 from gangline.engines.contract import Engine, EngineCapabilities
+from gangline.engines.weights import engine_weights
 from gangline.gateway.backends_engine import PooledEngine
 from gangline.gateway.backends_options import make_engine
 from gangline.gateway.backends_placement import Placement
@@ -80,6 +83,8 @@ class BackendPool:
         """Set while some backend is healthy, and for good once closed."""
         self._closed = False
         self._checking: asyncio.Task[None] | None = None
+        self._letting_go: asyncio.Task[None] | None = None
+        self._is_version_set = False
 
     # -- the operator's side -------------------------------------------------------------------------------------
 
@@ -151,6 +156,38 @@ class BackendPool:
         """Those that are in to stay, as they were named."""
         return [backend.spec for backend in self._backends.values() if backend.state != "draining"]
 
+    # -- the trainer's side --------------------------------------------------------------------------------------
+
+    def version_set(self, unknown: Collection[str] = ()) -> None:
+        """The gate's policy version is the weights' of all healthy backends from now on; of those at the URLs `unknown`
+        nobody knows."""
+        self._is_version_set = True
+        urls = {_base(url) for url in unknown}
+        for backend in self._backends.values():
+            backend.weights_known = backend.state == "healthy" and backend.url not in urls
+
+    def lease_expired(self) -> None:
+        """A trainer died, or was cut off, with the gate closed: what it held goes on, and nobody knows its weights."""
+        self.version_set(unknown=[backend.url for backend in self._backends.values()])
+        self._letting_go = asyncio.create_task(self._let_all_go())
+
+    async def _let_all_go(self) -> None:
+        await asyncio.gather(*(self._let_go(backend) for backend in list(self._backends.values())))
+
+    async def _let_go(self, backend: Backend) -> None:
+        key = backend.spec.api_key_env
+        try:
+            weights = engine_weights(backend.capabilities.engine, backend.url, key and self._read_secret(key))
+        except GanglineError:
+            return  # nothing can be loaded into it, so nobody held it
+        try:
+            async with asyncio.timeout(self._check_timeout_s):
+                await weights.let_go()
+        except (GanglineError, TimeoutError) as error:
+            log.warning("backend.not_let_go backend=%s url=%s error=%s", backend.backend_id, backend.url, error)
+        finally:
+            await weights.close()
+
     async def check(self) -> None:
         """One round of health checks; the pool makes one every `probe_interval_s`."""
         async with asyncio.TaskGroup() as group:
@@ -161,9 +198,10 @@ class BackendPool:
         """Calls that wait, or are in flight, fail. Idempotent."""
         self._closed = True
         self._usable.set()
-        if self._checking is not None:
-            self._checking.cancel()
-            await asyncio.wait({self._checking})
+        for task in (self._checking, self._letting_go):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
         await self.clear(drain=False)
 
     # -- the sessions' side --------------------------------------------------------------------------------------
@@ -257,6 +295,7 @@ class BackendPool:
             level = logging.WARNING if state == "unhealthy" else logging.INFO
             log.log(level, "backend.%s backend=%s url=%s error=%s", state, backend.backend_id, backend.url, error)
         backend.error = error
+        backend.weights_known = backend.weights_known and state == "healthy"
         if state == "healthy":
             self._placement.offer(backend)
             self._usable.set()
@@ -300,6 +339,7 @@ class BackendPool:
             identity=identity,
             state="unhealthy",
             since=self._clock(),
+            weights_known=not self._is_version_set,
         )
         self._backends[backend_id] = backend
         self._set_state(backend, "healthy", None)

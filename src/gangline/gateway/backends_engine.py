@@ -11,12 +11,13 @@ import msgspec
 from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.tokens import TokenIds
-from gangline.engines.contract import Engine, EngineCapabilities, EngineDelta, EngineReply, EngineRequest
+from gangline.engines.contract import Engine, EngineCapabilities, EngineChoice, EngineDelta, EngineReply, EngineRequest
 from gangline.gateway.backends_records import Assignment, Backend
 
 __all__ = ["PooledEngine"]
 
 ResultT = TypeVar("ResultT")
+PartT = TypeVar("PartT", EngineChoice, EngineDelta)
 
 _MAX_BACKENDS_PER_CALL = 3
 
@@ -42,19 +43,20 @@ class PooledEngine:
         self._assignment = assignment
 
     async def probe(self) -> EngineCapabilities:
-        return await self._ask(lambda engine: engine.probe())
+        return await self._ask(lambda backend: backend.engine.probe())
 
     async def capabilities(self) -> EngineCapabilities:
         return (await self._pool.backend_of(self._assignment)).capabilities
 
     async def chat(self, request: EngineRequest) -> EngineReply:
-        reply = await self._ask(lambda engine: engine.chat(request))
+        reply = await self._ask(lambda backend: _chat(backend, request))
         return msgspec.structs.replace(reply, metadata=reply.metadata | self._take_moves())
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         for attempt in range(_MAX_BACKENDS_PER_CALL):
             backend = await self._pool.backend_of(self._assignment)
             started = False
+            is_known = backend.weights_known
             try:
                 with self._pool.in_use(backend) as engine:
                     async with aclosing(engine.stream(request)) as deltas:
@@ -62,7 +64,7 @@ class PooledEngine:
                             if not started:
                                 started = True
                                 delta = msgspec.structs.replace(delta, metadata=delta.metadata | self._take_moves())
-                            yield delta
+                            yield delta if is_known else _of_unknown_weights(delta)
                 return
             except EngineUnavailable as error:
                 is_lost = await self._pool.is_lost(backend, error)
@@ -76,10 +78,12 @@ class PooledEngine:
         template_kwargs: dict[str, Any] | None = None,
         add_generation_prompt: bool = True,
     ) -> TokenIds:
-        return await self._ask(lambda engine: engine.render(messages, tools, template_kwargs, add_generation_prompt))
+        return await self._ask(
+            lambda backend: backend.engine.render(messages, tools, template_kwargs, add_generation_prompt)
+        )
 
     async def detokenize(self, ids: Sequence[int]) -> str:
-        return await self._ask(lambda engine: engine.detokenize(ids))
+        return await self._ask(lambda backend: backend.engine.detokenize(ids))
 
     async def check_health(self, timeout_s: float) -> None:
         backend = await self._pool.backend_of(self._assignment)
@@ -88,13 +92,13 @@ class PooledEngine:
     async def close(self) -> None:
         """Nothing: the pool owns the backends, and `BackendPool.release` ends the session's part."""
 
-    async def _ask(self, call: Callable[[Engine], Awaitable[ResultT]]) -> ResultT:
+    async def _ask(self, call: Callable[[Backend], Awaitable[ResultT]]) -> ResultT:
         attempt = 1
         while True:
             backend = await self._pool.backend_of(self._assignment)
             try:
-                with self._pool.in_use(backend) as engine:
-                    return await call(engine)
+                with self._pool.in_use(backend):
+                    return await call(backend)
             except EngineUnavailable as error:
                 if not await self._pool.is_lost(backend, error) or attempt == _MAX_BACKENDS_PER_CALL:
                     raise
@@ -103,3 +107,15 @@ class PooledEngine:
     def _take_moves(self) -> dict[str, Any]:
         moves, self._assignment.moves = self._assignment.moves, []
         return {"backend_replaced": moves} if moves else {}
+
+
+async def _chat(backend: Backend, request: EngineRequest) -> EngineReply:
+    is_known = backend.weights_known
+    reply = await backend.engine.chat(request)
+    if is_known:
+        return reply
+    return msgspec.structs.replace(reply, choices=tuple(map(_of_unknown_weights, reply.choices)))
+
+
+def _of_unknown_weights(part: PartT) -> PartT:
+    return msgspec.structs.replace(part, weights_known=False)

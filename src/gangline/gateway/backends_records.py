@@ -55,6 +55,8 @@ class BackendView(msgspec.Struct, frozen=True, kw_only=True):
     num_failures: int
     """Health checks failed in a row."""
     error: str | None
+    weights_known: bool = True
+    """False: it came, or came back from a failure, after a policy version was set; or a weight update was cut off."""
     since: float
     """When it took this state. Unix time, UTC, seconds."""
 
@@ -76,6 +78,7 @@ class Backend:
     num_calls: int = 0
     num_failures: int = 0
     error: str | None = None
+    weights_known: bool = True
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when its last call in flight has ended."""
 
@@ -107,6 +110,7 @@ class Backend:
             num_calls=self.num_calls,
             num_failures=self.num_failures,
             error=self.error,
+            weights_known=self.weights_known,
             since=self.since,
         )
 

@@ -401,9 +401,7 @@ class CallInFlight:
     def _with_own_ids(self, choice: EngineChoice) -> EngineChoice:
         """With tool-call ids of ours, and the gate's policy versions where the engine reports none."""
         message = with_own_call_ids(choice.message, self.record_key, choice.index)
-        num_ids = 0 if choice.sampled_ids is None else len(choice.sampled_ids)
-        spans = choice.version_spans or self._stamps.spans(choice.index, num_ids)
-        return msgspec.structs.replace(choice, message=message, version_spans=spans)
+        return msgspec.structs.replace(choice, message=message, version_spans=self._stamps.spans(choice))
 
     def _reply(self, choices: list[EngineChoice], answer: EngineReply) -> Reply:
         num_prompt = 0 if answer.prompt_ids is None else len(answer.prompt_ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from aiohttp import web
@@ -35,11 +36,16 @@ class VersionRequest(BaseModel):
 
     version: int = Field(ge=0)
     """Policy version of what is sampled from now on; it never goes back."""
+    unknown: list[str] = []
+    """URLs of engines that may have other weights: what they sample is of unknown version, unless they say it."""
 
 
 class GateRoutes:
-    def __init__(self, gate: Gate) -> None:
+    """`on_version`: called with a version's `unknown` when it has been set."""
+
+    def __init__(self, gate: Gate, on_version: Callable[[Sequence[str]], None]) -> None:
         self._gate = gate
+        self._on_version = on_version
 
     def routes(self) -> list[ControlRoute]:
         return [
@@ -68,4 +74,7 @@ class GateRoutes:
         return answer(request, self._gate.resume())
 
     async def set_version(self, request: web.Request) -> web.StreamResponse:
-        return answer(request, self._gate.set_version((await read_model(request, VersionRequest)).version))
+        wanted = await read_model(request, VersionRequest)
+        state = self._gate.set_version(wanted.version)
+        self._on_version(wanted.unknown)
+        return answer(request, state)

@@ -115,6 +115,8 @@ class Gate:
         self._settled: asyncio.Event = asyncio.Event()
         """Set while nothing is in flight, or the gate is open: what a drain waits for."""
         self._passing: set[GateMeter] = set()
+        self.on_expired: Callable[[], None] | None = None
+        """Called when a lease ran out, before the gate opens."""
         self._closed_at: float | None = None
         self._closed_before_s = 0.0
         self._waited_s = 0.0
@@ -256,4 +258,6 @@ class Gate:
     def _expire(self) -> None:
         self._num_expired += 1
         _log.error("gate.lease_expired version=%s: whoever paused the gate did not renew it", self._version)
+        if self.on_expired is not None:
+            self.on_expired()
         self.resume()

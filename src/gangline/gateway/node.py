@@ -148,6 +148,7 @@ async def serve(
             on_result=on_result,
             keeper=keeper,
         )
+        parts.gate.on_expired = backends.lease_expired
         after = Hooks(hooks, budget_s=hook_budget_s, at_once=sizes.postrun_workers)
         delivery = Delivery(folder / "outgoing", client, journal, after)
         adopted = await _adopted(keeper, delivery, parts)
@@ -354,6 +355,9 @@ def control_routes(
     async def model() -> str:
         return parts.model
 
+    def version_set(unknown: Sequence[str]) -> None:
+        parts.backends.version_set(unknown)
+
     async def show_status(request: web.Request) -> web.StreamResponse:
         return answer(request, pipeline.status() | {"num_external_sessions": external.num_open()})
 
@@ -370,7 +374,7 @@ def control_routes(
         ControlRoute("POST", "/v1/drain", start_drain, "Take no more sessions, and end with those that are here."),
         ControlRoute("GET", "/metrics", show_metrics, "Numbers for Prometheus."),
         *SessionRoutes(external, model, public_url).routes(),
-        *GateRoutes(parts.gate).routes(),
+        *GateRoutes(parts.gate, version_set).routes(),
         *BackendRoutes(parts.backends, keep_backends).routes(),
     ]
     return described_by_itself(routes)

@@ -223,8 +223,6 @@ class TokenCall:
         shared = 0 if parent is None else self._ledger.tree.num_context_ids(parent.completion_id)
         branch_key = f"{_DIALECT}:{capabilities.model}" if parent is None else parent.branch_key
         message = with_own_call_ids(choice.message, self._record_key, choice.index)
-        num_ids = 0 if choice.sampled_ids is None else len(choice.sampled_ids)
-        spans = choice.version_spans or self._stamps.spans(choice.index, num_ids)
         return completion_of(
             self._model_call(),
             self._place(branch_key, parent),
@@ -235,7 +233,7 @@ class TokenCall:
                 shared=shared,
                 suffix_ids=self.request.prompt_ids[shared:].copy(),
             ),
-            msgspec.structs.replace(choice, message=message, version_spans=spans),
+            msgspec.structs.replace(choice, message=message, version_spans=self._stamps.spans(choice)),
             capabilities,
             session_id=self._ledger.session_id,
             attempt=self._ledger.attempt,

@@ -1,8 +1,13 @@
-"""Policy versions of one call, from the gate: for engines that report none with their replies."""
+"""Policy versions of one call: the engine's own, or the gate's for engines that report none with their replies.
+
+What the gate says holds for engines that were there when the version was set. One that came later, or came back from a
+failure, has the weights that it was started with: its tokens are of unknown version until a version is set again.
+"""
 
 from __future__ import annotations
 
 from gangline.domain.completion import VersionSpan
+from gangline.engines.contract import EngineChoice
 from gangline.gateway.gate import Gate
 
 __all__ = ["VersionStamps"]
@@ -33,9 +38,12 @@ class VersionStamps:
         else:
             spans.append(VersionSpan(version, end, end + num_ids))
 
-    def spans(self, choice_index: int, num_ids: int) -> tuple[VersionSpan, ...]:
-        """Of all `num_ids` tokens of a choice; empty where no version is known."""
-        seen = self._spans.get(choice_index)
+    def spans(self, choice: EngineChoice) -> tuple[VersionSpan, ...]:
+        """Of all sampled tokens of a choice: as the engine says, else as the gate did; empty where nobody knows."""
+        if choice.version_spans or not choice.weights_known:
+            return choice.version_spans
+        num_ids = 0 if choice.sampled_ids is None else len(choice.sampled_ids)
+        seen = self._spans.get(choice.index)
         if seen and seen[-1].end == num_ids:
             return tuple(seen)
         if self._begun_under is None or num_ids == 0:

@@ -100,6 +100,7 @@ ACTIONS: dict[str, str] = {
     "backend.draining": "An engine takes no new sessions.",
     "backend.removed": "An engine was taken out.",
     "backend.replaced": "A session moved to another engine.",
+    "backend.not_let_go": "An engine that a trainer held, and whose gate opened by itself, could not be told to go on.",
     "backend.left_out": "An engine of an earlier life of the node was not taken in.",
     "backend.check_broken": "A health check met a defect of the node.",
     "backends.unreadable": "The list of engines of an earlier life cannot be read.",

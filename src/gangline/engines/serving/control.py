@@ -8,7 +8,7 @@ from typing import Any, cast, get_args
 from aiohttp import web
 
 from gangline.domain.errors import InvalidRequest
-from gangline.engines.serving.sampler import PauseMode, Sampler
+from gangline.engines.serving.sampler import UNKNOWN_VERSION, PauseMode, Sampler, version_text
 from gangline.engines.serving.wire import ApiError, RpcRequest, VersionRequest, decode_request
 
 __all__ = ["ControlRoutes"]
@@ -58,14 +58,15 @@ class ControlRoutes:
 
     async def update_weight_version(self, request: web.Request) -> web.Response:
         new_version = decode_request(await request.read(), VersionRequest).new_version
-        if not (new_version.isascii() and new_version.isdigit()):
-            message = f"new_version must be a whole number as text, got {new_version!r}."
+        is_unknown = new_version == version_text(UNKNOWN_VERSION)
+        if not is_unknown and not (new_version.isascii() and new_version.isdigit()):
+            message = f"new_version must be a whole number as text, or `unknown`, got {new_version!r}."
             raise ApiError(message, param="new_version")
-        await self._sampler.set_version(int(new_version))
+        await self._sampler.set_version(UNKNOWN_VERSION if is_unknown else int(new_version))
         return web.json_response({"success": True, "new_version": new_version})
 
     async def weight_info(self, request: web.Request) -> web.Response:
-        return web.json_response({"weight_version": str(self._sampler.weight_version)})
+        return web.json_response({"weight_version": version_text(self._sampler.weight_version)})
 
 
 def _weights_folder(kwargs: dict[str, Any]) -> Path:

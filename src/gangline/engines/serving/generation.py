@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gangline.engines.serving.sampler import FinishReason, SampledToken, Sampler, SampleRequest
+from gangline.engines.serving.sampler import FinishReason, SampledToken, Sampler, SampleRequest, version_text
 from gangline.engines.serving.text import IncrementalText, StopStrings
 from gangline.engines.serving.wire import ApiError, SamplingFields, TokenLogprob, TopLogprob, WeightSpan
 
@@ -180,7 +180,7 @@ def weight_spans(tokens: Sequence[SampledToken]) -> list[WeightSpan]:
     """Runs of tokens that one weight version sampled."""
     spans: list[WeightSpan] = []
     for position, token in enumerate(tokens):
-        version = str(token.version)
+        version = version_text(token.version)
         if spans and spans[-1].version == version:
             spans[-1].end = position + 1
         else:

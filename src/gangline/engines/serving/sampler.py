@@ -13,10 +13,27 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-__all__ = ["ChatTokenizer", "FinishReason", "PauseMode", "SampleRequest", "SampledToken", "Sampler"]
+__all__ = [
+    "UNKNOWN_VERSION",
+    "ChatTokenizer",
+    "FinishReason",
+    "PauseMode",
+    "SampleRequest",
+    "SampledToken",
+    "Sampler",
+    "version_text",
+]
 
 FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["keep", "wait", "abort"]
+
+UNKNOWN_VERSION = -1
+"""Of weights that were loaded, or are being loaded, by someone who has not said yet what they are."""
+
+
+def version_text(version: int) -> str:
+    """As the wire has it."""
+    return "unknown" if version == UNKNOWN_VERSION else str(version)
 
 
 class SampleRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +66,7 @@ class SampledToken(msgspec.Struct, frozen=True):
     logprob: float
     """Under the distribution that was sampled: after penalties, temperature, top-k, top-p (vLLM's processed kind)."""
     version: int
-    """Weight version that drew this token."""
+    """Weight version that drew this token; may be `UNKNOWN_VERSION`."""
     finish_reason: FinishReason | None = None
     """Set on the last token of the sequence only."""
     top_logprobs: tuple[tuple[int, float], ...] = ()
