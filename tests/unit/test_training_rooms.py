@@ -19,6 +19,9 @@ _LIGHT = (
     "rewards",
     "samples",
     "shapley",
+    "weight_fleet",
+    "weight_folders",
+    "weight_update",
 )
 
 

@@ -18,7 +18,8 @@
     │   ├── EngineUnavailable  retryable: down, refused, reset, timed out, 5xx
     │   ├── EngineRefused      the engine answered 4xx
     │   ├── ContextOverflow    prompt and reply do not fit the context
-    │   └── EngineIncapable    no token ids, no log-probs: nothing trainable can come of it
+    │   ├── EngineIncapable    no token ids, no log-probs: nothing trainable can come of it
+    │   └── WeightsNotLoaded   retryable: not all engines have a trainer's new weights; says which have what
     ├── RuntimeFault           the sandbox
     │   ├── RuntimeUnavailable this machine cannot run it; says what to install
     │   ├── RuntimeFailed      retryable: it did not start, or died
@@ -83,6 +84,7 @@ __all__ = [
     "Unauthorized",
     "UnknownPlugin",
     "UpgradeRefused",
+    "WeightsNotLoaded",
 ]
 
 Boundary = Literal["caller", "engine", "runtime", "harness", "builder", "evaluator", "store", "node"]
@@ -217,6 +219,13 @@ class ContextOverflow(EngineError):
 
 class EngineIncapable(EngineError):
     code = "engine_incapable"
+
+
+class WeightsNotLoaded(EngineError):
+    """A weight update that was not done, or done by halves. Pushing again repairs both."""
+
+    code = "weights_not_loaded"
+    retryable = True
 
 
 class RuntimeFault(GanglineError):

@@ -130,6 +130,10 @@ ACTIONS: dict[str, str] = {
     "cluster.earlier_life": "The same node still ends there; the new one waits for it.",
     # Training.
     "group.not_whole": "Sessions of a group cannot be compared with the others; it is dropped, or its task run again.",
+    "weights.updated": "All engines sample from a trainer's new weights.",
+    "weights.lease_not_renewed": "A node did not answer while its gate was held closed; its lease may run out.",
+    "weights.lease_ran_out": "A gate opened by itself while weights were loaded: its lease was renewed too late.",
+    "weights.engine_silent": "An engine does not say which weights it has.",
     "group.one_reward": "The rewards of a group hardly differ: nothing can be learned from comparing its sessions.",
 }
 """action -> what it says"""
