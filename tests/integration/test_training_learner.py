@@ -37,7 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def learner(folder: Path, name: str = "grpo", **settings: Any) -> Learner:
     overrides = settings.pop("overrides", {})
-    return Learner(folder, algorithm(name, overrides), LearnerSettings.model_validate({"learning_rate": 1e-2, **settings}))
+    return Learner(
+        folder, algorithm(name, overrides), LearnerSettings.model_validate({"learning_rate": 1e-2, **settings})
+    )
 
 
 def logprob(folder: Path, response: list[int]) -> float:

@@ -23,10 +23,25 @@ from gangline.training.run_log import StepRecord, read_records
 from gangline.training.samples import Sample
 from gangline.training.task_stream import TaskStream
 from gangline.training.trainer import ScheduleSettings, Trainer
+from gangline.training.weight_update import UpdateProfile
 from training_samples import group, session, trace
 from training_service import DULL, GOOD, FakeService
 
 TASKS: list[dict[str, Any]] = [{"instruction": "add"}, {"instruction": "subtract"}]
+
+
+PROFILE = UpdateProfile(
+    version=1,
+    transfer_s=0.2,
+    pause_s=0.0,
+    drain_s=0.1,
+    load_s=0.2,
+    resume_s=0.0,
+    total_s=0.5,
+    num_engines=1,
+    num_nodes=1,
+    num_bytes=8,
+)
 
 
 class Killed(Exception):
@@ -46,7 +61,7 @@ class Engines:
     async def latest_version(self) -> int | None:
         return self.version
 
-    async def push(self, save: Callable[[Path], None], version: int) -> Mapping[str, float]:
+    async def push(self, save: Callable[[Path], None], version: int) -> UpdateProfile:
         if self.num_down:
             self.num_down -= 1
             raise EngineUnavailable("the engine does not answer.")
@@ -55,14 +70,14 @@ class Engines:
         folder = Path(f"/nowhere/{version}")
         save(folder)
         self.pushed.append((version, folder.name))
-        return {"total_s": 0.5}
+        return PROFILE
 
-    async def ensure(self, version: int, save: Callable[[Path], None]) -> Mapping[str, float] | None:
+    async def ensure(self, version: int, save: Callable[[Path], None]) -> UpdateProfile | None:
         if not self.lost.is_set():
             return None
         self.lost.clear()
         self.mended.set()
-        return {"total_s": 0.1}
+        return PROFILE
 
 
 class Service(FakeService):
@@ -143,7 +158,7 @@ async def test_it_trains_pushes_and_writes_every_step(tmp_path: Path, mode: str)
     assert [record.step for record in told] == [1, 2, 3]
     assert [record.version for record in told] == [0, 1, 2]
     assert all(record.reward_mean == 0.5 and record.num_sessions == 4 for record in told)
-    assert all(record.update == {"total_s": 0.5} and record.learner == {"loss": 0.0} for record in told)
+    assert all(record.update == PROFILE and record.learner == {"loss": 0.0} for record in told)
     assert list((tmp_path / "tensorboard").iterdir())
 
 
@@ -314,11 +329,11 @@ def test_a_record_is_read_as_it_was_written_and_a_cut_line_is_left_out(tmp_path:
         waited_s=0.1,
         trained_s=0.2,
         checkpoint_s=0.0,
-        update={"total_s": 0.3},
+        update=PROFILE,
         learner={"loss": 0.1},
     )
     line = msgspec.json.encode(record)
     (tmp_path / "metrics.jsonl").write_bytes(line + b"\n" + line[:20])
     assert read_records(tmp_path / "metrics.jsonl") == [record]
     assert record.scalars()["rollout/lag_mean"] == 0.25
-    assert record.scalars()["update/total_s"] == 0.3
+    assert record.scalars()["update/total_s"] == 0.5

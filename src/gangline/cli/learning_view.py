@@ -39,7 +39,7 @@ def reward_chart(records: Sequence[StepRecord]) -> Table:
             f"{lag:.1f}",
             f"{record.waited_s:.1f}",
             f"{record.trained_s:.1f}",
-            f"{record.update.get('total_s', 0.0):.1f}",
+            f"{record.update.total_s:.1f}",
         )
     return table
 
@@ -80,7 +80,7 @@ class LearningView:
             return
         self._console.print(
             f"step {record.step}/{self._num_steps}: reward {record.reward_mean:.3f}, waited {record.waited_s:.1f} s, "
-            f"trained {record.trained_s:.1f} s, weights {record.update.get('total_s', 0.0):.1f} s"
+            f"trained {record.trained_s:.1f} s, weights {record.update.total_s:.1f} s"
         )
 
     def _show(self, live: Live) -> None:

@@ -1,24 +1,26 @@
-"""`gangline train`: what learns from groups. Today: which algorithms there are."""
+"""`gangline train`: which algorithms there are, and experiments: checked without a GPU, run, gone on with."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from rich.table import Table
 
-from gangline.cli.output import JsonOption, console, print_json
+from gangline.cli.exits import Exit
+from gangline.cli.learning_view import reward_chart
+from gangline.cli.output import DataOption, JsonOption, console, notes, print_json
+from gangline.cli.task_files import read_tasks, validated
+from gangline.settings import Settings
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from gangline.training.experiment import Experiment
 
 __all__ = ["register"]
 
 train = typer.Typer(no_args_is_help=True, help="Train on groups of sessions.")
-
-
-@train.callback()
-def _train() -> None:  # pyright: ignore[reportUnusedFunction]
-    """Keeps `algorithms` a command of its own while it is the only one."""
 
 
 @train.command()
@@ -40,8 +42,6 @@ def _document(changes: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
 
 
 def _table(changes: dict[str, dict[str, tuple[Any, Any]]]) -> Table:
-    from rich.table import Table
-
     table = Table("algorithm", "setting", "base", "value")
     for name, differing in changes.items():
         if not differing:
@@ -49,6 +49,75 @@ def _table(changes: dict[str, dict[str, tuple[Any, Any]]]) -> Table:
         for index, (setting, (before, after)) in enumerate(differing.items()):
             table.add_row("" if index else name, setting, str(before), str(after))
     return table
+
+
+SpecArgument = Annotated[Path, typer.Argument(help="The experiment's YAML file.", show_default=False)]
+
+
+@train.command()
+def validate(spec: SpecArgument, as_json: JsonOption = False) -> None:
+    """Check an experiment without a GPU, a model or a service: every setting, its algorithm, all its tasks."""
+    experiment, tasks = _read(spec)
+    if as_json:
+        print_json(experiment.model_dump(mode="json") | {"num_tasks": len(tasks)})
+        return
+    table = Table("setting", "value", box=None)
+    for name, value in _flat(experiment.model_dump(mode="json", exclude_defaults=True)):
+        table.add_row(name, str(value))
+    console().print(table)
+    console().print(f"\n{spec} is valid: {len(tasks)} tasks, {experiment.schedule.steps} steps", markup=False)
+
+
+@train.command("run")
+def run_command(spec: SpecArgument, data: DataOption = None, as_json: JsonOption = False) -> None:
+    """Train: through a running service, or one that is brought up for the run.
+
+    A run that was stopped, or killed, goes on from its last checkpoint when it is started again. What it makes lies in
+    DATA/runs/NAME: metrics.jsonl, tensorboard, reward.png, checkpoints, model, experiment.json, lineage.json,
+    results.json.
+    """
+    import asyncio
+
+    from gangline.cli.training_run import run_experiment
+
+    experiment, tasks = _read(spec)
+    data_dir = (data or Settings.from_environ().data_dir).absolute()
+    try:
+        ran = asyncio.run(run_experiment(experiment, tasks, data_dir))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        notes().print("Stopped. Start it again to go on from the last checkpoint.")
+        raise typer.Exit(Exit.INTERRUPTED) from None
+    if as_json:
+        print_json(ran.results)
+        return
+    console().print(reward_chart(ran.records))
+    console().print(
+        f"\nmean reward {ran.results.first_reward:.2f} at first, {ran.results.last_reward:.2f} at last, in "
+        f"{ran.results.num_steps} steps and {ran.results.wall_s / 60:.1f} minutes\n"
+        f"chart    {ran.chart}\nmodel    {ran.results.weights}\nrun      {ran.folder}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _read(spec: Path) -> tuple[Experiment, list[dict[str, Any]]]:
+    """Raises: InvalidRequest, UnknownPlugin."""
+    from gangline.training.experiment import read_experiment
+
+    experiment = read_experiment(spec)
+    where = str(experiment.data.tasks)
+    tasks = read_tasks(where)
+    for number, task in enumerate(tasks, 1):
+        validated(task, f"{where}, task {number}")
+    return experiment, tasks
+
+
+def _flat(fields: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from _flat(cast("dict[str, Any]", value), f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def register(app: typer.Typer) -> None:

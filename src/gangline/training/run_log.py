@@ -8,6 +8,8 @@ from typing import Any, Self
 
 import msgspec
 
+from gangline.training.weight_update import UpdateProfile
+
 __all__ = ["RunLog", "StepRecord", "read_records"]
 
 
@@ -39,8 +41,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """For groups."""
     trained_s: float
     checkpoint_s: float
-    update: dict[str, float]
-    """Seconds of each phase of the weight update that followed."""
+    update: UpdateProfile
+    """The weight update that followed."""
     learner: dict[str, float]
 
     def scalars(self) -> dict[str, float]:

@@ -18,7 +18,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -42,6 +42,7 @@ from gangline.training.options import TrainingOptions
 from gangline.training.run_log import RunLog, StepRecord
 from gangline.training.samples import Sample, make_samples
 from gangline.training.task_stream import TaskStream
+from gangline.training.weight_update import Save, UpdateProfile, WeightUpdater
 
 __all__ = ["Learning", "Prepare", "ScheduleSettings", "Trainer", "Weights"]
 
@@ -80,21 +81,14 @@ class Learning(Protocol):
     def load_state(self, folder: Path) -> None: ...
 
 
-class Weights(Protocol):
-    """Where new weights go; `gangline.training.weight_update.ServiceWeights` is one.
-
-    save: writes the weights into a folder; called in a thread.
-    """
+class Weights(WeightUpdater, Protocol):
+    """Where new weights go; `ServiceWeights` is one. save: writes the weights into a folder; called in a thread."""
 
     async def latest_version(self) -> int | None:
         """The highest policy version that was ever set; None where none was."""
         ...
 
-    async def push(self, save: Callable[[Path], None], version: int) -> Mapping[str, float]:
-        """Seconds of each phase."""
-        ...
-
-    async def ensure(self, version: int, save: Callable[[Path], None]) -> Mapping[str, float] | None:
+    async def ensure(self, version: int, save: Save) -> UpdateProfile | None:
         """Give them again to engines that lost them, as by a restart; None when none had."""
         ...
 
@@ -288,21 +282,21 @@ class Trainer:
             waited_s=waited_s,
             trained_s=trained_s,
             checkpoint_s=checkpoint_s,
-            update=dict(update),
+            update=update,
             learner=learned,
         )
         self._counted = dataclasses.replace(collector.counts)
         self._num_stale, self._collected_rewards = 0, []
         return record
 
-    async def _push(self) -> dict[str, float]:
+    async def _push(self) -> UpdateProfile:
         """Until every engine has them: one that is down may come back. Raises: what the last attempt did."""
         ends_at = time.monotonic() + self._schedule.push_patience_s
         while True:
             try:
                 profile = await self._weights.push(self._save_weights, self._version)
                 self._pushed = self._version
-                return dict(profile)
+                return profile
             except (EngineError, NodeError, ServerUnavailable) as error:
                 if time.monotonic() > ends_at:
                     raise

@@ -1,0 +1,155 @@
+"""One run of the reference trainer: the service that it trains through, its folder, what it says meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gangline.cli.learning_view import LearningView, draw_curves
+from gangline.cli.output import notes
+from gangline.cli.stage_options import StageChoice
+from gangline.cli.up import Plan, run_service
+from gangline.domain.errors import Conflict
+from gangline.settings import Settings
+
+if TYPE_CHECKING:
+    from gangline.client import ServerClient
+    from gangline.training.experiment import Experiment
+    from gangline.training.learner import Learner
+    from gangline.training.lineage import Results
+    from gangline.training.run_log import StepRecord
+
+__all__ = ["Ran", "run_experiment", "train_through"]
+
+
+class Ran(NamedTuple):
+    results: Results
+    records: list[StepRecord]
+    folder: Path
+    chart: Path
+
+
+async def run_experiment(experiment: Experiment, tasks: Sequence[Mapping[str, Any]], data_dir: Path) -> Ran:
+    """Through a running service, or one of its own. Raises: what the trainer or the service does."""
+    from gangline.client import ServerClient
+
+    if experiment.service.url is not None:
+        token = Settings.from_environ().control_token
+        async with ServerClient(experiment.service.url, token) as client:
+            return await train_through(client, token, experiment, tasks, data_dir)
+    plan = Plan(
+        data_dir=data_dir,
+        engine=experiment.service.engine or f"embedded:{experiment.model}",
+        stages=StageChoice(run_slots=experiment.service.run_slots),
+    )
+    notes().print(f"[bold]Starting[/] engine ({plan.engine}), server and node; logs in {plan.data_dir / 'logs'}")
+
+    async def body(live: Any) -> Ran:
+        async with ServerClient(live.server_url, live.control_token) as client:
+            return await train_through(client, live.control_token, experiment, tasks, data_dir)
+
+    return await run_service(plan, body)
+
+
+async def train_through(
+    client: ServerClient,
+    token: str | None,
+    experiment: Experiment,
+    tasks: Sequence[Mapping[str, Any]],
+    data_dir: Path,
+) -> Ran:
+    """All steps of an experiment that are not done yet. Raises: Conflict when its folder is in use, or another's."""
+    from gangline.training.checkpoint import Checkpoints
+    from gangline.training.controls import shuffled_rewards
+    from gangline.training.lineage import begin_life, write_results
+    from gangline.training.run_log import read_records
+    from gangline.training.task_stream import TaskStream
+    from gangline.training.trainer import Trainer
+    from gangline.training.weight_update import ServiceWeights
+
+    folder = data_dir / "runs" / experiment.name
+    data = experiment.data
+    stream = TaskStream(
+        experiment.name, tasks, num_samples=data.num_samples, shuffle=data.shuffle, seed=experiment.seed
+    )
+    with _held(folder):
+        found = Checkpoints(folder / "checkpoints").latest()
+        num_done = 0 if found is None else found[1].step
+        model_folder = await asyncio.to_thread(_model_folder, experiment.model)
+        await asyncio.to_thread(
+            begin_life,
+            *(folder, experiment),
+            tasks_digest=stream.digest,
+            model_folder=model_folder,
+            first_step=num_done + 1,
+        )
+        if num_done:
+            notes().print(f"Going on after step {num_done} of {experiment.schedule.steps}")
+        learner = await asyncio.to_thread(_learner, experiment, model_folder)
+        before = [record for record in read_records(folder / "metrics.jsonl") if record.step <= num_done]
+        with LearningView(notes(), num_steps=experiment.schedule.steps, before=before) as view:
+            trainer = Trainer(
+                folder,
+                schedule=experiment.schedule,
+                algorithm=experiment.algorithm.resolve(),
+                learner=learner,
+                service=client,
+                stream=stream,
+                weights=ServiceWeights(
+                    client,
+                    experiment.service.weights or folder / "weights",
+                    token=token,
+                    mode=experiment.service.update_mode,
+                ),
+                prepare=shuffled_rewards(experiment.seed) if experiment.control == "shuffled_rewards" else None,
+                on_step=view.add,
+            )
+            last_version = await trainer.run()
+        weights = folder / "model"
+        await asyncio.to_thread(_save_model, learner, model_folder, weights)
+        results = write_results(folder, view.records, last_version=last_version, weights=weights)
+        chart = await asyncio.to_thread(
+            draw_curves, {experiment.name: view.records}, folder / "reward.png", title=experiment.name
+        )
+    return Ran(results, view.records, folder, chart)
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Generator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "run.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(f"another trainer is at work in {folder}. Wait for it, or stop it.") from None
+        yield
+
+
+def _model_folder(name: str) -> Path:
+    from gangline.engines.embedded.models import resolve_model
+
+    return resolve_model(name)
+
+
+def _learner(experiment: Experiment, model_folder: Path) -> Learner:
+    from transformers.utils import logging as hf_logging
+
+    from gangline.training.learner import Learner
+
+    hf_logging.disable_progress_bar()
+    return Learner(model_folder, experiment.algorithm.resolve(), experiment.learner, seed=experiment.seed)
+
+
+def _save_model(learner: Learner, model_folder: Path, target: Path) -> None:
+    """What was trained, whole: weights, configuration, tokenizer."""
+    import shutil
+
+    learner.save_weights(target)
+    for pattern in ("*.json", "*.jinja", "*.model", "*.txt"):
+        for path in model_folder.glob(pattern):
+            if not (target / path.name).exists():
+                shutil.copyfile(path, target / path.name)
