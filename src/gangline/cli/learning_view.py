@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = ["LearningView", "draw_curves", "reward_chart"]
 
-_BAR_CHARS = 32
+_BAR_CHARS = 28
 _SHOWN_STEPS = 24
 
 
 def reward_chart(records: Sequence[StepRecord]) -> Table:
     """Steps as rows, the mean reward of each as a bar. A bar is full at the largest reward, or at 1."""
     largest = max([1.0, *(record.reward_mean for record in records)])
-    table = Table("step", "reward", "", box=None, header_style="bold", pad_edge=False)
+    table = Table("step", "reward", box=None, header_style="bold", pad_edge=False)
+    table.add_column(min_width=_BAR_CHARS, no_wrap=True)
     for title in ("groups", "lag", "wait s", "train s", "weights s"):
         table.add_column(title, justify="right")
     for record in records[-_SHOWN_STEPS:]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +16,7 @@ from gangline.cli.stage_options import StageChoice
 from gangline.cli.up import Plan, run_service
 from gangline.domain.errors import Conflict
 from gangline.settings import Settings
+from gangline.telemetry.logs import LineFormatter
 
 if TYPE_CHECKING:
     from gangline.client import ServerClient
@@ -76,7 +78,7 @@ async def train_through(
     stream = TaskStream(
         experiment.name, tasks, num_samples=data.num_samples, shuffle=data.shuffle, seed=experiment.seed
     )
-    with _held(folder):
+    with _held(folder), _logged(folder / "trainer.log"):
         found = Checkpoints(folder / "checkpoints").latest()
         num_done = 0 if found is None else found[1].step
         model_folder = await asyncio.to_thread(_model_folder, experiment.model)
@@ -127,6 +129,24 @@ def _held(folder: Path) -> Generator[None]:
         except BlockingIOError:
             raise Conflict(f"another trainer is at work in {folder}. Wait for it, or stop it.") from None
         yield
+
+
+@contextlib.contextmanager
+def _logged(path: Path) -> Generator[None]:
+    """What the trainer says of single groups is for a file, not for the terminal."""
+    handler, log = logging.FileHandler(path), logging.getLogger("gangline")
+    handler.setFormatter(LineFormatter("text"))
+    propagated, level = log.propagate, log.level
+    log.addHandler(handler)
+    log.propagate = False
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = propagated
+        log.setLevel(level)
+        handler.close()
 
 
 def _model_folder(name: str) -> Path:

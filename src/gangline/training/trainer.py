@@ -134,7 +134,7 @@ class Trainer:
         self._step = 0
         self._version = 0
         self._pushed = 0
-        self._learner_is_used = threading.Lock()
+        self._learner_is_used, self._engines_change = threading.Lock(), asyncio.Lock()
         self._settled = set[str]()
         self._num_stale = 0
         self._collected_rewards = list[float]()
@@ -294,8 +294,9 @@ class Trainer:
         ends_at = time.monotonic() + self._schedule.push_patience_s
         while True:
             try:
-                profile = await self._weights.push(self._save_weights, self._version)
-                self._pushed = self._version
+                async with self._engines_change:
+                    profile = await self._weights.push(self._save_weights, self._version)
+                    self._pushed = self._version
                 return profile
             except (EngineError, NodeError, ServerUnavailable) as error:
                 if time.monotonic() > ends_at:
@@ -317,8 +318,10 @@ class Trainer:
         while True:
             await asyncio.sleep(_LOOK_S)
             try:
-                if await self._weights.ensure(self._pushed, self._save_weights) is not None:
-                    _log.warning("trainer.weights_given_again version=%d", self._pushed)
+                async with self._engines_change:
+                    mended = await self._weights.ensure(self._pushed, self._save_weights)
+                if mended is not None:
+                    _log.warning("trainer.weights_given_again version=%d", mended.version)
             except GanglineError as error:
                 _log.warning("trainer.engines_not_asked error=%s", error)
 
