@@ -22,7 +22,7 @@ from gangline.domain.views import NodeView, ServiceStatus
 from gangline.engines.weights import EngineWeights, engine_weights
 from gangline.settings import read_secret
 
-__all__ = ["Failed", "Fleet", "FleetEngine", "FleetNode", "Mode", "Roster", "open_fleet"]
+__all__ = ["Failed", "Fleet", "FleetEngine", "FleetNode", "Mode", "Roster", "engine_url", "open_fleet"]
 
 _log = logging.getLogger("gangline.training")
 
@@ -176,18 +176,22 @@ async def open_fleet(roster: Roster, token: str | None, lost_after_s: float) -> 
     async with AsyncExitStack() as stack:
         heard = [view for view in (await roster.status()).nodes if view.age_s <= lost_after_s]
         engines: dict[str, FleetEngine] = {}
+        stack.push_async_callback(_close, engines)
         nodes: list[FleetNode] = []
         for view in heard:
             client = await stack.enter_async_context(NodeClient(view.url, token))
             nodes.append(await _node(view, client, engines))
-        for engine in engines.values():
-            stack.push_async_callback(engine.weights.close)
         if not engines:
             raise EngineUnavailable(
                 f"no engine to give weights to: the server heard of {len(nodes)} nodes in the last {lost_after_s:g} s, "
                 "none of them with a healthy engine. Start a node with an engine, or wait for them."
             )
         yield Fleet(nodes, list(engines.values()))
+
+
+async def _close(engines: dict[str, FleetEngine]) -> None:
+    for engine in engines.values():
+        await engine.weights.close()
 
 
 async def _node(view: NodeView, client: NodeClient, engines: dict[str, FleetEngine]) -> FleetNode:
@@ -197,7 +201,7 @@ async def _node(view: NodeView, client: NodeClient, engines: dict[str, FleetEngi
     for backend in backends:
         if backend["state"] != "healthy":
             continue
-        url = _reachable(backend["url"], view.url)
+        url = engine_url(backend["url"], view.url)
         if url not in engines:
             key = backend["api_key_env"]
             engines[url] = FleetEngine(url, engine_weights(backend["engine"], url, key and read_secret(key)))
@@ -205,7 +209,7 @@ async def _node(view: NodeView, client: NodeClient, engines: dict[str, FleetEngi
     return node
 
 
-def _reachable(engine_url: str, node_url: str) -> str:
+def engine_url(engine_url: str, node_url: str) -> str:
     """How an engine that a node names is reached from here."""
     engine, node = urlsplit(engine_url), urlsplit(node_url)
     if not _is_loopback(engine.hostname) or _is_loopback(node.hostname):

@@ -132,7 +132,9 @@ class ServiceWeights:
         """Engines that do not have `version`: started again, or added, since. One that does not answer is not told of:
         its node waits for it, and knows what it comes back without.
 
-        An engine is asked; of one that knows no versions its node knows whether it was down. Raises: ServerUnavailable.
+        An engine is asked; of one that knows no versions its node knows whether it was down.
+
+        Raises: ServerUnavailable; EngineUnavailable when no engine is healthy.
         """
         async with self._fleet() as fleet:
             return [LostEngine(engine.url, has) for engine, has in await _lost(fleet, version)]
