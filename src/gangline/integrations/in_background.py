@@ -1,0 +1,76 @@
+"""Asynchronous code for a caller that is not: an event loop in a thread of its own, at work while the caller is too.
+
+with InBackground(connect) as service:
+    groups = service.run(lambda connection: connection.collector.collect(2))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any, Generic, Self, TypeVar
+
+__all__ = ["InBackground"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class InBackground(Generic[T]):
+    """What `connect` gives, held open on that loop until the block is left.
+
+    One task enters and leaves it, so it may hold task groups and timeouts. Entered once.
+    """
+
+    def __init__(self, connect: Callable[[], AbstractAsyncContextManager[T]]) -> None:
+        self._connect = connect
+        self._opened = Future[tuple[asyncio.AbstractEventLoop, asyncio.Event, T]]()
+        self._ended = Future[None]()
+
+    def __enter__(self) -> Self:
+        """Raises: what `connect` did."""
+        # A daemon: a caller that is interrupted here does not wait for a connection that never comes.
+        threading.Thread(target=self._live_in_thread, name="gangline-background", daemon=True).start()
+        self._opened.result()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        """Raises: what closing did."""
+        loop, left, _ = self._opened.result()
+        with suppress(RuntimeError):  # the loop is closed: it ended before, and says why
+            loop.call_soon_threadsafe(left.set)
+        self._ended.result()
+
+    def run(self, call: Callable[[T], Coroutine[Any, Any, R]]) -> R:
+        """Await what `call` makes of the open value, and wait for it here.
+
+        An interrupt here cancels it there. Raises: what it did; RuntimeError outside of the block.
+        """
+        if not self._opened.done() or self._ended.done():
+            raise RuntimeError("enter it first, and call within: `with ... as service:`")
+        loop, _, value = self._opened.result()
+        future = asyncio.run_coroutine_threadsafe(call(value), loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _live_in_thread(self) -> None:
+        try:
+            asyncio.run(self._live())
+        except BaseException as error:  # whatever it is, the other thread is told
+            if not self._opened.done():
+                self._opened.set_exception(error)
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(None)
+
+    async def _live(self) -> None:
+        left = asyncio.Event()
+        async with self._connect() as value:
+            self._opened.set_result((asyncio.get_running_loop(), left, value))
+            await left.wait()

@@ -1,0 +1,206 @@
+"""TRL: its own `GRPOTrainer` trains on groups that the service collects.
+
+    with ServiceRollouts(connect) as rollouts:
+        GRPOTrainer(..., rollout_func=rollouts, reward_funcs=session_reward).train()
+
+TRL asks `rollout_func` for a batch of completions whenever it needs one. Its answer here: the trainer's weights are
+pushed to the engines if an optimiser step changed them since, groups are collected, and their exact tokens handed over.
+TRL's prompts are places for sessions, no more: which tasks come is for the collector to say.
+
+Laws: a row's ids, log-probs and mask are those of the trace, unchanged. TRL compares `num_generations` rows by their
+place, so a group is so many sessions of one trace each, or it is refused. No session begins with other weights than
+those in training at that moment, unless the collector begins some beyond what it is asked for.
+
+Source: trl 1.16.0, trainer/grpo_trainer.py (`rollout_func`, `_generate`, `_generate_and_score_completions`,
+`_compute_loss`). `rollout_func` is experimental there. This module imports neither TRL nor PyTorch.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from gangline.domain.errors import InvalidGroup, InvalidRequest
+from gangline.domain.session import SessionResult
+from gangline.integrations.in_background import InBackground
+from gangline.training.algorithms import Algorithm
+from gangline.training.groups import Group, trainable_traces
+from gangline.training.masks import all_sampled
+from gangline.training.samples import Mask, Sample, make_samples
+
+__all__ = ["Connection", "GroupSource", "ServiceRollouts", "WeightTarget", "one_trace_each", "session_reward"]
+
+
+class GroupSource(Protocol):
+    """A collector (`gangline.training.collector`)."""
+
+    async def collect(self, num_groups: int) -> list[Group]: ...
+
+
+class WeightTarget(Protocol):
+    """Where new weights go. `save` writes a folder of safetensors; it blocks."""
+
+    async def push(self, save: Callable[[Path], None], version: int) -> object: ...
+
+
+@dataclass(frozen=True)
+class Connection:
+    """What the adapter needs of the service."""
+
+    collector: GroupSource
+    weights: WeightTarget
+
+
+class ServiceRollouts:
+    """The `rollout_func` of a `GRPOTrainer`. Enter it before training, train within.
+
+    connect: opens the connection, on an event loop in a thread of its own. first_version: policy version of the weights
+    that training begins with; they are pushed too. It must not be below the version that the service has. mask: which
+    tokens of a trace are trained on, by weights of 0 and 1.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], AbstractAsyncContextManager[Connection]],
+        *,
+        first_version: int = 1,
+        mask: Mask = all_sampled,
+    ) -> None:
+        self._service = InBackground(connect)
+        self._first_version = first_version
+        self._mask = mask
+        self._version: int | None = None
+
+    @property
+    def version(self) -> int | None:
+        """Policy version that was pushed last; None before the first."""
+        return self._version
+
+    def __enter__(self) -> Self:
+        self._service.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._service.__exit__(*exc)
+
+    def __call__(self, prompts: Sequence[object], trainer: Any) -> dict[str, Any]:
+        """As many rows as there are prompts, group by group. trainer: a `GRPOTrainer`.
+
+        Raises: InvalidGroup when a group does not fit the trainer, InvalidRequest when the trainer's settings do not
+        fit the sessions; what collector and weights do.
+        """
+        _check_trainer(trainer)
+        self.push(trainer)
+        num_groups, left = divmod(len(prompts), trainer.args.num_generations)
+        if left:
+            raise InvalidRequest(f"{len(prompts)} rows are no whole groups of {trainer.args.num_generations}.")
+        groups = self._service.run(lambda service: service.collector.collect(num_groups))
+        rows = [row for group in groups for row in self._rows(group, trainer)]
+        return {
+            "prompt_ids": [sample.prompt_ids.tolist() for sample, _ in rows],
+            "completion_ids": [sample.response_ids.tolist() for sample, _ in rows],
+            "logprobs": [sample.behaviour_logprobs.tolist() for sample, _ in rows],
+            "env_mask": [_zeros_and_ones(sample) for sample, _ in rows],
+            "session": [session for _, session in rows],
+        }
+
+    def push(self, trainer: Any) -> None:
+        """Give the engines the trainer's weights, unless they have them. Call it after training, for the last ones."""
+        version = self._first_version + trainer.state.global_step
+        if version == self._version:
+            return
+
+        def save(folder: Path) -> None:
+            _whole_model(trainer).save_pretrained(folder)
+
+        self._service.run(lambda service: _push(service.weights, save, version))
+        self._version = version
+
+    def _rows(self, group: Group, trainer: Any) -> list[tuple[Sample, SessionResult]]:
+        _check_group(group, trainer.args.num_generations)
+        _check_temperature(group, trainer.args.temperature)
+        # TRL compares the rewards itself; of ours, ids and mask are taken.
+        return list(zip(make_samples(group, Algorithm(), self._mask), group.sessions, strict=True))
+
+
+async def _push(weights: WeightTarget, save: Callable[[Path], None], version: int) -> None:
+    await weights.push(save, version)
+
+
+def session_reward(
+    *, session: Sequence[SessionResult], log_extra: Callable[[str, list[str]], None] | None = None, **_: object
+) -> list[float | None]:
+    """A reward function of TRL's: what the evaluator gave each session.
+
+    Another one takes `session` too, and makes of it what it likes.
+    """
+    if log_extra is not None:  # in TRL's table of completions, whose prompts say nothing here
+        log_extra("session_id", [one.session_id for one in session])
+    return [one.reward for one in session]
+
+
+def one_trace_each(group: Group) -> Group | None:
+    """For a collector's `admit`: leave out groups in which a session has several traces, which TRL cannot take."""
+    return group if all(len(trainable_traces(session)) == 1 for session in group.sessions) else None
+
+
+def _check_trainer(trainer: Any) -> None:
+    if not trainer.model.training:
+        raise InvalidRequest(
+            "TRL asks for rollouts to evaluate on, and a collector's groups are for training: set eval_strategy='no', "
+            "and evaluate by submitting tasks to the service."
+        )
+    if trainer.accelerator.num_processes > 1:
+        raise InvalidRequest(
+            f"{trainer.accelerator.num_processes} processes train here, and each would collect and push by itself: "
+            "train in one process, or with an adapter for many GPUs."
+        )
+
+
+def _check_group(group: Group, num_generations: int) -> None:
+    if len(group.sessions) != num_generations:
+        raise InvalidGroup(
+            f"{group.task_id} has {len(group.sessions)} sessions, and TRL compares {num_generations} rows by their "
+            "place. Give tasks and trainer one number (num_samples, num_generations), and do not shrink groups."
+        )
+    for session in group.sessions:
+        num_traces = len(trainable_traces(session))
+        if num_traces != 1:
+            raise InvalidGroup(
+                f"{session.session_id} of {group.task_id} has {num_traces} traces to train on, and TRL takes one "
+                "completion a session. Build with prefix_merging, or leave such groups out: admit=one_trace_each."
+            )
+
+
+def _check_temperature(group: Group, temperature: float) -> None:
+    """TRL's log-probs are of the distribution at its own temperature: of the one that was sampled from, or wrong."""
+    for trace in (trace for session in group.sessions for trace in trainable_traces(session)):
+        for certificate in trace.certificates:
+            sampled_at = 1.0 if certificate.sampling.temperature is None else certificate.sampling.temperature
+            if not math.isclose(sampled_at, temperature, rel_tol=1e-6):
+                raise InvalidRequest(
+                    f"{trace.trace_id} was sampled at temperature {sampled_at:g}, and TRL computes log-probs at "
+                    f"{temperature:g}: set GRPOConfig(temperature={sampled_at:g}), or the task's sampling policy."
+                )
+
+
+def _zeros_and_ones(sample: Sample) -> list[int]:
+    if not np.isin(sample.weights, (0.0, 1.0)).all():
+        raise InvalidRequest(
+            f"the mask weighs tokens of {sample.trace_id} other than by 0 and 1, and TRL would count them in its means "
+            "by that weight. Use another mask."
+        )
+    return sample.weights.astype(int).tolist()
+
+
+def _whole_model(trainer: Any) -> Any:
+    """The model, adapters merged into a copy: in place, merging and taking out again would leave rounding behind."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return copy.deepcopy(model).merge_and_unload() if hasattr(model, "merge_and_unload") else model
