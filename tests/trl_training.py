@@ -25,9 +25,9 @@ Watch = Callable[[Any, Any, dict[str, Any], Any], None]
 """(trainer, model, what TRL is to train on, its loss)"""
 
 
-def word_tokenizer() -> PreTrainedTokenizerFast:
+def word_tokenizer(num_words: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
     """For the tiny random models of `fixtures_models`: a word for each id, 0 pads and 2 ends."""
-    words = {f"w{number}": number for number in range(VOCAB_SIZE)}
+    words = {f"w{number}": number for number in range(num_words)}
     core = Tokenizer(models.WordLevel(words, unk_token="w1"))
     return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="w0", eos_token="w2", unk_token="w1")
 

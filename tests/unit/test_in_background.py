@@ -78,9 +78,8 @@ def test_a_connection_that_breaks_ends_the_calls_and_says_why_on_leaving() -> No
         breaking.set()
         await asyncio.Event().wait()
 
-    with pytest.raises(ExceptionGroup) as failed, InBackground(broken) as service:
-        with pytest.raises(CancelledError):
-            service.run(wait_for_ever)
+    with pytest.raises(ExceptionGroup) as failed, InBackground(broken) as service, pytest.raises(CancelledError):
+        service.run(wait_for_ever)
     assert failed.group_contains(ConnectionError, match="lost")
 
 

@@ -1,0 +1,175 @@
+"""TRL's trainer, a server, a node, an unmodified agent and the embedded engine: a whole loop, on a tiny model."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from fixtures_models import CONFIGS
+from fixtures_node import RunningNode, running_node
+from gangline.client import ServerClient
+from gangline.engines.embedded.model import LanguageModel, load_model
+from gangline.engines.embedded.sampler import EmbeddedSampler
+from gangline.engines.serving.app import create_app
+from gangline.engines.serving.app import serving as engine_serving
+from gangline.integrations.trl import Connection, ServiceRollouts
+from gangline.server.run import serving
+from gangline.testing.tiny_tokenizer import TinyTokenizer
+from gangline.training.collector import PlainCollector
+from gangline.training.groups import Group
+from trl_training import make_trainer, word_tokenizer
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of what TRL and its dependencies deprecate
+
+TEMPERATURE = 0.8
+NUM_STEPS = 3
+LAST_TOKEN = "</think>"
+
+AGENT = f"""
+import json, os, urllib.request
+
+messages = [{{"role": "user", "content": os.environ["QUESTION"]}}]
+for _ in range(2):
+    body = {{"model": "tiny", "messages": messages, "temperature": {TEMPERATURE}, "max_tokens": 6}}
+    headers = {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as reply:
+        message = json.load(reply)["choices"][0]["message"]
+    messages += [{{"role": "assistant", "content": message["content"]}}, {{"role": "user", "content": "go on"}}]
+"""
+GRADER = """
+import json
+
+ids = [one["content"] for trace in json.load(open(".gangline/trajectory.json"))["traces"]
+       for one in trace["response_messages"] if one["role"] == "assistant"]
+json.dump({"reward": len("".join(ids)) % 7 / 6}, open("reward.json", "w"))
+"""
+
+
+def tasks() -> Iterator[dict[str, Any]]:
+    for number in count():
+        yield {
+            "task_id": f"task-{number}",
+            "instruction": "say something",
+            "num_samples": 4,
+            "timeout_seconds": 120,
+            "runtime": {"backend": "process", "prepare": [{"type": "write", "path": "agent.py", "content": AGENT}]},
+            "agent": {
+                "harness": "shell",
+                "settings": {"command": ["env", f"QUESTION=say {number}", sys.executable, "agent.py"]},
+            },
+            "evaluator": {
+                "strategy": "script",
+                "config": {"command": [sys.executable, "grade.py"], "files": {"grade.py": GRADER}},
+            },
+        }
+
+
+class EngineWeights:
+    """To one embedded engine and one node, between sessions, when no call is in flight."""
+
+    def __init__(self, node: RunningNode, engine_url: str, folder: Path) -> None:
+        self._node, self._engine_url, self._folder = node, engine_url, folder
+
+    async def push(self, save: Callable[[Path], None], version: int) -> None:
+        folder = self._folder / f"v{version}"
+        await asyncio.to_thread(save, folder)
+        await self._tell("pause")
+        await self._tell("collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+        await self._tell("update_weight_version", {"new_version": str(version)})
+        await self._tell("resume")
+        await self._node.client.set_version(version)
+
+    async def _tell(self, route: str, body: dict[str, Any] | None = None) -> None:
+        async with self._node.http.post(f"{self._engine_url}/{route}", json=body) as response:
+            assert response.status == 200, await response.text()
+
+
+class Recording:
+    """A collector that keeps what it hands out."""
+
+    def __init__(self, collector: PlainCollector, groups: list[Group]) -> None:
+        self._collector, self._groups = collector, groups
+
+    async def collect(self, num_groups: int) -> list[Group]:
+        found = await self._collector.collect(num_groups)
+        self._groups += found
+        return found
+
+
+def tiny_model(folder: Path) -> int:
+    """Write it; the number of words that its tokenizer knows."""
+    num_words = TinyTokenizer().encode(LAST_TOKEN)[0] + 1
+    shape = {**CONFIGS["llama"].to_dict(), "vocab_size": num_words, "initializer_range": 0.1}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(LlamaConfig(**shape)).save_pretrained(folder)
+    return num_words
+
+
+def test_an_unmodified_agent_is_trained_by_trl(tmp_path: Path) -> None:
+    num_words = tiny_model(tmp_path / "model")
+    groups = list[Group]()
+    differences = list[float]()
+
+    @asynccontextmanager
+    async def connect() -> AsyncGenerator[Connection]:
+        model = LanguageModel(load_model(tmp_path / "model"))
+        sampler = EmbeddedSampler(model, TinyTokenizer(), model_name="tiny", max_batch=8, seed=0, threads=1)
+        try:
+            async with (
+                engine_serving(create_app(sampler)) as engine_url,
+                serving(data_dir=tmp_path / "server") as server,
+                running_node(tmp_path, engine_url, server_url=server.url, control_token=None) as node,
+                ServerClient(server.url) as client,
+                PlainCollector(client, tasks()) as collector,
+            ):
+                yield Connection(Recording(collector, groups), EngineWeights(node, engine_url, tmp_path / "weights"))
+        finally:
+            await sampler.close()
+
+    def compare(trainer: Any, model: Any, inputs: dict[str, Any], _loss: Any) -> None:
+        """The engine samples by the weights in training: its log-probs are the trainer's."""
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        there = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        num_places = inputs["completion_ids"].shape[1]
+        with torch.no_grad():
+            logprobs = trainer._get_per_token_logps_and_entropies(model, ids, there, num_places)[0]
+        difference = (logprobs - inputs["sampling_per_token_logps"]).abs()
+        differences.append(float(difference[(inputs["completion_mask"] * inputs["tool_mask"]) == 1].max()))
+
+    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    before = {name: value.clone() for name, value in trained.state_dict().items()}
+    settings = {"num_generations": 4, "max_steps": NUM_STEPS, "temperature": TEMPERATURE, "learning_rate": 3e-3}
+    with ServiceRollouts(connect) as rollouts:
+        trainer = make_trainer(
+            trained, rollouts, tmp_path, watch=compare, tokenizer=word_tokenizer(num_words), **settings
+        )
+        trainer.train()
+
+    rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+    assert rewards == pytest.approx([sum(group.rewards) / 4 for group in groups], abs=1e-6)
+    assert any(group.is_informative for group in groups)
+    moved = max(float((value - before[name]).abs().max()) for name, value in trained.state_dict().items())
+    assert moved > 1e-3
+    versions = [
+        {
+            int(version)
+            for one in group.sessions
+            for trace in one.trajectory.traces
+            for version in trace.response_versions
+        }
+        for group in groups
+    ]
+    assert versions == [{-1, number + 1} for number in range(NUM_STEPS)]  # -1: what was not sampled
+    assert len(differences) == NUM_STEPS
+    assert max(differences) < 1e-3
