@@ -110,13 +110,13 @@ class NoEngines:
         self.versions.append(version)
 
 
-def connecting(service: FakeService, weights: Any, **collector: Any) -> Callable[[], Any]:
+def connecting(service: FakeService, weights: Any, *, first_version: int = 1, **collector: Any) -> Callable[[], Any]:
     """What `ServiceRollouts` opens."""
 
     @asynccontextmanager
     async def connect() -> AsyncGenerator[Connection]:
         async with PlainCollector(service, _tasks(), **collector) as collecting:
-            yield Connection(collecting, weights)
+            yield Connection(collecting, weights, first_version)
 
     return connect
 

@@ -147,7 +147,7 @@ def test_the_trainer_pushes_what_it_trained_before_it_asks_again(model: PreTrain
             save(tmp_path / f"v{version}")
             pushed[version] = load_file(tmp_path / f"v{version}" / "model.safetensors")
 
-    with ServiceRollouts(connecting(Answers(*two_groups()), Folders()), first_version=7) as rollouts:
+    with ServiceRollouts(connecting(Answers(*two_groups()), Folders(), first_version=7)) as rollouts:
         settings = {"temperature": TEMPERATURE, "learning_rate": 1e-3, "max_steps": 3}
         trainer = make_trainer(model, rollouts, tmp_path, **settings)
         trainer.train()

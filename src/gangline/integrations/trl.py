@@ -56,27 +56,27 @@ class Connection:
 
     collector: GroupSource
     weights: WeightTarget
+    first_version: int = 1
+    """Policy version of the weights that training begins, or goes on, with: above all that the service has had."""
 
 
 class ServiceRollouts:
-    """The `rollout_func` of a `GRPOTrainer`. Enter it before training, train within.
+    """The `rollout_func` of one `GRPOTrainer`. Enter it before training, train within.
 
-    connect: opens the connection, on an event loop in a thread of its own. first_version: policy version of the weights
-    that training begins with; they are pushed too. It must not be below the version that the service has. mask: which
-    tokens of a trace are trained on, by weights of 0 and 1.
+    connect: opens the connection, on an event loop in a thread of its own.
+    mask: which tokens of a trace are trained on, by weights of 0 and 1.
     """
 
     def __init__(
         self,
         connect: Callable[[], AbstractAsyncContextManager[Connection]],
         *,
-        first_version: int = 1,
         mask: Mask = all_sampled,
     ) -> None:
         self._service = InBackground(connect)
-        self._first_version = first_version
         self._mask = mask
         self._version: int | None = None
+        self._pushed_step: int | None = None
 
     @property
     def version(self) -> int | None:
@@ -113,15 +113,14 @@ class ServiceRollouts:
 
     def push(self, trainer: Any) -> None:
         """Give the engines the trainer's weights, unless they have them. Call it after training, for the last ones."""
-        version = self._first_version + trainer.state.global_step
-        if version == self._version:
+        if trainer.state.global_step == self._pushed_step:
             return
 
         def save(folder: Path) -> None:
             _whole_model(trainer).save_pretrained(folder)
 
-        self._service.run(lambda service: _push(service.weights, save, version))
-        self._version = version
+        self._version = self._service.run(lambda service: _push(service, save, self._version))
+        self._pushed_step = trainer.state.global_step
 
     def _rows(self, group: Group, trainer: Any) -> list[tuple[Sample, SessionResult]]:
         _check_group(group, trainer.args.num_generations)
@@ -130,8 +129,11 @@ class ServiceRollouts:
         return list(zip(make_samples(group, Algorithm(), self._mask), group.sessions, strict=True))
 
 
-async def _push(weights: WeightTarget, save: Callable[[Path], None], version: int) -> None:
-    await weights.push(save, version)
+async def _push(service: Connection, save: Callable[[Path], None], last_version: int | None) -> int:
+    """The new version."""
+    version = service.first_version if last_version is None else last_version + 1
+    await service.weights.push(save, version)
+    return version
 
 
 def session_reward(
