@@ -78,6 +78,15 @@ def test_exposed_folders_exist_once_and_lend_their_programs_to_path(tmp_path: Pa
     assert set(environ) == {"PATH", "HOME", "LANG", "A"}
 
 
+def test_programs_of_the_folder_that_is_named_first_are_found_first(tmp_path: Path) -> None:
+    environment, python = tmp_path / "code" / "project" / "venv", tmp_path / "python"
+    for folder in (environment, python, python / "lib" / "inner"):
+        (folder / "bin").mkdir(parents=True)
+    folders = exposed_folders([environment, python / "lib" / "inner", python])
+    assert folders == [environment, python]
+    assert clean_environment(folders, "/h", {})["PATH"].startswith(f"{environment}/bin:{python}/bin:")
+
+
 def test_an_images_own_programs_come_before_the_exposed_ones(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     image = {"PATH": "/opt/conda/bin:/usr/bin", "LANG": "de_DE.UTF-8", "HOME": "/root"}

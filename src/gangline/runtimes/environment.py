@@ -13,12 +13,10 @@ _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 def exposed_folders(expose: Sequence[Path]) -> list[Path]:
-    """Those that exist, each once, without those inside another or inside /usr, which is seen anyway."""
-    known = [Path("/usr")]
-    for path in sorted(set(expose), key=lambda path: len(path.parts)):
-        if path.is_absolute() and path.is_dir() and not any(other in (path, *path.parents) for other in known):
-            known.append(path)
-    return known[1:]
+    """Those that exist, each once, in the same order, without those inside another or /usr, which is seen anyway."""
+    there = [path for path in dict.fromkeys(expose) if path.is_absolute() and path.is_dir()]
+    outer = {Path("/usr"), *there}
+    return [path for path in there if path != Path("/usr") and outer.isdisjoint(path.parents)]
 
 
 def clean_environment(expose: Sequence[Path], home: str, extra: Mapping[str, str]) -> dict[str, str]:
