@@ -32,7 +32,9 @@ from trl_training import Answers, NoEngines, connecting, make_trainer
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TEMPERATURE = 0.7
-SAMPLED = msgspec.structs.replace(EXACT, sampling=SamplingParams(temperature=TEMPERATURE))
+SAMPLED = msgspec.structs.replace(
+    EXACT, logprobs="temperature_scaled", sampling=SamplingParams(temperature=TEMPERATURE)
+)
 AS_TRL = {"advantage.deviation": "sample", "advantage.epsilon": 1e-4}
 """How TRL scales a group's rewards."""
 
@@ -117,7 +119,7 @@ def test_trl_computes_our_loss_on_our_ids(
 
     def compare(_trainer: Any, model: Any, inputs: dict[str, Any], loss: Tensor) -> None:
         check_rows(inputs, samples)
-        logprobs = token_logprobs(model, batch, temperature=TEMPERATURE)
+        logprobs = token_logprobs(model, batch)
         old.append(logprobs.detach())
         ours = policy_loss(loss_inputs(batch, logprobs, old_logprobs=old[0]), settings.loss)
         ratios.append(ours.metrics["ratio_max"])
@@ -228,7 +230,7 @@ def test_a_temperature_that_is_not_the_sessions_is_refused(
     turns = ((10, 2), (11, 2))
     warmer = sampled(turns=turns, certificates=(SAMPLED, certificate))
     group = Group("a", (session("a0", 1.0, sampled()), session("a1", 0.0, warmer)))
-    with pytest.raises(InvalidRequest, match=rf"temperature {told}, .* set GRPOConfig\(temperature={told}\)"):
+    with pytest.raises(InvalidRequest, match=rf"at temperature {told}, .* set GRPOConfig\(temperature={told}\)"):
         refused(model, tmp_path, group)
 
 

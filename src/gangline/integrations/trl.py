@@ -18,7 +18,6 @@ Source: trl 1.16.0, trainer/grpo_trainer.py (`rollout_func`, `_generate`, `_gene
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -124,9 +123,10 @@ class ServiceRollouts:
 
     def _rows(self, group: Group, trainer: Any) -> list[tuple[Sample, SessionResult]]:
         _check_group(group, trainer.args.num_generations)
-        _check_temperature(group, trainer.args.temperature)
-        # TRL compares the rewards itself; of ours, ids and mask are taken.
-        return list(zip(make_samples(group, Algorithm(), self._mask), group.sessions, strict=True))
+        samples = make_samples(group, Algorithm(), self._mask)  # TRL makes its own advantages of the rewards
+        for sample in samples:
+            _check_temperature(sample, trainer.args.temperature)
+        return list(zip(samples, group.sessions, strict=True))
 
 
 async def _push(service: Connection, save: Callable[[Path], None], last_version: int | None) -> int:
@@ -181,16 +181,14 @@ def _check_group(group: Group, num_generations: int) -> None:
             )
 
 
-def _check_temperature(group: Group, temperature: float) -> None:
+def _check_temperature(sample: Sample, temperature: float) -> None:
     """TRL's log-probs are of the distribution at its own temperature: of the one that was sampled from, or wrong."""
-    for trace in (trace for session in group.sessions for trace in trainable_traces(session)):
-        for certificate in trace.certificates:
-            sampled_at = 1.0 if certificate.sampling.temperature is None else certificate.sampling.temperature
-            if not math.isclose(sampled_at, temperature, rel_tol=1e-6):
-                raise InvalidRequest(
-                    f"{trace.trace_id} was sampled at temperature {sampled_at:g}, and TRL computes log-probs at "
-                    f"{temperature:g}: set GRPOConfig(temperature={sampled_at:g}), or the task's sampling policy."
-                )
+    trained = sample.temperatures[sample.weights != 0]
+    for other in trained[~np.isclose(trained, temperature, rtol=1e-6)]:
+        raise InvalidRequest(
+            f"{sample.trace_id} has log-probs at temperature {other:g}, and TRL computes them at {temperature:g}: set "
+            f"GRPOConfig(temperature={other:g}), or a sampling policy where agents ask for several."
+        )
 
 
 def _zeros_and_ones(sample: Sample) -> list[int]:
