@@ -30,11 +30,19 @@ from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.session import SessionResult
 from gangline.integrations.in_background import InBackground
 from gangline.training.algorithms import Algorithm
-from gangline.training.groups import Group, trainable_traces
+from gangline.training.groups import Group, trainable_traces, why_invalid
 from gangline.training.masks import all_sampled
 from gangline.training.samples import Mask, Sample, make_samples
 
-__all__ = ["Connection", "GroupSource", "ServiceRollouts", "WeightTarget", "one_trace_each", "session_reward"]
+__all__ = [
+    "Connection",
+    "GroupSource",
+    "ServiceRollouts",
+    "WeightTarget",
+    "one_trace_each",
+    "rollout_rows",
+    "session_reward",
+]
 
 
 class GroupSource(Protocol):
@@ -101,14 +109,7 @@ class ServiceRollouts:
         if left:
             raise InvalidRequest(f"{len(prompts)} rows are no whole groups of {trainer.args.num_generations}.")
         groups = self._service.run(lambda service: service.collector.collect(num_groups))
-        rows = [row for group in groups for row in self._rows(group, trainer)]
-        return {
-            "prompt_ids": [sample.prompt_ids.tolist() for sample, _ in rows],
-            "completion_ids": [sample.response_ids.tolist() for sample, _ in rows],
-            "logprobs": [sample.behaviour_logprobs.tolist() for sample, _ in rows],
-            "env_mask": [_zeros_and_ones(sample) for sample, _ in rows],
-            "session": [session for _, session in rows],
-        }
+        return rollout_rows(groups, trainer.args.num_generations, temperature=trainer.args.temperature, mask=self._mask)
 
     def push(self, trainer: Any) -> None:
         """Give the engines the trainer's weights, unless they have them. Call it after training, for the last ones."""
@@ -121,19 +122,37 @@ class ServiceRollouts:
         self._version = self._service.run(lambda service: _push(service, save, self._version))
         self._pushed_step = trainer.state.global_step
 
-    def _rows(self, group: Group, trainer: Any) -> list[tuple[Sample, SessionResult]]:
-        _check_group(group, trainer.args.num_generations)
-        samples = make_samples(group, Algorithm(), self._mask)  # TRL makes its own advantages of the rewards
-        for sample in samples:
-            _check_temperature(sample, trainer.args.temperature)
-        return list(zip(samples, group.sessions, strict=True))
-
 
 async def _push(service: Connection, save: Callable[[Path], None], last_version: int | None) -> int:
     """The new version."""
     version = service.first_version if last_version is None else last_version + 1
     await service.weights.push(save, version)
     return version
+
+
+def rollout_rows(
+    groups: Sequence[Group], num_generations: int, *, temperature: float = 1.0, mask: Mask = all_sampled
+) -> dict[str, Any]:
+    """What TRL's `rollout_func` returns, a row for each session, group by group. `session` and `versions` are columns
+    for reward functions; versions: policy version of each token, -1 where not sampled.
+
+    Raises: InvalidGroup, InvalidRequest.
+    """
+    rows = list[tuple[SessionResult, Sample]]()
+    for group in groups:
+        _check_group(group, num_generations)
+        samples = make_samples(group, Algorithm(), mask)  # TRL makes its own advantages of the rewards
+        rows += zip(group.sessions, samples, strict=True)
+    for _, sample in rows:
+        _check_temperature(sample, temperature)
+    return {
+        "prompt_ids": [sample.prompt_ids.tolist() for _, sample in rows],
+        "completion_ids": [sample.response_ids.tolist() for _, sample in rows],
+        "logprobs": [sample.behaviour_logprobs.tolist() for _, sample in rows],
+        "env_mask": [_zeros_and_ones(sample) for _, sample in rows],
+        "versions": [sample.versions.tolist() for _, sample in rows],
+        "session": [session for session, _ in rows],
+    }
 
 
 def session_reward(
@@ -173,6 +192,9 @@ def _check_group(group: Group, num_generations: int) -> None:
             "place. Give tasks and trainer one number (num_samples, num_generations), and do not shrink groups."
         )
     for session in group.sessions:
+        why = why_invalid(session)
+        if why is not None:
+            raise InvalidGroup(f"{session.session_id} of {group.task_id} cannot be compared: {why}.")
         num_traces = len(trainable_traces(session))
         if num_traces != 1:
             raise InvalidGroup(
