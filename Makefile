@@ -64,7 +64,7 @@ help:
 .venv/.dev: .venv/.demo
 	$(PIP) --editable '.[dev]'
 	$(PIP) --no-deps --ignore-requires-python harbor==0.25.0
-	$(PIP) --no-deps trl==1.16.0  # for its chat templates, which tests render with, and its losses
+	$(PIP) --no-deps trl==1.16.0  # for its chat templates, which tests render with, its losses, and its trainer
 	$(PIP) --no-deps verl==0.9.1  # for its losses and advantages
 	@touch $@
 
