@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -15,8 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from fixtures_models import CONFIGS
-from fixtures_node import RunningNode, running_node
+from fixtures_node import running_node
 from gangline.client import ServerClient
+from gangline.domain.errors import EngineUnavailable
 from gangline.engines.embedded.model import LanguageModel, load_model
 from gangline.engines.embedded.sampler import EmbeddedSampler
 from gangline.engines.serving.app import create_app
@@ -26,6 +27,7 @@ from gangline.server.run import serving
 from gangline.testing.tiny_tokenizer import TinyTokenizer
 from gangline.training.collector import PlainCollector
 from gangline.training.groups import Group
+from gangline.training.weight_update import ServiceWeights
 from trl_training import make_trainer, word_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what TRL and its dependencies deprecate
@@ -74,24 +76,14 @@ def tasks() -> Iterator[dict[str, Any]]:
         }
 
 
-class EngineWeights:
-    """To one embedded engine and one node, between sessions, when no call is in flight."""
-
-    def __init__(self, node: RunningNode, engine_url: str, folder: Path) -> None:
-        self._node, self._engine_url, self._folder = node, engine_url, folder
-
-    async def push(self, save: Callable[[Path], None], version: int) -> None:
-        folder = self._folder / f"v{version}"
-        await asyncio.to_thread(save, folder)
-        await self._tell("pause")
-        await self._tell("collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
-        await self._tell("update_weight_version", {"new_version": str(version)})
-        await self._tell("resume")
-        await self._node.client.set_version(version)
-
-    async def _tell(self, route: str, body: dict[str, Any] | None = None) -> None:
-        async with self._node.http.post(f"{self._engine_url}/{route}", json=body) as response:
-            assert response.status == 200, await response.text()
+async def next_version(weights: ServiceWeights) -> int:
+    """As soon as the server has heard of the node."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return (await weights.latest_version() or 0) + 1
+            except EngineUnavailable:
+                await asyncio.sleep(0.05)
 
 
 class Recording:
@@ -129,11 +121,12 @@ def test_an_unmodified_agent_is_trained_by_trl(tmp_path: Path) -> None:
             async with (
                 engine_serving(create_app(sampler)) as engine_url,
                 serving(data_dir=tmp_path / "server") as server,
-                running_node(tmp_path, engine_url, server_url=server.url, control_token=None) as node,
+                running_node(tmp_path, engine_url, server_url=server.url, control_token=None),
                 ServerClient(server.url) as client,
                 PlainCollector(client, tasks()) as collector,
             ):
-                yield Connection(Recording(collector, groups), EngineWeights(node, engine_url, tmp_path / "weights"))
+                weights = ServiceWeights(client, tmp_path / "weights")
+                yield Connection(Recording(collector, groups), weights, await next_version(weights))
         finally:
             await sampler.close()
 

@@ -33,12 +33,12 @@ from gangline.training.algorithms import Algorithm
 from gangline.training.groups import Group, trainable_traces, why_invalid
 from gangline.training.masks import all_sampled
 from gangline.training.samples import Mask, Sample, make_samples
+from gangline.training.weight_update import Save, WeightUpdater
 
 __all__ = [
     "Connection",
     "GroupSource",
     "ServiceRollouts",
-    "WeightTarget",
     "one_trace_each",
     "rollout_rows",
     "session_reward",
@@ -51,18 +51,12 @@ class GroupSource(Protocol):
     async def collect(self, num_groups: int) -> list[Group]: ...
 
 
-class WeightTarget(Protocol):
-    """Where new weights go. `save` writes a folder of safetensors; it blocks."""
-
-    async def push(self, save: Callable[[Path], None], version: int) -> object: ...
-
-
 @dataclass(frozen=True)
 class Connection:
     """What the adapter needs of the service."""
 
     collector: GroupSource
-    weights: WeightTarget
+    weights: WeightUpdater
     first_version: int = 1
     """Policy version of the weights that training begins, or goes on, with: above all that the service has had."""
 
@@ -123,7 +117,7 @@ class ServiceRollouts:
         self._pushed_step = trainer.state.global_step
 
 
-async def _push(service: Connection, save: Callable[[Path], None], last_version: int | None) -> int:
+async def _push(service: Connection, save: Save, last_version: int | None) -> int:
     """The new version."""
     version = service.first_version if last_version is None else last_version + 1
     await service.weights.push(save, version)
