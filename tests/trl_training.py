@@ -42,7 +42,7 @@ def make_trainer(
     peft: Any = None,
     **settings: Any,
 ) -> Any:
-    """A `GRPOTrainer` that shows `watch` each batch and loss. One batch is all groups; its dataset is places only."""
+    """A `GRPOTrainer` that shows `watch` each batch and loss. One batch is all groups; its dataset only counts."""
     grpo = importlib.import_module("trl.trainer.grpo_trainer")
     config = importlib.import_module("trl.trainer.grpo_config")
     datasets = importlib.import_module("datasets")
@@ -72,7 +72,7 @@ def make_trainer(
     return Watched(
         model=model,
         args=config.GRPOConfig(**chosen),
-        train_dataset=datasets.Dataset.from_dict({"prompt": ["a session's place"] * 4}),
+        train_dataset=datasets.Dataset.from_dict({"prompt": ["any"] * 4}),
         processing_class=tokenizer or word_tokenizer(),
         reward_funcs=session_reward,
         rollout_func=rollouts,

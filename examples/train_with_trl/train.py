@@ -134,7 +134,7 @@ def train(options: argparse.Namespace, data: Path, service: dict[str, Any]) -> N
             model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
             processing_class=AutoTokenizer.from_pretrained(folder),
             args=config,
-            train_dataset=Dataset.from_dict({"prompt": ["a group's place"] * options.groups}),
+            train_dataset=Dataset.from_dict({"prompt": ["any"] * options.groups}),
             rollout_func=rollouts,
             reward_funcs=session_reward,
             callbacks=[Curve(data / "rewards.json")],

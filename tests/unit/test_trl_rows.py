@@ -67,5 +67,5 @@ def test_a_trainer_that_does_not_fit_is_told_so(changes: dict[str, Any], message
         ServiceRollouts(connecting(service, NoEngines())) as rollouts,
         pytest.raises(InvalidRequest, match=message),
     ):
-        rollouts(["a place"] * 4, SimpleNamespace(**fields | changes))
+        rollouts(["any"] * 4, SimpleNamespace(**fields | changes))
     assert service.submitted == []

@@ -5,7 +5,7 @@
 
 TRL asks `rollout_func` for a batch of completions whenever it needs one. Its answer here: the trainer's weights are
 pushed to the engines if an optimiser step changed them since, groups are collected, and their exact tokens handed over.
-TRL's prompts are places for sessions, no more: which tasks come is for the collector to say.
+TRL's prompts only say how many sessions it wants: which tasks come is for the collector to say.
 
 Laws: a row's ids, log-probs and mask are those of the trace, unchanged. TRL compares `num_generations` rows by their
 place, so a group is so many sessions of one trace each, or it is refused. No session begins with other weights than
