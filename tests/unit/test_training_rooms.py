@@ -11,6 +11,7 @@ _LIGHT = (
     "algorithms",
     "buffer",
     "collector",
+    "contract",
     "credit",
     "degenerates",
     "groups",

@@ -1,0 +1,362 @@
+"""What every adapter to a trainer must do, as checks that any adapter's author can run.
+
+    SUBJECT = Subject(convert=my_adapter.to_batch, read=rows_of_my_batch)
+
+    @pytest.mark.parametrize("check", checks(), ids=lambda check: check.__name__)
+    def test_my_adapter(check):
+        run_check(check, SUBJECT)
+
+`convert` is the adapter; `read` is the author's: it reads a batch as the trainer does, by the trainer's own masks and
+lengths, back into rows. A check that fails raises AssertionError with what was expected. Neither PyTorch nor the
+trainer is needed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import numpy as np
+
+from gangline.domain.completion import Certificate
+from gangline.domain.conversation import Message, Text
+from gangline.domain.errors import Failure, InvalidGroup
+from gangline.domain.session import SessionResult
+from gangline.domain.tokens import encode_msgpack
+from gangline.domain.trajectory import Trace, Trajectory, TurnSpan
+from gangline.training.contract import CONTRACT_VERSION, rows_of
+from gangline.training.groups import Group
+from gangline.trajectories.shared_prefixes import share_prefixes
+
+__all__ = ["Check", "ReadRow", "Subject", "checks", "run_check"]
+
+B = TypeVar("B")
+
+_PROMPT = (1, 4, 5, 6)
+_GAP = (7, 8, 1)
+_EXACT = Certificate(prompt_source="engine", context="first", logprobs="raw", finish_reason="stop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadRow:
+    """A row as it is read back from a batch. Lists but `prompt_ids` are [T], T = len(response_ids)."""
+
+    task_id: str
+    """Any label that tells groups apart."""
+    session_id: str
+    """Any label that tells sessions of a group apart."""
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
+    loss_mask: Sequence[int]
+    logprobs: Sequence[float]
+    """Compared as float32."""
+    versions: Sequence[int]
+    """-1 where masked."""
+    reward: float
+    """Compared as float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject(Generic[B]):
+    """An adapter, and how its batches are read."""
+
+    convert: Callable[[Sequence[Group], int], B]
+    """groups, sessions of each -> batch."""
+    read: Callable[[B], Sequence[ReadRow]]
+    contract: int = CONTRACT_VERSION
+    """Version of the contract that the adapter was written for."""
+    one_trace_per_session: bool = False
+    """The trainer takes one row a session: sessions with more must be refused, for half of one is none."""
+
+
+Check = Callable[[Subject[Any]], None]
+_CHECKS: list[Check] = []
+
+
+def _check(check: Check) -> Check:
+    _CHECKS.append(check)
+    return check
+
+
+def checks() -> list[Check]:
+    return list(_CHECKS)
+
+
+def run_check(check: Check, subject: Subject[Any]) -> None:
+    """Raises: AssertionError with what was expected."""
+    check(subject)
+
+
+# What adapters are given.
+
+
+def _trace(
+    *,
+    turns: Sequence[Sequence[int]],
+    prompt: Sequence[int] = _PROMPT,
+    versions: Sequence[Sequence[int]] | None = None,
+    number: int = 0,
+    **changes: Any,
+) -> Trace:
+    """Turns with tool output between them. versions: of each turn's tokens; 3 where None."""
+    ids, mask, stamps, spans = list[int](), list[int](), list[int](), list[TurnSpan]()
+    for index, turn in enumerate(turns):
+        gap = _GAP if index else ()
+        spans.append(TurnSpan(f"c{number}-{index}", len(ids) + len(gap), len(ids) + len(gap) + len(turn)))
+        ids += [*gap, *turn]
+        mask += [0] * len(gap) + [1] * len(turn)
+        stamps += [-1] * len(gap) + list([3] * len(turn) if versions is None else versions[index])
+    # Each token has a log-prob of its own, so that one that moved is found.
+    logprobs = -0.01 * np.arange(1 + 100 * number, 1 + 100 * number + len(ids), dtype=np.float32)
+    fields: dict[str, Any] = {
+        "trace_id": f"trace{number}",
+        "session_id": "",
+        "prompt_ids": np.array(prompt, np.int32),
+        "response_ids": np.array(ids, np.int32),
+        "loss_mask": np.array(mask, np.int8),
+        "response_logprobs": logprobs * np.array(mask, np.float32),
+        "response_versions": np.array(stamps, np.int32),
+        "spans": tuple(spans),
+        "prompt_messages": (Message("user", (Text("count"),)),),
+        "response_messages": (Message("assistant", (Text("one two"),)),),
+        "finish_reason": "stop",
+        "certificates": (_EXACT,) * len(spans),
+    }
+    return Trace(**fields | changes)
+
+
+def _session(
+    sample: int, reward: float | None, *traces: Trace, task_id: str = "task0", **changes: Any
+) -> SessionResult:
+    session_id = f"{task_id}-s{sample}"
+    named = tuple(
+        msgspec.structs.replace(trace, session_id=session_id, trace_id=f"{session_id}/{trace.trace_id}")
+        for trace in traces
+    )
+    trajectory = Trajectory(
+        session_id=session_id, task_id=task_id, builder="prefix_merging", traces=named, num_completions=len(named)
+    )
+    fields: dict[str, Any] = {
+        "session_id": session_id,
+        "task_id": task_id,
+        "node_id": "node0",
+        "attempt": 1,
+        "fence": 1,
+        "outcome": "completed",
+        "reward": reward,
+        "trajectory": trajectory,
+    }
+    return SessionResult(**fields | changes)
+
+
+def _group(*sessions: SessionResult) -> Group:
+    return Group(sessions[0].task_id, sessions)
+
+
+def _plain(sample: int, reward: float | None = 1.0, *, task_id: str = "task0", **changes: Any) -> SessionResult:
+    """A session with tokens of its own."""
+    return _session(sample, reward, _trace(turns=[(20 + sample, 2)], number=sample), task_id=task_id, **changes)
+
+
+def _pair(task_id: str = "task0") -> Group:
+    return _group(_plain(0, 1.0, task_id=task_id), _plain(1, 0.0, task_id=task_id))
+
+
+# How batches are judged.
+
+
+def _handed_over(subject: Subject[Any], *groups: Group) -> None:
+    """The batch holds the groups' rows, and nothing else, in their order."""
+    num_samples = len(groups[0].sessions)
+    expected = [row for group in groups for row in rows_of(group, num_samples)]
+    found = list(subject.read(subject.convert(groups, num_samples)))
+    assert len(found) == len(expected), f"{len(expected)} rows were given, {len(found)} arrived"
+    for number, (row, wanted) in enumerate(zip(found, expected, strict=True)):
+        fields = {
+            "prompt ids": (row.prompt_ids, wanted.prompt_ids),
+            "response ids": (row.response_ids, wanted.response_ids),
+            "loss mask": (row.loss_mask, wanted.loss_mask),
+            "log-probs": (np.asarray(row.logprobs, np.float32), wanted.logprobs),
+            "versions": (row.versions, wanted.versions),
+            "reward": ([np.float32(row.reward)], [np.float32(wanted.reward)]),
+        }
+        for name, (got, want) in fields.items():
+            assert list(got) == list(want), f"row {number}, {wanted.trace_id}: {name} {list(want)} became {list(got)}"
+    for what in ("task_id", "session_id"):
+        got, want = (_numbered([getattr(row, what) for row in rows]) for rows in (found, expected))
+        assert got == want, f"rows that share a {what} are {want}, and arrived as {got}"
+
+
+def _numbered(labels: Sequence[str]) -> list[int]:
+    """Each label as the row where it is first."""
+    return [labels.index(label) for label in labels]
+
+
+def _refused(subject: Subject[Any], what: str, num_samples: int, *groups: Group) -> None:
+    try:
+        subject.convert(groups, num_samples)
+    except InvalidGroup:
+        return
+    raise AssertionError(f"{what}: it was handed over, and must be refused with InvalidGroup")
+
+
+# The checks.
+
+
+@_check
+def was_written_for_this_contract(subject: Subject[Any]) -> None:
+    assert subject.contract == CONTRACT_VERSION, f"it keeps version {subject.contract}, this is {CONTRACT_VERSION}"
+
+
+@_check
+def hands_over_every_token(subject: Subject[Any]) -> None:
+    _handed_over(subject, _pair())
+
+
+@_check
+def keeps_tool_output_out_of_the_mask(subject: Subject[Any]) -> None:
+    three = _trace(turns=[(10, 11, 2), (12, 2), (13, 14, 15, 2)])
+    two = _trace(turns=[(2,), (16, 2)], number=1)
+    _handed_over(subject, _group(_session(0, 1.0, three), _session(1, 0.0, two)))
+
+
+@_check
+def keeps_a_turn_of_which_a_part_is_not_trained_on(subject: Subject[Any]) -> None:
+    """Also a mask that begins or ends with 0."""
+    trace = _trace(turns=[(10, 11, 12, 13, 2)])
+    mask = np.array([0, 1, 1, 0, 0], np.int8)
+    versions = np.where(mask == 1, trace.response_versions, -1).astype(np.int32)
+    logprobs = (trace.response_logprobs * mask).astype(np.float32)
+    partly = msgspec.structs.replace(trace, loss_mask=mask, response_versions=versions, response_logprobs=logprobs)
+    _handed_over(subject, _group(_session(0, 1.0, partly), _plain(1, 0.0)))
+
+
+@_check
+def keeps_rows_of_different_lengths(subject: Subject[Any]) -> None:
+    prompt = range(30, 60)
+    lengths = [[(2,)], [range(10, 25), range(40, 51)], [range(10, 15)]]
+    traces = [_trace(prompt=prompt, turns=turns, number=number) for number, turns in enumerate(lengths)]
+    _handed_over(subject, _group(*(_session(sample, 0.5 * sample, trace) for sample, trace in enumerate(traces))))
+
+
+@_check
+def keeps_ids_that_look_like_padding(subject: Subject[Any]) -> None:
+    """Id 0, and the end of a turn's id, at both ends of prompt and response."""
+    odd = _trace(prompt=(0, 0, 2, 4, 0), turns=[(0, 2, 0), (2, 2, 0, 0)])
+    even = _trace(prompt=(0, 0, 2, 4, 0), turns=[(0,)], number=1)
+    _handed_over(subject, _group(_session(0, 1.0, odd), _session(1, 0.0, even)))
+
+
+@_check
+def keeps_a_token_that_was_certain(subject: Subject[Any]) -> None:
+    """A log-prob of 0.0 is no masked token; one of -60 is no padding."""
+    trace = _trace(turns=[(10, 11, 2)])
+    sure = msgspec.structs.replace(trace, response_logprobs=np.array([0.0, -60.0, 0.0], np.float32))
+    _handed_over(subject, _group(_session(0, 1.0, sure), _plain(1, 0.0)))
+
+
+@_check
+def keeps_the_versions_of_tokens(subject: Subject[Any]) -> None:
+    """Also where weights changed within a turn, and version 0."""
+    two = _trace(turns=[(10, 11, 2), (12, 2)], versions=[(0, 0, 1), (1, 2)])
+    one = _trace(turns=[(10, 2)], versions=[(2, 2)], number=1)
+    _handed_over(subject, _group(_session(0, 1.0, two), _session(1, 0.0, one)))
+
+
+@_check
+def keeps_rewards_as_they_are(subject: Subject[Any]) -> None:
+    """Negative, zero, fractions; nothing is shaped or compared here."""
+    rewards = (-1.5, 0.0, 0.1, 1.0)
+    _handed_over(subject, _group(*(_plain(sample, reward) for sample, reward in enumerate(rewards))))
+
+
+@_check
+def hands_over_a_group_of_one_reward(subject: Subject[Any]) -> None:
+    """Whether it is worth training on was asked before."""
+    _handed_over(subject, _group(_plain(0, 1.0), _plain(1, 1.0), _plain(2, 1.0)))
+
+
+@_check
+def keeps_the_order_of_groups_and_sessions(subject: Subject[Any]) -> None:
+    """Nothing is sorted: not by id, length or reward."""
+    late = _group(_plain(2, 0.0, task_id="task9"), _plain(0, 1.0, task_id="task9"), _plain(1, 0.5, task_id="task9"))
+    early = _group(_plain(1, 1.0, task_id="task1"), _plain(2, 1.0, task_id="task1"), _plain(0, 0.0, task_id="task1"))
+    _handed_over(subject, late, early)
+
+
+@_check
+def keeps_groups_apart_that_have_the_same_tokens(subject: Subject[Any]) -> None:
+    _handed_over(subject, _pair("task0"), _pair("task1"))
+
+
+@_check
+def leaves_out_traces_that_must_not_be_trained_on(subject: Subject[Any]) -> None:
+    good = _trace(turns=[(10, 2)], number=1)
+    zeros: dict[str, Any] = {"loss_mask": np.zeros(2, np.int8), "response_logprobs": np.zeros(2, np.float32)}
+    unsure = _trace(turns=[(12, 2)], versions=[(-1, -1)], untrainable="its context is not exact", **zeros)
+    masked = _trace(turns=[(13, 2)], versions=[(-1, -1)], number=2, **zeros)
+    _handed_over(subject, _group(_session(0, 1.0, unsure, good, masked), _plain(1, 0.0)))
+
+
+@_check
+def hands_over_every_trace_of_a_session_or_none(subject: Subject[Any]) -> None:
+    several = [
+        _trace(turns=[(10, 11, 2), (12, 2)]),
+        _trace(prompt=(1, 9), turns=[(13, 2)], number=1),
+        _trace(prompt=(1, 9, 9), turns=[(14, 2)], number=2),
+    ]
+    group = _group(_session(0, 1.0, *several), _plain(3, 0.0))
+    if subject.one_trace_per_session:
+        _refused(subject, "a session of several traces", 2, group)
+    else:
+        _handed_over(subject, group)
+
+
+@_check
+def writes_shared_prompts_out(subject: Subject[Any]) -> None:
+    """A row of the `tree` builder has only the end of its prompt."""
+    first = _trace(turns=[(10, 11, 2)], untrainable="it is there for its prompt", loss_mask=np.zeros(3, np.int8))
+    second = _trace(prompt=(*_PROMPT, 10, 11, 2, 7), turns=[(12, 2)], number=1)
+    session = _session(0, 1.0, first, second)
+    trajectory = session.trajectory
+    assert trajectory is not None
+    shared = msgspec.structs.replace(trajectory, traces=tuple(share_prefixes(trajectory.traces)))
+    assert shared.traces[1].shared_prefix is not None
+    other = _session(1, 0.0, _trace(prompt=(*_PROMPT, 10, 11, 2, 7), turns=[(13, 2)]))
+    _handed_over(subject, _group(msgspec.structs.replace(session, trajectory=shared), other))
+
+
+@_check
+def refuses_a_group_that_is_not_whole(subject: Subject[Any]) -> None:
+    down = Failure(boundary="engine", code="engine_unavailable", message="it is down", retryable=True)
+    nothing = _trace(turns=[(10, 2)], loss_mask=np.zeros(2, np.int8))
+    for what, sessions in {
+        "a session is missing": [],
+        "a session has no reward": [_plain(2, None)],
+        "a fault of ours ended a session": [_plain(2, None, outcome="infra_error", failure=down)],
+        "a cancelled session": [_plain(2, 1.0, outcome="cancelled")],
+        "a session has no trajectory": [_plain(2, 1.0, trajectory=None)],
+        "a session has no trace to train on": [_session(2, 1.0, nothing)],
+        "a session is there twice": [_plain(1, 0.0)],
+        "a session too many": [_plain(2), _plain(3)],
+    }.items():
+        _refused(subject, what, 3, Group("task0", (_plain(0), _plain(1, 0.0), *sessions)))
+
+
+@_check
+def refuses_a_batch_for_one_group_that_is_not_whole(subject: Subject[Any]) -> None:
+    """A batch with the others would be a short one."""
+    short = Group("task1", (_plain(0, task_id="task1"),))
+    _refused(subject, "the last group is short", 2, _pair("task0"), short)
+
+
+@_check
+def leaves_groups_as_they_were(subject: Subject[Any]) -> None:
+    """And makes the same batch of them again: what failed to be sent is converted once more."""
+    group = _group(_session(0, 1.0, _trace(turns=[(10, 2), (11, 2)])), _plain(1, 0.0))
+    before = [encode_msgpack(session) for session in group.sessions]
+    subject.convert([group], 2)
+    assert [encode_msgpack(session) for session in group.sessions] == before, "converting changed the group"
+    _handed_over(subject, group)
