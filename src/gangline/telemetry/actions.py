@@ -129,6 +129,8 @@ ACTIONS: dict[str, str] = {
     "cluster.node_failed": "A node could not be kept running; Ray is asked for it again.",
     "cluster.earlier_life": "The same node still ends there; the new one waits for it.",
     # Training.
+    "callback.not_stored": "A trainer was told that a task ended, and could not store its group; the server tells it again.",
+    "slime.trims": "slime leaves out the last samples: their number is no multiple of its `global_batch_size`.",
     "group.not_whole": "Sessions of a group cannot be compared with the others; it is dropped, or its task run again.",
     "weights.updated": "All engines sample from a trainer's new weights.",
     "weights.lease_not_renewed": "A node did not answer while its gate was held closed; its lease may run out.",

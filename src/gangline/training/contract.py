@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gangline.domain.errors import InvalidGroup, NodeError
+from gangline.domain.lifecycle import Outcome
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions
 from gangline.domain.trajectory import Trace
@@ -59,6 +60,8 @@ class TrainerRow:
     """-1 where masked."""
     reward: float
     """The session's, unshaped: shaping, credit and advantages are the algorithm's."""
+    outcome: Outcome
+    """Of the session."""
     trace: Trace
     """For what else a trainer has a place for. Its prompt is whole."""
 
@@ -100,6 +103,7 @@ def _rows(task_id: str, session: SessionResult) -> Iterator[TrainerRow]:
             logprobs=trace.response_logprobs,
             versions=trace.response_versions,
             reward=session.reward,
+            outcome=session.outcome,
             trace=trace,
         )
 

@@ -1,0 +1,315 @@
+"""slime: groups as its `Sample` objects, and a rollout function that is called back as groups end.
+
+    # my_rollout.py, for slime's --rollout-function-path my_rollout.generate_rollout
+    generate_rollout = SlimeRollout(server_url, task_of, folder)
+
+A sample is one trace. slime's own normalisation cuts a batch into groups by counting samples, which is wrong as soon as
+a session has two: `post_process_rewards` compares sessions, whatever their traces
+(--custom-reward-post-process-path gangline.integrations.slime.post_process_rewards).
+
+Source: slime, github.com/THUDM/slime at 0d234f3, `slime/utils/types.py` (Sample), `slime/ray/rollout.py` (what becomes
+of samples), `slime/rollout/base_types.py` (the rollout function); Polar, figure 5a and A.3 (the callback flow).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from gangline.client import ServerClient
+from gangline.domain.conversation import Message, Text
+from gangline.domain.errors import InvalidRequest, NodeError
+from gangline.evaluators.transcript import chat_messages
+from gangline.integrations.callbacks import CallbackClient, receiving
+from gangline.settings import read_secret
+from gangline.training.admission import version_spans
+from gangline.training.advantages import AdvantageSettings, group_advantages
+from gangline.training.collector import Admit, ReplenishingCollector
+from gangline.training.contract import TrainerRow, rows_of
+from gangline.training.groups import Group, ValiditySettings
+
+__all__ = ["CONTRACT", "DataSource", "SlimeRollout", "post_process_rewards", "to_samples"]
+
+_log = logging.getLogger(__name__)
+
+CONTRACT = 1
+"""Version of the contract with trainers that this keeps."""
+
+_CUT_SHORT = ("agent_timeout", "turn_limit", "token_limit")
+_NORMALISED = ("grpo", "gspo", "reinforce_plus_plus_baseline")
+_DIVIDED = ("grpo", "gspo")
+
+
+def to_samples(
+    groups: Sequence[Group],
+    num_samples: int,
+    *,
+    sample_type: Any = None,
+    first_group: int = 0,
+) -> list[list[Any]]:
+    """For each group its samples: by session, then by trace; those of a session share their `index`.
+
+    num_samples: sessions of each group. sample_type: slime's `Sample`, which is imported where None. first_group:
+    `group_index` of the first. `weight_versions` has one entry a turn, or more where weights changed within it;
+    `metadata` says which trace it is, and from where to where each version goes.
+
+    Raises: InvalidGroup when a group is not whole, InvalidRequest when slime's type lacks a field.
+    """
+    make = _maker(_slime_sample() if sample_type is None else sample_type)
+    rows = [rows_of(group, num_samples) for group in groups]
+    return [
+        [make(row, first_group + at, (first_group + at) * num_samples + number) for number, row in _by_session(group)]
+        for at, group in enumerate(rows)
+    ]
+
+
+def _slime_sample() -> Any:
+    try:
+        return importlib.import_module("slime.utils.types").Sample
+    except ImportError as error:
+        raise ImportError(
+            "slime is not here: run this where slime trains (the `slime` on PyPI is another package), or give its "
+            "Sample as sample_type."
+        ) from error
+
+
+def _by_session(rows: Sequence[TrainerRow]) -> Iterator[tuple[int, TrainerRow]]:
+    """Each row, with the number of its session in the group."""
+    numbers: dict[str, int] = {}
+    for row in rows:
+        yield numbers.setdefault(row.session_id, len(numbers)), row
+
+
+def _maker(sample_type: Any) -> Callable[[TrainerRow, int, int], Any]:
+    known = {field.name for field in dataclasses.fields(sample_type)}
+
+    def make(row: TrainerRow, group_index: int, index: int) -> Any:
+        fields = _fields(row, sample_type.Status) | {"group_index": group_index, "index": index}
+        if missing := fields.keys() - known:
+            raise InvalidRequest(
+                f"this version of slime has no {', '.join(sorted(missing))} in its Sample: without it what was "
+                "sampled cannot be handed over whole."
+            )
+        if "session_id" in known:  # newer versions route by it
+            fields["session_id"] = row.session_id
+        return sample_type(**fields)
+
+    return make
+
+
+def _fields(row: TrainerRow, status: Any) -> dict[str, Any]:
+    spans = version_spans(row.versions)
+    return {
+        "prompt": chat_messages(row.trace.prompt_messages),
+        "tokens": [*row.prompt_ids.tolist(), *row.response_ids.tolist()],
+        "response": _text(row.trace.response_messages),
+        "response_length": len(row.response_ids),
+        "reward": row.reward,
+        "loss_mask": row.loss_mask.tolist(),
+        "rollout_log_probs": row.logprobs.tolist(),
+        "weight_versions": [str(span.version) for span in spans],
+        "status": status.TRUNCATED if _is_cut_short(row) else status.COMPLETED,
+        "metadata": {
+            "task_id": row.task_id,
+            "session_id": row.session_id,
+            "trace_id": row.trace_id,
+            "version_spans": [(span.version, span.start, span.end) for span in spans],
+        },
+    }
+
+
+def _is_cut_short(row: TrainerRow) -> bool:
+    return row.outcome in _CUT_SHORT or row.trace.finish_reason == "length"
+
+
+def _text(messages: Sequence[Message]) -> str:
+    """What the model said; slime shows it, and trains on tokens."""
+    said = [message for message in messages if message.role == "assistant"]
+    return "\n".join(part.text for message in said for part in message.parts if isinstance(part, Text))
+
+
+def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """slime's normalisation, in which each session weighs one: (rewards, compared rewards), by sample.
+
+    The same numbers as slime's own where every session has one trace.
+    """
+    raw = [float(sample.get_reward_value(args)) for sample in samples]
+    if args.advantage_estimator not in _NORMALISED or not args.rewards_normalization:
+        return raw, raw
+    divided = args.advantage_estimator in _DIVIDED and args.grpo_std_normalization
+    settings = AdvantageSettings(scale="deviation" if divided else "none", deviation="sample")
+    groups = np.array([sample.group_index for sample in samples])
+    sessions = np.array([sample.metadata["session_id"] for sample in samples])
+    compared = np.zeros(len(raw))
+    for group in np.unique(groups):
+        mine = groups == group
+        compared[mine] = group_advantages(np.array(raw)[mine], settings, sessions=sessions[mine])
+    return raw, compared.tolist()
+
+
+class DataSource(Protocol):
+    """slime's: prompts as samples that are still empty."""
+
+    def get_samples(self, num_samples: int) -> list[list[Any]]: ...
+
+
+class SlimeRollout:
+    """A rollout function for slime: call after call, groups go on while slime trains.
+
+    It has a thread of its own, in which the collector runs and callbacks arrive, from the first call until `stop`.
+
+    task_of: one of slime's empty samples -> the task, with an id of its own that is the same after a restart; its
+    `num_samples` is slime's `n_samples_per_prompt`. folder: where groups are stored before their callback is
+    acknowledged. token_env: names the environment variable with the server's control token. port, public_url: fixed
+    ones, where tasks are to be known again after a restart. num_in_flight: groups; `rollout_batch_size` where None.
+    """
+
+    def __init__(
+        self,
+        server_url: str,
+        task_of: Callable[[Any], Mapping[str, Any]],
+        folder: Path | str,
+        *,
+        token_env: str | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        public_url: str | None = None,
+        num_in_flight: int | None = None,
+        validity: ValiditySettings | None = None,
+        admit: Admit | None = None,
+        sample_type: Any = None,
+    ) -> None:
+        self._server_url = server_url
+        self._task_of = task_of
+        self._folder = Path(folder)
+        self._token = None if token_env is None else read_secret(token_env)
+        self._address: dict[str, Any] = {"host": host, "port": port, "public_url": public_url}
+        self._num_in_flight = num_in_flight
+        self._validity = validity
+        self._admit = admit
+        self._sample_type = sample_type
+        self._num_groups = 0
+        self._worker: _Worker | None = None
+
+    def __call__(
+        self, args: Any, rollout_id: int, data_source: DataSource, evaluation: bool = False
+    ) -> list[list[Any]]:
+        """`args.rollout_batch_size` groups. Raises: InvalidGroup, OutOfTasks, the service's errors."""
+        if evaluation:
+            raise InvalidRequest("this rollout function is for training: give slime another --eval-function-path.")
+        if self._worker is None or self._worker.has_ended:
+            self._worker = _Worker(lambda requests: self._collect(requests, args, data_source))
+        groups = self._worker.collect(args.rollout_batch_size)
+        samples = to_samples(
+            groups, args.n_samples_per_prompt, sample_type=self._sample_type, first_group=self._num_groups
+        )
+        self._num_groups += len(groups)
+        self._tell_of_what_is_cut(args, sum(map(len, samples)))
+        return samples
+
+    def stop(self) -> None:
+        """Cancel what is in flight, and end the thread; idempotent."""
+        if self._worker is not None:
+            self._worker.stop()
+        self._worker = None
+
+    async def _collect(self, requests: _Requests, args: Any, data_source: DataSource) -> None:
+        async with (
+            ServerClient(self._server_url, self._token) as service,
+            receiving(service, self._folder, key=self._token, **self._address) as client,
+            ReplenishingCollector(
+                client,
+                self._tasks(args, data_source),
+                num_in_flight=self._num_in_flight or args.rollout_batch_size,
+                validity=self._validity,
+                admit=self._admit,
+            ) as collector,
+        ):
+            while (request := await requests.get()) is not None:
+                await _answer(request, collector, client)
+
+    def _tasks(self, args: Any, data_source: DataSource) -> Iterator[Mapping[str, Any]]:
+        while True:
+            for group in data_source.get_samples(1):
+                yield {**self._task_of(group[0]), "num_samples": args.n_samples_per_prompt}
+
+    def _tell_of_what_is_cut(self, args: Any, num: int) -> None:
+        """slime trains on a multiple of its batch size, and leaves the last samples out."""
+        other_rule = ("disable_rollout_trim_samples", "use_dynamic_global_batch_size")
+        if not any(getattr(args, name, False) for name in other_rule) and (cut := num % args.global_batch_size):
+            _log.warning("slime.trims samples=%d of=%d global_batch_size=%d", cut, num, args.global_batch_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    num_groups: int
+    groups: Future[list[Group]]
+
+
+_Requests = asyncio.Queue[_Request | None]
+
+
+async def _answer(request: _Request, collector: ReplenishingCollector, client: CallbackClient) -> None:
+    """What a call raises is the caller's: the collector goes on."""
+    try:
+        groups = await collector.collect(request.num_groups)
+    except Exception as error:
+        request.groups.set_exception(error)
+        return
+    for group in groups:
+        client.forget(group.task_id)
+    request.groups.set_result(groups)
+
+
+class _Worker:
+    """An event loop in a thread, which answers requests one by one."""
+
+    def __init__(self, serve: Callable[[_Requests], Coroutine[Any, Any, None]]) -> None:
+        self._serve = serve
+        self._loop = asyncio.new_event_loop()
+        self._requests = _Requests()
+        self._ended: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="gangline-rollout", daemon=True)
+        self._thread.start()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended.done()
+
+    def collect(self, num_groups: int) -> list[Group]:
+        """Raises: what collecting does, or what ended the thread."""
+        request = _Request(num_groups, Future())
+        self._send(request)
+        waited_for: list[Future[Any]] = [request.groups, self._ended]
+        wait(waited_for, return_when=FIRST_COMPLETED)
+        if request.groups.done():
+            return request.groups.result()
+        self._ended.result()
+        raise NodeError("the rollout was stopped while groups were waited for.")
+
+    def stop(self) -> None:
+        self._send(None)
+        self._thread.join()
+
+    def _send(self, request: _Request | None) -> None:
+        with contextlib.suppress(RuntimeError):  # it has ended, and its loop is closed
+            self._loop.call_soon_threadsafe(self._requests.put_nowait, request)
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._serve(self._requests))
+        except BaseException as error:
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(None)
