@@ -129,7 +129,10 @@ ACTIONS: dict[str, str] = {
     "cluster.node_failed": "A node could not be kept running; Ray is asked for it again.",
     "cluster.earlier_life": "The same node still ends there; the new one waits for it.",
     # Training.
-    "callback.not_stored": "A trainer was told that a task ended, and could not store its group; the server tells it again.",
+    "callback.not_stored": "A trainer could not store the group of a task that has ended; the server tells it again.",
+    "nemo_rl.too_old": "A group was sampled too many versions ago for the next step; another is collected.",
+    "nemo_rl.stopped": "Collecting for NeMo RL ended with an error; its buffer will run empty.",
+    "nemo_rl.out_of_tasks": "There are no more tasks; what was collected stays in NeMo RL's buffer.",
     "slime.trims": "slime leaves out the last samples: their number is no multiple of its `global_batch_size`.",
     "group.not_whole": "Sessions of a group cannot be compared with the others; it is dropped, or its task run again.",
     "weights.updated": "All engines sample from a trainer's new weights.",

@@ -1,0 +1,310 @@
+"""Groups for NeMo RL's replay buffer: judged by the kit, by what its trainer makes of them, and step by step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gangline.domain.errors import InvalidGroup, ServerUnavailable
+from gangline.domain.session import SessionResult
+from gangline.domain.trajectory import Trace
+from gangline.integrations import nemo_rl as adapter
+from gangline.integrations.nemo_rl import NemoCollector, NemoSettings
+from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
+from gangline.training.collector import informative
+from gangline.training.groups import Group
+from nemo_rl_loop import ReplayBuffer, compared, masks_by_logprobs, masks_by_roles, prompt_by_length, prompt_by_roles
+from training_samples import session, trace
+from training_service import FakeService
+
+
+def convert(groups: Sequence[Group], num_samples: int) -> list[dict[str, Any]]:
+    return [adapter.to_batch(one, num_samples) for one in groups]
+
+
+def read(batches: list[dict[str, Any]]) -> list[ReadRow]:
+    """By the masks that its trainer makes itself."""
+    found = list[ReadRow]()
+    for number, batch in enumerate(batches):
+        assert {len(batch[name]) for name in batch} == {len(batch["message_log"])}
+        assert batch["loss_multiplier"].tolist() == [1.0] * len(batch["message_log"])
+        for row, log in enumerate(batch["message_log"]):
+            given = torch.cat([message["token_loss_mask"] for message in log])
+            for masks in (masks_by_roles(log), masks_by_logprobs(log)):
+                assert torch.cat(masks).tolist() == given.tolist()
+            length = int(batch["length"][row])
+            ids = torch.cat([message["token_ids"] for message in log]).tolist()
+            assert prompt_by_roles(log) == prompt_by_length(log, length) == ids[:length]
+            zeros = [torch.zeros(len(message["token_ids"])) for message in log]
+            logprobs = [message.get("generation_logprobs", zero) for message, zero in zip(log, zeros, strict=True)]
+            about = batch["extra_env_info"][row]
+            versions = np.full(len(ids) - length, -1)
+            for version, start, end in about["version_spans"]:
+                versions[start:end] = version
+            found.append(
+                ReadRow(
+                    task_id=str(number),
+                    session_id=about["session_id"],
+                    prompt_ids=ids[:length],
+                    response_ids=ids[length:],
+                    loss_mask=given.tolist()[length:],
+                    logprobs=torch.cat(logprobs).tolist()[length:],
+                    versions=versions.tolist(),
+                    reward=batch["total_reward"][row].item(),
+                )
+            )
+    return found
+
+
+@pytest.mark.parametrize("check", checks(), ids=lambda check: check.__name__)
+def test_the_adapter_keeps_the_contract(check: Check) -> None:
+    run_check(check, Subject(convert=convert, read=read, contract=adapter.CONTRACT, one_trace_per_session=True))
+
+
+def test_sessions_are_compared_with_each_other() -> None:
+    """Also where tool output follows: as a prompt of its own each session would be compared with itself."""
+    first = session("s0", 1.0, trace(turns=[(10, 2), (11, 2)]))
+    second = session("s1", 0.0, trace(turns=[(12, 2), (13, 2)], between=(9, 9, 9)))
+    assert compared(adapter.to_batch(Group("task-1", (first, second)), 2)) == [0.5, -0.5]
+
+
+def test_prompts_that_differ_are_refused_for_they_would_teach_nothing() -> None:
+    other = session("s1", 0.0, trace(prompt_ids=np.array([1, 4, 6], np.int32)))
+    with pytest.raises(InvalidGroup, match="the prompts of task-1 differ"):
+        adapter.to_batch(Group("task-1", (session("s0", 1.0), other)), 2)
+
+
+def test_a_session_that_was_cut_short_is_truncated() -> None:
+    cut = session("s0", 0.0, outcome="turn_limit")
+    long = session("s1", 0.0, trace(finish_reason="length"))
+    batch = adapter.to_batch(Group("task-1", (cut, long, session("s2", 1.0))), 3)
+    assert batch["truncated"].tolist() == [True, True, False]
+
+
+class Rollouts(FakeService):
+    """Groups whose tokens are all of the version that nodes had when their task ended."""
+
+    def __init__(self, gate: Gate, **rewards: tuple[float | None, ...]) -> None:
+        super().__init__(**rewards)
+        self._gate = gate
+        self.traces: dict[str, Trace] = {}
+        """Of tasks whose sessions have another one."""
+
+    async def result(self, task_id: str) -> list[SessionResult]:
+        one = self.traces.get(task_id, trace(versions=[self._gate.version]))
+        return [session(f"{task_id}-s{number}", reward, one) for number, reward in enumerate(self.rewards[task_id])]
+
+
+class Gate:
+    def __init__(self) -> None:
+        self.said = list[str]()
+        self.version = 0
+        self.answers = True
+
+    async def pause(self, mode: str = "drain", lease_s: float = 600.0) -> dict[str, Any]:
+        if not self.answers:
+            raise ServerUnavailable("the node does not answer.")
+        self.said.append(f"pause {mode} {lease_s:g}")
+        return {"is_drained": True}
+
+    async def resume(self) -> dict[str, Any]:
+        self.said.append("resume")
+        return {}
+
+    async def set_version(self, version: int) -> dict[str, Any]:
+        self.said.append(f"version {version}")
+        self.version = version
+        return {}
+
+
+class Run:
+    """A collector that runs, and what it meets."""
+
+    def __init__(self, *, max_size: int = 100, num_tasks: int = 1000, **changes: Any) -> None:
+        self.gate = Gate()
+        self.service = Rollouts(self.gate)
+        self.buffer = ReplayBuffer(max_size)
+        admit = changes.pop("admit", None)
+        fields: dict[str, Any] = {"num_samples": 2, "groups_per_step": 2, "num_in_flight": 100, "lease_s": 60.0}
+        self.collector = NemoCollector(
+            self.service,
+            [self.gate],
+            self.buffer.push_with_wait_signal,
+            NemoSettings(**fields | changes),
+            lambda batch: [{"task_id": name, "instruction": "add"} for name in batch],
+            admit=admit,
+        )
+        self.batches = [[f"t{number}", f"t{number + 1}"] for number in range(0, num_tasks, 2)]
+        self.collecting: asyncio.Task[None] = asyncio.create_task(self.collector.start_collection(self.batches))
+
+    async def submitted(self, number: int) -> None:
+        await self.while_collecting(self.service.until_submitted(number))
+
+    async def step(self, version: int, *, num_groups: int = 2) -> list[str]:
+        """The tasks that this step trains on."""
+        groups = await self.while_collecting(self.buffer.step(num_groups, version, 1))
+        return [one["batch"]["extra_env_info"][0]["task_id"] for one in groups]
+
+    async def while_collecting(self, awaited: Coroutine[Any, Any, Any]) -> Any:
+        """Raises: what ended collecting."""
+        work = asyncio.create_task(awaited)
+        await asyncio.wait([work, self.collecting], return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            work.cancel()
+            await self.collecting
+        return await work
+
+    async def refit(self, version: int) -> None:
+        """As NeMo RL's trainer does it."""
+        await self.collector.prepare_for_refit()
+        self.collector.set_weight_version(version)
+        await self.collector.resume_after_refit()
+
+
+@asynccontextmanager
+async def running(**changes: Any) -> AsyncIterator[Run]:
+    run = Run(**changes)
+    try:
+        yield run
+    finally:
+        run.collecting.cancel()
+        await asyncio.gather(run.collecting, return_exceptions=True)
+
+
+async def test_each_step_gets_its_groups_and_no_task_is_started_that_none_needs() -> None:
+    async with running() as run:
+        await run.submitted(4)  # for steps 0 and 1
+        for task_id in run.service.open:
+            run.service.end(task_id)
+        assert await run.step(0) == ["t0", "t1"]
+        assert await run.step(1) == ["t2", "t3"]
+        assert len(run.service.submitted) == 4
+        await run.refit(1)
+        await run.submitted(6)
+        for task_id in run.service.open:
+            run.service.end(task_id)
+        assert await run.step(2) == ["t4", "t5"]
+        assert len(run.service.submitted) == 6
+
+
+async def test_more_tasks_start_while_a_slow_one_is_waited_for() -> None:
+    async with running() as run:
+        await run.submitted(4)
+        for task_id in ("t0", "t1", "t2"):
+            run.service.end(task_id)
+        await run.step(0)
+        await run.refit(1)
+        await run.submitted(6)
+        assert run.service.open == ["t3", "t4", "t5"]
+
+
+async def test_a_group_too_old_for_the_next_step_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    async with running() as run:
+        await run.submitted(4)
+        for task_id in ("t0", "t1", "t2"):
+            run.service.end(task_id)
+        await run.step(0)
+        run.service.traces["t3"] = trace(versions=[0])
+        await run.refit(1)
+        await run.submitted(6)
+        for task_id in ("t4", "t5"):
+            run.service.end(task_id)
+        assert await run.step(1) == ["t2", "t4"]
+        run.service.end("t3")  # sampled by version 0, for step 2 now
+        await run.submitted(7)
+        run.service.end("t6")
+        assert await run.step(2) == ["t5", "t6"]
+        assert run.collector.num_too_old == 1
+        assert "nemo_rl.too_old task_id=t3 age=2 target=2" in caplog.text
+
+
+async def test_the_oldest_token_says_how_old_a_group_is() -> None:
+    async with running(groups_per_step=1) as run:
+        await run.submitted(2)
+        old_and_new = trace(turns=[(10, 2), (11, 2)], versions=[0, 1])
+        run.service.traces["t0"] = old_and_new
+        await run.refit(1)
+        run.service.end("t0")
+        await run.while_collecting(run.buffer.until_held(1))
+        assert [(version, target) for _, version, target in run.buffer.held] == [(0, 0)]
+
+
+async def test_a_group_that_is_not_whole_ends_collecting_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    async with running() as run:
+        await run.submitted(4)
+        run.service.end("t0", (1.0, None))
+        with pytest.raises(InvalidGroup, match=r"1 of 2 sessions of t0 are valid .*it has no reward"):
+            await run.collecting
+        assert run.buffer.held == []
+        assert sorted(run.service.cancelled) == ["t1", "t2", "t3"]
+        assert "nemo_rl.stopped groups=0" in caplog.text
+
+
+async def test_groups_that_hardly_differ_are_warned_of_or_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    async with running() as run:
+        await run.submitted(4)
+        run.service.end("t0", (0.5, 0.500001))
+        run.service.end("t1")
+        assert await run.step(0) == ["t0", "t1"]
+        assert "group.one_reward task_id=t0" in caplog.text
+    async with running(admit=informative) as run:
+        await run.submitted(4)
+        run.service.end("t0", (1.0, 1.0))
+        await run.submitted(5)
+        for task_id in ("t1", "t4"):
+            run.service.end(task_id)
+        assert await run.step(0) == ["t1", "t4"]
+
+
+async def test_around_a_refit_gates_are_closed_and_get_the_version() -> None:
+    async with running(start_version=3) as run:
+        await run.submitted(1)
+        assert run.gate.said == ["version 3", "resume"]
+        run.gate.said.clear()
+        await run.refit(4)
+        assert run.gate.said == ["pause drain 60", "version 4", "resume"]
+        assert run.collector.get_weight_version() == 4
+        run.gate.answers = False
+        with pytest.raises(ServerUnavailable):
+            await run.collector.prepare_for_refit()
+        assert run.gate.said[-1] == "resume"
+
+
+async def test_a_full_buffer_is_waited_for() -> None:
+    async with running(max_size=1, groups_per_step=1) as run:
+        await run.submitted(2)
+        for task_id in ("t0", "t1"):
+            run.service.end(task_id)
+        assert await run.step(0, num_groups=1) == ["t0"]
+        assert await run.step(1, num_groups=1) == ["t1"]
+
+
+async def test_a_paused_collector_starts_nothing_and_hands_over_what_ends() -> None:
+    async with running(groups_per_step=1) as run:
+        await run.submitted(2)
+        run.collector.pause()
+        for task_id in ("t0", "t1"):
+            run.service.end(task_id)
+        await run.step(0, num_groups=1)
+        await run.refit(1)
+        await run.step(1, num_groups=1)
+        assert len(run.service.submitted) == 2
+        run.collector.resume()
+        await run.submitted(3)
+
+
+async def test_it_ends_with_its_tasks() -> None:
+    async with running(num_tasks=2, groups_per_step=1) as run:
+        await run.submitted(2)
+        for task_id in ("t0", "t1"):
+            run.service.end(task_id)
+        await run.refit(1)
+        await run.collecting
+        assert len(run.buffer.held) == 2
+        assert run.collector.get_dataloader_state() == {"num_pushed": 2}
