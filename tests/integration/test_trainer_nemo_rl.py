@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fixtures_node import TOKEN, running_node
+from gangline.client import NodeClient, ServerClient
 from gangline.domain.errors import InvalidGroup, ServerUnavailable
 from gangline.domain.session import SessionResult
 from gangline.domain.trajectory import Trace
 from gangline.integrations import nemo_rl as adapter
 from gangline.integrations.nemo_rl import NemoCollector, NemoSettings
+from gangline.server.run import serving
+from gangline.testing.scripted_engine import scripted_server
 from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
 from gangline.training.collector import informative
 from gangline.training.groups import Group
@@ -308,3 +314,26 @@ async def test_it_ends_with_its_tasks() -> None:
         await run.collecting
         assert len(run.buffer.held) == 2
         assert run.collector.get_dataloader_state() == {"num_pushed": 2}
+
+
+async def test_the_gate_of_a_real_node_is_closed_around_a_refit(tmp_path: Path) -> None:
+    """Its clients are entered when collecting starts, so that a Ray actor can be given them."""
+    script = {"default": {"text": "as you wish"}}
+    async with (
+        scripted_server(script) as engine_url,
+        running_node(tmp_path, engine_url) as node,
+        serving(data_dir=tmp_path / "server") as server,
+    ):
+        clients = (ServerClient(server.url), NodeClient(node.client.url, TOKEN))
+        service, gate = pickle.loads(pickle.dumps(clients))
+        settings = NemoSettings(num_samples=2, groups_per_step=1, start_version=3)
+        collector = NemoCollector(service, [gate], ReplayBuffer(9).push_with_wait_signal, settings, lambda one: [one])
+        await collector.start_collection([])
+        assert (await node.client.gate())["version"] == 3
+        await collector.prepare_for_refit()
+        assert (await node.client.gate())["is_paused"]
+        collector.set_weight_version(4)
+        await collector.resume_after_refit()
+        state = await node.client.gate()
+        assert (state["is_paused"], state["version"]) == (False, 4)
+        await collector.stop()

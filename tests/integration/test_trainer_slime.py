@@ -38,6 +38,7 @@ ARGS = SimpleNamespace(
     rollout_batch_size=2,
     n_samples_per_prompt=2,
     global_batch_size=4,
+    rollout_temperature=1.0,
 )
 
 

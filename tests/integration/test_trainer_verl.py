@@ -15,7 +15,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from fixtures_models import CONFIGS
-from gangline.domain.errors import InvalidRequest
+from gangline.domain.completion import Certificate
+from gangline.domain.conversation import SamplingParams
+from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.trajectory import Trace
 from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
 from gangline.training.algorithms import Algorithm, algorithm
@@ -73,6 +75,20 @@ def test_rows_are_padded_as_verls_agent_loops_do() -> None:
     assert batch["attention_mask"][0].tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 0]
     assert batch["position_ids"][0].tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 5]
     assert batch["rm_scores"][1].tolist() == [0, 0, 0.5, 0]
+
+
+def test_a_batch_says_at_which_temperature_it_was_sampled() -> None:
+    cool = Certificate(
+        prompt_source="engine",
+        context="first",
+        finish_reason="stop",
+        logprobs="processed",
+        sampling=SamplingParams(temperature=0.7),
+    )
+    groups = [Group("task-1", tuple(session(f"s{n}", float(n), trace(certificates=(cool,))) for n in range(2)))]
+    assert adapter.to_data_proto(groups, 2, temperature=0.7).meta_info == {"temperature": 0.7}
+    with pytest.raises(InvalidGroup, match=r"c0000 in s0/0 are of temperature 0\.7, and the trainer's are of 1:"):
+        adapter.to_data_proto(groups, 2)
 
 
 @pytest.mark.parametrize("narrow", [{"prompt_length": 2}, {"response_length": 2}], ids=str)

@@ -89,6 +89,13 @@ def in_place(groups: Sequence[Group], num_samples: int) -> Rows:
     return rows
 
 
+def hot(one: Group, num_samples: int) -> Rows:
+    try:
+        return rows_of(one, num_samples)
+    except InvalidGroup:
+        return rows_of(one, num_samples, temperature=0.7)
+
+
 def without_padding(values: Any) -> Any:
     return np.trim_zeros(values, "b")
 
@@ -152,6 +159,10 @@ BROKEN: dict[str, tuple[Callable[[Sequence[Group], int], Rows], str]] = {
     "passes a short group at the end": (
         lambda groups, num_samples: convert(groups[:1], num_samples) + without_asking(groups[1:], num_samples),
         "refuses_a_batch_for_one_group_that_is_not_whole",
+    ),
+    "takes log-probs of any temperature": (
+        lambda groups, num_samples: [row for one in groups for row in hot(one, num_samples)],
+        "refuses_log_probs_that_are_not_the_trainers_kind",
     ),
     "writes into the group": (in_place, "leaves_groups_as_they_were"),
 }

@@ -1,1 +1,1 @@
-"""Thin adapters to other systems. Each is a package of its own, and needs the extra of its name."""
+"""Thin adapters to other systems. Each needs its extra, or the system that it adapts to."""

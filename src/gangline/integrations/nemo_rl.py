@@ -49,7 +49,7 @@ Push = Callable[[dict[str, Any], int, int], Awaitable[str]]
 """(group, weight version, target weight version) -> `success` or `full`: `buffer.push_with_wait_signal.remote`."""
 
 
-def to_batch(group: Group, num_samples: int) -> dict[str, Any]:
+def to_batch(group: Group, num_samples: int, *, temperature: float = 1.0) -> dict[str, Any]:
     """A group's rows in the order of its sessions, as NeMo RL's rollouts end: fields of its `BatchedDataDict`.
 
     `message_log`: for each row the prompt as one `user` message, then `assistant` messages of what is trained on, with
@@ -57,9 +57,12 @@ def to_batch(group: Group, num_samples: int) -> dict[str, Any]:
     `length` [B]: ids of the prompt. `total_reward`, `loss_multiplier`, `truncated` [B]. `extra_env_info` has ids, and
     from where to where in the response each policy version goes.
 
-    Raises: InvalidGroup when the group is not whole, a session has several traces, or prompts differ.
+    temperature: NeMo RL's `policy.generation.temperature`.
+
+    Raises: InvalidGroup when the group is not whole, a session has several traces, prompts differ, or log-probs are of
+    another temperature.
     """
-    rows = rows_of(group, num_samples)
+    rows = rows_of(group, num_samples, temperature=temperature)
     _require_one_trace(group, rows)
     return {
         "message_log": [_messages(row) for row in rows],
@@ -125,6 +128,8 @@ class NemoSettings(TrainingOptions):
     """Groups at most, and no more than steps within `max_age` need."""
     start_version: int = Field(default=0, ge=0)
     """The step that training begins with."""
+    temperature: float = Field(default=1.0, gt=0)
+    """`policy.generation.temperature`."""
     lease_s: float = Field(default=1800.0, gt=0)
     """Longest refit: then gates open by themselves, for the trainer is dead."""
     validity: ValiditySettings = ValiditySettings()
@@ -161,30 +166,34 @@ class NemoCollector:
         """Groups that were collected, and older than the next step may train on."""
         self._is_paused = False
         self._changed = asyncio.Event()
+        self._clients = AsyncExitStack()
 
     # What NeMo RL calls.
 
     async def start_collection(self, dataloader: Iterable[Any]) -> None:
         """Collect until there are no more tasks. Raises: InvalidGroup, the service's errors."""
-        async with AsyncExitStack() as stack:
-            for client in (self._service, *self._gates):
-                if isinstance(client, AbstractAsyncContextManager):
-                    await stack.enter_async_context(cast("AbstractAsyncContextManager[Any]", client))
-            await open_gates(self._gates, version=self._version)
-            tasks = _WhileNeeded(self._tasks(dataloader), lambda: self._num_wanted > _num_under_way(collector.counts))
-            collector = ReplenishingCollector(
-                self._service,
-                tasks,
-                num_in_flight=self._settings.num_in_flight,
-                validity=self._settings.validity,
-                admit=self._admit,
-            )
-            try:
-                async with collector:
-                    await self._collect(collector, tasks)
-            except Exception as error:  # nobody may be waiting for this actor's answer
-                _log.error("nemo_rl.stopped groups=%d error=%s", self._num_pushed, error)
-                raise
+        for client in (self._service, *self._gates):
+            if isinstance(client, AbstractAsyncContextManager):
+                await self._clients.enter_async_context(cast("AbstractAsyncContextManager[Any]", client))
+        await open_gates(self._gates, version=self._version)
+        tasks = _WhileNeeded(self._tasks(dataloader), lambda: self._num_wanted > _num_under_way(collector.counts))
+        collector = ReplenishingCollector(
+            self._service,
+            tasks,
+            num_in_flight=self._settings.num_in_flight,
+            validity=self._settings.validity,
+            admit=self._admit,
+        )
+        try:
+            async with collector:
+                await self._collect(collector, tasks)
+        except Exception as error:  # nobody may be waiting for this actor's answer
+            _log.error("nemo_rl.stopped groups=%d error=%s", self._num_pushed, error)
+            raise
+
+    async def stop(self) -> None:
+        """Close the clients, which weights still need when there are no more tasks; idempotent."""
+        await self._clients.aclose()
 
     def set_weight_version(self, version: int) -> None:
         """What NeMo RL has loaded; nodes are told when it is done (`resume_after_refit`)."""
@@ -272,8 +281,9 @@ class NemoCollector:
             _log.warning("nemo_rl.too_old task_id=%s age=%s target=%d", group.task_id, age, target)
             self.num_too_old += 1
             return
+        batch = to_batch(group, self._settings.num_samples, temperature=self._settings.temperature)
         handed_over = {
-            "batch": self._batch_type(to_batch(group, self._settings.num_samples)),
+            "batch": self._batch_type(batch),
             "rollout_metrics": _metrics(group),
             "timestamp": time.time(),
         }

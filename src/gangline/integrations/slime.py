@@ -56,17 +56,19 @@ def to_samples(
     *,
     sample_type: Any = None,
     first_group: int = 0,
+    temperature: float = 1.0,
 ) -> list[list[Any]]:
     """For each group its samples: by session, then by trace; those of a session share their `index`.
 
     num_samples: sessions of each group. sample_type: slime's `Sample`, which is imported where None. first_group:
-    `group_index` of the first. `weight_versions` has one entry a turn, or more where weights changed within it;
-    `metadata` says which trace it is, and from where to where each version goes.
+    `group_index` of the first. temperature: slime's `rollout_temperature`. `weight_versions` has one entry a turn, or
+    more where weights changed within it; `metadata` says which trace it is, and from where to where each version goes.
 
-    Raises: InvalidGroup when a group is not whole, InvalidRequest when slime's type lacks a field.
+    Raises: InvalidGroup when a group is not whole or of another temperature, InvalidRequest when slime's type lacks a
+    field.
     """
     make = _maker(_slime_sample() if sample_type is None else sample_type)
-    rows = [rows_of(group, num_samples) for group in groups]
+    rows = [rows_of(group, num_samples, temperature=temperature) for group in groups]
     return [
         [make(row, first_group + at, (first_group + at) * num_samples + number) for number, row in _by_session(group)]
         for at, group in enumerate(rows)
@@ -211,7 +213,11 @@ class SlimeRollout:
             self._worker = _Worker(lambda requests: self._collect(requests, args, data_source))
         groups = self._worker.collect(args.rollout_batch_size)
         samples = to_samples(
-            groups, args.n_samples_per_prompt, sample_type=self._sample_type, first_group=self._num_groups
+            groups,
+            args.n_samples_per_prompt,
+            sample_type=self._sample_type,
+            first_group=self._num_groups,
+            temperature=args.rollout_temperature,
         )
         self._num_groups += len(groups)
         self._tell_of_what_is_cut(args, sum(map(len, samples)))

@@ -43,6 +43,7 @@ def to_data_proto(
     prompt_length: int | None = None,
     response_length: int | None = None,
     algorithm: Algorithm | None = None,
+    temperature: float = 1.0,
 ) -> DataProto:
     """One row a trace, in the order of groups, sessions, traces.
 
@@ -54,9 +55,10 @@ def to_data_proto(
     Beside them, [B]: `uid`, `session_id`, `trace_id`, `__num_turns__`, and the oldest and newest policy version as
     `min_global_steps`, `max_global_steps`.
 
-    Raises: InvalidGroup when a group is not whole, InvalidRequest when a row does not fit the widths: nothing is cut.
+    Raises: InvalidGroup when a group is not whole or of another temperature, InvalidRequest when a row does not fit the
+    widths: nothing is cut.
     """
-    rows = [row for group in groups for row in rows_of(group, num_samples)]
+    rows = [row for group in groups for row in rows_of(group, num_samples, temperature=temperature)]
     if not rows:
         raise InvalidRequest("a batch needs at least one group.")
     prompt_width = _width("prompt", [row.prompt_ids for row in rows], prompt_length)
@@ -67,7 +69,7 @@ def to_data_proto(
         advantages = [sample.advantages * row.loss_mask for sample, row in zip(samples, rows, strict=True)]
         tensors["advantages"] = _padded(advantages, width, 0.0, torch.float32)
         tensors["returns"] = tensors["advantages"].clone()
-    return DataProto.from_dict(tensors=tensors, non_tensors=_labels(rows))
+    return DataProto.from_dict(tensors=tensors, non_tensors=_labels(rows), meta_info={"temperature": temperature})
 
 
 def _width(what: str, ids: Sequence[NDArray[Any]], given: int | None) -> int:

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from gangline.domain.completion import Certificate
-from gangline.domain.conversation import Message, Text
+from gangline.domain.conversation import Message, SamplingParams, Text
 from gangline.domain.errors import Failure, InvalidGroup
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import encode_msgpack
@@ -63,7 +63,7 @@ class Subject(Generic[B]):
     """An adapter, and how its batches are read."""
 
     convert: Callable[[Sequence[Group], int], B]
-    """groups, sessions of each -> batch."""
+    """groups, sessions of each -> batch, for a trainer whose temperature is 1."""
     read: Callable[[B], Sequence[ReadRow]]
     contract: int = CONTRACT_VERSION
     """Version of the contract that the adapter was written for."""
@@ -350,6 +350,26 @@ def refuses_a_batch_for_one_group_that_is_not_whole(subject: Subject[Any]) -> No
     """A batch with the others would be a short one."""
     short = Group("task1", (_plain(0, task_id="task1"),))
     _refused(subject, "the last group is short", 2, _pair("task0"), short)
+
+
+@_check
+def refuses_log_probs_that_are_not_the_trainers_kind(subject: Subject[Any]) -> None:
+    """Of another temperature they are of another distribution, and every ratio is wrong."""
+    cool = SamplingParams(temperature=0.7)
+    processed, raw, missing = (
+        Certificate(prompt_source="engine", context="first", finish_reason="stop", logprobs=kind, sampling=cool)
+        for kind in ("processed", "raw", "missing")
+    )
+    plain, other = _trace(turns=[(10, 2), (11, 2)]), _trace(turns=[(12, 2), (13, 2)], number=1)
+
+    def group(*certificates: Certificate) -> Group:
+        certified = [msgspec.structs.replace(trace, certificates=certificates) for trace in (plain, other)]
+        return _group(*(_session(sample, float(sample), trace) for sample, trace in enumerate(certified)))
+
+    _handed_over(subject, group(raw, raw))  # from before the temperature
+    _refused(subject, "all turns at another temperature", 2, group(processed, processed))
+    _refused(subject, "a turn at another temperature", 2, group(_EXACT, processed))
+    _refused(subject, "a turn without log-probs", 2, group(missing, _EXACT))
 
 
 @_check

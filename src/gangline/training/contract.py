@@ -6,7 +6,8 @@ An adapter (`gangline.integrations`) turns groups into the batch type of its tra
        ids, mask, log-probs, versions and reward, by group, by session, by trace (`rows_of` says which these are). What
        the trainer's type has no place for is refused, not left out.
     2. A group that is not whole is refused (`require_whole`), before the trainer sees any of it.
-    3. Around a weight update the gates of all nodes are closed, and opened again (`updating`).
+    3. Where the trainer moves its weights to the engines itself, the gates of all nodes are closed around that, and
+       opened with the new version (`updating`). `gangline.training.weight_update` does all of it through a folder.
 
 `gangline.testing.trainer_conformance` checks an adapter. Source: Polar and NeMo RL, the collector's boundary.
 """
@@ -14,6 +15,7 @@ An adapter (`gangline.integrations`) turns groups into the batch type of its tra
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -26,6 +28,7 @@ from gangline.domain.session import SessionResult
 from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions
 from gangline.domain.trajectory import Trace
 from gangline.training.groups import Group, trainable_traces, why_invalid
+from gangline.trajectories.logprob_audit import scoring_temperature
 from gangline.trajectories.shared_prefixes import with_whole_prompts
 
 __all__ = [
@@ -82,10 +85,33 @@ def require_whole(group: Group, num_samples: int) -> None:
     )
 
 
-def rows_of(group: Group, num_samples: int) -> list[TrainerRow]:
-    """The rows of a whole group: by session, and by trace as the session made them. Raises: as `require_whole`."""
+def rows_of(group: Group, num_samples: int, *, temperature: float = 1.0) -> list[TrainerRow]:
+    """The rows of a whole group: by session, and by trace as the session made them.
+
+    temperature: what the trainer divides logits by. Raises: as `require_whole`; InvalidGroup when log-probs are
+    missing, or of another temperature, for then the trainer's own would not be of the same distribution.
+    """
     require_whole(group, num_samples)
-    return [row for session in group.sessions for row in _rows(group.task_id, session)]
+    rows = [row for session in group.sessions for row in _rows(group.task_id, session)]
+    for row in rows:
+        _require_logprobs(row, temperature)
+    return rows
+
+
+def _require_logprobs(row: TrainerRow, temperature: float) -> None:
+    """Of that temperature."""
+    for span, certificate in zip(row.trace.spans, row.trace.certificates, strict=True):
+        if not row.loss_mask[span.start : span.end].any():
+            continue
+        what = f"{span.completion_id} in {row.trace_id}"
+        if certificate.logprobs == "missing":
+            raise InvalidGroup(f"the engine gave no log-probs for {what}: leave such sessions out.")
+        certified = scoring_temperature(certificate)
+        if not math.isclose(certified, temperature, rel_tol=1e-6):
+            raise InvalidGroup(
+                f"the log-probs of {what} are of temperature {certified:g}, and the trainer's are of {temperature:g}: "
+                "train at the temperature that was sampled at, or set the nodes' sampling policy."
+            )
 
 
 def _rows(task_id: str, session: SessionResult) -> Iterator[TrainerRow]:
