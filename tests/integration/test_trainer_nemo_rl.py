@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import queue
+import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +21,7 @@ from gangline.domain.errors import InvalidGroup, ServerUnavailable
 from gangline.domain.session import SessionResult
 from gangline.domain.trajectory import Trace
 from gangline.integrations import nemo_rl as adapter
-from gangline.integrations.nemo_rl import NemoCollector, NemoSettings
+from gangline.integrations.nemo_rl import NemoActor, NemoCollector, NemoSettings
 from gangline.server.run import serving
 from gangline.testing.scripted_engine import scripted_server
 from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
@@ -27,7 +29,7 @@ from gangline.training.collector import informative
 from gangline.training.groups import Group
 from nemo_rl_loop import ReplayBuffer, compared, masks_by_logprobs, masks_by_roles, prompt_by_length, prompt_by_roles
 from training_samples import session, trace
-from training_service import FakeService
+from training_service import BROKEN, GOOD, FakeService
 
 
 def convert(groups: Sequence[Group], num_samples: int) -> list[dict[str, Any]]:
@@ -317,7 +319,7 @@ async def test_it_ends_with_its_tasks() -> None:
 
 
 async def test_the_gate_of_a_real_node_is_closed_around_a_refit(tmp_path: Path) -> None:
-    """Its clients are entered when collecting starts, so that a Ray actor can be given them."""
+    """Its clients are entered when collecting starts, so that an actor elsewhere can be given them."""
     script = {"default": {"text": "as you wish"}}
     async with (
         scripted_server(script) as engine_url,
@@ -337,3 +339,50 @@ async def test_the_gate_of_a_real_node_is_closed_around_a_refit(tmp_path: Path) 
         state = await node.client.gate()
         assert (state["is_paused"], state["version"]) == (False, 4)
         await collector.stop()
+
+
+def test_an_actor_keeps_the_order_of_calls_and_tells_what_ended_it() -> None:
+    gate, pushed = Gate(), queue.SimpleQueue[tuple[int, int]]()
+    service = Rollouts(gate, t0=GOOD, t1=GOOD, t2=GOOD, t3=BROKEN)
+
+    async def push(_group: dict[str, Any], version: int, target: int) -> str:
+        pushed.put((version, target))
+        return "success"
+
+    settings = NemoSettings(num_samples=2, groups_per_step=1)
+    actor = NemoActor(service, [gate], push, settings, lambda name: [{"task_id": name, "instruction": "add"}])
+    actor.start_collection([f"t{number}" for number in range(4)])
+    with pytest.raises(RuntimeError, match="started before"):
+        actor.start_collection([])
+    assert [pushed.get(timeout=60) for _ in range(2)] == [(0, 0), (0, 1)]
+
+    def refit(version: int) -> None:
+        actor.prepare_for_refit()
+        actor.set_weight_version(version)
+        actor.resume_after_refit()
+
+    refit(1)
+    assert gate.said[-3:] == ["pause drain 1800", "version 1", "resume"]
+    assert pushed.get(timeout=60) == (1, 2)
+
+    def refit_for_ever() -> None:
+        while True:
+            refit(2)
+
+    with pytest.raises(InvalidGroup, match="1 of 2 sessions of t3"):
+        refit_for_ever()
+    assert (actor.get_weight_version(), actor.get_dataloader_state()) == (2, {"num_pushed": 3})
+    actor.stop()
+
+
+def test_an_actor_that_is_stopped_cancels_what_is_in_flight() -> None:
+    service = Rollouts(Gate())
+    settings = NemoSettings(num_samples=2, groups_per_step=1)
+    actor = NemoActor(service, [], ReplayBuffer(9).push_with_wait_signal, settings, lambda name: [{"task_id": name}])
+    actor.pause()
+    actor.start_collection(["t0", "t1", "t2"])
+    actor.resume()
+    while len(service.submitted) < 2:
+        time.sleep(0.001)  # in another thread, that tells nobody
+    actor.stop()
+    assert sorted(service.cancelled) == ["t0", "t1"]

@@ -267,6 +267,19 @@ async def test_a_group_is_stored_before_its_callback_is_acknowledged(service: Se
     assert [one.reward for one in await gone.result("t")] == [1.0, 1.0]  # the server still has it
 
 
+async def test_a_task_submitted_as_to_polar_calls_back_too(service: ServerClient, tmp_path: Path) -> None:
+    async with receiving(service, tmp_path / "inbox", key=TOKEN) as client:
+        task = {"task_id": "t", "instruction": "do it", "num_samples": 2, "agent": {"harness": "shell"}}
+        async with (
+            aiohttp.ClientSession(headers={"X-Polar-Control-Token": TOKEN}) as http,
+            http.post(f"{service.url}/rollout/task/submit", json={**task, "callback_url": client.url}) as reply,
+        ):
+            assert reply.status < 300
+        await finish(service)
+        assert (await asyncio.wait_for(client.wait("t"), 30)).ended
+        assert len(to_samples([Group("t", tuple(await client.result("t")))], 2)[0]) == 2
+
+
 async def post(url: str, body: bytes, key: str | None = TOKEN) -> int:
     headers = {} if key is None else {"X-Gangline-Signature": signature(key, body)}
     async with aiohttp.ClientSession() as http, http.post(url, data=BytesIO(body), headers=headers) as reply:

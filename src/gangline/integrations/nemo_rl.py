@@ -1,6 +1,6 @@
 """NeMo RL: a collector that fills the replay buffer of its asynchronous GRPO, in the place of its own.
 
-    collector = ray.remote(NemoCollector).remote(ServerClient(url), [NodeClient(node)], push, settings, tasks_of)
+    collector = ray.remote(NemoActor).remote(ServerClient(url), [NodeClient(node)], push, settings, tasks_of)
 
 NeMo RL keeps the trainer, the buffer, the importance correction and the transfer of weights; here tasks are run, and
 groups handed over for the step that will train on them. What its batches cannot say is refused: a row is a session, so
@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, cast
 
@@ -34,7 +35,7 @@ from gangline.training.degenerates import num_turns
 from gangline.training.groups import Group, ValiditySettings, trainable_traces
 from gangline.training.options import TrainingOptions
 
-__all__ = ["CONTRACT", "NemoCollector", "NemoSettings", "Push", "to_batch"]
+__all__ = ["CONTRACT", "NemoActor", "NemoCollector", "NemoSettings", "Push", "to_batch"]
 
 _log = logging.getLogger(__name__)
 
@@ -136,10 +137,10 @@ class NemoSettings(TrainingOptions):
 
 
 class NemoCollector:
-    """Has the methods that NeMo RL's trainer calls on its own `AsyncTrajectoryCollector`.
+    """What NeMo RL's `AsyncTrajectoryCollector` does, on one event loop.
 
     gates: of all nodes. tasks_of: an item of the data loader -> tasks. batch_type: NeMo RL's `BatchedDataDict`. The
-    clients are entered by `start_collection`, so a Ray actor can be given them.
+    clients are entered by `start_collection`.
     """
 
     def __init__(
@@ -292,6 +293,70 @@ class NemoCollector:
                 break
             await asyncio.sleep(_FULL_S)
         self._num_pushed += 1
+
+
+class NemoActor:
+    """Has the methods that NeMo RL's trainer calls on its own `AsyncTrajectoryCollector`, as a Ray actor.
+
+    They block, and run one after the other as they were called, for the trainer does not wait between telling the
+    version and opening the gates; an actor with methods of asyncio keeps no order. Arguments: of `NemoCollector`.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._collector = NemoCollector(*arguments, **options)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="gangline-collector", daemon=True)
+        self._thread.start()
+        self._collecting: asyncio.Task[None] | None = None
+
+    def start_collection(self, dataloader: Iterable[Any]) -> None:
+        """Returns at once; collecting goes on. Raises: RuntimeError when it does already."""
+        if self._collecting is not None:
+            raise RuntimeError("collecting was started before.")
+        self._run(self._start(dataloader))
+
+    async def _start(self, dataloader: Iterable[Any]) -> None:
+        self._collecting = asyncio.create_task(self._collector.start_collection(dataloader))
+
+    def prepare_for_refit(self) -> None:
+        """Raises: as `close_gates`, and what ended collecting: NeMo RL waits for this call."""
+        if self._collecting is not None and self._collecting.done():
+            self._collecting.result()
+        self._run(self._collector.prepare_for_refit())
+
+    def resume_after_refit(self) -> None:
+        self._run(self._collector.resume_after_refit())
+
+    def set_weight_version(self, version: int) -> None:
+        self._loop.call_soon_threadsafe(self._collector.set_weight_version, version)
+
+    def get_weight_version(self) -> int:
+        return self._collector.get_weight_version()
+
+    def pause(self) -> None:
+        self._loop.call_soon_threadsafe(self._collector.pause)
+
+    def resume(self) -> None:
+        self._loop.call_soon_threadsafe(self._collector.resume)
+
+    def get_dataloader_state(self) -> dict[str, int]:
+        return self._collector.get_dataloader_state()
+
+    def stop(self) -> None:
+        """Cancel what is in flight, close the clients, end the thread."""
+        self._run(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        if self._collecting is not None:
+            self._collecting.cancel()
+            await asyncio.gather(self._collecting, return_exceptions=True)
+        await self._collector.stop()
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
 def _metrics(group: Group) -> dict[str, float]:
