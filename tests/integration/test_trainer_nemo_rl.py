@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from fixtures_node import TOKEN, running_node
 from gangline.client import NodeClient, ServerClient
@@ -26,7 +27,7 @@ from gangline.server.run import serving
 from gangline.testing.scripted_engine import scripted_server
 from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
 from gangline.training.collector import informative
-from gangline.training.groups import Group
+from gangline.training.groups import Group, ValiditySettings
 from nemo_rl_loop import ReplayBuffer, compared, masks_by_logprobs, masks_by_roles, prompt_by_length, prompt_by_roles
 from training_samples import session, trace
 from training_service import BROKEN, GOOD, FakeService
@@ -93,6 +94,11 @@ def test_a_session_that_was_cut_short_is_truncated() -> None:
     long = session("s1", 0.0, trace(finish_reason="length"))
     batch = adapter.to_batch(Group("task-1", (cut, long, session("s2", 1.0))), 3)
     assert batch["truncated"].tolist() == [True, True, False]
+
+
+def test_groups_may_not_shrink() -> None:
+    with pytest.raises(ValidationError, match="groups of one size"):
+        NemoSettings(num_samples=2, groups_per_step=1, validity=ValiditySettings(on_invalid="shrink"))
 
 
 class Rollouts(FakeService):

@@ -24,7 +24,7 @@ from gangline.server.callbacks import signature
 from gangline.server.run import serving
 from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
 from gangline.training.collector import ReplenishingCollector, informative
-from gangline.training.groups import Group
+from gangline.training.groups import Group, ValiditySettings
 from service import FakeNode, any_plugin, request
 from slime_types import Sample, Status, normalised
 from training_samples import group, session, trace
@@ -229,6 +229,11 @@ async def test_slime_is_told_why_the_rollout_cannot_begin(tmp_path: Path) -> Non
         with pytest.raises(OSError, match="in use"):
             await asyncio.to_thread(rollout, ARGS, 0, Prompts())
         rollout.stop()
+
+
+def test_groups_may_not_shrink(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="groups of one size"):
+        adapter.SlimeRollout("http://127.0.0.1:9", task_of, tmp_path, validity=ValiditySettings(on_invalid="shrink"))
 
 
 def test_samples_that_slime_would_leave_out_are_told_of(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from gangline.domain.errors import InvalidGroup, OutOfTasks
@@ -134,6 +134,12 @@ class NemoSettings(TrainingOptions):
     lease_s: float = Field(default=1800.0, gt=0)
     """Longest refit: then gates open by themselves, for the trainer is dead."""
     validity: ValiditySettings = ValiditySettings()
+
+    @model_validator(mode="after")
+    def _has_whole_groups(self) -> NemoSettings:
+        if self.validity.on_invalid == "shrink":
+            raise ValueError("NeMo RL trains on groups of one size: set on_invalid to refuse or resubmit.")
+        return self
 
 
 class NemoCollector:

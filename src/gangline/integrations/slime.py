@@ -174,6 +174,7 @@ class SlimeRollout:
     `num_samples` is slime's `n_samples_per_prompt`. folder: where groups are stored before their callback is
     acknowledged. token_env: names the environment variable with the server's control token. port, public_url: fixed
     ones, where tasks are to be known again after a restart. num_in_flight: groups; `rollout_batch_size` where None.
+    Raises: InvalidRequest when the token is not there, or groups may shrink.
     """
 
     def __init__(
@@ -191,6 +192,8 @@ class SlimeRollout:
         admit: Admit | None = None,
         sample_type: Any = None,
     ) -> None:
+        if validity is not None and validity.on_invalid == "shrink":
+            raise InvalidRequest("slime trains on groups of one size: set on_invalid to refuse or resubmit.")
         self._server_url = server_url
         self._task_of = task_of
         self._folder = Path(folder)
