@@ -1,4 +1,4 @@
-"""Whether the demo overlaps its sessions: `gangline demo`, with its data in a temporary folder."""
+"""Whether the demo overlaps its sessions: `gangline demo` without its learning, with its data in a temporary folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run() -> dict[str, dict[str, Any]]:
     """Run the demo; returns figure name -> {value, unit, note}. Under a minute once the model is there."""
     with tempfile.TemporaryDirectory(prefix="gangline-bench-") as folder:
         program = Path(sys.executable).parent / "gangline"
-        command = [str(program), "demo", "--json", "--samples", "8", "--data", folder]
+        command = [str(program), "demo", "--json", "--samples", "8", "--steps", "0", "--data", folder]
         started_at_s = time.perf_counter()
         done = subprocess.run(command, capture_output=True, check=True, timeout=TIMEOUT_S)
         took_s = time.perf_counter() - started_at_s

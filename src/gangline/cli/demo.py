@@ -1,4 +1,4 @@
-"""`gangline demo`: one command from a task to rows that carry their proof."""
+"""`gangline demo`: one command from a task to rows that carry their proof, and to a model that learned from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 
+from gangline.cli.demo_learning import NUM_TASKS, LearningReport, learn, report_of
 from gangline.cli.exits import Exit
+from gangline.cli.learning_view import reward_chart
 from gangline.cli.output import DataOption, JsonOption, console, notes, print_json
 from gangline.cli.up import EngineOption, Plan, run_service
 from gangline.domain.errors import InvalidRequest, NodeError, RuntimeUnavailable
@@ -66,6 +68,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     rows: str
     picture: str
     runtime: str
+    learning: LearningReport | None
+    """None with `--steps 0`, and of an engine without weights."""
 
 
 def demo(
@@ -74,17 +78,23 @@ def demo(
     groups: Annotated[int, typer.Option(min=1, help="Tasks; each is one group.")] = 2,
     samples: Annotated[int, typer.Option(min=1, help="Sessions in each group.")] = 8,
     seed: Annotated[int, typer.Option(help="Of the files and words.")] = TYPICAL_SEED,
+    steps: Annotated[int, typer.Option(min=0, help="Of training after the sessions; 0 leaves it out.")] = 14,
+    shuffled_rewards: Annotated[
+        bool,
+        typer.Option("--shuffled-rewards", help="Deal rewards out at random: the control, learns nothing."),
+    ] = False,
     runtime: Annotated[str | None, typer.Option(help="sandbox, or process (no isolation).", show_default=False)] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a small agent on a real model: sessions, rewards, an audit of every token, rows for a trainer.
+    """Run a small agent on a real model: sessions, rewards, an audit of every token, rows; then let the model learn.
 
-    Starts engine, server and node on loopback with data in ./.gangline, and stops them at the end.
+    Training takes about ten minutes on two cores. Starts engine, server and node on loopback with data in ./.gangline,
+    and stops them at the end.
     """
     plan = Plan(data_dir=(data or Settings.from_environ().data_dir).absolute(), port=0, engine=engine)
     name = f"demo-{secrets.token_hex(2)}"
     try:
-        ran = asyncio.run(_run(plan, name, groups, samples, seed, runtime))
+        ran = asyncio.run(_run(plan, name, _Wanted(groups, samples, seed, steps, shuffled_rewards, runtime)))
     except asyncio.CancelledError:
         raise typer.Exit(Exit.INTERRUPTED) from None
     notes().print("Auditing the rows")
@@ -97,15 +107,25 @@ def demo(
         raise typer.Exit(Exit.FAILED)
 
 
+class _Wanted(NamedTuple):
+    groups: int
+    samples: int
+    seed: int
+    steps: int
+    shuffled_rewards: bool
+    runtime: str | None
+
+
 class _Ran(NamedTuple):
     results: list[SessionResult]
     wall_s: float
     runtime: str
+    learning: LearningReport | None
 
 
-async def _run(plan: Plan, name: str, groups: int, samples: int, seed: int, runtime: str | None) -> _Ran:
-    backend = runtime or await _choose_runtime()
-    tasks = _tasks(name, groups, samples, seed, backend)
+async def _run(plan: Plan, name: str, wanted: _Wanted) -> _Ran:
+    backend = wanted.runtime or await _choose_runtime()
+    tasks = _tasks(name, wanted.groups, wanted.samples, wanted.seed, backend)
     say = notes()
     say.print(f"[bold]Starting[/] engine ({plan.engine}), server and node; logs in {plan.data_dir / 'logs'}")
 
@@ -118,9 +138,34 @@ async def _run(plan: Plan, name: str, groups: int, samples: int, seed: int, runt
             await _watch(client, submitted)
             wall_s = time.monotonic() - started
             results = [result for task_id in submitted for result in await client.result(task_id)]
-        return _Ran(results, wall_s, backend)
+            learning = await _learn(live, client, plan, name, wanted, backend)
+        return _Ran(results, wall_s, backend, learning)
 
     return await run_service(plan, body)
+
+
+async def _learn(
+    live: Running, client: ServerClient, plan: Plan, name: str, wanted: _Wanted, backend: str
+) -> LearningReport | None:
+    kind, _, model = plan.engine.partition(":")
+    if wanted.steps == 0 or kind != "embedded":
+        return None
+    arm = ", the control with shuffled rewards" if wanted.shuffled_rewards else ""
+    notes().print(f"[bold]Learning[/] for {wanted.steps} steps{arm}; Ctrl-C ends it")
+    ran = await learn(
+        live,
+        client,
+        name=name,
+        model=model,
+        tasks=_tasks(f"{name}-learn", NUM_TASKS, wanted.samples, wanted.seed + 1, backend),
+        data_dir=plan.data_dir,
+        num_steps=wanted.steps,
+        num_samples=wanted.samples,
+        seed=wanted.seed,
+        shuffled=wanted.shuffled_rewards,
+    )
+    notes().print(reward_chart(ran.records))
+    return report_of(ran, shuffled=wanted.shuffled_rewards)
 
 
 async def _choose_runtime() -> str:
@@ -182,7 +227,7 @@ def _report(plan: Plan, name: str, ran: _Ran) -> Report:
     from gangline.cli.picture import draw_trajectory
     from gangline.trajectories.export import export_rows
 
-    results, wall_s, backend = ran
+    results, wall_s, backend, learning = ran
     if not any(result.completions for result in results):
         why = "; ".join(sorted({_why(result) for result in results}))
         raise NodeError(f"no session came to sample anything ({why}). The logs are in {plan.data_dir / 'logs'}.")
@@ -206,6 +251,7 @@ def _report(plan: Plan, name: str, ran: _Ran) -> Report:
         rows=str(rows),
         picture=str(picture),
         runtime=backend,
+        learning=learning,
     )
 
 
@@ -247,18 +293,30 @@ def _print(report: Report, plan: Plan) -> None:
         f"{report.num_exact} of {report.num_turns} contexts exact\n"
     )
     print_audit("audit", report.audit)
+    if report.learning is not None:
+        control = " (control: shuffled rewards)" if report.learning.shuffled else ""
+        out.print(
+            f"\nlearning{control}: mean reward {report.learning.first_reward:.2f} at first, "
+            f"{report.learning.last_reward:.2f} at last, in {len(report.learning.rewards)} steps and "
+            f"{report.learning.minutes:.1f} minutes\n"
+        )
     data = "" if plan.data_dir == Path.cwd() / ".gangline" else f" --data {plan.data_dir}"
     out.print(
         f"\nrows     {report.rows}\npicture  {report.picture}  ({report.best_session})", markup=False, soft_wrap=True
     )
+    if report.learning is not None:
+        out.print(
+            f"curve    {report.learning.chart}\nmodel    {report.learning.run}/model", markup=False, soft_wrap=True
+        )
     out.print("\n[bold]What to try next[/]")
     task_id = report.best_session.rpartition(".")[0]
     for what, command in (
         ("one session, token by token", f"show {report.best_session} --tokens{data}"),
         ("its group's rows, readable", f"export {task_id} --format jsonl{data}"),
         ("tasks of your own (docs/quickstart.md)", "up"),
+        ("a training of your own (docs/guides/training.md)", "train run SPEC"),
     ):
-        out.print(f"  {what:<40}{_program()} {command}", markup=False, soft_wrap=True)
+        out.print(f"  {what:<50}{_program()} {command}", markup=False, soft_wrap=True)
 
 
 def _program() -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import logging
+import shutil
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -113,6 +114,8 @@ async def train_through(
             last_version = await trainer.run()
         weights = folder / "model"
         await asyncio.to_thread(_save_model, learner, model_folder, weights)
+        if experiment.service.weights is None:
+            shutil.rmtree(folder / "weights", ignore_errors=True)  # the last ones are the model's
         results = write_results(folder, view.records, last_version=last_version, weights=weights)
         chart = await asyncio.to_thread(
             draw_curves, {experiment.name: view.records}, folder / "reward.png", title=experiment.name
@@ -166,8 +169,6 @@ def _learner(experiment: Experiment, model_folder: Path) -> Learner:
 
 def _save_model(learner: Learner, model_folder: Path, target: Path) -> None:
     """What was trained, whole: weights, configuration, tokenizer."""
-    import shutil
-
     learner.save_weights(target)
     for pattern in ("*.json", "*.jinja", "*.model", "*.txt"):
         for path in model_folder.glob(pattern):
