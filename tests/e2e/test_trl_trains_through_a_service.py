@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,52 +26,13 @@ from gangline.testing.tiny_tokenizer import TinyTokenizer
 from gangline.training.collector import PlainCollector
 from gangline.training.groups import Group
 from gangline.training.weight_update import ServiceWeights
+from talking_agent import TEMPERATURE, tasks
 from trl_training import make_trainer, word_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what TRL and its dependencies deprecate
 
-TEMPERATURE = 0.8
 NUM_STEPS = 3
 LAST_TOKEN = "</think>"
-
-AGENT = f"""
-import json, os, urllib.request
-
-messages = [{{"role": "user", "content": os.environ["QUESTION"]}}]
-for _ in range(2):
-    body = {{"model": "tiny", "messages": messages, "temperature": {TEMPERATURE}, "max_tokens": 6}}
-    headers = {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}}
-    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
-    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as reply:
-        message = json.load(reply)["choices"][0]["message"]
-    messages += [{{"role": "assistant", "content": message["content"]}}, {{"role": "user", "content": "go on"}}]
-"""
-GRADER = """
-import json
-
-ids = [one["content"] for trace in json.load(open(".gangline/trajectory.json"))["traces"]
-       for one in trace["response_messages"] if one["role"] == "assistant"]
-json.dump({"reward": len("".join(ids)) % 7 / 6}, open("reward.json", "w"))
-"""
-
-
-def tasks() -> Iterator[dict[str, Any]]:
-    for number in count():
-        yield {
-            "task_id": f"task-{number}",
-            "instruction": "say something",
-            "num_samples": 4,
-            "timeout_seconds": 120,
-            "runtime": {"backend": "process", "prepare": [{"type": "write", "path": "agent.py", "content": AGENT}]},
-            "agent": {
-                "harness": "shell",
-                "settings": {"command": ["env", f"QUESTION=say {number}", sys.executable, "agent.py"]},
-            },
-            "evaluator": {
-                "strategy": "script",
-                "config": {"command": [sys.executable, "grade.py"], "files": {"grade.py": GRADER}},
-            },
-        }
 
 
 async def next_version(weights: ServiceWeights) -> int:

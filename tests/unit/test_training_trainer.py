@@ -226,7 +226,7 @@ async def test_engines_that_served_another_run_get_the_first_weights_under_a_new
 
 
 async def test_an_engine_that_is_down_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gangline.training.trainer._PUSH_AGAIN_S", 0.0)
+    monkeypatch.setattr("gangline.training.trainer._AGAIN_S", 0.0)
     engines = Engines()
     engines.num_down = 3
     await trainer(tmp_path, engines, Service(engines), Learner(), steps=1).run()
@@ -241,7 +241,7 @@ async def test_an_engine_that_stays_down_ends_the_run_and_a_later_one_goes_on(tm
         engines.num_down = 1
 
     with pytest.raises(EngineUnavailable):
-        await trainer(tmp_path, engines, service, learner, push_patience_s=0, on_step=break_down).run()
+        await trainer(tmp_path, engines, service, learner, patience_s=0, on_step=break_down).run()
     engines.num_down, again = 0, Learner()
     await trainer(tmp_path, engines, service, again).run()
     assert set(again.seen.values()) == {1}

