@@ -30,6 +30,7 @@ from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.session import SessionResult
 from gangline.integrations.in_background import InBackground
 from gangline.training.algorithms import Algorithm
+from gangline.training.contract import rows_of
 from gangline.training.groups import Group, trainable_traces, why_invalid
 from gangline.training.masks import all_sampled
 from gangline.training.samples import Mask, Sample, make_samples
@@ -139,6 +140,8 @@ def rollout_rows(
         rows += zip(group.sessions, samples, strict=True)
     for _, sample in rows:
         _check_temperature(sample, temperature)
+    for group in groups:
+        rows_of(group, num_generations, temperature=temperature)  # refuses what else the contract does
     return {
         "prompt_ids": [sample.prompt_ids.tolist() for _, sample in rows],
         "completion_ids": [sample.response_ids.tolist() for _, sample in rows],

@@ -22,7 +22,7 @@ import numpy as np
 
 from gangline.domain.completion import Certificate
 from gangline.domain.conversation import Message, SamplingParams, Text
-from gangline.domain.errors import Failure, InvalidGroup
+from gangline.domain.errors import Failure, InvalidGroup, InvalidRequest
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import encode_msgpack
 from gangline.domain.trajectory import Trace, Trajectory, TurnSpan
@@ -197,9 +197,9 @@ def _numbered(labels: Sequence[str]) -> list[int]:
 def _refused(subject: Subject[Any], what: str, num_samples: int, *groups: Group) -> None:
     try:
         subject.convert(groups, num_samples)
-    except InvalidGroup:
+    except (InvalidGroup, InvalidRequest):
         return
-    raise AssertionError(f"{what}: it was handed over, and must be refused with InvalidGroup")
+    raise AssertionError(f"{what}: it was handed over, and must be refused with InvalidGroup or InvalidRequest")
 
 
 # The checks.
