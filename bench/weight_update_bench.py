@@ -1,6 +1,6 @@
 """What a weight update costs, phase by phase: embedded engines with real weights, under a load of streaming agents.
 
-The model is SmolLM2-135M's own folder (269 MB in bfloat16), written again for every update as a trainer would, on the
+The model is SmolLM2-135M's own folder (540 MB in float32), written again for every update as a trainer would, on the
 same disk that the engines read. 2 engines behind 2 nodes, 4 agents that stream without a pause.
 """
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fixtures_weights import save
+from gangline.domain.errors import InvalidRequest
 from gangline.training.weight_folders import WeightFolders, num_bytes
 
 
@@ -25,6 +26,14 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
     path = folders.write(save, 1)
     assert (path.name, num_bytes(path)) == ("v1", 7)
     assert names(tmp_path / "weights") == ["v1"]
+
+
+def test_a_folder_without_weights_is_no_folder(tmp_path: Path) -> None:
+    def saves_no_weights(folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
+
+    with pytest.raises(InvalidRequest, match=r"no \*\.safetensors"):
+        WeightFolders(tmp_path, 1).write(saves_no_weights, 1)
 
 
 def test_the_same_version_again_gets_a_folder_of_its_own(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from gangline.domain.errors import InvalidRequest
+
 __all__ = ["WeightFolders"]
 
 _NAME = re.compile(r"v\d+(\.\d+)?")
@@ -23,13 +25,18 @@ class WeightFolders:
         self._keep_last = keep_last
 
     def write(self, save: Callable[[Path], None], version: int) -> Path:
-        """A new folder with what `save` wrote; a second one of a version does not touch the first. Blocking."""
+        """A new folder with what `save` wrote; a second one of a version does not touch the first. Blocking.
+
+        Raises: InvalidRequest when there are no safetensors: vLLM 0.32 takes such a folder, and dies at its next call.
+        """
         self._root.mkdir(parents=True, exist_ok=True)
         path = self._free(version)
         partial = path.with_name(f".{path.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         save(partial)
+        if not any(partial.glob("*.safetensors")):
+            raise InvalidRequest(f"`save` wrote no *.safetensors into {partial}: engines load nothing else.")
         return partial.rename(path)
 
     def prune(self, reading: Collection[Path]) -> None:
