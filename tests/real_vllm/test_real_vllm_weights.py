@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncGenerator, Coroutine
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from fixtures_node import RunningNode, running_node
 from fixtures_vllm import MODEL_FOLDER
+from fixtures_weights import weights_of
 from gangline.cli.audit import load_score
+from gangline.training.weight_update import ServiceWeights
 from gangline.trajectories.audit import audit
 from gangline.trajectories.logprob_audit import Score, compare_logprobs
 
@@ -24,19 +27,19 @@ HOT = 2.0
 """So hot that hardly any end of turn is drawn among 151,936 tokens: the reply lasts."""
 
 
-def moved_model(folder: Path) -> Path:
+def save_as_it_is(folder: Path) -> None:
+    shutil.copytree(MODEL_FOLDER, folder, dirs_exist_ok=True)
+
+
+def save_moved(folder: Path) -> None:
     """The tiny model with its layers moved a little, as if trained a step further."""
-    folder.mkdir()
-    for path in MODEL_FOLDER.iterdir():
-        if path.suffix != ".safetensors":
-            (folder / path.name).symlink_to(path)
+    save_as_it_is(folder)
     generator = torch.Generator().manual_seed(1)
     weights = {
         name: weight + (0.05 * weight.std() * torch.randn(weight.shape, generator=generator) if "layers" in name else 0)
         for name, weight in load_file(MODEL_FOLDER / "model.safetensors").items()
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 @pytest.fixture
@@ -45,19 +48,17 @@ async def node(tmp_path: Path, vllm_url: str) -> AsyncGenerator[RunningNode]:
         yield running
 
 
-async def load_weights(node: RunningNode, vllm_url: str, folder: Path, version: int) -> None:
-    """What a trainer does: hold the node, hold the engine, change, let go. Replies under way go on."""
-    await node.client.pause("keep", lease_s=120)
-    reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+@pytest.fixture
+async def weights(tmp_path: Path, node: RunningNode, vllm_url: str) -> AsyncGenerator[ServiceWeights]:
+    """The engine is as it was started afterwards, for others."""
+    weights = weights_of(tmp_path, node, mode="keep")
+    yield weights
+    await weights.push(save_as_it_is, 9)
     async with aiohttp.ClientSession(vllm_url, raise_for_status=True) as engine:
-        for path, body in (("/pause?mode=keep", None), ("/collective_rpc", reload), ("/resume", None)):
-            async with engine.post(path, json=body) as response:
-                await response.read()
-    await node.client.set_version(version)
-    await node.client.resume()
+        await (await engine.post("/update_weight_version", json={"new_version": "default"})).read()
 
 
-async def stream_reply(opened: dict[str, Any], *, after_20_tokens: Coroutine[Any, Any, None]) -> None:
+async def stream_reply(opened: dict[str, Any], *, after_20_tokens: Coroutine[Any, Any, object]) -> None:
     num_chunks = 0
     async with openai.AsyncOpenAI(base_url=opened["base_urls"]["openai"], api_key=opened["api_key"]) as client:
         async for _ in await client.chat.completions.create(**ASK, max_tokens=NUM_TOKENS, temperature=HOT):
@@ -67,15 +68,14 @@ async def stream_reply(opened: dict[str, Any], *, after_20_tokens: Coroutine[Any
 
 
 async def test_a_reply_that_outlives_its_weights_says_which_tokens_are_whose(
-    node: RunningNode, vllm_url: str, tmp_path: Path, score: Score
+    node: RunningNode, weights: ServiceWeights, tmp_path: Path, score: Score
 ) -> None:
-    new = moved_model(tmp_path / "new")
     opened = await node.client.open_session()
-    try:
-        await load_weights(node, vllm_url, MODEL_FOLDER, 1)
-        await stream_reply(opened, after_20_tokens=load_weights(node, vllm_url, new, 2))
-    finally:
-        await load_weights(node, vllm_url, MODEL_FOLDER, 3)
+    await weights.push(save_as_it_is, 1)
+    await stream_reply(opened, after_20_tokens=weights.push(save_moved, 2))
+    assert await weights.lost(2) == []
+    assert [one.version for one in await weights.lost(3)] == [2]
+    new = tmp_path / "weights" / "v2"
     result = await node.client.finalize(opened["session_id"], completions=True)
     (completion,) = result.completions
     spans = completion.certificate.version_spans
