@@ -207,18 +207,18 @@ def test_a_group_that_is_not_whole_ends_the_training_and_says_why(model: PreTrai
 
 def test_a_session_of_several_traces_is_refused_or_left_out(model: PreTrainedModel, tmp_path: Path) -> None:
     several = Group("a", (session("a0", 1.0, sampled(), sampled()), session("a1", 0.0, sampled())))
-    with pytest.raises(InvalidGroup, match=r"a0 of t0 has 2 traces .* admit=one_trace_each"):
+    with pytest.raises(InvalidGroup, match=r"a0 has 2 traces .* admit=one_trace_each"):
         refused(model, tmp_path, several)
     refused(model, tmp_path, several, *two_groups(), collector={"admit": one_trace_each})
 
 
 def test_a_group_of_another_size_is_refused(model: PreTrainedModel, tmp_path: Path) -> None:
     three = Group("a", tuple(session(f"a{index}", float(index), sampled()) for index in range(3)))
-    with pytest.raises(InvalidGroup, match="t0 has 3 sessions, and TRL compares 2 rows"):
+    with pytest.raises(InvalidGroup, match=r"t0 was refused .* group_sessions=2 \(it has 3 sessions\)"):
         refused(model, tmp_path, three)
     one_broken = Group("a", (*three.sessions[:2], session("a2", None, sampled())))
     shrinking = {"validity": ValiditySettings(on_invalid="shrink")}
-    with pytest.raises(InvalidGroup, match="t0 has 2 sessions, and TRL compares 4 rows"):
+    with pytest.raises(InvalidGroup, match=r"t0 was refused .* group_sessions=4 \(it has 2 sessions\)"):
         refused(model, tmp_path, one_broken, collector=shrinking, num_generations=4)
 
 
@@ -230,7 +230,7 @@ def test_a_temperature_that_is_not_the_sessions_is_refused(
     turns = ((10, 2), (11, 2))
     warmer = sampled(turns=turns, certificates=(SAMPLED, certificate))
     group = Group("a", (session("a0", 1.0, sampled()), session("a1", 0.0, warmer)))
-    with pytest.raises(InvalidRequest, match=rf"at temperature {told}, .* set GRPOConfig\(temperature={told}\)"):
+    with pytest.raises(InvalidGroup, match=rf"c0001 in a1/0 are of temperature {told}, and the trainer's are of 0\.7"):
         refused(model, tmp_path, group)
 
 

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from gangline.domain.errors import InvalidGroup, InvalidRequest
+from gangline.domain.errors import InvalidRequest
 from gangline.domain.trajectory import SharedPrefix, Trajectory
 from gangline.integrations.trl import ServiceRollouts, rollout_rows, session_reward
 from gangline.training.groups import Group
-from training_samples import group, session, trace
+from training_samples import session, trace
 from training_service import FakeService
 from trl_training import NoEngines, connecting
 
@@ -40,11 +40,6 @@ def test_a_prompt_that_another_trace_keeps_is_written_out() -> None:
     one = msgspec.structs.replace(one, trajectory=trajectory)
     rows = rollout_rows([Group("a", (one, session("a1", 0.0)))], 2)
     assert rows["prompt_ids"][0] == [1, 4, 5, 10, 11, 9]
-
-
-def test_a_session_without_a_reward_is_refused() -> None:
-    with pytest.raises(InvalidGroup, match="s1 of task-1 cannot be compared: it has no reward"):
-        rollout_rows([group(1.0, None)], 2)
 
 
 @pytest.mark.parametrize(

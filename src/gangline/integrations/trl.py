@@ -7,9 +7,9 @@ TRL asks `rollout_func` for a batch of completions whenever it needs one. Its an
 pushed to the engines if an optimiser step changed them since, groups are collected, and their exact tokens handed over.
 TRL's prompts only say how many sessions it wants: which tasks come is for the collector to say.
 
-Laws: a row's ids, log-probs and mask are those of the trace, unchanged. TRL compares `num_generations` rows by their
-place, so a group is so many sessions of one trace each, or it is refused. No session begins with other weights than
-those in training at that moment, unless the collector begins some beyond what it is asked for.
+Laws, beside the contract (`gangline.training.contract`): TRL compares `num_generations` rows by their place, so a group
+is so many sessions of one trace each, or it is refused. No session begins with other weights than those in training at
+that moment, unless the collector begins some beyond what it is asked for.
 
 Source: trl 1.16.0, trainer/grpo_trainer.py (`rollout_func`, `_generate`, `_generate_and_score_completions`,
 `_compute_loss`). `rollout_func` is experimental there. This module imports neither TRL nor PyTorch.
@@ -18,6 +18,7 @@ Source: trl 1.16.0, trainer/grpo_trainer.py (`rollout_func`, `_generate`, `_gene
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -28,12 +29,12 @@ import numpy as np
 
 from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.session import SessionResult
+from gangline.domain.trajectory import Trace
 from gangline.integrations.in_background import InBackground
-from gangline.training.algorithms import Algorithm
-from gangline.training.contract import rows_of
-from gangline.training.groups import Group, trainable_traces, why_invalid
+from gangline.training.contract import TrainerRow, rows_of
+from gangline.training.groups import Group, trainable_traces
 from gangline.training.masks import all_sampled
-from gangline.training.samples import Mask, Sample, make_samples
+from gangline.training.samples import Mask
 from gangline.training.weight_update import Save, WeightUpdater
 
 __all__ = [
@@ -95,8 +96,8 @@ class ServiceRollouts:
     def __call__(self, prompts: Sequence[object], trainer: Any) -> dict[str, Any]:
         """As many rows as there are prompts, group by group. trainer: a `GRPOTrainer`.
 
-        Raises: InvalidGroup when a group does not fit the trainer, InvalidRequest when the trainer's settings do not
-        fit the sessions; what collector and weights do.
+        Raises: InvalidGroup when a group does not fit the trainer, InvalidRequest when the trainer does not fit; what
+        collector and weights do.
         """
         _check_trainer(trainer)
         self.push(trainer)
@@ -131,24 +132,18 @@ def rollout_rows(
     """What TRL's `rollout_func` returns, a row for each session, group by group. `session` and `versions` are columns
     for reward functions; versions: policy version of each token, -1 where not sampled.
 
-    Raises: InvalidGroup, InvalidRequest.
+    Raises: InvalidGroup when a group is not whole or of another temperature, or a session has several traces;
+    InvalidRequest when the mask does not fit.
     """
-    rows = list[tuple[SessionResult, Sample]]()
-    for group in groups:
-        _check_group(group, num_generations)
-        samples = make_samples(group, Algorithm(), mask)  # TRL makes its own advantages of the rewards
-        rows += zip(group.sessions, samples, strict=True)
-    for _, sample in rows:
-        _check_temperature(sample, temperature)
-    for group in groups:
-        rows_of(group, num_generations, temperature=temperature)  # refuses what else the contract does
+    sessions = [session for group in groups for session in group.sessions]
+    rows = [row for group in groups for row in _one_each(rows_of(group, num_generations, temperature=temperature))]
     return {
-        "prompt_ids": [sample.prompt_ids.tolist() for _, sample in rows],
-        "completion_ids": [sample.response_ids.tolist() for _, sample in rows],
-        "logprobs": [sample.behaviour_logprobs.tolist() for _, sample in rows],
-        "env_mask": [_zeros_and_ones(sample) for _, sample in rows],
-        "versions": [sample.versions.tolist() for _, sample in rows],
-        "session": [session for session, _ in rows],
+        "prompt_ids": [row.prompt_ids.tolist() for row in rows],
+        "completion_ids": [row.response_ids.tolist() for row in rows],
+        "logprobs": [row.logprobs.tolist() for row in rows],
+        "env_mask": [_zeros_and_ones(row.trace, mask) for row in rows],
+        "versions": [row.versions.tolist() for row in rows],
+        "session": sessions,
     }
 
 
@@ -182,41 +177,24 @@ def _check_trainer(trainer: Any) -> None:
         )
 
 
-def _check_group(group: Group, num_generations: int) -> None:
-    if len(group.sessions) != num_generations:
-        raise InvalidGroup(
-            f"{group.task_id} has {len(group.sessions)} sessions, and TRL compares {num_generations} rows by their "
-            "place. Give tasks and trainer one number (num_samples, num_generations), and do not shrink groups."
-        )
-    for session in group.sessions:
-        why = why_invalid(session)
-        if why is not None:
-            raise InvalidGroup(f"{session.session_id} of {group.task_id} cannot be compared: {why}.")
-        num_traces = len(trainable_traces(session))
-        if num_traces != 1:
+def _one_each(rows: list[TrainerRow]) -> list[TrainerRow]:
+    for session_id, num_traces in Counter(row.session_id for row in rows).items():
+        if num_traces > 1:
             raise InvalidGroup(
-                f"{session.session_id} of {group.task_id} has {num_traces} traces to train on, and TRL takes one "
-                "completion a session. Build with prefix_merging, or leave such groups out: admit=one_trace_each."
+                f"{session_id} has {num_traces} traces to train on, and TRL takes one completion a session. Build with "
+                "prefix_merging, or leave such groups out: admit=one_trace_each."
             )
+    return rows
 
 
-def _check_temperature(sample: Sample, temperature: float) -> None:
-    """TRL's log-probs are of the distribution at its own temperature: of the one that was sampled from, or wrong."""
-    trained = sample.temperatures[sample.weights != 0]
-    for other in trained[~np.isclose(trained, temperature, rtol=1e-6)]:
+def _zeros_and_ones(trace: Trace, mask: Mask) -> list[int]:
+    weights = mask(trace)
+    if not np.isin(weights, (0.0, 1.0)).all():
         raise InvalidRequest(
-            f"{sample.trace_id} has log-probs at temperature {other:g}, and TRL computes them at {temperature:g}: set "
-            f"GRPOConfig(temperature={other:g}), or a sampling policy where agents ask for several."
-        )
-
-
-def _zeros_and_ones(sample: Sample) -> list[int]:
-    if not np.isin(sample.weights, (0.0, 1.0)).all():
-        raise InvalidRequest(
-            f"the mask weighs tokens of {sample.trace_id} other than by 0 and 1, and TRL would count them in its means "
+            f"the mask weighs tokens of {trace.trace_id} other than by 0 and 1, and TRL would count them in its means "
             "by that weight. Use another mask."
         )
-    return sample.weights.astype(int).tolist()
+    return weights.astype(int).tolist()
 
 
 def _whole_model(trainer: Any) -> Any:
