@@ -1,9 +1,11 @@
 """Tasks of the file-reading example: which word is in this file?
 
-    usage: tasks.py [--tasks N] [--samples N] [--seed N] [--runtime NAME]    prints one JSON task a line
+    usage: tasks.py [--harness shell|pi] [--tasks N] [--samples N] [--seed N] [--runtime NAME]
 
-The agent program (`agent.py`) is written into each runtime and knows nothing of Gangline; `grade.py` and the right
-answer arrive in a clean runtime after the agent is gone.
+Prints one JSON task a line.
+
+The agent program is `agent.py`, written into each runtime, or pi as its makers ship it; neither knows anything of
+Gangline. `grade.py` and the right answer arrive in a clean runtime after the agent is gone.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 
@@ -30,54 +32,109 @@ tiger tower train tree water whale wind wolf
 """
 
 
+class Agent(NamedTuple):
+    """An agent program, and what it brings along."""
+
+    harness: str
+    settings: dict[str, Any]
+    reads_by: str
+    """How its model looks into a file: a `command` that it says, or a `tool` that it calls."""
+    files: dict[str, str]
+    """Written into the runtime."""
+    max_turns: int | None
+    sampling: dict[str, Any]
+    """Of the task's `capture`: what the program does not ask for by itself."""
+
+
+AGENTS = {
+    "shell": Agent(
+        harness="shell",
+        settings={"command": ["python3", "agent.py", "{instruction}", "{model}"]},
+        reads_by="command",
+        files={"agent.py": (HERE / "agent.py").read_text()},
+        max_turns=None,
+        sampling={},
+    ),
+    "pi": Agent(
+        harness="pi",
+        settings={
+            "tools": ["read"],
+            # In the marks of SmolLM2's chat, whose template tells of no tools; what pi adds ends its last line.
+            "system_prompt": (HERE / "pi_system_prompt.txt").read_text().rstrip(),
+            "arguments": [" Begin with <tool_call>."],  # pi puts it behind the instruction
+            "context_window": 4096,
+            "max_tokens": 40,
+            "compaction": False,
+        },
+        reads_by="tool",
+        files={},
+        max_turns=2,  # one to read, one to answer: no more are graded
+        sampling={"temperature": {"default": 0.7}},
+    ),
+}
+
+
 def build_tasks(
-    num_tasks: int, *, num_samples: int = 8, seed: int = 0, runtime: str = "sandbox", model_name: str | None = None
+    num_tasks: int,
+    *,
+    harness: str = "shell",
+    num_samples: int = 8,
+    seed: int = 0,
+    runtime: str = "sandbox",
+    model_name: str | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Bodies of `POST /v1/tasks`. The same arguments give the same tasks."""
+    """Bodies of `POST /v1/tasks`. The same arguments give the same tasks; every harness has the same questions."""
     draw = random.Random(seed)
     names, words = NAMES.split(), WORDS.split()
+    prefix = "read-file" if harness == "shell" else f"read-file-{harness}"
     for index in range(num_tasks):
         name, word = f"{draw.choice(names)}{draw.randrange(10, 100)}.txt", draw.choice(words)
-        yield _task(f"read-file-{seed}-{index}", name, word, num_samples, runtime, model_name)
+        yield {
+            "task_id": f"{prefix}-{seed}-{index}",
+            "instruction": f"Which word is in the file {name}?",
+            "num_samples": num_samples,
+            "timeout_seconds": 120,
+            **_posed(AGENTS[harness], name, word, runtime, model_name),
+            "metadata": {"example": "read_file"},
+        }
 
 
-def _task(task_id: str, name: str, word: str, num_samples: int, runtime: str, model_name: str | None) -> dict[str, Any]:
-    agent = (HERE / "agent.py").read_text()
-    grader = {"grade.py": (HERE / "grade.py").read_text(), "expected.json": json.dumps({"file": name, "word": word})}
+def _posed(agent: Agent, name: str, word: str, runtime: str, model_name: str | None) -> dict[str, Any]:
+    """Where the file lies, who answers, and how that is graded."""
+    files = {**agent.files, name: f"{word}\n"}
+    expected = {"file": name, "word": word, "reads_by": agent.reads_by}
+    grader = {"grade.py": (HERE / "grade.py").read_text(), "expected.json": json.dumps(expected)}
     return {
-        "task_id": task_id,
-        "instruction": f"Which word is in the file {name}?",
-        "num_samples": num_samples,
-        "timeout_seconds": 120,
         "runtime": {
             "backend": runtime,
-            "prepare": [
-                {"type": "write", "path": "agent.py", "content": agent},
-                {"type": "write", "path": name, "content": f"{word}\n"},
-            ],
+            "prepare": [{"type": "write", "path": path, "content": content} for path, content in files.items()],
         },
         "agent": {
-            "harness": "shell",
+            "harness": agent.harness,
             "model_name": model_name,
-            "settings": {"command": ["python3", "agent.py", "{instruction}", "{model}"]},
+            "settings": agent.settings,
+            "max_turns": agent.max_turns,
         },
+        "capture": {"sampling": agent.sampling},
         "evaluator": {
             "strategy": "script",
             "refresh_runtime": True,
             "config": {"command": ["python3", "grade.py"], "files": grader, "timeout_seconds": 30},
         },
-        "metadata": {"example": "read_file"},
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Print tasks of the file-reading example, one JSON a line.")
+    parser.add_argument("--harness", choices=sorted(AGENTS), default="shell", help="the agent program")
     parser.add_argument("--tasks", type=int, default=2, help="how many tasks")
     parser.add_argument("--samples", type=int, default=8, help="sessions of each task")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--runtime", default="sandbox", help="name of the runtime")
-    options = parser.parse_args()
-    for task in build_tasks(options.tasks, num_samples=options.samples, seed=options.seed, runtime=options.runtime):
+    given = parser.parse_args()
+    for task in build_tasks(
+        given.tasks, harness=given.harness, num_samples=given.samples, seed=given.seed, runtime=given.runtime
+    ):
         print(json.dumps(task))
 
 

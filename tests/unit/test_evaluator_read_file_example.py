@@ -14,23 +14,38 @@ from gangline.domain.task import TaskRequest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "read_file"
 build_tasks = runpy.run_path(str(EXAMPLE / "tasks.py"))["build_tasks"]
+EVERY_HARNESS = pytest.mark.parametrize("harness", ["shell", "pi"])
 
 
-def grade(folder: Path, *traces: tuple[str, ...]) -> dict[str, Any]:
+Said = str | tuple[tuple[str, str], ...]
+"""Of one answer: its text, or its tool calls by name and arguments."""
+
+
+def grade(folder: Path, *traces: tuple[Said, ...], reads_by: str = "command") -> dict[str, Any]:
     """What the grader writes for traces in which the model said these things, with the harness's words in between."""
     (folder / ".gangline").mkdir()
-    (folder / "expected.json").write_text(json.dumps({"file": "lamp42.txt", "word": "river"}))
-    said = [
-        {"response_messages": [part for text in texts for part in (role("assistant", text), role("user", "Output: x"))]}
-        for texts in traces
+    (folder / "expected.json").write_text(json.dumps({"file": "lamp42.txt", "word": "river", "reads_by": reads_by}))
+    written = [
+        {
+            "response_messages": [
+                part for one in said for part in (answer(one), {"role": "user", "content": "Output: x"})
+            ]
+        }
+        for said in traces
     ]
-    (folder / ".gangline" / "trajectory.json").write_text(json.dumps({"traces": said}))
+    (folder / ".gangline" / "trajectory.json").write_text(json.dumps({"traces": written}))
     subprocess.run([sys.executable, "-I", str(EXAMPLE / "grade.py")], cwd=folder, check=True)
     return json.loads((folder / "reward.json").read_text())
 
 
-def role(name: str, text: str) -> dict[str, str]:
-    return {"role": name, "content": text}
+def answer(said: Said) -> dict[str, Any]:
+    if isinstance(said, str):
+        return {"role": "assistant", "content": said}
+    calls = [{"id": "c", "type": "function", "function": {"name": name, "arguments": text}} for name, text in said]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+READ = ("read", '{"path": "lamp42.txt"}')
 
 
 @pytest.mark.parametrize(
@@ -53,15 +68,45 @@ def test_half_for_the_command_and_half_for_the_word(tmp_path: Path, said: tuple[
     assert grade(tmp_path, said)["reward"] == reward
 
 
+@pytest.mark.parametrize(
+    ("said", "reward"),
+    [
+        (((READ,), "river"), 1.0),
+        (((READ,), " river\n"), 1.0),
+        (((READ,), "River"), 0.5),
+        (((READ,),), 0.5),
+        (((READ,), (READ,)), 0.5),
+        (((READ, READ), "river"), 0.5),
+        (((("bash", '{"path": "lamp42.txt"}'),), "river"), 0.5),
+        (((("read", '{"path": "lamp24.txt"}'),), "no"), 0.0),
+        (((("read", '{"file": "lamp42.txt"}'),), "no"), 0.0),
+        (((("read", '["lamp42.txt"]'),), "no"), 0.0),
+        (((("read", '{"path": '),), "no"), 0.0),
+        (("cat lamp42.txt", "no"), 0.0),
+        (("river",), 0.0),
+    ],
+)
+def test_half_for_the_tool_call_where_the_model_has_tools(
+    tmp_path: Path, said: tuple[Said, ...], reward: float
+) -> None:
+    assert grade(tmp_path, said, reads_by="tool")["reward"] == reward
+
+
+def test_a_tool_call_is_no_command(tmp_path: Path) -> None:
+    assert grade(tmp_path, ((READ,), "no"))["reward"] == 0.0
+
+
 def test_the_turns_count_in_order_also_when_each_is_a_trace(tmp_path: Path) -> None:
     assert grade(tmp_path, ("cat lamp42.txt",), ("river",))["reward"] == 1.0
 
 
-def test_its_tasks_are_ones_that_a_server_accepts() -> None:
-    tasks = [TaskRequest.model_validate(task) for task in build_tasks(3, seed=7)]
+@EVERY_HARNESS
+def test_its_tasks_are_ones_that_a_server_accepts(harness: str) -> None:
+    tasks = [TaskRequest.model_validate(task) for task in build_tasks(3, harness=harness, seed=7)]
     for task in tasks:
         plugins.make_harness(task.agent.harness, task.agent.settings)
         plugins.make_evaluator(task.evaluator.strategy, task.evaluator.config)
+        assert task.agent.harness == harness
     assert len({task.task_id for task in tasks}) == 3
     assert {task.num_samples for task in tasks} == {8}
 
@@ -73,8 +118,15 @@ def test_the_same_seed_gives_the_same_tasks() -> None:
     ]
 
 
-def test_the_agent_never_holds_the_answer_but_in_the_file() -> None:
-    (task,) = build_tasks(1)
+def test_every_harness_is_asked_the_same_under_ids_of_its_own() -> None:
+    by_script, by_pi = (list(build_tasks(3, harness=harness, seed=7)) for harness in ("shell", "pi"))
+    assert [task["instruction"] for task in by_script] == [task["instruction"] for task in by_pi]
+    assert not {task["task_id"] for task in by_script} & {task["task_id"] for task in by_pi}
+
+
+@EVERY_HARNESS
+def test_the_agent_never_holds_the_answer_but_in_the_file(harness: str) -> None:
+    (task,) = build_tasks(1, harness=harness)
     word = json.loads(task["evaluator"]["config"]["files"]["expected.json"])["word"]
     agent = json.dumps(task["agent"]) + task["instruction"]
     assert word not in agent
