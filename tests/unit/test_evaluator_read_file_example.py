@@ -11,6 +11,7 @@ import pytest
 
 from gangline import plugins
 from gangline.domain.task import TaskRequest
+from gangline.training.experiment import read_experiment
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "read_file"
 build_tasks = runpy.run_path(str(EXAMPLE / "tasks.py"))["build_tasks"]
@@ -109,6 +110,13 @@ def test_its_tasks_are_ones_that_a_server_accepts(harness: str) -> None:
         assert task.agent.harness == harness
     assert len({task.task_id for task in tasks}) == 3
     assert {task.num_samples for task in tasks} == {8}
+
+
+@pytest.mark.parametrize("path", sorted((EXAMPLE / "experiments").glob("*.yaml")), ids=lambda path: path.name)
+def test_its_experiments_are_ones_that_a_trainer_accepts(path: Path) -> None:
+    experiment = read_experiment(path)
+    assert experiment.data.tasks.parent == path.parent
+    assert experiment.data.tasks.name in path.read_text().partition("name:")[0], "it says how its tasks are made"
 
 
 def test_the_same_seed_gives_the_same_tasks() -> None:
