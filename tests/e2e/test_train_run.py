@@ -49,7 +49,12 @@ def spec(folder: Path, **changes: Any) -> Path:
 def tiny_model(folder: Path) -> None:
     shutil.copytree(resolve_tokenizer("smollm2"), folder)
     vocab_size = len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
-    shape = {**CONFIGS["llama"].to_dict(), "vocab_size": vocab_size, "initializer_range": 0.05, "eos_token_id": 2}
+    shape: dict[str, Any] = {
+        **CONFIGS["llama"].to_dict(),
+        "vocab_size": vocab_size,
+        "initializer_range": 0.05,
+        "eos_token_id": 2,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(LlamaConfig(**shape)).save_pretrained(folder)

@@ -60,7 +60,7 @@ class Recording:
 def tiny_model(folder: Path) -> int:
     """Write it; the number of words that its tokenizer knows."""
     num_words = TinyTokenizer().encode(LAST_TOKEN)[0] + 1
-    shape = {**CONFIGS["llama"].to_dict(), "vocab_size": num_words, "initializer_range": 0.1}
+    shape: dict[str, Any] = {**CONFIGS["llama"].to_dict(), "vocab_size": num_words, "initializer_range": 0.1}
     with torch.random.fork_rng():
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(LlamaConfig(**shape)).save_pretrained(folder)

@@ -38,5 +38,5 @@ def test_the_scan_sees_what_there_is() -> None:
     seen = {call.where.split(":")[0] for call in log_calls()}
     having = {
         str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if "logging.getLogger(" in path.read_text()
-    } - {"cli/output.py"}
+    } - {"cli/output.py", "cli/training_run.py"}  # set up handlers, and log nothing
     assert having - seen == set()

@@ -150,13 +150,13 @@ def trainer(folder: Path, engines: Engines, service: Service, learner: Learner, 
 async def test_it_trains_pushes_and_writes_every_step(tmp_path: Path, mode: str) -> None:
     engines, learner, told = Engines(), Learner(), list[StepRecord]()
     service = Service(engines)
-    assert await trainer(tmp_path, engines, service, learner, mode=mode, on_step=told.append).run() == 3
-    assert [version for version, _ in engines.pushed] == [0, 1, 2, 3]
+    assert await trainer(tmp_path, engines, service, learner, mode=mode, on_step=told.append).run() == 4
+    assert [version for version, _ in engines.pushed] == [1, 2, 3, 4]
     assert len(learner.seen) == 6
     assert set(learner.seen.values()) == {1}
     assert read_records(tmp_path / "metrics.jsonl") == told
     assert [record.step for record in told] == [1, 2, 3]
-    assert [record.version for record in told] == [0, 1, 2]
+    assert [record.version for record in told] == [1, 2, 3]
     assert all(record.reward_mean == 0.5 and record.num_sessions == 4 for record in told)
     assert all(record.update == PROFILE and record.learner == {"loss": 0.0} for record in told)
     assert list((tmp_path / "tensorboard").iterdir())
@@ -215,7 +215,7 @@ async def test_a_run_that_is_done_does_nothing_more(tmp_path: Path) -> None:
     service = Service(engines)
     await trainer(tmp_path, engines, service, Learner()).run()
     num_submitted, pushed = len(service.submitted), list(engines.pushed)
-    assert await trainer(tmp_path, engines, service, Learner()).run() == 3
+    assert await trainer(tmp_path, engines, service, Learner()).run() == 4
     assert (len(service.submitted), engines.pushed) == (num_submitted, pushed)
 
 
@@ -230,7 +230,7 @@ async def test_an_engine_that_is_down_is_waited_for(tmp_path: Path, monkeypatch:
     engines = Engines()
     engines.num_down = 3
     await trainer(tmp_path, engines, Service(engines), Learner(), steps=1).run()
-    assert [version for version, _ in engines.pushed] == [0, 1]
+    assert [version for version, _ in engines.pushed] == [1, 2]
 
 
 async def test_an_engine_that_stays_down_ends_the_run_and_a_later_one_goes_on(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ async def test_an_engine_that_was_restarted_gets_its_weights_again(
     engines.lost.set()
     await asyncio.wait_for(engines.mended.wait(), 30)
     held.set()
-    assert await running == 1
+    assert await running == 2
 
 
 def _held(service: Service) -> asyncio.Event:

@@ -140,5 +140,11 @@ ACTIONS: dict[str, str] = {
     "weights.lease_ran_out": "A gate opened by itself while weights were loaded: its lease was renewed too late.",
     "weights.engine_silent": "An engine does not say which weights it has.",
     "group.one_reward": "The rewards of a group hardly differ: nothing can be learned from comparing its sessions.",
+    # The reference trainer.
+    "learner.ready": "A model is loaded: how many parameters it has, and how many are trained.",
+    "trainer.resumed": "A run goes on from its last checkpoint.",
+    "trainer.waits": "Engines, nodes or server do not take part in a weight update; it is tried again.",
+    "trainer.weights_given_again": "An engine had lost its weights, as by a restart, and has them again.",
+    "trainer.engines_not_asked": "Whether engines still have their weights could not be asked; it is tried again.",
 }
 """action -> what it says"""

@@ -182,7 +182,7 @@ class Trainer:
         found = await asyncio.to_thread(self._checkpoints.latest)
         served = await self._patiently(self._weights.latest_version)
         if found is None:
-            self._version = 0 if served is None else served + 1
+            self._version = 1 if served is None else served + 1  # 0 is what an engine began with
             return
         folder, state = found
         await asyncio.to_thread(self._learner.load_state, folder)
