@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import json
 import logging
 import shutil
 from collections.abc import Generator, Mapping, Sequence
@@ -47,6 +48,9 @@ async def run_experiment(experiment: Experiment, tasks: Sequence[Mapping[str, An
     plan = Plan(
         data_dir=data_dir,
         engine=experiment.service.engine or f"embedded:{experiment.model}",
+        engine_options=json.dumps(dict(experiment.service.engine_options))
+        if experiment.service.engine_options
+        else None,
         stages=StageChoice(run_slots=experiment.service.run_slots),
     )
     notes().print(f"[bold]Starting[/] engine ({plan.engine}), server and node; logs in {plan.data_dir / 'logs'}")

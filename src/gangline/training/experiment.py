@@ -45,6 +45,8 @@ class ServiceSettings(TrainingOptions):
     """Of a running server, whose token is in GANGLINE_TOKEN; None brings one up for the run."""
     engine: str | None = None
     """Only for a service of its own: as `gangline up --engine`. None: the embedded engine with the model."""
+    engine_options: Mapping[str, Any] = Field(default_factory=dict)
+    """Only for a service of its own: as `gangline up --engine-options`."""
     run_slots: int = Field(default=16, ge=1)
     """Only for a service of its own: sessions that run at a time."""
     weights: Path | None = None
