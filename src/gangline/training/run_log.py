@@ -64,6 +64,7 @@ class RunLog:
 
     def __init__(self, folder: Path, *, last_step: int = 0) -> None:
         """last_step: that a checkpoint has; what was written of later ones is taken back, for they come again."""
+        folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "metrics.jsonl"
         kept = [record for record in read_records(self._path) if record.step <= last_step]
         unfinished = self._path.with_suffix(".unfinished")
