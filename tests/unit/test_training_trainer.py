@@ -106,25 +106,32 @@ class Service(FakeService):
 
 
 class Learner:
-    """Knows which tasks its weights have seen, and how often."""
+    """Knows which tasks its weights have seen, and how often. kill_at: how many it may have seen, where `kill_in` is
+    called.
+    """
 
-    def __init__(self, kill_at: int | None = None) -> None:
+    def __init__(self, kill_at: int | None = None, kill_in: str = "step") -> None:
         self.seen: Counter[str] = Counter()
         self.lags: list[list[int]] = []
         self.advantages: list[float] = []
-        self._kill_at = kill_at
+        self._kill_at, self._kill_in = kill_at, kill_in
 
     def step(self, samples: Sequence[Sample]) -> dict[str, float]:
         self.seen.update({sample.session_id.rpartition(".")[0] for sample in samples})
         self.advantages += [float(sample.advantages[0]) for sample in samples]
-        if self._kill_at is not None and sum(self.seen.values()) >= self._kill_at:
-            raise Killed
+        self._may_be_killed("step")
         return {"loss": 0.0}
+
+    def _may_be_killed(self, where: str) -> None:
+        if where == self._kill_in and self._kill_at is not None and sum(self.seen.values()) >= self._kill_at:
+            raise Killed
 
     def save_weights(self, folder: Path) -> None:
         assert not folder.exists()
+        self._may_be_killed("save_weights")
 
     def save_state(self, folder: Path) -> None:
+        self._may_be_killed("save_state")
         (folder / "seen.json").write_text(json.dumps(self.seen))
 
     def load_state(self, folder: Path) -> None:
@@ -190,15 +197,16 @@ async def test_dynamic_sampling_leaves_out_groups_of_one_reward_and_says_how_man
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("every", [1, 2])
-@pytest.mark.parametrize("kill_at", range(1, 12))
+@pytest.mark.parametrize("kill_at", range(1, 12, 2))
+@pytest.mark.parametrize("kill_in", ["step", "save_weights", "save_state"])
 async def test_a_killed_trainer_goes_on_and_trains_on_no_group_twice(
-    tmp_path: Path, mode: str, every: int, kill_at: int
+    tmp_path: Path, mode: str, every: int, kill_at: int, kill_in: str
 ) -> None:
     engines = Engines()
     service = Service(engines, lambda number: DULL if number % 3 == 1 else GOOD)
     options: dict[str, Any] = {"mode": mode, "steps": 6, "checkpoint_every": every, "algorithm": "dapo"}
     with pytest.raises(Killed):
-        await trainer(tmp_path, engines, service, Learner(kill_at), **options).run()
+        await trainer(tmp_path, engines, service, Learner(kill_at, kill_in), **options).run()
     versions_before = [version for version, _ in engines.pushed]
     learner = Learner()
     last = await trainer(tmp_path, engines, service, learner, **options).run()

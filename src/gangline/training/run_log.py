@@ -41,6 +41,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """For groups."""
     trained_s: float
     checkpoint_s: float
+    """Of the step before."""
     update: UpdateProfile
     """The weight update that followed."""
     learner: dict[str, float]

@@ -3,9 +3,10 @@
     sync    collect a batch, train, push the weights, again: every token is of the newest policy
     async   collecting goes on while it trains; what has become too old is dropped, or corrected for by the loss
 
-A step: take groups, make samples, update, save a checkpoint, push the weights under the next version. Killed at any
-moment, it goes on from its last checkpoint: a group that those weights have seen is not trained on again, what the
-service collected meanwhile is taken from there, and the weights are pushed anew, whatever the engines hold.
+A step: take groups, make samples, update, push the weights under the next version, write the step down, save a
+checkpoint. Killed at any moment, it goes on from its last checkpoint: a group that those weights have seen is not
+trained on again, what the service collected meanwhile is taken from there, and the weights are pushed anew, whatever
+the engines hold.
 
 Source: learning.md of the design; 003, asynchronous training.
 """
@@ -142,6 +143,7 @@ class Trainer:
         self._collected_rewards = list[float]()
         self._counted = CollectionCounts()
         """What the step before had seen."""
+        self._checkpoint_s = 0.0
         self._wall_before_s = 0.0
         self._started = time.monotonic()
 
@@ -171,8 +173,11 @@ class Trainer:
                 waiting_since = time.monotonic()
                 async for groups in batches:
                     record = await self._train(groups, collector, waited_s=time.monotonic() - waiting_since)
-                    run_log.write(record)
+                    run_log.write(
+                        record
+                    )  # before the checkpoint: one that is too early is taken back, a lost one is lost
                     self._on_step(record)
+                    await self._save()
                     if self._step >= self._schedule.steps:
                         break
                     waiting_since = time.monotonic()
@@ -258,12 +263,11 @@ class Trainer:
     async def _train(
         self, groups: Sequence[Group], collector: PlainCollector | ReplenishingCollector, *, waited_s: float
     ) -> StepRecord:
-        """One step; its checkpoint is on the disk and its weights are in the engines when it returns."""
+        """One step; its weights are in the engines when it returns."""
         version, began = self._version, time.monotonic()
         num_tokens, learned = await asyncio.to_thread(self._learn, groups)
         trained_s = time.monotonic() - began
         self._step, self._version = self._step + 1, self._version + 1
-        checkpoint_s = await self._save()
         update = await self._push()
         rewards = [reward for group in groups for reward in group.rewards]
         traces = [trace for group in groups for session in group.sessions for trace in trainable_traces(session)]
@@ -283,7 +287,7 @@ class Trainer:
             num_stale=self._num_stale,
             waited_s=waited_s,
             trained_s=trained_s,
-            checkpoint_s=checkpoint_s,
+            checkpoint_s=self._checkpoint_s,
             update=update,
             learner=learned,
         )
@@ -345,10 +349,11 @@ class Trainer:
         with self._learner_is_used:
             return num_tokens, self._learner.step(samples)
 
-    async def _save(self) -> float:
-        """Seconds that the checkpoint took; 0.0 where none is due."""
+    async def _save(self) -> None:
+        """A checkpoint, where one is due."""
+        self._checkpoint_s = 0.0
         if self._step % self._schedule.checkpoint_every and self._step < self._schedule.steps:
-            return 0.0
+            return
         began = time.monotonic()
         state = TrainerState(
             step=self._step,
@@ -358,4 +363,4 @@ class Trainer:
             wall_s=self._wall_s,
         )
         await asyncio.to_thread(self._checkpoints.save, state, self._learner.save_state)
-        return time.monotonic() - began
+        self._checkpoint_s = time.monotonic() - began
