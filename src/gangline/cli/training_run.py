@@ -70,35 +70,26 @@ async def train_through(
     data_dir: Path,
 ) -> Ran:
     """All steps of an experiment that are not done yet. Raises: Conflict when its folder is in use, or another's."""
-    from gangline.training.checkpoint import Checkpoints
     from gangline.training.controls import shuffled_rewards
-    from gangline.training.lineage import begin_life, write_results
     from gangline.training.run_log import read_records
     from gangline.training.task_stream import TaskStream
     from gangline.training.trainer import Trainer
     from gangline.training.weight_update import ServiceWeights
 
     folder = data_dir / "runs" / experiment.name
-    data = experiment.data
+    data, steps = experiment.data, experiment.schedule.steps
     stream = TaskStream(
         experiment.name, tasks, num_samples=data.num_samples, shuffle=data.shuffle, seed=experiment.seed
     )
     with _held(folder), _logged(folder / "trainer.log"):
-        found = Checkpoints(folder / "checkpoints").latest()
-        num_done = 0 if found is None else found[1].step
         model_folder = await asyncio.to_thread(_model_folder, experiment.model)
-        await asyncio.to_thread(
-            begin_life,
-            *(folder, experiment),
-            tasks_digest=stream.digest,
-            model_folder=model_folder,
-            first_step=num_done + 1,
-        )
+        num_done = await asyncio.to_thread(_begin, folder, experiment, stream.digest, model_folder)
         if num_done:
-            notes().print(f"Going on after step {num_done} of {experiment.schedule.steps}")
+            notes().print(f"Going on after step {num_done} of {steps}")
         learner = await asyncio.to_thread(_learner, experiment, model_folder)
         before = [record for record in read_records(folder / "metrics.jsonl") if record.step <= num_done]
-        with LearningView(notes(), num_steps=experiment.schedule.steps, before=before) as view:
+        weights_folder = experiment.service.weights or folder / "weights"
+        with LearningView(notes(), num_steps=steps, before=before) as view:
             trainer = Trainer(
                 folder,
                 schedule=experiment.schedule,
@@ -106,25 +97,42 @@ async def train_through(
                 learner=learner,
                 service=client,
                 stream=stream,
-                weights=ServiceWeights(
-                    client,
-                    experiment.service.weights or folder / "weights",
-                    token=token,
-                    mode=experiment.service.update_mode,
-                ),
+                weights=ServiceWeights(client, weights_folder, token=token, mode=experiment.service.update_mode),
                 prepare=shuffled_rewards(experiment.seed) if experiment.control == "shuffled_rewards" else None,
                 on_step=view.add,
             )
             last_version = await trainer.run()
-        weights = folder / "model"
-        await asyncio.to_thread(_save_model, learner, model_folder, weights)
-        if experiment.service.weights is None:
-            shutil.rmtree(folder / "weights", ignore_errors=True)  # the last ones are the model's
-        results = write_results(folder, view.records, last_version=last_version, weights=weights)
-        chart = await asyncio.to_thread(
-            draw_curves, {experiment.name: view.records}, folder / "reward.png", title=experiment.name
-        )
-    return Ran(results, view.records, folder, chart)
+        return await asyncio.to_thread(_finish, folder, experiment, learner, model_folder, view.records, last_version)
+
+
+def _begin(folder: Path, experiment: Experiment, tasks_digest: str, model_folder: Path) -> int:
+    """Writes down what the run is made of. Returns how many steps are done. Raises: Conflict."""
+    from gangline.training.checkpoint import Checkpoints
+    from gangline.training.lineage import begin_life
+
+    found = Checkpoints(folder / "checkpoints").latest()
+    num_done = 0 if found is None else found[1].step
+    begin_life(folder, experiment, tasks_digest=tasks_digest, model_folder=model_folder, first_step=num_done + 1)
+    return num_done
+
+
+def _finish(
+    folder: Path,
+    experiment: Experiment,
+    learner: Learner,
+    model_folder: Path,
+    records: list[StepRecord],
+    last_version: int,
+) -> Ran:
+    from gangline.training.lineage import write_results
+
+    weights = folder / "model"
+    _save_model(learner, model_folder, weights)
+    if experiment.service.weights is None:
+        shutil.rmtree(folder / "weights", ignore_errors=True)  # the last ones are the model's
+    results = write_results(folder, records, last_version=last_version, weights=weights)
+    chart = draw_curves({experiment.name: records}, folder / "reward.png", title=experiment.name)
+    return Ran(results, records, folder, chart)
 
 
 @contextlib.contextmanager

@@ -61,8 +61,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 def begin_life(
     folder: Path, experiment: Experiment, *, tasks_digest: str, model_folder: Path, first_step: int
-) -> list[Life]:
-    """Writes specification and lineage. Returns all lives. Raises: Conflict when the folder is another experiment's."""
+) -> None:
+    """Write specification and lineage. Raises: Conflict when the folder is another experiment's."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lineage.json"
     lives = msgspec.json.decode(path.read_bytes(), type=list[Life]) if path.exists() else []
@@ -86,7 +86,6 @@ def begin_life(
     lives.append(life)
     _replace(path, msgspec.json.format(msgspec.json.encode(lives)))
     _replace(folder / "experiment.json", msgspec.json.format(msgspec.json.encode(experiment.model_dump(mode="json"))))
-    return lives
 
 
 def write_results(folder: Path, records: list[StepRecord], *, last_version: int, weights: Path) -> Results:
