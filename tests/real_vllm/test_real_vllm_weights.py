@@ -22,7 +22,7 @@ from gangline.trajectories.audit import audit
 from gangline.trajectories.logprob_audit import Score, compare_logprobs
 
 ASK: Any = {"model": "tiny", "messages": [{"role": "user", "content": "Which word is in a.txt?"}], "stream": True}
-NUM_TOKENS = 400
+NUM_TOKENS = 1200
 HOT = 2.0
 """So hot that hardly any end of turn is drawn among 151,936 tokens: the reply lasts."""
 
@@ -31,8 +31,10 @@ def save_as_it_is(folder: Path) -> None:
     shutil.copytree(MODEL_FOLDER, folder, dirs_exist_ok=True)
 
 
-def save_moved(folder: Path) -> None:
-    """The tiny model with its layers moved a little, as if trained a step further."""
+@pytest.fixture
+def moved(tmp_path: Path) -> Path:
+    """The tiny model with its layers moved a little, as if trained a step further; made before the reply begins."""
+    folder = tmp_path / "moved"
     save_as_it_is(folder)
     generator = torch.Generator().manual_seed(1)
     weights = {
@@ -40,6 +42,7 @@ def save_moved(folder: Path) -> None:
         for name, weight in load_file(MODEL_FOLDER / "model.safetensors").items()
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 @pytest.fixture
@@ -68,8 +71,11 @@ async def stream_reply(opened: dict[str, Any], *, after_20_tokens: Coroutine[Any
 
 
 async def test_a_reply_that_outlives_its_weights_says_which_tokens_are_whose(
-    node: RunningNode, weights: ServiceWeights, tmp_path: Path, score: Score
+    node: RunningNode, weights: ServiceWeights, tmp_path: Path, score: Score, moved: Path
 ) -> None:
+    def save_moved(folder: Path) -> None:
+        shutil.copytree(moved, folder, dirs_exist_ok=True)
+
     opened = await node.client.open_session()
     await weights.push(save_as_it_is, 1)
     await stream_reply(opened, after_20_tokens=weights.push(save_moved, 2))
