@@ -59,9 +59,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of the last weights."""
 
 
-def begin_life(
-    folder: Path, experiment: Experiment, *, tasks_digest: str, model_folder: Path, first_step: int
-) -> None:
+def begin_life(folder: Path, experiment: Experiment, *, tasks_digest: str, model_folder: Path, first_step: int) -> None:
     """Write specification and lineage. Raises: Conflict when the folder is another experiment's."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lineage.json"
