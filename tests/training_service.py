@@ -44,13 +44,14 @@ class FakeService:
     async def submit(self, task: TaskRequest | Mapping[str, Any]) -> Submitted:
         self._may_fail()
         task_id = (task.task_id if isinstance(task, TaskRequest) else task["task_id"]) or ""
+        created = task_id not in self._ended
         self._ended[task_id] = asyncio.Event()
         if task_id in self.rewards:
             self._ended[task_id].set()
         async with self._was_submitted:
             self.submitted.append(task_id)
             self._was_submitted.notify_all()
-        return Submitted(task_id=task_id, session_ids=("s0", "s1"), created=True)
+        return Submitted(task_id=task_id, session_ids=("s0", "s1"), created=created)
 
     async def wait(self, task_id: str) -> TaskView:
         await self._ended[task_id].wait()

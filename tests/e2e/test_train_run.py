@@ -23,7 +23,7 @@ from fixtures_models import CONFIGS
 from gangline.engines.embedded.models import resolve_tokenizer
 from gangline.training.checkpoint import Checkpoints
 from gangline.training.lineage import Life, Results
-from gangline.training.run_log import read_records
+from gangline.training.run_log import read_evaluations, read_records
 from requirements import need_module
 from talking_agent import tasks
 
@@ -33,7 +33,11 @@ NUM_STEPS = 4
 def spec(folder: Path, **changes: Any) -> Path:
     """An experiment on a tiny model, with SmolLM2's tokenizer."""
     path = folder / "experiment.yaml"
-    (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in islice(tasks(), 6)))
+    of_both = (
+        "".join(json.dumps(task) + "\n" for task in islice(tasks(), start, end)) for start, end in ((0, 6), (6, 8))
+    )
+    for name, lines in zip(("tasks.jsonl", "held_out.jsonl"), of_both, strict=True):
+        (folder / name).write_text(lines)
     document: dict[str, Any] = {
         "name": "tiny",
         "model": str(folder / "model"),
@@ -41,6 +45,7 @@ def spec(folder: Path, **changes: Any) -> Path:
         "data": {"tasks": "tasks.jsonl", "num_samples": 2},
         "schedule": {"mode": "async", "steps": NUM_STEPS, "groups_per_step": 2},
         "learner": {"learning_rate": 1e-3},
+        "evaluation": {"tasks": "held_out.jsonl"},
     }
     path.write_text(yaml.safe_dump(document | changes))
     return path
@@ -102,6 +107,9 @@ def test_a_run_goes_on_after_ctrl_c_and_after_a_kill_and_trains_on_no_group_twic
     assert results == msgspec.json.decode((run / "results.json").read_bytes(), type=Results)
     records = read_records(run / "metrics.jsonl")
     assert [record.step for record in records] == [1, 2, 3, 4]
+    evaluations = read_evaluations(run / "evaluations.jsonl")
+    assert [(one.step, one.num_sessions, one.num_invalid) for one in evaluations] == [(0, 2, 0), (NUM_STEPS, 2, 0)]
+    assert results.last_evaluation == evaluations[-1].reward_mean
     versions = [record.version for record in records]
     assert versions == sorted(set(versions)), "each step trained another version"
     assert all(record.learner["engine_gap_mean"] < 1e-3 for record in records if set(record.lag) == {0})
@@ -132,6 +140,8 @@ def test_a_run_goes_on_after_ctrl_c_and_after_a_kill_and_trains_on_no_group_twic
         ({"schedule": {"steps": 0}}, "schedule.steps"),
         ({"learner": {"lora": {}, "last_layers": 2}}, "leave out last_layers"),
         ({"data": {"tasks": "none.jsonl"}}, "none.jsonl"),
+        ({"evaluation": {"tasks": "nowhere.jsonl"}}, "nowhere.jsonl"),
+        ({"evaluation": {"tasks": "held_out.jsonl", "every": 0}}, "evaluation.every"),
         ({"colour": "red"}, "colour"),
         ({"name": "../x"}, "name"),
     ],
@@ -147,6 +157,7 @@ def test_a_specification_that_fits_is_shown_resolved(tmp_path: Path) -> None:
     done = gangline("train", "validate", spec(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
-    assert shown["num_tasks"] == 6
+    assert (shown["num_tasks"], shown["num_held_out_tasks"]) == (6, 2)
+    assert shown["evaluation"]["every"] is None
     assert shown["schedule"]["staleness"] == {"max_lag": 1, "measured_by": "oldest_token"}
     assert shown["learner"]["max_grad_norm"] == 1.0

@@ -14,6 +14,7 @@ _LIGHT = (
     "contract",
     "credit",
     "degenerates",
+    "evaluation",
     "groups",
     "masks",
     "packing",

@@ -1,4 +1,4 @@
-"""How a run looks: a bar a step in the terminal, curves as a PNG."""
+"""How a run looks: a bar for each step and each evaluation in the terminal, curves as a PNG."""
 
 from __future__ import annotations
 
@@ -15,54 +15,77 @@ from rich.text import Text
 from gangline.domain.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from gangline.training.run_log import StepRecord
+    from gangline.training.run_log import EvaluationRecord, StepRecord
 
-__all__ = ["LearningView", "draw_curves", "reward_chart"]
+
+__all__ = ["LearningView", "draw_curves", "reward_chart", "shown_reward"]
 
 _BAR_CHARS = 28
-_SHOWN_STEPS = 24
+_SHOWN_ROWS = 24
 
 
-def reward_chart(records: Sequence[StepRecord]) -> Table:
-    """Steps as rows, the mean reward of each as a bar. A bar is full at the largest reward, or at 1."""
-    largest = max([1.0, *(record.reward_mean for record in records)])
+def reward_chart(records: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord] = ()) -> Table:
+    """Steps as rows, the mean reward of each as a bar, and evaluations where they were made. A bar is full at the
+    largest reward, or at 1.
+    """
+    from gangline.training.run_log import StepRecord
+
+    largest = max([1.0, *(record.reward_mean for record in (*records, *evaluations))])
+    rows = sorted([*records, *evaluations], key=lambda record: record.step)
     table = Table("step", "reward", box=None, header_style="bold", pad_edge=False)
     table.add_column(min_width=_BAR_CHARS, no_wrap=True)
     for title in ("groups", "lag", "wait s", "train s", "weights s"):
         table.add_column(title, justify="right")
-    for record in records[-_SHOWN_STEPS:]:
-        lag = record.scalars().get("rollout/lag_mean", 0.0)
-        table.add_row(
-            str(record.step),
-            f"{record.reward_mean:.2f}",
-            _bar(record.reward_mean / largest),
-            str(record.num_groups),
-            f"{lag:.1f}",
-            f"{record.waited_s:.1f}",
-            f"{record.trained_s:.1f}",
-            f"{record.update.total_s:.1f}",
-        )
+    for record in rows[-_SHOWN_ROWS:]:
+        is_step = isinstance(record, StepRecord)
+        name, colour = (str(record.step), "green") if is_step else ("held out", "cyan")
+        bar = _bar(record.reward_mean / largest, colour)
+        table.add_row(name, f"{record.reward_mean:.2f}", bar, *(_step_cells(record) if is_step else ()))
     return table
 
 
-def _bar(share: float) -> Text:
+def _step_cells(record: StepRecord) -> list[str]:
+    lag = record.scalars().get("rollout/lag_mean", 0.0)
+    seconds = (record.waited_s, record.trained_s, record.update.total_s)
+    return [str(record.num_groups), f"{lag:.1f}", *(f"{one:.1f}" for one in seconds)]
+
+
+def shown_reward(record: EvaluationRecord) -> str:
+    """The mean, and its standard error where that is known."""
+    error = "" if record.standard_error is None else f" ± {record.standard_error:.2f}"
+    return f"{record.reward_mean:.2f}{error}"
+
+
+def _bar(share: float, colour: str) -> Text:
     filled = round(max(share, 0.0) * _BAR_CHARS)
-    return Text("█" * filled, "green") + Text("·" * (_BAR_CHARS - filled), "dim")
+    return Text("█" * filled, colour) + Text("·" * (_BAR_CHARS - filled), "dim")
 
 
 class LearningView:
-    """On a terminal, the chart as it grows; elsewhere a line a step."""
+    """On a terminal, the chart as it grows; elsewhere a line for each step and each evaluation."""
 
-    def __init__(self, console: Console, *, num_steps: int, before: Sequence[StepRecord] = ()) -> None:
-        """before: of the steps that were done in earlier lives."""
+    def __init__(
+        self,
+        console: Console,
+        *,
+        num_steps: int,
+        before: Sequence[StepRecord] = (),
+        evaluations_before: Sequence[EvaluationRecord] = (),
+    ) -> None:
+        """before, evaluations_before: of earlier lives."""
         self._console = console
         self._num_steps = num_steps
         self._records = list(before)
+        self._evaluations = list(evaluations_before)
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     @property
     def records(self) -> list[StepRecord]:
         return self._records
+
+    @property
+    def evaluations(self) -> list[EvaluationRecord]:
+        return self._evaluations
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -84,15 +107,33 @@ class LearningView:
             f"trained {record.trained_s:.1f} s, weights {record.update.total_s:.1f} s"
         )
 
+    def add_evaluation(self, record: EvaluationRecord) -> None:
+        self._evaluations.append(record)
+        if self._live is not None:
+            self._show(self._live)
+            return
+        self._console.print(
+            f"held out, after step {record.step}/{self._num_steps}: reward {shown_reward(record)}, "
+            f"{record.num_sessions} sessions, {record.num_invalid} did not count, took {record.took_s:.1f} s"
+        )
+
     def _show(self, live: Live) -> None:
         doing = (
             f"step {len(self._records) + 1} of {self._num_steps}" if len(self._records) < self._num_steps else "done"
         )
-        live.update(Group(reward_chart(self._records), Text(f"{doing} ...", "dim")), refresh=True)
+        live.update(Group(reward_chart(self._records, self._evaluations), Text(f"{doing} ...", "dim")), refresh=True)
 
 
-def draw_curves(runs: Mapping[str, Sequence[StepRecord]], path: Path, *, title: str) -> Path:
-    """Mean reward by step, a line for each run. Raises: InvalidRequest when the extra `plot` is not installed."""
+def draw_curves(
+    runs: Mapping[str, Sequence[StepRecord]],
+    path: Path,
+    *,
+    title: str,
+    evaluations: Mapping[str, Sequence[EvaluationRecord]] | None = None,
+) -> Path:
+    """Mean reward by step, a line for each run. evaluations: of runs that have some, as a dashed line with standard
+    errors. Raises: InvalidRequest when the extra `plot` is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -102,10 +143,23 @@ def draw_curves(runs: Mapping[str, Sequence[StepRecord]], path: Path, *, title: 
     figure: Any = Figure(figsize=(7.2, 3.6), dpi=150, layout="constrained")
     axes: Any = figure.subplots()
     for label, records in runs.items():
-        axes.plot([one.step for one in records], [one.reward_mean for one in records], marker="o", ms=3, label=label)
+        steps = axes.plot([one.step for one in records], [one.reward_mean for one in records], marker="o", ms=3)
+        steps[0].set_label(label)
+        if found := (evaluations or {}).get(label):
+            axes.errorbar(
+                [one.step for one in found],
+                [one.reward_mean for one in found],
+                yerr=[one.standard_error or 0.0 for one in found],
+                label=f"{label}, on held-out tasks",
+                color=steps[0].get_color(),
+                linestyle="--",
+                marker="D",
+                ms=7,
+                capsize=4,
+            )
     axes.set(xlabel="step", ylabel="mean reward", ylim=(0, None), title=title)
     axes.grid(alpha=0.3)
-    if len(runs) > 1:
+    if len(runs) > 1 or evaluations:
         axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, facecolor="white")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -10,13 +10,14 @@ import typer
 from rich.table import Table
 
 from gangline.cli.exits import Exit
-from gangline.cli.learning_view import reward_chart
+from gangline.cli.learning_view import reward_chart, shown_reward
 from gangline.cli.output import DataOption, JsonOption, console, notes, print_json
 from gangline.cli.task_files import read_tasks, validated
 from gangline.settings import Settings
 
 if TYPE_CHECKING:
     from gangline.training.experiment import Experiment
+    from gangline.training.run_log import EvaluationRecord
 
 __all__ = ["register"]
 
@@ -57,15 +58,17 @@ SpecArgument = Annotated[Path, typer.Argument(help="The experiment's YAML file."
 @train.command()
 def validate(spec: SpecArgument, as_json: JsonOption = False) -> None:
     """Check an experiment without a GPU, a model or a service: every setting, its algorithm, all its tasks."""
-    experiment, tasks = _read(spec)
+    experiment, tasks, held_out = _read(spec)
     if as_json:
-        print_json(experiment.model_dump(mode="json") | {"num_tasks": len(tasks)})
+        counts = {"num_tasks": len(tasks), "num_held_out_tasks": len(held_out)}
+        print_json(experiment.model_dump(mode="json") | counts)
         return
     table = Table("setting", "value", box=None)
     for name, value in _flat(experiment.model_dump(mode="json", exclude_defaults=True)):
         table.add_row(name, str(value))
     console().print(table)
-    console().print(f"\n{spec} is valid: {len(tasks)} tasks, {experiment.schedule.steps} steps", markup=False)
+    also = f" and {len(held_out)} held-out ones" if held_out else ""
+    console().print(f"\n{spec} is valid: {len(tasks)} tasks{also}, {experiment.schedule.steps} steps", markup=False)
 
 
 @train.command("run")
@@ -73,43 +76,56 @@ def run_command(spec: SpecArgument, data: DataOption = None, as_json: JsonOption
     """Train: through a running service, or one that is brought up for the run.
 
     A run that was stopped, or killed, goes on from its last checkpoint when it is started again. What it makes lies in
-    DATA/runs/NAME: metrics.jsonl, tensorboard, reward.png, checkpoints, model, experiment.json, lineage.json,
-    results.json.
+    DATA/runs/NAME: metrics.jsonl, evaluations.jsonl, tensorboard, reward.png, checkpoints, model, experiment.json,
+    lineage.json, results.json.
     """
     import asyncio
 
     from gangline.cli.training_run import run_experiment
 
-    experiment, tasks = _read(spec)
+    experiment, tasks, held_out = _read(spec)
     data_dir = (data or Settings.from_environ().data_dir).absolute()
     try:
-        ran = asyncio.run(run_experiment(experiment, tasks, data_dir))
+        ran = asyncio.run(run_experiment(experiment, tasks, data_dir, held_out))
     except (asyncio.CancelledError, KeyboardInterrupt):
         notes().print("Stopped. Start it again to go on from the last checkpoint.")
         raise typer.Exit(Exit.INTERRUPTED) from None
     if as_json:
         print_json(ran.results)
         return
-    console().print(reward_chart(ran.records))
+    console().print(reward_chart(ran.records, ran.evaluations))
     console().print(
         f"\nmean reward {ran.results.first_reward:.2f} at first, {ran.results.last_reward:.2f} at last, in "
         f"{ran.results.num_steps} steps and {ran.results.wall_s / 60:.1f} minutes\n"
+        f"{_on_held_out(ran.evaluations)}"
         f"chart    {ran.chart}\nmodel    {ran.results.weights}\nrun      {ran.folder}",
         markup=False,
         soft_wrap=True,
     )
 
 
-def _read(spec: Path) -> tuple[Experiment, list[dict[str, Any]]]:
-    """Raises: InvalidRequest, UnknownPlugin."""
+def _on_held_out(evaluations: Sequence[EvaluationRecord]) -> str:
+    if not evaluations:
+        return ""
+    first, last = evaluations[0], evaluations[-1]
+    return f"on {last.num_tasks} held-out tasks {shown_reward(first)} at first, {shown_reward(last)} at last\n"
+
+
+def _read(spec: Path) -> tuple[Experiment, list[dict[str, Any]], list[dict[str, Any]]]:
+    """Tasks, and held-out ones. Raises: InvalidRequest, UnknownPlugin."""
     from gangline.training.experiment import read_experiment
 
     experiment = read_experiment(spec)
-    where = str(experiment.data.tasks)
-    tasks = read_tasks(where)
+    held_out = [] if experiment.evaluation is None else _checked_tasks(experiment.evaluation.tasks)
+    return experiment, _checked_tasks(experiment.data.tasks), held_out
+
+
+def _checked_tasks(path: Path) -> list[dict[str, Any]]:
+    """Raises: InvalidRequest, UnknownPlugin."""
+    tasks = read_tasks(str(path))
     for number, task in enumerate(tasks, 1):
-        validated(task, f"{where}, task {number}")
-    return experiment, tasks
+        validated(task, f"{path}, task {number}")
+    return tasks
 
 
 def _flat(fields: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -22,10 +22,11 @@ from gangline.telemetry.logs import LineFormatter
 
 if TYPE_CHECKING:
     from gangline.client import ServerClient
+    from gangline.training.evaluation import Evaluation
     from gangline.training.experiment import Experiment
     from gangline.training.learner import Learner
     from gangline.training.lineage import Results
-    from gangline.training.run_log import StepRecord
+    from gangline.training.run_log import EvaluationRecord, StepRecord
 
 __all__ = ["Ran", "run_experiment", "train_through"]
 
@@ -33,18 +34,27 @@ __all__ = ["Ran", "run_experiment", "train_through"]
 class Ran(NamedTuple):
     results: Results
     records: list[StepRecord]
+    evaluations: list[EvaluationRecord]
     folder: Path
     chart: Path
 
 
-async def run_experiment(experiment: Experiment, tasks: Sequence[Mapping[str, Any]], data_dir: Path) -> Ran:
-    """Through a running service, or one of its own. Raises: what the trainer or the service does."""
+async def run_experiment(
+    experiment: Experiment,
+    tasks: Sequence[Mapping[str, Any]],
+    data_dir: Path,
+    held_out: Sequence[Mapping[str, Any]] = (),
+) -> Ran:
+    """Through a running service, or one of its own. held_out: of the experiment's `evaluation`.
+
+    Raises: what the trainer or the service does.
+    """
     from gangline.client import ServerClient
 
     if experiment.service.url is not None:
         token = Settings.from_environ().control_token
         async with ServerClient(experiment.service.url, token) as client:
-            return await train_through(client, token, experiment, tasks, data_dir)
+            return await train_through(client, token, experiment, tasks, data_dir, held_out)
     plan = Plan(
         data_dir=data_dir,
         engine=experiment.service.engine or f"embedded:{experiment.model}",
@@ -57,7 +67,7 @@ async def run_experiment(experiment: Experiment, tasks: Sequence[Mapping[str, An
 
     async def body(live: Any) -> Ran:
         async with ServerClient(live.server_url, live.control_token) as client:
-            return await train_through(client, live.control_token, experiment, tasks, data_dir)
+            return await train_through(client, live.control_token, experiment, tasks, data_dir, held_out)
 
     return await run_service(plan, body)
 
@@ -68,10 +78,11 @@ async def train_through(
     experiment: Experiment,
     tasks: Sequence[Mapping[str, Any]],
     data_dir: Path,
+    held_out: Sequence[Mapping[str, Any]] = (),
 ) -> Ran:
     """All steps of an experiment that are not done yet. Raises: Conflict when its folder is in use, or another's."""
     from gangline.training.controls import shuffled_rewards
-    from gangline.training.run_log import read_records
+    from gangline.training.run_log import read_evaluations, read_records
     from gangline.training.task_stream import TaskStream
     from gangline.training.trainer import Trainer
     from gangline.training.weight_update import ServiceWeights
@@ -81,15 +92,18 @@ async def train_through(
     stream = TaskStream(
         experiment.name, tasks, num_samples=data.num_samples, shuffle=data.shuffle, seed=experiment.seed
     )
+    evaluation = _evaluation(experiment, held_out, client)
+    held_out_digest = None if evaluation is None else evaluation.digest
     with _held(folder), _logged(folder / "trainer.log"):
         model_folder = await asyncio.to_thread(_model_folder, experiment.model)
-        num_done = await asyncio.to_thread(_begin, folder, experiment, stream.digest, model_folder)
+        num_done = await asyncio.to_thread(_begin, folder, experiment, stream.digest, held_out_digest, model_folder)
         if num_done:
             notes().print(f"Going on after step {num_done} of {steps}")
         learner = await asyncio.to_thread(_learner, experiment, model_folder)
         before = [record for record in read_records(folder / "metrics.jsonl") if record.step <= num_done]
+        evaluated = [one for one in read_evaluations(folder / "evaluations.jsonl") if one.step <= num_done]
         weights_folder = experiment.service.weights or folder / "weights"
-        with LearningView(notes(), num_steps=steps, before=before) as view:
+        with LearningView(notes(), num_steps=steps, before=before, evaluations_before=evaluated) as view:
             trainer = Trainer(
                 folder,
                 schedule=experiment.schedule,
@@ -100,19 +114,41 @@ async def train_through(
                 weights=ServiceWeights(client, weights_folder, token=token, mode=experiment.service.update_mode),
                 prepare=shuffled_rewards(experiment.seed) if experiment.control == "shuffled_rewards" else None,
                 on_step=view.add,
+                evaluation=evaluation,
+                on_evaluation=view.add_evaluation,
             )
             last_version = await trainer.run()
-        return await asyncio.to_thread(_finish, folder, experiment, learner, model_folder, view.records, last_version)
+        return await asyncio.to_thread(_finish, folder, experiment, learner, model_folder, view, last_version)
 
 
-def _begin(folder: Path, experiment: Experiment, tasks_digest: str, model_folder: Path) -> int:
+def _evaluation(
+    experiment: Experiment, held_out: Sequence[Mapping[str, Any]], client: ServerClient
+) -> Evaluation | None:
+    from gangline.training.evaluation import Evaluation
+
+    settings = experiment.evaluation
+    if settings is None:
+        return None
+    return Evaluation(experiment.name, held_out, client, num_samples=settings.num_samples, every=settings.every)
+
+
+def _begin(
+    folder: Path, experiment: Experiment, tasks_digest: str, held_out_digest: str | None, model_folder: Path
+) -> int:
     """Writes down what the run is made of. Returns how many steps are done. Raises: Conflict."""
     from gangline.training.checkpoint import Checkpoints
     from gangline.training.lineage import begin_life
 
     found = Checkpoints(folder / "checkpoints").latest()
     num_done = 0 if found is None else found[1].step
-    begin_life(folder, experiment, tasks_digest=tasks_digest, model_folder=model_folder, first_step=num_done + 1)
+    begin_life(
+        folder,
+        experiment,
+        tasks_digest=tasks_digest,
+        held_out_digest=held_out_digest,
+        model_folder=model_folder,
+        first_step=num_done + 1,
+    )
     return num_done
 
 
@@ -121,7 +157,7 @@ def _finish(
     experiment: Experiment,
     learner: Learner,
     model_folder: Path,
-    records: list[StepRecord],
+    view: LearningView,
     last_version: int,
 ) -> Ran:
     from gangline.training.lineage import write_results
@@ -130,9 +166,11 @@ def _finish(
     _save_model(learner, model_folder, weights)
     if experiment.service.weights is None:
         shutil.rmtree(folder / "weights", ignore_errors=True)  # the last ones are the model's
-    results = write_results(folder, records, last_version=last_version, weights=weights)
-    chart = draw_curves({experiment.name: records}, folder / "reward.png", title=experiment.name)
-    return Ran(results, records, folder, chart)
+    records, evaluations = view.records, view.evaluations
+    results = write_results(folder, records, evaluations, last_version=last_version, weights=weights)
+    name = experiment.name
+    chart = draw_curves({name: records}, folder / "reward.png", title=name, evaluations={name: evaluations})
+    return Ran(results, records, evaluations, folder, chart)
 
 
 @contextlib.contextmanager

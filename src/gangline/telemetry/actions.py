@@ -145,6 +145,8 @@ ACTIONS: dict[str, str] = {
     "trainer.resumed": "A run goes on from its last checkpoint.",
     "trainer.waits": "Engines, nodes or server do not take part in a weight update; it is tried again.",
     "trainer.weights_given_again": "An engine had lost its weights, as by a restart, and has them again.",
+    "evaluation.measured": "The weights were measured on held-out tasks.",
+    "evaluation.not_whole": "Sessions of a held-out task do not count; an earlier life's are asked for again.",
     "trainer.engines_not_asked": "Whether engines still have their weights could not be asked; it is tried again.",
 }
 """action -> what it says"""

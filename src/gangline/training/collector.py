@@ -32,6 +32,7 @@ __all__ = [
     "PlainCollector",
     "ReplenishingCollector",
     "RolloutClient",
+    "answered",
     "informative",
 ]
 
@@ -57,6 +58,15 @@ class RolloutClient(Protocol):
     async def result(self, task_id: str) -> list[SessionResult]: ...
 
     async def cancel(self, task_id: str) -> TaskView: ...
+
+
+async def answered(call: Callable[[A], Awaitable[T]], argument: A, retry_s: float) -> T:
+    """What the service says, however long it takes to come back."""
+    while True:
+        try:
+            return await call(argument)
+        except ServerUnavailable:
+            await asyncio.sleep(retry_s)
 
 
 Admit = Callable[[Group], Group | None]
@@ -180,9 +190,9 @@ class _Rollouts:
             # Under its own id the service would answer with the group that is not whole.
             task = rollout.task if run == 1 else _named(rollout.task, f"{_id_of(rollout.task)}.run{run}")
             rollout.task_id = task_id = _id_of(task)
-            submitted = await self._answer(self._service.submit, task)
+            submitted = await answered(self._service.submit, task, self._retry_s)
             await self._service.wait(task_id)
-            sessions = await self._answer(self._service.result, task_id)
+            sessions = await answered(self._service.result, task_id, self._retry_s)
             verdict = judge_group(task_id, sessions, len(submitted.session_ids), self._validity)
             if verdict.action == "keep":
                 return self._admit(verdict.group) or "not_admitted"
@@ -190,14 +200,6 @@ class _Rollouts:
             if verdict.action == "drop":
                 break
         return "invalid"
-
-    async def _answer(self, call: Callable[[A], Awaitable[T]], argument: A) -> T:
-        """What the service says, however long it takes to come back."""
-        while True:
-            try:
-                return await call(argument)
-            except ServerUnavailable:
-                await asyncio.sleep(self._retry_s)
 
 
 class _Collector:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from pydantic import Field, ValidationError, field_validator
@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, field_validator
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import validated_id
 from gangline.training.algorithms import Algorithm, algorithm
+from gangline.training.evaluation import EvaluationSettings
 from gangline.training.learner_settings import LearnerSettings
 from gangline.training.options import TrainingOptions
 from gangline.training.trainer import ScheduleSettings
@@ -65,6 +66,8 @@ class Experiment(TrainingOptions):
     service: ServiceSettings = ServiceSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     learner: LearnerSettings = LearnerSettings()
+    evaluation: EvaluationSettings | None = None
+    """None: it is not measured on held-out tasks."""
     control: Literal["none", "shuffled_rewards"] = "none"
     """shuffled_rewards: each group's rewards are dealt out to its sessions at random: nothing is to be learned."""
     seed: int = 0
@@ -73,6 +76,9 @@ class Experiment(TrainingOptions):
     @classmethod
     def _is_an_id(cls, name: str) -> str:
         return validated_id(name, "name")
+
+
+S = TypeVar("S", DataSettings, EvaluationSettings)
 
 
 def read_experiment(path: Path) -> Experiment:
@@ -93,12 +99,19 @@ def read_experiment(path: Path) -> Experiment:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise InvalidRequest(f"{path} does not fit: {wrong}.") from error
     found.algorithm.resolve()
-    tasks = path.parent / found.data.tasks
-    return found.model_copy(update={"data": found.data.model_copy(update={"tasks": tasks})})
+    changes: dict[str, Any] = {"data": _beside(path, found.data)}
+    if found.evaluation is not None:
+        changes["evaluation"] = _beside(path, found.evaluation)
+    return found.model_copy(update=changes)
+
+
+def _beside(path: Path, settings: S) -> S:
+    return settings.model_copy(update={"tasks": path.parent / settings.tasks})
 
 
 def digest_of(experiment: Experiment) -> str:
     """The same for what is the same experiment, whatever order it was written in, wherever its files lie, and however
     many steps it has: a run may be made longer."""
-    said = experiment.model_dump(mode="json", exclude={"schedule": {"steps"}, "data": {"tasks"}, "service": True})
+    left_out: Any = {"schedule": {"steps"}, "data": {"tasks"}, "evaluation": {"tasks"}, "service": True}
+    said = experiment.model_dump(mode="json", exclude=left_out)
     return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()

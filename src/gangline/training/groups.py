@@ -29,6 +29,7 @@ __all__ = [
     "judge_group",
     "trainable_traces",
     "why_invalid",
+    "why_without_reward",
 ]
 
 _log = logging.getLogger(__name__)
@@ -82,8 +83,8 @@ def trainable_traces(session: SessionResult) -> list[Trace]:
     return [trace for trace in traces if trace.untrainable is None and bool(trace.loss_mask.any())]
 
 
-def why_invalid(session: SessionResult) -> str | None:
-    """Why a session cannot be compared; None when it can."""
+def why_without_reward(session: SessionResult) -> str | None:
+    """Why a session says nothing of how good its policy is; None when it does."""
     failure = session.failure
     if session.outcome in ("infra_error", "cancelled"):
         return f"it ended as {session.outcome}" + ("" if failure is None else f": {failure.message}")
@@ -91,9 +92,13 @@ def why_invalid(session: SessionResult) -> str | None:
         return f"{failure.boundary} failed: {failure.message}"
     if session.reward is None:
         return "it has no reward"
-    if not trainable_traces(session):
-        return "it has no trace to train on"
     return None
+
+
+def why_invalid(session: SessionResult) -> str | None:
+    """Why a session cannot be compared; None when it can."""
+    why = why_without_reward(session)
+    return "it has no trace to train on" if why is None and not trainable_traces(session) else why
 
 
 def judge_group(

@@ -11,7 +11,7 @@ import hashlib
 import importlib.metadata
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import msgspec
 from gangline import __version__
 from gangline.domain.errors import Conflict
 from gangline.training.experiment import Experiment, digest_of
-from gangline.training.run_log import StepRecord
+from gangline.training.run_log import EvaluationRecord, StepRecord
 
 __all__ = ["Life", "Results", "begin_life", "write_results"]
 
@@ -36,6 +36,8 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
     """That is done next; above 1 where the run goes on."""
     experiment_digest: str
     tasks_digest: str
+    held_out_digest: str | None
+    """Of the tasks that it is evaluated on."""
     model_digest: str
     """Of the weights' files and the configuration that training began with."""
     gangline: str
@@ -54,12 +56,24 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     first_reward: float
     last_reward: float
     """Means over the first and the last fifth of the steps."""
+    first_evaluation: float | None
+    last_evaluation: float | None
+    """Mean rewards on held-out tasks; None where there are none."""
     wall_s: float
+    """Evaluations included."""
     weights: str
     """Folder of the last weights."""
 
 
-def begin_life(folder: Path, experiment: Experiment, *, tasks_digest: str, model_folder: Path, first_step: int) -> None:
+def begin_life(
+    folder: Path,
+    experiment: Experiment,
+    *,
+    tasks_digest: str,
+    held_out_digest: str | None,
+    model_folder: Path,
+    first_step: int,
+) -> None:
     """Write specification and lineage. Raises: Conflict when the folder is another experiment's."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lineage.json"
@@ -69,6 +83,7 @@ def begin_life(folder: Path, experiment: Experiment, *, tasks_digest: str, model
         first_step=first_step,
         experiment_digest=digest_of(experiment),
         tasks_digest=tasks_digest,
+        held_out_digest=held_out_digest,
         model_digest=_digest(model_folder),
         gangline=__version__,
         commit=_commit(),
@@ -86,7 +101,14 @@ def begin_life(folder: Path, experiment: Experiment, *, tasks_digest: str, model
     _replace(folder / "experiment.json", msgspec.json.format(msgspec.json.encode(experiment.model_dump(mode="json"))))
 
 
-def write_results(folder: Path, records: list[StepRecord], *, last_version: int, weights: Path) -> Results:
+def write_results(
+    folder: Path,
+    records: Sequence[StepRecord],
+    evaluations: Sequence[EvaluationRecord],
+    *,
+    last_version: int,
+    weights: Path,
+) -> Results:
     """records: of all steps, at least one."""
     part = max(len(records) // 5, 1)
     results = Results(
@@ -94,7 +116,9 @@ def write_results(folder: Path, records: list[StepRecord], *, last_version: int,
         last_version=last_version,
         first_reward=sum(record.reward_mean for record in records[:part]) / part,
         last_reward=sum(record.reward_mean for record in records[-part:]) / part,
-        wall_s=records[-1].wall_s,
+        first_evaluation=evaluations[0].reward_mean if evaluations else None,
+        last_evaluation=evaluations[-1].reward_mean if evaluations else None,
+        wall_s=max(record.wall_s for record in (records[-1], *evaluations[-1:])),
         weights=str(weights),
     )
     _replace(folder / "results.json", msgspec.json.format(msgspec.json.encode(results)))
@@ -102,7 +126,12 @@ def write_results(folder: Path, records: list[StepRecord], *, last_version: int,
 
 
 def _differs(before: Life, now: Life) -> str:
-    named = {"the specification": "experiment_digest", "the tasks": "tasks_digest", "the model": "model_digest"}
+    named = {
+        "the specification": "experiment_digest",
+        "the tasks": "tasks_digest",
+        "the held-out tasks": "held_out_digest",
+        "the model": "model_digest",
+    }
     return " and ".join(what for what, name in named.items() if getattr(before, name) != getattr(now, name))
 
 

@@ -1,16 +1,19 @@
-"""What a run writes about itself: a line of JSON a step, and the same for TensorBoard."""
+"""What a run writes about itself: a line of JSON a step, one an evaluation, and the same for TensorBoard."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from gangline.training.weight_update import UpdateProfile
 
-__all__ = ["RunLog", "StepRecord", "read_records"]
+__all__ = ["EvaluationRecord", "RunLog", "StepRecord", "read_evaluations", "read_records"]
+
+R = TypeVar("R", bound="StepRecord | EvaluationRecord")
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,25 +63,62 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
+class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement on held-out tasks."""
+
+    step: int
+    """Steps done; 0 is before the first."""
+    version: int
+    """Policy version that was measured."""
+    wall_s: float
+    """Since the run began, as a step's, when it ended."""
+    reward_mean: float
+    """Over the tasks, of the mean over each one's sessions."""
+    standard_error: float | None
+    """Of that mean, over tasks: sessions of one task are no independent draws. None of a single task."""
+    num_tasks: int
+    """With a session that counts."""
+    num_sessions: int
+    """That count."""
+    num_invalid: int
+    """Sessions without a reward, by faults of the infrastructure for example, and of other weights: not in the mean."""
+    took_s: float
+
+    def scalars(self) -> dict[str, float]:
+        """Every number, by a name of TensorBoard's form."""
+        numbers = msgspec.structs.asdict(self)
+        return {
+            f"evaluation/{name}": float(value)
+            for name, value in numbers.items()
+            if name not in ("step", "version") and value is not None
+        }
+
+
 class RunLog:
-    """`metrics.jsonl` and a folder `tensorboard` in the run's folder."""
+    """`metrics.jsonl`, `evaluations.jsonl` and a folder `tensorboard` in the run's folder."""
 
     def __init__(self, folder: Path, *, last_step: int = 0) -> None:
         """last_step: that a checkpoint has; what was written of later ones is taken back, for they come again."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / "metrics.jsonl"
-        kept = [record for record in read_records(self._path) if record.step <= last_step]
-        unfinished = self._path.with_suffix(".unfinished")
-        unfinished.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in kept))
-        unfinished.replace(self._path)
-        self._lines = self._path.open("ab")
+        self._metrics, self._evaluations = folder / "metrics.jsonl", folder / "evaluations.jsonl"
+        _keep(self._metrics, [record for record in read_records(self._metrics) if record.step <= last_step])
+        evaluations = [record for record in read_evaluations(self._evaluations) if record.step <= last_step]
+        _keep(self._evaluations, evaluations)
+        self.evaluated_steps = {record.step for record in evaluations}
         self._board = _board(folder / "tensorboard", last_step)
 
     def write(self, record: StepRecord) -> None:
         """On the disk when it returns."""
-        self._lines.write(msgspec.json.encode(record) + b"\n")
-        self._lines.flush()
-        os.fsync(self._lines.fileno())
+        _append(self._metrics, record)
+        self._show(record)
+
+    def write_evaluation(self, record: EvaluationRecord) -> None:
+        """On the disk when it returns."""
+        _append(self._evaluations, record)
+        self.evaluated_steps.add(record.step)
+        self._show(record)
+
+    def _show(self, record: StepRecord | EvaluationRecord) -> None:
         for name, value in record.scalars().items():
             self._board.add_scalar(name, value, record.step, walltime=None)
         self._board.flush()
@@ -87,16 +127,39 @@ class RunLog:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self._lines.close()
         self._board.close()
 
 
 def read_records(path: Path) -> list[StepRecord]:
     """Of a `metrics.jsonl`; a last line that was cut off is left out."""
+    return _read(path, StepRecord)
+
+
+def read_evaluations(path: Path) -> list[EvaluationRecord]:
+    """Of an `evaluations.jsonl`; a last line that was cut off is left out."""
+    return _read(path, EvaluationRecord)
+
+
+def _read(path: Path, kind: type[R]) -> list[R]:
     if not path.exists():
         return []
     *lines, _cut_off = path.read_bytes().split(b"\n")
-    return [msgspec.json.decode(line, type=StepRecord) for line in lines]
+    return [msgspec.json.decode(line, type=kind) for line in lines]
+
+
+def _keep(path: Path, records: Sequence[StepRecord | EvaluationRecord]) -> None:
+    """Of a file, if it is there, these records and nothing else."""
+    if path.exists():
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+        unfinished.replace(path)
+
+
+def _append(path: Path, record: StepRecord | EvaluationRecord) -> None:
+    with path.open("ab") as lines:
+        lines.write(msgspec.json.encode(record) + b"\n")
+        lines.flush()
+        os.fsync(lines.fileno())
 
 
 def _board(folder: Path, last_step: int) -> Any:

@@ -4,9 +4,10 @@
     async   collecting goes on while it trains; what has become too old is dropped, or corrected for by the loss
 
 A step: take groups, make samples, update, push the weights under the next version, write the step down, save a
-checkpoint. Killed at any moment, it goes on from its last checkpoint: a group that those weights have seen is not
-trained on again, what the service collected meanwhile is taken from there, and the weights are pushed anew, whatever
-the engines hold.
+checkpoint, and where one is due, evaluate. Killed at any moment, it goes on from its last checkpoint: a group that
+those weights have seen is not trained on again, what the service collected meanwhile is taken from there, and the
+weights are pushed anew, whatever the engines hold. What is evaluated has a checkpoint, or is what training began with:
+the evaluation of a step is of the same weights in every life.
 
 Source: learning.md of the design; 003, asynchronous training.
 """
@@ -38,9 +39,10 @@ from gangline.training.collector import (
     RolloutClient,
     informative,
 )
+from gangline.training.evaluation import Evaluation
 from gangline.training.groups import Group, ValiditySettings, trainable_traces
 from gangline.training.options import TrainingOptions
-from gangline.training.run_log import RunLog, StepRecord
+from gangline.training.run_log import EvaluationRecord, RunLog, StepRecord
 from gangline.training.samples import Sample, make_samples
 from gangline.training.task_stream import TaskStream
 from gangline.training.weight_update import Save, UpdateProfile, WeightUpdater
@@ -67,7 +69,7 @@ class ScheduleSettings(TrainingOptions):
     """How often a group is trained on."""
     validity: ValiditySettings = ValiditySettings(on_invalid="resubmit")
     checkpoint_every: int = Field(default=1, ge=1)
-    """Steps."""
+    """Steps. One that is evaluated, and the last, have one in any case."""
     patience_s: float = Field(default=600.0, ge=0)
     """How long engines, nodes and server may be down when weights are due."""
 
@@ -115,8 +117,13 @@ class Trainer:
         weights: Weights,
         prepare: Prepare | None = None,
         on_step: Callable[[StepRecord], None] = lambda _: None,
+        evaluation: Evaluation | None = None,
+        on_evaluation: Callable[[EvaluationRecord], None] = lambda _: None,
     ) -> None:
-        """folder: of the run; where there are checkpoints in it, the run goes on from the last."""
+        """folder: of the run; where there are checkpoints in it, the run goes on from the last.
+
+        evaluation: before the first step, after the last, and when it is due between them.
+        """
         self._schedule = schedule
         self._algorithm = algorithm
         self._learner = learner
@@ -125,6 +132,8 @@ class Trainer:
         self._weights = weights
         self._prepare = prepare
         self._on_step = on_step
+        self._evaluation = evaluation
+        self._on_evaluation = on_evaluation
         self._folder = folder
         self._checkpoints = Checkpoints(folder / "checkpoints")
         self._num_buffered = schedule.groups_per_step * max(schedule.staleness.max_lag, 1)
@@ -162,26 +171,43 @@ class Trainer:
         """
         await self._restore()
         with RunLog(self._folder, last_step=self._step) as run_log:
-            if self._step >= self._schedule.steps:
-                return self._version
-            await self._push()
-            async with (
-                self._mending(),
-                self._collector() as collector,
-                contextlib.aclosing(self._batches(collector)) as batches,
-            ):
-                waiting_since = time.monotonic()
-                async for groups in batches:
-                    record = await self._train(groups, collector, waited_s=time.monotonic() - waiting_since)
-                    run_log.write(
-                        record
-                    )  # before the checkpoint: one that is too early is taken back, a lost one is lost
-                    self._on_step(record)
-                    await self._save()
-                    if self._step >= self._schedule.steps:
-                        break
-                    waiting_since = time.monotonic()
+            if self._step < self._schedule.steps or self._must_evaluate(run_log):
+                await self._push()
+                async with self._mending():
+                    await self._evaluate(run_log)
+                    if self._step < self._schedule.steps:
+                        await self._take_steps(run_log)
+                        await self._evaluate(run_log)
         return self._version
+
+    async def _take_steps(self, run_log: RunLog) -> None:
+        """All that are left, and the evaluations between them."""
+        async with self._collector() as collector, contextlib.aclosing(self._batches(collector)) as batches:
+            waiting_since = time.monotonic()
+            async for groups in batches:
+                record = await self._train(groups, collector, waited_s=time.monotonic() - waiting_since)
+                run_log.write(record)  # before the checkpoint: one that is too early is taken back, a lost one is lost
+                self._on_step(record)
+                await self._save()
+                if self._step >= self._schedule.steps:
+                    break  # evaluated once nothing is collected any more
+                await self._evaluate(run_log)
+                waiting_since = time.monotonic()
+
+    @property
+    def _evaluation_is_due(self) -> bool:
+        return self._evaluation is not None and self._evaluation.is_due(self._step, self._schedule.steps)
+
+    def _must_evaluate(self, run_log: RunLog) -> bool:
+        return self._evaluation_is_due and self._step not in run_log.evaluated_steps
+
+    async def _evaluate(self, run_log: RunLog) -> None:
+        """The weights that the engines have, where it is due and an earlier life has not done it."""
+        if self._evaluation is None or not self._must_evaluate(run_log):
+            return
+        record = await self._evaluation.measure(self._step, self._version, self._wall_s)
+        run_log.write_evaluation(record)
+        self._on_evaluation(record)
 
     async def _restore(self) -> None:
         found = await asyncio.to_thread(self._checkpoints.latest)
@@ -352,7 +378,8 @@ class Trainer:
     async def _save(self) -> None:
         """A checkpoint, where one is due."""
         self._checkpoint_s = 0.0
-        if self._step % self._schedule.checkpoint_every and self._step < self._schedule.steps:
+        is_due = self._step % self._schedule.checkpoint_every == 0 or self._step >= self._schedule.steps
+        if not is_due and not self._evaluation_is_due:
             return
         began = time.monotonic()
         state = TrainerState(

@@ -1,0 +1,87 @@
+"""How a run looks: steps and evaluations, in a terminal and as a picture."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from gangline.cli.learning_view import LearningView, draw_curves, reward_chart, shown_reward
+from gangline.training.run_log import EvaluationRecord, StepRecord
+from trainer_fakes import PROFILE
+
+
+def step(number: int, reward: float) -> StepRecord:
+    return StepRecord(
+        step=number,
+        version=number,
+        wall_s=1.0,
+        reward_mean=reward,
+        reward_deviation=0.5,
+        collected_reward_mean=None,
+        num_groups=2,
+        num_sessions=4,
+        num_trained_tokens=8,
+        lag={0: 8},
+        num_not_admitted=0,
+        num_invalid=0,
+        num_stale=0,
+        waited_s=0.1,
+        trained_s=0.2,
+        checkpoint_s=0.0,
+        update=PROFILE,
+        learner={},
+    )
+
+
+def evaluation(number: int, reward: float, error: float | None = 0.05) -> EvaluationRecord:
+    return EvaluationRecord(
+        step=number,
+        version=number + 1,
+        wall_s=1.0,
+        reward_mean=reward,
+        standard_error=error,
+        num_tasks=32,
+        num_sessions=64,
+        num_invalid=0,
+        took_s=2.0,
+    )
+
+
+STEPS = [step(1, 0.25), step(2, 0.5)]
+EVALUATIONS = [evaluation(0, 0.21), evaluation(2, 0.79)]
+
+
+def printed(found: object) -> list[str]:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(found)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_evaluations_stand_where_they_were_made() -> None:
+    rows = [line.replace("held out", "held-out").split()[:2] for line in printed(reward_chart(STEPS, EVALUATIONS))]
+    assert rows[1:] == [["held-out", "0.21"], ["1", "0.25"], ["2", "0.50"], ["held-out", "0.79"]]
+
+
+def test_without_a_terminal_each_is_a_line() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with LearningView(console, num_steps=2, evaluations_before=EVALUATIONS[:1]) as view:
+        view.add(STEPS[0])
+        view.add_evaluation(EVALUATIONS[1])
+    assert isinstance(console.file, io.StringIO)
+    first, last = console.file.getvalue().splitlines()
+    assert first.startswith("step 1/2: reward 0.250")
+    assert last.startswith("held out, after step 2/2: reward 0.79 ± 0.05, 64 sessions")
+    assert view.evaluations == EVALUATIONS
+
+
+def test_a_mean_without_an_error_claims_none() -> None:
+    assert shown_reward(evaluation(0, 0.5, None)) == "0.50"
+
+
+def test_a_picture_has_the_evaluations_too(tmp_path: Path) -> None:
+    plain = draw_curves({"one": STEPS}, tmp_path / "plain.png", title="run").read_bytes()
+    evaluated = draw_curves({"one": STEPS}, tmp_path / "one.png", title="run", evaluations={"one": EVALUATIONS})
+    assert evaluated.read_bytes() != plain

@@ -1,0 +1,317 @@
+"""Evaluation: what counts, what it comes to, and that a run measures the right weights wherever it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.domain.errors import Failure, InvalidGroup, InvalidRequest, ServerUnavailable
+from gangline.domain.session import SessionResult
+from gangline.domain.task import TaskRequest
+from gangline.domain.views import Submitted, TaskView
+from gangline.training.algorithms import algorithm
+from gangline.training.controls import shuffled_rewards
+from gangline.training.evaluation import Evaluation
+from gangline.training.run_log import EvaluationRecord, RunLog, read_evaluations, read_records
+from gangline.training.task_stream import TaskStream
+from gangline.training.trainer import ScheduleSettings, Trainer
+from trainer_fakes import Engines, Killed, Learner, Service
+from training_samples import session, trace
+from training_service import FakeService
+
+HELD_OUT: list[dict[str, Any]] = [{"instruction": "multiply"}, {"instruction": "divide"}, {"instruction": "count"}]
+
+
+def ids(step: int = 0, version: int = 0, num: int = 3) -> list[str]:
+    return [f"run-evaluation-{step:06d}-v{version:06d}-{index:04d}" for index in range(num)]
+
+
+def evaluation(service: FakeService, num_tasks: int = 3, **options: Any) -> Evaluation:
+    return Evaluation("run", HELD_OUT[:num_tasks], service, num_samples=2, retry_s=0, **options)
+
+
+async def test_tasks_are_the_independent_draws_and_a_missing_reward_is_no_zero() -> None:
+    service = FakeService(**dict(zip(ids(), [(1.0, 0.0), (1.0, 1.0), (0.0, None)], strict=True)))
+    found = await evaluation(service).measure(0, 0, wall_s=100.0)
+    assert service.submitted == ids()
+    assert (found.step, found.version) == (0, 0)
+    assert found.reward_mean == pytest.approx(0.5)  # of 0.5, 1 and 0
+    assert found.standard_error == pytest.approx(0.5 / 3**0.5)
+    assert (found.num_tasks, found.num_sessions, found.num_invalid) == (3, 5, 1)
+    assert found.wall_s == 100.0 + found.took_s
+    assert found.scalars()["evaluation/reward_mean"] == found.reward_mean
+
+
+async def test_one_task_has_no_standard_error() -> None:
+    service = FakeService(**{ids()[0]: (1.0, 0.0)})
+    found = await evaluation(service, num_tasks=1).measure(0, 0, 0.0)
+    assert found.reward_mean == 0.5
+    assert found.standard_error is None
+    assert "evaluation/standard_error" not in found.scalars()
+
+
+async def test_without_any_reward_it_says_why() -> None:
+    service = FakeService(**dict.fromkeys(ids(4, 0), (None, None)))
+    with pytest.raises(InvalidGroup, match=r"after step 4 .*s0: it has no reward"):
+        await evaluation(service).measure(4, 0, 0.0)
+
+
+def test_without_tasks_there_is_nothing_to_evaluate_on() -> None:
+    with pytest.raises(InvalidRequest, match="held-out tasks is empty"):
+        evaluation(FakeService(), num_tasks=0)
+
+
+class Results(FakeService):
+    """Gives these sessions for every task."""
+
+    def __init__(self, *sessions: SessionResult) -> None:
+        super().__init__(**dict.fromkeys(ids(0, 3), (None, None)))
+        self._sessions = sessions
+
+    async def result(self, task_id: str) -> list[SessionResult]:
+        return list(self._sessions)
+
+
+async def test_a_session_counts_only_if_the_measured_weights_sampled_all_of_it() -> None:
+    two_turns = ([10, 2], [11, 2])
+    service = Results(
+        session("s0", 0.0, trace(turns=two_turns, versions=[3, 3])),
+        session("s1", 1.0, trace(turns=two_turns, versions=[2, 3])),
+    )
+    found = await evaluation(service).measure(0, 3, 0.0)
+    assert (found.reward_mean, found.num_sessions, found.num_invalid) == (0.0, 3, 3)
+
+
+async def test_a_session_without_tokens_to_train_on_counts_and_one_that_we_broke_does_not() -> None:
+    broken = Failure(boundary="node", code="node_lost", message="its node is gone", retryable=True)
+    service = Results(session("s0", 0.25, trajectory=None), session("s1", 1.0, outcome="infra_error", failure=broken))
+    found = await evaluation(service).measure(0, 3, 0.0)
+    assert (found.reward_mean, found.num_sessions, found.num_invalid) == (0.25, 3, 3)
+
+
+async def test_what_an_earlier_life_left_broken_is_asked_for_again_and_only_that() -> None:
+    first, *others = ids()
+    service = FakeService(**{first: (None, None), f"{first}.run2": (None, 1.0)}, **dict.fromkeys(others, (1.0, 0.0)))
+    for task_id in ids():
+        await service.submit({"task_id": task_id})
+    service.submitted.clear()
+    found = await evaluation(service).measure(0, 0, 0.0)
+    assert sorted(service.submitted) == sorted([*ids(), f"{first}.run2"])
+    assert (found.reward_mean, found.num_sessions, found.num_invalid) == (pytest.approx(2 / 3), 5, 1)
+
+
+async def test_a_server_that_does_not_answer_is_asked_until_it_does() -> None:
+    service = FakeService(**dict.fromkeys(ids(), (1.0, 1.0)))
+    service.num_unavailable = 7
+    assert (await evaluation(service).measure(0, 0, 0.0)).reward_mean == 1.0
+
+
+async def test_an_evaluation_that_is_stopped_leaves_no_task_behind() -> None:
+    service = FakeService()
+    measuring = asyncio.create_task(evaluation(service).measure(0, 0, 0.0))
+    await service.until_submitted(3)
+    measuring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await measuring
+    assert sorted(service.cancelled) == ids()
+
+
+class MeasuredEngines(Engines):
+    """Know how many groups their weights have seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_seen = -1
+
+    def restart(self) -> None:
+        self.version, self.num_seen = None, -1
+
+
+class MeasuredLearner(Learner):
+    def __init__(self, engines: MeasuredEngines, kill_at: int | None = None, kill_in: str = "step") -> None:
+        super().__init__(kill_at, kill_in)
+        self.engines = engines
+
+    def save_weights(self, folder: Path) -> None:
+        super().save_weights(folder)
+        self.engines.num_seen = sum(self.seen.values())
+
+
+class MeasuredService(Service):
+    """The reward of a held-out task is how many groups the weights have seen that ran it."""
+
+    def __init__(self, engines: MeasuredEngines) -> None:
+        super().__init__(engines)
+        self._measured = engines
+        self.kill_at: int | None = None
+        """The so many-th call about a held-out task, in `kill_in`, is the trainer's last."""
+        self.kill_in = "submit"
+
+    @property
+    def evaluated(self) -> list[str]:
+        return [task_id for task_id in self.submitted if "-evaluation-" in task_id]
+
+    def may_be_killed(self, where: str, task_id: str) -> None:
+        if where != self.kill_in or self.kill_at is None or "-evaluation-" not in task_id:
+            return
+        self.kill_at -= 1
+        if self.kill_at <= 0:
+            raise Killed
+
+    async def submit(self, task: TaskRequest | Mapping[str, Any]) -> Submitted:
+        assert not isinstance(task, TaskRequest)
+        if "-evaluation-" in task["task_id"]:
+            self.rewards[task["task_id"]] = (0.0, 0.0)
+        submitted = await super().submit(task)
+        self.may_be_killed("submit", submitted.task_id)
+        return submitted
+
+    async def result(self, task_id: str) -> list[SessionResult]:
+        if "-evaluation-" in task_id and task_id not in self._results:
+            self.run(task_id, self._measured.version or 0, float(self._measured.num_seen))
+        self.may_be_killed("result", task_id)
+        return await super().result(task_id)
+
+    def run(self, task_id: str, version: int, reward: float) -> None:
+        sessions = [session(f"{task_id}.{n}", reward, trace(versions=[version]), task_id=task_id) for n in (0, 1)]
+        self._results[task_id] = sessions
+
+    async def cancel(self, task_id: str) -> TaskView:
+        raise ServerUnavailable("whoever was killed cancels nothing.")
+
+    def begin_again(self) -> None:
+        """Sessions that a killed trainer left run before it is back, on what its engines have by themselves."""
+        for task_id in self.evaluated:
+            if task_id not in self._results:
+                self.run(task_id, 0, -1.0)
+
+
+def trainer(folder: Path, service: MeasuredService, learner: MeasuredLearner, **changes: Any) -> Trainer:
+    options = {key: changes.pop(key) for key in ("prepare", "on_evaluation") if key in changes}
+    every = changes.pop("every", 2)
+    return Trainer(
+        folder,
+        schedule=ScheduleSettings.model_validate({"steps": 5, "groups_per_step": 2, "checkpoint_every": 3, **changes}),
+        algorithm=algorithm("grpo"),
+        learner=learner,
+        service=service,
+        stream=TaskStream("run", [{"instruction": "add"}], num_samples=2),
+        weights=learner.engines,
+        evaluation=evaluation(service, every=every),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(("every", "steps"), [(None, [0, 5]), (2, [0, 2, 4, 5]), (5, [0, 5])])
+async def test_a_run_measures_before_the_first_step_after_the_last_and_between(
+    tmp_path: Path, mode: str, every: int | None, steps: list[int]
+) -> None:
+    service, told = MeasuredService(engines := MeasuredEngines()), list[EvaluationRecord]()
+    learner = MeasuredLearner(engines)
+    await trainer(tmp_path, service, learner, mode=mode, every=every, on_evaluation=told.append).run()
+    assert read_evaluations(tmp_path / "evaluations.jsonl") == told
+    assert [record.step for record in told] == steps
+    assert [record.version for record in told] == [step + 1 for step in steps]
+    assert [record.reward_mean for record in told] == [2 * step for step in steps], "the weights after that step"
+    assert len(service.evaluated) == 3 * len(steps)
+
+
+KILLS = [
+    *[("step", 5), ("save_weights", 5), ("save_state", 3), ("save_state", 9)],
+    *[("submit", 1), ("submit", 5), ("submit", 9), ("result", 2), ("result", 4), ("result", 12)],
+    *[("told", 1), ("told", 2), ("told", 3), ("told", 4)],
+]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("restarted", [False, True], ids=["service goes on", "service is restarted too"])
+@pytest.mark.parametrize(("kill_in", "kill_at"), KILLS)
+async def test_wherever_a_run_is_killed_each_evaluation_is_of_the_weights_after_its_step(
+    tmp_path: Path, mode: str, restarted: bool, kill_in: str, kill_at: int
+) -> None:
+    service = MeasuredService(engines := MeasuredEngines())
+    service.kill_in, service.kill_at = kill_in, kill_at
+
+    told = list[int]()
+
+    def tell(record: EvaluationRecord) -> None:
+        told.append(record.step)
+        if kill_in == "told" and len(told) == kill_at:
+            raise Killed
+
+    first = trainer(tmp_path, service, MeasuredLearner(engines, kill_at, kill_in), mode=mode, on_evaluation=tell)
+    with pytest.raises(Killed):
+        await first.run()
+    if restarted:
+        engines.restart()
+        service.begin_again()
+    service.kill_at = None
+    await trainer(tmp_path, service, MeasuredLearner(engines), mode=mode).run()
+    found = read_evaluations(tmp_path / "evaluations.jsonl")
+    assert [record.step for record in found] == [0, 2, 4, 5]
+    assert [record.reward_mean for record in found] == [0, 4, 8, 10], "the weights after that step"
+    assert all((record.num_sessions, record.num_invalid) == (6, 0) for record in found)
+    assert [record.step for record in read_records(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+
+
+async def test_a_run_that_was_stopped_before_its_last_evaluation_makes_up_for_it(tmp_path: Path) -> None:
+    service = MeasuredService(engines := MeasuredEngines())
+    await trainer(tmp_path, service, MeasuredLearner(engines)).run()
+    path = tmp_path / "evaluations.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    before = len(service.submitted)
+    await trainer(tmp_path, service, MeasuredLearner(engines)).run()
+    assert service.submitted[before:] == ids(5, 6), "the same ids, and nothing else"
+    assert [record.reward_mean for record in read_evaluations(path)] == [0, 4, 8, 10]
+    await trainer(tmp_path, service, MeasuredLearner(engines)).run()
+    assert len(service.submitted) == before + 3, "and then nothing is left to do"
+
+
+async def test_a_run_that_is_made_longer_is_measured_at_its_new_end(tmp_path: Path) -> None:
+    service = MeasuredService(engines := MeasuredEngines())
+    for steps in (2, 3):
+        await trainer(tmp_path, service, MeasuredLearner(engines), steps=steps, every=None).run()
+    found = read_evaluations(tmp_path / "evaluations.jsonl")
+    assert [(record.step, record.reward_mean) for record in found] == [(0, 0), (2, 4), (3, 6)]
+
+
+async def test_a_control_changes_nothing_of_what_is_measured(tmp_path: Path) -> None:
+    seen, shuffle = list[str](), shuffled_rewards(0)
+
+    def prepare(one: Any) -> Any:
+        seen.append(one.task_id)
+        return shuffle(one)
+
+    service = MeasuredService(engines := MeasuredEngines())
+    await trainer(tmp_path, service, MeasuredLearner(engines), prepare=prepare).run()
+    assert len(service.evaluated) == 12
+    assert seen
+    assert not [task_id for task_id in seen if "-evaluation-" in task_id]
+
+
+def test_records_of_steps_that_are_done_again_are_taken_back(tmp_path: Path) -> None:
+    def record(step: int) -> EvaluationRecord:
+        return EvaluationRecord(
+            step=step,
+            version=step + 1,
+            wall_s=1.0,
+            reward_mean=0.5,
+            standard_error=None,
+            num_tasks=1,
+            num_sessions=1,
+            num_invalid=0,
+            took_s=1.0,
+        )
+
+    with RunLog(tmp_path) as run_log:
+        for step in (0, 2, 4):
+            run_log.write_evaluation(record(step))
+    with RunLog(tmp_path, last_step=2) as run_log:
+        assert run_log.evaluated_steps == {0, 2}
+    assert read_evaluations(tmp_path / "evaluations.jsonl") == [record(0), record(2)]
