@@ -11,6 +11,7 @@ Gangline. `grade.py` and the right answer arrive in a clean runtime after the ag
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -83,12 +84,11 @@ def build_tasks(
     runtime: str = "sandbox",
     model_name: str | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Bodies of `POST /v1/tasks`. The same arguments give the same tasks; every harness has the same questions."""
-    draw = random.Random(seed)
-    names, words = NAMES.split(), WORDS.split()
+    """Bodies of `POST /v1/tasks`, each about another file. The same arguments give the same tasks, and more tasks go on
+    from fewer: what comes behind those that are trained on is held out. Every harness has the same questions.
+    """
     prefix = "read-file" if harness == "shell" else f"read-file-{harness}"
-    for index in range(num_tasks):
-        name, word = f"{draw.choice(names)}{draw.randrange(10, 100)}.txt", draw.choice(words)
+    for index, (name, word) in enumerate(itertools.islice(_files(random.Random(seed)), num_tasks)):
         yield {
             "task_id": f"{prefix}-{seed}-{index}",
             "instruction": f"Which word is in the file {name}?",
@@ -97,6 +97,16 @@ def build_tasks(
             **_posed(AGENTS[harness], name, word, runtime, model_name),
             "metadata": {"example": "read_file"},
         }
+
+
+def _files(draw: random.Random) -> Iterator[tuple[str, str]]:
+    """Each name once, with its word."""
+    names, words, seen = NAMES.split(), WORDS.split(), set[str]()
+    while len(seen) < 90 * len(names):
+        name, word = f"{draw.choice(names)}{draw.randrange(10, 100)}.txt", draw.choice(words)
+        if name not in seen:
+            seen.add(name)
+            yield name, word
 
 
 def _posed(agent: Agent, name: str, word: str, runtime: str, model_name: str | None) -> dict[str, Any]:
@@ -127,7 +137,7 @@ def _posed(agent: Agent, name: str, word: str, runtime: str, model_name: str | N
 def main() -> None:
     parser = argparse.ArgumentParser(description="Print tasks of the file-reading example, one JSON a line.")
     parser.add_argument("--harness", choices=sorted(AGENTS), default="shell", help="the agent program")
-    parser.add_argument("--tasks", type=int, default=2, help="how many tasks")
+    parser.add_argument("--tasks", type=int, default=2, help="how many tasks, at most 3600")
     parser.add_argument("--samples", type=int, default=8, help="sessions of each task")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--runtime", default="sandbox", help="name of the runtime")

@@ -116,6 +116,8 @@ def test_its_tasks_are_ones_that_a_server_accepts(harness: str) -> None:
 def test_its_experiments_are_ones_that_a_trainer_accepts(path: Path) -> None:
     experiment = read_experiment(path)
     assert experiment.data.tasks.parent == path.parent
+    assert experiment.evaluation is not None
+    assert experiment.evaluation.tasks.parent == path.parent
     assert experiment.data.tasks.name in path.read_text().partition("name:")[0], "it says how its tasks are made"
 
 
@@ -124,6 +126,12 @@ def test_the_same_seed_gives_the_same_tasks() -> None:
     assert [task["instruction"] for task in build_tasks(3, seed=7)] != [
         task["instruction"] for task in build_tasks(3, seed=8)
     ]
+
+
+def test_more_tasks_go_on_from_fewer_and_every_one_is_about_another_file() -> None:
+    tasks = list(build_tasks(96))
+    assert tasks[:64] == list(build_tasks(64))
+    assert len({task["instruction"] for task in tasks}) == 96
 
 
 def test_every_harness_is_asked_the_same_under_ids_of_its_own() -> None:

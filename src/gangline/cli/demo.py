@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 
-from gangline.cli.demo_learning import NUM_TASKS, LearningReport, learn, report_of
+from gangline.cli.demo_learning import NUM_HELD_OUT_TASKS, NUM_TASKS, LearningReport, learn, report_of
 from gangline.cli.exits import Exit
 from gangline.cli.learning_view import reward_chart
 from gangline.cli.output import DataOption, JsonOption, console, notes, print_json
@@ -152,19 +152,22 @@ async def _learn(
         return None
     arm = ", the control with shuffled rewards" if wanted.shuffled_rewards else ""
     notes().print(f"[bold]Learning[/] for {wanted.steps} steps{arm}; Ctrl-C ends it")
+    num_tasks = NUM_TASKS + NUM_HELD_OUT_TASKS  # each another file
+    tasks = _tasks(f"{name}-learn", num_tasks, wanted.samples, wanted.seed + 1, backend)
     ran = await learn(
         live,
         client,
         name=name,
         model=model,
-        tasks=_tasks(f"{name}-learn", NUM_TASKS, wanted.samples, wanted.seed + 1, backend),
+        tasks=tasks[:NUM_TASKS],
+        held_out=tasks[NUM_TASKS:],
         data_dir=plan.data_dir,
         num_steps=wanted.steps,
         num_samples=wanted.samples,
         seed=wanted.seed,
         shuffled=wanted.shuffled_rewards,
     )
-    notes().print(reward_chart(ran.records))
+    notes().print(reward_chart(ran.records, ran.evaluations))
     return report_of(ran, shuffled=wanted.shuffled_rewards)
 
 
@@ -294,11 +297,12 @@ def _print(report: Report, plan: Plan) -> None:
     )
     print_audit("audit", report.audit)
     if report.learning is not None:
-        control = " (control: shuffled rewards)" if report.learning.shuffled else ""
+        learned = report.learning
+        control = " (control: shuffled rewards)" if learned.shuffled else ""
         out.print(
-            f"\nlearning{control}: mean reward {report.learning.first_reward:.2f} at first, "
-            f"{report.learning.last_reward:.2f} at last, in {len(report.learning.rewards)} steps and "
-            f"{report.learning.minutes:.1f} minutes\n"
+            f"\nlearning{control}: mean reward on {learned.num_held_out_tasks} files that it never trained on: "
+            f"{learned.first_reward:.2f} before, {learned.last_reward:.2f} after, in {len(learned.rewards)} steps and "
+            f"{learned.minutes:.1f} minutes\n"
         )
     data = "" if plan.data_dir == Path.cwd() / ".gangline" else f" --data {plan.data_dir}"
     out.print(

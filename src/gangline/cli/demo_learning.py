@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from gangline.cli.running import Running
     from gangline.client import ServerClient
 
-__all__ = ["NUM_TASKS", "LearningReport", "learn", "report_of"]
+__all__ = ["NUM_HELD_OUT_TASKS", "NUM_TASKS", "LearningReport", "learn", "report_of"]
 
 NUM_TASKS = 64
+NUM_HELD_OUT_TASKS = 32
 _GROUPS_PER_STEP = 4
 
 
@@ -27,8 +28,13 @@ class LearningReport(msgspec.Struct, frozen=True, kw_only=True):
     """Mean reward of each step."""
     first_reward: float
     last_reward: float
-    """Means over the first and the last fifth of the steps."""
+    """Means on files that it never trained on, before the first step and after the last."""
+    first_error: float
+    last_error: float
+    """Standard errors of these."""
+    num_held_out_tasks: int
     minutes: float
+    """Both evaluations included."""
     shuffled: bool
     """Whether it was the control, with rewards dealt out at random."""
     chart: str
@@ -42,6 +48,7 @@ async def learn(
     name: str,
     model: str,
     tasks: Sequence[Mapping[str, Any]],
+    held_out: Sequence[Mapping[str, Any]],
     data_dir: Path,
     num_steps: int,
     num_samples: int,
@@ -56,6 +63,7 @@ async def learn(
             "name": f"{name}-learn",
             "model": model,
             "data": {"tasks": "examples/read_file", "num_samples": num_samples},
+            "evaluation": {"tasks": "examples/read_file", "num_samples": 2},
             "schedule": {
                 "mode": "sync",
                 "steps": num_steps,
@@ -68,14 +76,18 @@ async def learn(
             "seed": seed,
         }
     )
-    return await train_through(client, live.control_token, experiment, tasks, data_dir)
+    return await train_through(client, live.control_token, experiment, tasks, data_dir, held_out)
 
 
 def report_of(ran: Ran, *, shuffled: bool) -> LearningReport:
+    first, last = ran.evaluations[0], ran.evaluations[-1]
     return LearningReport(
         rewards=tuple(record.reward_mean for record in ran.records),
-        first_reward=ran.results.first_reward,
-        last_reward=ran.results.last_reward,
+        first_reward=first.reward_mean,
+        last_reward=last.reward_mean,
+        first_error=first.standard_error or 0.0,
+        last_error=last.standard_error or 0.0,
+        num_held_out_tasks=last.num_tasks,
         minutes=ran.results.wall_s / 60,
         shuffled=shuffled,
         chart=str(ran.chart),
