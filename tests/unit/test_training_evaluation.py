@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import itertools
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from gangline.training.algorithms import algorithm
 from gangline.training.controls import shuffled_rewards
 from gangline.training.evaluation import Evaluation
 from gangline.training.run_log import EvaluationRecord, RunLog, read_evaluations, read_records
+from gangline.training.samples import Sample
 from gangline.training.task_stream import TaskStream
 from gangline.training.trainer import ScheduleSettings, Trainer
 from trainer_fakes import Engines, Killed, Learner, Service
@@ -121,28 +124,46 @@ async def test_an_evaluation_that_is_stopped_leaves_no_task_behind() -> None:
 
 
 class MeasuredEngines(Engines):
-    """Know how many groups their weights have seen."""
+    """Know whose weights they have. No training comes to the same weights twice, as real ones do not."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.num_seen = -1
+        self.weights = _OF_NOBODY
+        self.trained = itertools.count(1)
 
     def restart(self) -> None:
-        self.version, self.num_seen = None, -1
+        self.version, self.weights = None, _OF_NOBODY
+
+
+_OF_NOBODY = -1
 
 
 class MeasuredLearner(Learner):
     def __init__(self, engines: MeasuredEngines, kill_at: int | None = None, kill_in: str = "step") -> None:
         super().__init__(kill_at, kill_in)
         self.engines = engines
+        self.weights = [0]
+        """After each step."""
+
+    def step(self, samples: Sequence[Sample]) -> dict[str, float]:
+        self.weights.append(next(self.engines.trained))
+        return super().step(samples)
 
     def save_weights(self, folder: Path) -> None:
         super().save_weights(folder)
-        self.engines.num_seen = sum(self.seen.values())
+        self.engines.weights = self.weights[-1]
+
+    def save_state(self, folder: Path) -> None:
+        super().save_state(folder)
+        (folder / "weights.json").write_text(json.dumps(self.weights))
+
+    def load_state(self, folder: Path) -> None:
+        super().load_state(folder)
+        self.weights = json.loads((folder / "weights.json").read_text())
 
 
 class MeasuredService(Service):
-    """The reward of a held-out task is how many groups the weights have seen that ran it."""
+    """The reward of a held-out task is the name of the weights that ran it."""
 
     def __init__(self, engines: MeasuredEngines) -> None:
         super().__init__(engines)
@@ -172,12 +193,14 @@ class MeasuredService(Service):
 
     async def result(self, task_id: str) -> list[SessionResult]:
         if "-evaluation-" in task_id and task_id not in self._results:
-            self.run(task_id, self._measured.version or 0, float(self._measured.num_seen))
+            self.run(task_id, self._measured.version or 0, self._measured.weights)
         self.may_be_killed("result", task_id)
         return await super().result(task_id)
 
-    def run(self, task_id: str, version: int, reward: float) -> None:
-        sessions = [session(f"{task_id}.{n}", reward, trace(versions=[version]), task_id=task_id) for n in (0, 1)]
+    def run(self, task_id: str, version: int, weights: int) -> None:
+        sessions = [
+            session(f"{task_id}.{n}", float(weights), trace(versions=[version]), task_id=task_id) for n in (0, 1)
+        ]
         self._results[task_id] = sessions
 
     async def cancel(self, task_id: str) -> TaskView:
@@ -187,7 +210,7 @@ class MeasuredService(Service):
         """Sessions that a killed trainer left run before it is back, on what its engines have by themselves."""
         for task_id in self.evaluated:
             if task_id not in self._results:
-                self.run(task_id, 0, -1.0)
+                self.run(task_id, 0, _OF_NOBODY)
 
 
 def trainer(folder: Path, service: MeasuredService, learner: MeasuredLearner, **changes: Any) -> Trainer:
@@ -217,7 +240,7 @@ async def test_a_run_measures_before_the_first_step_after_the_last_and_between(
     assert read_evaluations(tmp_path / "evaluations.jsonl") == told
     assert [record.step for record in told] == steps
     assert [record.version for record in told] == [step + 1 for step in steps]
-    assert [record.reward_mean for record in told] == [2 * step for step in steps], "the weights after that step"
+    assert [record.reward_mean for record in told] == [learner.weights[step] for step in steps]
     assert len(service.evaluated) == 3 * len(steps)
 
 
@@ -251,24 +274,42 @@ async def test_wherever_a_run_is_killed_each_evaluation_is_of_the_weights_after_
         engines.restart()
         service.begin_again()
     service.kill_at = None
-    await trainer(tmp_path, service, MeasuredLearner(engines), mode=mode).run()
+    last = MeasuredLearner(engines)
+    await trainer(tmp_path, service, last, mode=mode).run()
     found = read_evaluations(tmp_path / "evaluations.jsonl")
     assert [record.step for record in found] == [0, 2, 4, 5]
-    assert [record.reward_mean for record in found] == [0, 4, 8, 10], "the weights after that step"
+    assert [record.reward_mean for record in found] == [last.weights[record.step] for record in found]
     assert all((record.num_sessions, record.num_invalid) == (6, 0) for record in found)
     assert [record.step for record in read_records(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
 
 
+async def test_what_was_asked_of_a_version_before_a_restart_is_no_answer_for_other_weights(tmp_path: Path) -> None:
+    service = MeasuredService(engines := MeasuredEngines())
+    for restarted in (False, True):  # version 1, then 2, both of what training begins with
+        service.kill_in, service.kill_at = "result", 3
+        with pytest.raises(Killed):
+            await trainer(tmp_path, service, MeasuredLearner(engines), every=1).run()
+        if restarted:
+            engines.restart()
+    service.kill_at = None
+    learner = MeasuredLearner(engines)
+    await trainer(tmp_path, service, learner, every=1).run()
+    found = read_evaluations(tmp_path / "evaluations.jsonl")
+    assert [record.version for record in found] == [1, 2, 3, 4, 5, 6]
+    assert [record.reward_mean for record in found] == learner.weights
+
+
 async def test_a_run_that_was_stopped_before_its_last_evaluation_makes_up_for_it(tmp_path: Path) -> None:
     service = MeasuredService(engines := MeasuredEngines())
-    await trainer(tmp_path, service, MeasuredLearner(engines)).run()
+    learner = MeasuredLearner(engines)
+    await trainer(tmp_path, service, learner).run()
     path = tmp_path / "evaluations.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole[:-10])
     before = len(service.submitted)
     await trainer(tmp_path, service, MeasuredLearner(engines)).run()
     assert service.submitted[before:] == ids(5, 6), "the same ids, and nothing else"
-    assert [record.reward_mean for record in read_evaluations(path)] == [0, 4, 8, 10]
+    assert [record.reward_mean for record in read_evaluations(path)] == [learner.weights[step] for step in (0, 2, 4, 5)]
     await trainer(tmp_path, service, MeasuredLearner(engines)).run()
     assert len(service.submitted) == before + 3, "and then nothing is left to do"
 
@@ -276,9 +317,10 @@ async def test_a_run_that_was_stopped_before_its_last_evaluation_makes_up_for_it
 async def test_a_run_that_is_made_longer_is_measured_at_its_new_end(tmp_path: Path) -> None:
     service = MeasuredService(engines := MeasuredEngines())
     for steps in (2, 3):
-        await trainer(tmp_path, service, MeasuredLearner(engines), steps=steps, every=None).run()
+        learner = MeasuredLearner(engines)
+        await trainer(tmp_path, service, learner, steps=steps, every=None).run()
     found = read_evaluations(tmp_path / "evaluations.jsonl")
-    assert [(record.step, record.reward_mean) for record in found] == [(0, 0), (2, 4), (3, 6)]
+    assert [(record.step, record.reward_mean) for record in found] == [(0, 0), (2, 2), (3, 3)]
 
 
 async def test_a_control_changes_nothing_of_what_is_measured(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LearningView", "draw_curves", "reward_chart", "shown_reward"]
 
-_BAR_CHARS = 28
+_BAR_CHARS = 20
 _SHOWN_ROWS = 24
 
 
@@ -32,7 +32,9 @@ def reward_chart(records: Sequence[StepRecord], evaluations: Sequence[Evaluation
 
     largest = max([1.0, *(record.reward_mean for record in (*records, *evaluations))])
     rows = sorted([*records, *evaluations], key=lambda record: record.step)
-    table = Table("step", "reward", box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("step", no_wrap=True)
+    table.add_column("reward", no_wrap=True)
     table.add_column(min_width=_BAR_CHARS, no_wrap=True)
     for title in ("groups", "lag", "wait s", "train s", "weights s"):
         table.add_column(title, justify="right")
