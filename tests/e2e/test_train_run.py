@@ -119,6 +119,7 @@ def test_a_run_goes_on_after_ctrl_c_and_after_a_kill_and_trains_on_no_group_twic
     assert len(found[1].buffer.uses) == 2 * NUM_STEPS
     lives = msgspec.json.decode((run / "lineage.json").read_bytes(), type=list[Life])
     assert lives[0].first_step == 1
+    assert all(task_id.startswith(f"tiny-{lives[-1].key}-") for task_id in found[1].buffer.uses)
     assert len(lives) == 3
     assert len({(life.experiment_digest, life.tasks_digest, life.model_digest) for life in lives}) == 1
     before, after = load_file(tmp_path / "model" / "model.safetensors"), load_file(run / "model" / "model.safetensors")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import yaml
 
 from gangline.domain.errors import Conflict
 from gangline.training.experiment import digest_of, read_experiment
-from gangline.training.lineage import begin_life
+from gangline.training.lineage import begin_life, key_of
 
 
 def spec(folder: Path, **changes: Any) -> Path:
@@ -38,23 +39,34 @@ def test_how_it_is_measured_is_part_of_an_experiment_and_where_its_files_lie_is_
     assert len({one, *others}) == 3
 
 
+def begin(folder: Path, held_out_digest: str | None = "h") -> str:
+    """A life of a run in `folder`. Returns the run's key."""
+    model = folder / "model"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps({}))
+    key = key_of(folder / "run")
+    begin_life(
+        folder / "run",
+        read_experiment(spec(folder)),
+        key=key,
+        tasks_digest="t",
+        held_out_digest=held_out_digest,
+        model_folder=model,
+        first_step=1,
+    )
+    return key
+
+
 def test_other_held_out_tasks_make_another_experiment(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps({}))
-    experiment = read_experiment(spec(tmp_path))
-
-    def begin(held_out_digest: str | None) -> None:
-        begin_life(
-            tmp_path / "run",
-            experiment,
-            tasks_digest="t",
-            held_out_digest=held_out_digest,
-            model_folder=tmp_path / "model",
-            first_step=1,
-        )
-
-    begin("h")
-    begin("h")
+    begin(tmp_path)
+    begin(tmp_path)
     for other in ("i", None):
         with pytest.raises(Conflict, match="the held-out tasks changed"):
-            begin(other)
+            begin(tmp_path, other)
+
+
+def test_a_run_has_one_key_for_life_and_another_run_in_its_place_another(tmp_path: Path) -> None:
+    first = begin(tmp_path)
+    assert begin(tmp_path) == first
+    shutil.rmtree(tmp_path / "run")
+    assert begin(tmp_path) != first

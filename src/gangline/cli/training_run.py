@@ -22,7 +22,7 @@ from gangline.telemetry.logs import LineFormatter
 
 if TYPE_CHECKING:
     from gangline.client import ServerClient
-    from gangline.training.evaluation import Evaluation
+    from gangline.training.evaluation import Evaluation, EvaluationSettings
     from gangline.training.experiment import Experiment
     from gangline.training.learner import Learner
     from gangline.training.lineage import Results
@@ -82,6 +82,7 @@ async def train_through(
 ) -> Ran:
     """All steps of an experiment that are not done yet. Raises: Conflict when its folder is in use, or another's."""
     from gangline.training.controls import shuffled_rewards
+    from gangline.training.lineage import key_of
     from gangline.training.run_log import read_evaluations, read_records
     from gangline.training.task_stream import TaskStream
     from gangline.training.trainer import Trainer
@@ -89,14 +90,14 @@ async def train_through(
 
     folder = data_dir / "runs" / experiment.name
     data, steps = experiment.data, experiment.schedule.steps
-    stream = TaskStream(
-        experiment.name, tasks, num_samples=data.num_samples, shuffle=data.shuffle, seed=experiment.seed
-    )
-    evaluation = _evaluation(experiment, held_out, client)
-    held_out_digest = None if evaluation is None else evaluation.digest
     with _held(folder), _logged(folder / "trainer.log"):
         model_folder = await asyncio.to_thread(_model_folder, experiment.model)
-        num_done = await asyncio.to_thread(_begin, folder, experiment, stream.digest, held_out_digest, model_folder)
+        key = key_of(folder)
+        run = f"{experiment.name}-{key}"
+        stream = TaskStream(run, tasks, num_samples=data.num_samples, shuffle=data.shuffle, seed=experiment.seed)
+        evaluation = _evaluation(run, experiment.evaluation, held_out, client)
+        digests = stream.digest, None if evaluation is None else evaluation.digest
+        num_done = await asyncio.to_thread(_begin, folder, experiment, key, digests, model_folder)
         if num_done:
             notes().print(f"Going on after step {num_done} of {steps}")
         learner = await asyncio.to_thread(_learner, experiment, model_folder)
@@ -122,20 +123,20 @@ async def train_through(
 
 
 def _evaluation(
-    experiment: Experiment, held_out: Sequence[Mapping[str, Any]], client: ServerClient
+    run: str, settings: EvaluationSettings | None, held_out: Sequence[Mapping[str, Any]], client: ServerClient
 ) -> Evaluation | None:
     from gangline.training.evaluation import Evaluation
 
-    settings = experiment.evaluation
     if settings is None:
         return None
-    return Evaluation(experiment.name, held_out, client, num_samples=settings.num_samples, every=settings.every)
+    return Evaluation(run, held_out, client, num_samples=settings.num_samples, every=settings.every)
 
 
-def _begin(
-    folder: Path, experiment: Experiment, tasks_digest: str, held_out_digest: str | None, model_folder: Path
-) -> int:
-    """Writes down what the run is made of. Returns how many steps are done. Raises: Conflict."""
+def _begin(folder: Path, experiment: Experiment, key: str, digests: tuple[str, str | None], model_folder: Path) -> int:
+    """Writes down what the run is made of. Returns how many steps are done.
+
+    digests: of tasks and held-out ones. Raises: Conflict.
+    """
     from gangline.training.checkpoint import Checkpoints
     from gangline.training.lineage import begin_life
 
@@ -144,8 +145,9 @@ def _begin(
     begin_life(
         folder,
         experiment,
-        tasks_digest=tasks_digest,
-        held_out_digest=held_out_digest,
+        key=key,
+        tasks_digest=digests[0],
+        held_out_digest=digests[1],
         model_folder=model_folder,
         first_step=num_done + 1,
     )

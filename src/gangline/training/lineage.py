@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import platform
+import secrets
 import subprocess
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from gangline.domain.errors import Conflict
 from gangline.training.experiment import Experiment, digest_of
 from gangline.training.run_log import EvaluationRecord, StepRecord
 
-__all__ = ["Life", "Results", "begin_life", "write_results"]
+__all__ = ["Life", "Results", "begin_life", "key_of", "write_results"]
 
 _PACKAGES = ("torch", "transformers", "peft", "numpy", "safetensors")
 
@@ -30,6 +31,9 @@ _PACKAGES = ("torch", "transformers", "peft", "numpy", "safetensors")
 class Life(msgspec.Struct, frozen=True, kw_only=True):
     """One start of a run."""
 
+    key: str
+    """Of the run; in the ids of its tasks. The service still has those of a run whose folder was removed, and answers
+    with what other weights did."""
     started_at: str
     """UTC, ISO 8601."""
     first_step: int
@@ -65,10 +69,17 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of the last weights."""
 
 
+def key_of(folder: Path) -> str:
+    """The run's key; a new one where no run has begun."""
+    lives = _lives(folder)
+    return lives[0].key if lives else secrets.token_hex(3)
+
+
 def begin_life(
     folder: Path,
     experiment: Experiment,
     *,
+    key: str,
     tasks_digest: str,
     held_out_digest: str | None,
     model_folder: Path,
@@ -76,9 +87,9 @@ def begin_life(
 ) -> None:
     """Write specification and lineage. Raises: Conflict when the folder is another experiment's."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "lineage.json"
-    lives = msgspec.json.decode(path.read_bytes(), type=list[Life]) if path.exists() else []
+    lives = _lives(folder)
     life = Life(
+        key=key,
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         first_step=first_step,
         experiment_digest=digest_of(experiment),
@@ -97,7 +108,7 @@ def begin_life(
             "folder."
         )
     lives.append(life)
-    _replace(path, msgspec.json.format(msgspec.json.encode(lives)))
+    _replace(folder / "lineage.json", msgspec.json.format(msgspec.json.encode(lives)))
     _replace(folder / "experiment.json", msgspec.json.format(msgspec.json.encode(experiment.model_dump(mode="json"))))
 
 
@@ -123,6 +134,11 @@ def write_results(
     )
     _replace(folder / "results.json", msgspec.json.format(msgspec.json.encode(results)))
     return results
+
+
+def _lives(folder: Path) -> list[Life]:
+    path = folder / "lineage.json"
+    return msgspec.json.decode(path.read_bytes(), type=list[Life]) if path.exists() else []
 
 
 def _differs(before: Life, now: Life) -> str:
