@@ -21,11 +21,17 @@ from gangline.testing.scripted_engine import scripted_server
 
 @asynccontextmanager
 async def node_parts(
-    folder: Path, *, gate: Gate | None = None, sizes: PoolSizes | None = None, script: dict[str, Any] | None = None
+    folder: Path,
+    *,
+    gate: Gate | None = None,
+    sizes: PoolSizes | None = None,
+    script: dict[str, Any] | None = None,
+    engine_url: str | None = None,
 ) -> AsyncGenerator[NodeParts]:
-    """The engine answers everything with "hi", unless there is a script for it."""
+    """The engine answers everything with "hi", unless there is a script for it, or it is another one."""
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(scripted_server(script or {"rules": [{"pattern": ".", "text": "hi"}]}))
+        script = script or {"rules": [{"pattern": ".", "text": "hi"}]}
+        url = engine_url or await stack.enter_async_context(scripted_server(script))
         backends = BackendPool()
         stack.push_async_callback(backends.close)
         await backends.add(url)
@@ -33,7 +39,7 @@ async def node_parts(
         node_url = await stack.enter_async_context(served(proxy))
         journal = Journal.open(folder / "journal")
         stack.push_async_callback(journal.close)
-        (folder / "runtimes").mkdir()
+        (folder / "runtimes").mkdir(parents=True)
         yield NodeParts(
             node_id="n1",
             owner="gltest",

@@ -10,9 +10,11 @@ import msgspec
 import pytest
 
 from gangline.domain.errors import EngineUnavailable
+from gangline.domain.task import CaptureSpec
 from gangline.training.admission import StalenessSettings
 from gangline.training.algorithms import algorithm
 from gangline.training.controls import shuffled_rewards
+from gangline.training.groups import Group
 from gangline.training.run_log import StepRecord, read_records
 from gangline.training.task_stream import TaskStream
 from gangline.training.trainer import ScheduleSettings, Trainer
@@ -183,11 +185,20 @@ async def test_what_the_service_breaks_by_reaches_the_caller(tmp_path: Path) -> 
 
 def test_shuffled_rewards_are_the_same_rewards_in_an_order_of_their_own() -> None:
     one = group(1.0, 0.0, 0.0, 0.5)
-    shuffled = [shuffled_rewards(seed)(one) for seed in range(8)]
+    shuffled = [shuffled_rewards(seed, "run")(one) for seed in range(8)]
     assert all(sorted(found.rewards) == sorted(one.rewards) for found in shuffled)
     assert len({found.rewards for found in shuffled}) > 1
-    assert shuffled_rewards(3)(one).rewards == shuffled[3].rewards
+    assert shuffled_rewards(3, "run")(one).rewards == shuffled[3].rewards
     assert [found.session_id for found in shuffled[0].sessions] == [found.session_id for found in one.sessions]
+
+
+def test_shuffled_rewards_do_not_depend_on_the_runs_name() -> None:
+    def orders(run: str) -> list[tuple[float, ...]]:
+        prepare, sessions = shuffled_rewards(1, run), group(1.0, 0.0, 0.25, 0.5).sessions
+        return [prepare(Group(f"{run}-{number:06d}", sessions)).rewards for number in range(8)]
+
+    assert orders("demo-1f2e") == orders("demo-99aa")
+    assert len(set(orders("demo-1f2e"))) > 1
 
 
 def test_a_stream_gives_the_same_task_the_same_id_whatever_is_left_out() -> None:
@@ -202,6 +213,23 @@ def test_a_stream_gives_the_same_task_the_same_id_whatever_is_left_out() -> None
     assert all(sorted(order) == [0, 1, 2, 3, 4] for order in orders)
     assert len({tuple(order) for order in orders}) > 1
     assert first(17, settled={"run-000000", "run-000003", "run-000004"}) == [whole[1], whole[2], *whole[5:]]
+
+
+def test_a_seeded_stream_gives_each_task_a_seed_of_its_own_whatever_the_run_is_called() -> None:
+    tasks: list[dict[str, Any]] = [{"capture": {"tier": "observe"}}, {}]
+
+    def captures(run: str, **options: Any) -> list[dict[str, Any] | None]:
+        stream = TaskStream(run, tasks, num_samples=4, shuffle=False, **options)
+        return [task.get("capture") for task, _ in zip(stream.tasks(), range(6), strict=False)]
+
+    seeded = captures("one", seed=3, seeded=True)
+    assert captures("two", seed=3, seeded=True) == seeded
+    assert [capture and capture.get("tier") for capture in seeded] == ["observe", None] * 3
+    others = captures("one", seed=4, seeded=True)
+    assert len({CaptureSpec.model_validate(capture).seed for capture in (*seeded, *others)} - {None}) == 12
+    assert captures("one", seed=3) == [{"tier": "observe"}, None] * 3
+    digests = {TaskStream("one", tasks, num_samples=4, seeded=seeded).digest for seeded in (True, False)}
+    assert len(digests) == 2, "a run that samples otherwise is another experiment"
 
 
 def test_a_record_is_read_as_it_was_written_and_a_cut_line_is_left_out(tmp_path: Path) -> None:

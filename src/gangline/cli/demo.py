@@ -24,6 +24,7 @@ from gangline.cli.learning_view import reward_chart
 from gangline.cli.output import DataOption, JsonOption, console, notes, print_json
 from gangline.cli.up import EngineOption, Plan, run_service
 from gangline.domain.errors import InvalidRequest, NodeError, RuntimeUnavailable
+from gangline.domain.seeds import derived_seed
 from gangline.settings import Settings
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def demo(
     engine: EngineOption = "embedded:smollm2",
     groups: Annotated[int, typer.Option(min=1, help="Tasks; each is one group.")] = 2,
     samples: Annotated[int, typer.Option(min=1, help="Sessions in each group.")] = 8,
-    seed: Annotated[int, typer.Option(help="Of the files and words.")] = TYPICAL_SEED,
+    seed: Annotated[int, typer.Option(help="Of the files and words, and of what is sampled.")] = TYPICAL_SEED,
     steps: Annotated[int, typer.Option(min=0, help="Of training after the sessions; 0 leaves it out.")] = 14,
     shuffled_rewards: Annotated[
         bool,
@@ -191,7 +192,8 @@ async def _choose_runtime() -> str:
 
 
 def _tasks(name: str, groups: int, samples: int, seed: int, backend: str) -> list[dict[str, Any]]:
-    """The tasks of `examples/read_file`, as anyone would submit them; each run of the demo has its own."""
+    """The tasks of `examples/read_file`, as anyone would submit them: named for this run of the demo, and the same
+    again for the same seed, what is sampled too."""
     path = Path(__file__).resolve().parents[3] / "examples" / "read_file" / "tasks.py"
     spec = importlib.util.spec_from_file_location("gangline_example_tasks", path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -199,7 +201,14 @@ def _tasks(name: str, groups: int, samples: int, seed: int, backend: str) -> lis
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     tasks = module.build_tasks(groups, num_samples=samples, seed=seed, runtime=backend)
-    return [{**task, "task_id": f"{name}-{index + 1}"} for index, task in enumerate(tasks)]
+    return [
+        {
+            **task,
+            "task_id": f"{name}-{index + 1}",
+            "capture": {**task["capture"], "seed": derived_seed(seed, index)},
+        }
+        for index, task in enumerate(tasks)
+    ]
 
 
 async def _watch(client: ServerClient, task_ids: list[str]) -> None:

@@ -62,7 +62,7 @@ async def learn(
         {
             "name": f"{name}-learn",
             "model": model,
-            "data": {"tasks": "examples/read_file", "num_samples": num_samples},
+            "data": {"tasks": "examples/read_file", "num_samples": num_samples, "seeded": True},
             "evaluation": {"tasks": "examples/read_file", "num_samples": 2},
             "schedule": {
                 "mode": "sync",

@@ -116,15 +116,16 @@ def _read(spec: Path) -> tuple[Experiment, list[dict[str, Any]], list[dict[str, 
     from gangline.training.experiment import read_experiment
 
     experiment = read_experiment(spec)
-    held_out = [] if experiment.evaluation is None else _checked_tasks(experiment.evaluation.tasks)
-    return experiment, _checked_tasks(experiment.data.tasks), held_out
+    data, evaluation = experiment.data, experiment.evaluation
+    held_out = [] if evaluation is None else _checked_tasks(evaluation.tasks, evaluation.num_samples)
+    return experiment, _checked_tasks(data.tasks, data.num_samples), held_out
 
 
-def _checked_tasks(path: Path) -> list[dict[str, Any]]:
+def _checked_tasks(path: Path, num_samples: int) -> list[dict[str, Any]]:
     """Raises: InvalidRequest, UnknownPlugin."""
     tasks = read_tasks(str(path))
     for number, task in enumerate(tasks, 1):
-        validated(task, f"{path}, task {number}")
+        validated({**task, "num_samples": num_samples}, f"{path}, task {number}")
     return tasks
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gangline.training.learner import Learner
     from gangline.training.lineage import Results
     from gangline.training.run_log import EvaluationRecord, StepRecord
+    from gangline.training.trainer import Prepare
 
 __all__ = ["Ran", "run_experiment", "train_through"]
 
@@ -81,7 +82,6 @@ async def train_through(
     held_out: Sequence[Mapping[str, Any]] = (),
 ) -> Ran:
     """All steps of an experiment that are not done yet. Raises: Conflict when its folder is in use, or another's."""
-    from gangline.training.controls import shuffled_rewards
     from gangline.training.lineage import key_of
     from gangline.training.run_log import read_evaluations, read_records
     from gangline.training.task_stream import TaskStream
@@ -94,7 +94,14 @@ async def train_through(
         model_folder = await asyncio.to_thread(_model_folder, experiment.model)
         key = key_of(folder)
         run = f"{experiment.name}-{key}"
-        stream = TaskStream(run, tasks, num_samples=data.num_samples, shuffle=data.shuffle, seed=experiment.seed)
+        stream = TaskStream(
+            run,
+            tasks,
+            num_samples=data.num_samples,
+            shuffle=data.shuffle,
+            seed=experiment.seed,
+            seeded=data.seeded,
+        )
         evaluation = _evaluation(run, experiment.evaluation, held_out, client)
         digests = stream.digest, None if evaluation is None else evaluation.digest
         num_done = await asyncio.to_thread(_begin, folder, experiment, key, digests, model_folder)
@@ -113,13 +120,20 @@ async def train_through(
                 service=client,
                 stream=stream,
                 weights=ServiceWeights(client, weights_folder, token=token, mode=experiment.service.update_mode),
-                prepare=shuffled_rewards(experiment.seed) if experiment.control == "shuffled_rewards" else None,
+                prepare=_control(run, experiment),
                 on_step=view.add,
                 evaluation=evaluation,
                 on_evaluation=view.add_evaluation,
             )
             last_version = await trainer.run()
         return await asyncio.to_thread(_finish, folder, experiment, learner, model_folder, view, last_version)
+
+
+def _control(run: str, experiment: Experiment) -> Prepare | None:
+    """What the experiment's control makes of each group."""
+    from gangline.training.controls import shuffled_rewards
+
+    return None if experiment.control == "none" else shuffled_rewards(experiment.seed, run)
 
 
 def _evaluation(

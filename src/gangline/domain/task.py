@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from gangline.domain.ids import ID_PATTERN
 from gangline.domain.network import NetworkRule
+from gangline.domain.seeds import derived_seed
 
 __all__ = [
     "AgentSpec",
@@ -240,6 +241,12 @@ class CaptureSpec(_Spec):
     or stitch on."""
     sampling: SamplingPolicy | None = None
     """Sampling parameters as the trainer needs them; a policy of the node is applied after it."""
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    """Every model call gets a seed of its own, made from this one, the session's number in its group and the call's
+    number in its session. An engine that samples by seeds gives the same tokens again, as long as the harness sends the
+    same. It replaces what the harness asks for; a rule of `sampling` for `seed` has the last word. A session's next
+    attempt draws the same seeds; calls that a harness makes side by side take their numbers as they come. A session
+    that its caller opened is number 0."""
     volatile_system_text: tuple[Annotated[str, Field(max_length=500)], ...] | None = Field(default=None, max_length=32)
     """Regular expressions; None is the usual ones, for dates, times and billing lines. Text of system messages that
     they match does not make a call another conversation: the engine is sent what the conversation's first call had
@@ -254,6 +261,10 @@ class CaptureSpec(_Spec):
             except re.error as error:
                 raise ValueError(f"{rule!r} is no regular expression: {error}") from error
         return rules
+
+    def session_seed(self, sample_index: int) -> int | None:
+        """What the seeds of one session's calls are made from; None without `seed`."""
+        return None if self.seed is None else derived_seed(self.seed, sample_index)
 
 
 class BuilderSpec(BaseModel):
@@ -321,6 +332,17 @@ class TaskRequest(_Spec):
         for name, value in free.items():
             if why := _why_not_portable(value):
                 raise ValueError(f"{name}: {why}")
+        return self
+
+    @model_validator(mode="after")
+    def _compares_unlike_sessions(self) -> TaskRequest:
+        """Sessions that sample by one seed are the same session: there is nothing to compare."""
+        rule = None if self.capture.sampling is None else self.capture.sampling.seed
+        if self.num_samples > 1 and rule is not None and (rule.override, rule.default) != (None, None):
+            raise ValueError(
+                "capture.sampling.seed: override and default give all sessions of the group the same seed, and so the "
+                "same tokens; write capture.seed instead, from which every call gets a seed of its own"
+            )
         return self
 
 

@@ -323,6 +323,7 @@ class Attempt:
             completions=completions,
             gate=parts.gate,
             sampling=[policy for policy in (task.capture.sampling, parts.sampling) if policy is not None],
+            seed=task.capture.session_seed(self.lease.sample_index),
         )
         parts.proxy.add(session)
         self._session = session

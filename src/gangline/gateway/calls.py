@@ -70,7 +70,7 @@ class CallInFlight:
         retry_key: str | None = None,
     ) -> None:
         """
-        wished: what the harness asked for, where the operator's sampling policy made something else of it.
+        wished: what the harness asked for, where a seed or a sampling policy made something else of it.
         retry_key: what a retry is known by, should it come in another life of the node; None where it cannot be.
         """
         self.call = call

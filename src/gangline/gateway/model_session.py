@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import heapq
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NoReturn
@@ -11,7 +12,7 @@ from typing import Literal, NoReturn
 import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree
-from gangline.domain.conversation import ModelCall
+from gangline.domain.conversation import ModelCall, SamplingParams
 from gangline.domain.errors import (
     ContextOverflow,
     EngineRefused,
@@ -19,6 +20,7 @@ from gangline.domain.errors import (
     GanglineError,
     SessionOver,
 )
+from gangline.domain.seeds import derived_seed
 from gangline.domain.task import SamplingPolicy
 from gangline.engines.contract import Engine
 from gangline.gateway.answered import answered_calls
@@ -33,6 +35,9 @@ from gangline.gateway.token_call import TokenCall, TokenRequest
 from gangline.gateway.volatile import VolatileText
 
 __all__ = ["ModelSession", "key_digest"]
+
+_NUM_SEEDS = 2**30
+"""Seeds that engines are sent: each choice of a call adds its index, and SGLang has kept the sum in 32 bits."""
 
 
 def key_digest(key: str) -> bytes:
@@ -58,6 +63,7 @@ class ModelSession:
         completions: Iterable[Completion] = (),
         gate: Gate | None = None,
         sampling: Sequence[SamplingPolicy] = (),
+        seed: int | None = None,
         retry_window_s: float = 600.0,
         retry_grace_s: float = 5.0,
         volatile_system_text: Sequence[str] | None = None,
@@ -67,6 +73,7 @@ class ModelSession:
         completions: what the journal already has of this attempt; their conversations go on.
         gate: the node's; None is one of its own, open.
         sampling: the operator's policies over what the harness wishes, the last one last.
+        seed: what each call's own is made from, see `CaptureSpec`; None leaves them to the harness.
         retry_grace_s: how long a call whose client vanished before anything was sent waits for a retry.
         volatile_system_text: see `CaptureSpec`.
         """
@@ -92,6 +99,7 @@ class ModelSession:
         self.meter = GateMeter()
         """How long the gate has held this session: budgets stand still meanwhile."""
         self._sampling = tuple(sampling)
+        self._seed = seed
         ledger = self._ledger  # nothing that the session holds holds the session: one that is over is freed at once
         self._retries = Retries(
             lambda flight: ledger.is_continued(flight.record_key),
@@ -105,7 +113,10 @@ class ModelSession:
         # The choices of one call share its start.
         self._num_calls = len({completion.started_at for completion in self.tree})
         self._fence_message: str | None = None
-        self._in_flight: set[CallInFlight | TokenCall] = set()
+        self._in_flight: dict[CallInFlight | TokenCall, int] = {}
+        """With the call's number."""
+        self._free_numbers: list[int] = []
+        """A heap. Of calls that failed: with the numbers in use they are all those up to the highest."""
 
     @property
     def tree(self) -> CompletionTree:
@@ -125,10 +136,10 @@ class ModelSession:
     def start_call(self, call: ModelCall, retry_key: str | None = None) -> CallInFlight:
         """`retry_key`: see `CallMark`. Raises: SessionOver, InvalidRequest."""
         call = resolved(call, self._ledger)
-        used = apply_policies(self._sampling, call.sampling)
+        number = self._admit()
+        used = self._used(call.sampling, number)
         wished = None if used == call.sampling else call.sampling
         call = call if wished is None else msgspec.structs.replace(call, sampling=used)
-        self._admit()
         flight = CallInFlight(
             call,
             self.engine,
@@ -140,7 +151,7 @@ class ModelSession:
             wished=wished,
             retry_key=retry_key,
         )
-        self._in_flight.add(flight)
+        self._in_flight[flight] = number
         flight.start(self._ended)
         return flight
 
@@ -155,10 +166,10 @@ class ModelSession:
         return len(await self.engine.render(call.messages, call.tools, call.template_kwargs))
 
     def start_tokens(self, request: TokenRequest) -> TokenCall:
-        """A call in tokens. The operator's sampling policies hold for it too. Raises: SessionOver."""
+        """A call in tokens. Seed and sampling policies hold for it too. Raises: SessionOver."""
         wished = request.sampling
-        used = apply_policies(self._sampling, wished)
-        self._admit()
+        number = self._admit()
+        used = self._used(wished, number)
         request = msgspec.structs.replace(request, sampling=used)
         flight = TokenCall(
             *(request, self.engine, self._ledger, self._clock),
@@ -166,19 +177,30 @@ class ModelSession:
             meter=self.meter,
             wished=None if used == wished else wished,
         )
-        self._in_flight.add(flight)
+        self._in_flight[flight] = number
         flight.start(self._ended)
         return flight
 
-    def _admit(self) -> None:
-        """Raises: SessionOver."""
+    def _used(self, wished: SamplingParams, number: int) -> SamplingParams:
+        """What the engine is sent for the call of that number."""
+        if self._seed is not None:
+            wished = msgspec.structs.replace(wished, seed=derived_seed(self._seed, number) % _NUM_SEEDS)
+        return apply_policies(self._sampling, wished)
+
+    def _admit(self) -> int:
+        """The call's number, from 0: the lowest that no call has, so that one after a failure is what that was to be.
+
+        Raises: SessionOver.
+        """
         if self._fence_message is not None:
             raise SessionOver(self._fence_message)
         if self._max_turns is not None and self._num_calls >= self._max_turns:
             self._refuse("turn_limit", f"{self._max_turns} model calls")
         if self._max_sampled_tokens is not None and self._ledger.num_sampled_tokens >= self._max_sampled_tokens:
             self._refuse("token_limit", f"{self._max_sampled_tokens} sampled tokens")
+        number = heapq.heappop(self._free_numbers) if self._free_numbers else self._num_calls
         self._num_calls += 1
+        return number
 
     def _refuse(self, limit: Literal["turn_limit", "token_limit"], what: str) -> NoReturn:
         self.limit = self.limit or limit
@@ -195,12 +217,13 @@ class ModelSession:
             await flight.ended()
 
     def _ended(self, flight: CallInFlight | TokenCall) -> None:
-        self._in_flight.discard(flight)
+        number = self._in_flight.pop(flight)
         error = flight.error
         if flight.answered:
             self.engine_failure = self.store_failure = self.node_failure = None
         elif error is not None and not isinstance(error, SessionOver):
             self._num_calls -= 1
+            heapq.heappush(self._free_numbers, number)
             self._note(error)
 
     def _note(self, error: BaseException) -> None:

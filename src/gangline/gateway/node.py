@@ -318,6 +318,7 @@ async def _external_sessions(stack: AsyncExitStack, folder: Path, parts: NodePar
             volatile_system_text=capture.volatile_system_text,
             gate=parts.gate,
             sampling=[policy for policy in (capture.sampling, parts.sampling) if policy is not None],
+            seed=capture.session_seed(0),
             **fields,
         )
 

@@ -82,7 +82,7 @@ class TokenCall:
         meter: GateMeter,
         wished: SamplingParams | None = None,
     ) -> None:
-        """`wished`: what the agent asked for, where the operator's sampling policy made something else of it."""
+        """`wished`: what the agent asked for, where a seed or a sampling policy made something else of it."""
         self.request = request
         self._wished = wished
         self._gate = gate

@@ -12,15 +12,15 @@ from gangline.training.groups import Group
 __all__ = ["shuffled_rewards"]
 
 
-def shuffled_rewards(seed: int = 0) -> Callable[[Group], Group]:
+def shuffled_rewards(seed: int, run: str) -> Callable[[Group], Group]:
     """Deals each group's rewards out to its sessions at random: the same rewards, of nobody's merit.
 
-    The same seed and task give the same order.
+    The same seed and number of the task give the same order, whatever the run is called.
     """
 
     def prepare(group: Group) -> Group:
         rewards = [session.reward for session in group.sessions]
-        random.Random(f"{seed}/{group.task_id}").shuffle(rewards)
+        random.Random(f"{seed}/{group.task_id.removeprefix(run)}").shuffle(rewards)
         sessions = zip(group.sessions, rewards, strict=True)
         return Group(group.task_id, tuple(msgspec.structs.replace(one, reward=reward) for one, reward in sessions))
 

@@ -39,6 +39,9 @@ class DataSettings(TrainingOptions):
     """Sessions of each group."""
     shuffle: bool = True
     """In each pass over the tasks, by the experiment's seed."""
+    seeded: bool = False
+    """Sampling from the experiment's seed too: an engine that samples by seeds then gives the same tokens for the same
+    weights. vLLM is slower so."""
 
 
 class ServiceSettings(TrainingOptions):

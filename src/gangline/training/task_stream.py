@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.seeds import derived_seed
 
 __all__ = ["TaskStream"]
 
@@ -19,9 +20,19 @@ class TaskStream:
     """Task number `i` of a run is always the same task with the same id: the service knows it when it comes again."""
 
     def __init__(
-        self, run: str, tasks: Sequence[Mapping[str, Any]], *, num_samples: int, shuffle: bool = True, seed: int = 0
+        self,
+        run: str,
+        tasks: Sequence[Mapping[str, Any]],
+        *,
+        num_samples: int,
+        shuffle: bool = True,
+        seed: int = 0,
+        seeded: bool = False,
     ) -> None:
         """tasks: bodies of `POST /v1/tasks`; their ids are replaced. num_samples: sessions of each.
+
+        seeded: each task samples by a `capture.seed` of its own, made from `seed` and its number; run again, by the
+        same.
 
         Raises: InvalidRequest of no tasks.
         """
@@ -32,12 +43,13 @@ class TaskStream:
         self._num_samples = num_samples
         self._shuffle = shuffle
         self._seed = seed
+        self._seeded = seeded
 
     @property
     def digest(self) -> str:
-        """Of the tasks, their order and their number of samples."""
-        data = msgspec.json.encode([self._tasks, self._num_samples, self._shuffle, self._seed], order="deterministic")
-        return hashlib.sha256(data).hexdigest()
+        """Of the tasks, their order, their number of samples and what they sample by."""
+        made_of = [self._tasks, self._num_samples, self._shuffle, self._seed, self._seeded]
+        return hashlib.sha256(msgspec.json.encode(made_of, order="deterministic")).hexdigest()
 
     def task_id(self, number: int) -> str:
         return f"{self._run}-{number:06d}"
@@ -47,7 +59,13 @@ class TaskStream:
         for number, index in enumerate(self._indices()):
             task_id = self.task_id(number)
             if task_id not in settled:
-                yield {**self._tasks[index], "task_id": task_id, "num_samples": self._num_samples}
+                yield {**self._task(number, index), "task_id": task_id, "num_samples": self._num_samples}
+
+    def _task(self, number: int, index: int) -> Mapping[str, Any]:
+        task = self._tasks[index]
+        if not self._seeded:
+            return task
+        return {**task, "capture": {**task.get("capture", {}), "seed": derived_seed(self._seed, number)}}
 
     def _indices(self) -> Iterator[int]:
         for epoch in itertools.count():
