@@ -37,7 +37,7 @@ __all__ = ["register"]
 
 
 TYPICAL_SEED = 5
-"""Its two tasks are about as hard as the median of this example's: some of a group succeed, some do not."""
+"""Its two tasks are about as hard as the median of this example's."""
 
 
 class SessionLine(msgspec.Struct, frozen=True, kw_only=True):
