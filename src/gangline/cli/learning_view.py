@@ -133,8 +133,8 @@ def draw_curves(
     title: str,
     evaluations: Mapping[str, Sequence[EvaluationRecord]] | None = None,
 ) -> Path:
-    """Mean reward by step, a line for each run. evaluations: of runs that have some, as a dashed line with standard
-    errors. Raises: InvalidRequest when the extra `plot` is not installed.
+    """Mean reward by step, a line for each run. evaluations: of runs that have some, as a dashed line with diamonds and
+    standard errors, in the run's colour. Raises: InvalidRequest when the extra `plot` is not installed.
     """
     try:
         from matplotlib.figure import Figure
@@ -152,17 +152,17 @@ def draw_curves(
                 [one.step for one in found],
                 [one.reward_mean for one in found],
                 yerr=[one.standard_error or 0.0 for one in found],
-                label=f"{label}, on held-out tasks",
                 color=steps[0].get_color(),
                 linestyle="--",
                 marker="D",
                 ms=7,
                 capsize=4,
             )
-    axes.set(xlabel="step", ylabel="mean reward", ylim=(0, None), title=title)
+    what = "mean reward (diamonds: on held-out tasks)" if evaluations else "mean reward"
+    axes.set(xlabel="step", ylabel=what, ylim=(0, None), title=title)
     axes.grid(alpha=0.3)
-    if len(runs) > 1 or evaluations:
-        axes.legend()
+    if len(runs) > 1:
+        axes.legend(fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, facecolor="white")
     return path
