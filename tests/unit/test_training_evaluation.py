@@ -324,7 +324,7 @@ async def test_a_run_that_is_made_longer_is_measured_at_its_new_end(tmp_path: Pa
 
 
 async def test_a_control_changes_nothing_of_what_is_measured(tmp_path: Path) -> None:
-    seen, shuffle = list[str](), shuffled_rewards(0)
+    seen, shuffle = list[str](), shuffled_rewards(0, "run")
 
     def prepare(one: Any) -> Any:
         seen.append(one.task_id)
