@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 
-TYPICAL_SEED = 5
+TYPICAL_SEED = 0
 """Its two tasks are about as hard as the median of this example's."""
 
 
