@@ -63,6 +63,28 @@ async def test_without_any_reward_it_says_why() -> None:
         await evaluation(service).measure(4, 0, 0.0)
 
 
+async def test_with_a_seed_every_evaluation_samples_each_task_by_one_of_its_own() -> None:
+    class Bodies(FakeService):
+        seeds: dict[str, int | None]
+
+        async def submit(self, task: TaskRequest | Mapping[str, Any]) -> Submitted:
+            body = TaskRequest.model_validate(task)
+            self.seeds[str(body.task_id)] = body.capture.seed
+            return await super().submit({"instruction": body.instruction, "task_id": body.task_id})
+
+    async def seeds(step: int, **options: Any) -> list[int | None]:
+        service = Bodies(**dict.fromkeys(ids(step), (1.0, 0.0)))
+        service.seeds = {}
+        held_out = [{**task, "agent": {"harness": "shell"}, "capture": {"tier": "observe"}} for task in HELD_OUT]
+        await Evaluation("run", held_out, service, num_samples=2, **options).measure(step, 0, 0.0)
+        return [service.seeds[task_id] for task_id in ids(step)]
+
+    first, last, other = await seeds(0, seed=1), await seeds(9, seed=1), await seeds(0, seed=2)
+    assert first == last
+    assert len({*first, *other}) == 6
+    assert await seeds(0) == [None, None, None]
+
+
 def test_without_tasks_there_is_nothing_to_evaluate_on() -> None:
     with pytest.raises(InvalidRequest, match="held-out tasks is empty"):
         evaluation(FakeService(), num_tasks=0)

@@ -22,7 +22,7 @@ from gangline.telemetry.logs import LineFormatter
 
 if TYPE_CHECKING:
     from gangline.client import ServerClient
-    from gangline.training.evaluation import Evaluation, EvaluationSettings
+    from gangline.training.evaluation import Evaluation
     from gangline.training.experiment import Experiment
     from gangline.training.learner import Learner
     from gangline.training.lineage import Results
@@ -102,7 +102,7 @@ async def train_through(
             seed=experiment.seed,
             seeded=data.seeded,
         )
-        evaluation = _evaluation(run, experiment.evaluation, held_out, client)
+        evaluation = _evaluation(run, experiment, held_out, client)
         digests = stream.digest, None if evaluation is None else evaluation.digest
         num_done = await asyncio.to_thread(_begin, folder, experiment, key, digests, model_folder)
         if num_done:
@@ -137,13 +137,14 @@ def _control(run: str, experiment: Experiment) -> Prepare | None:
 
 
 def _evaluation(
-    run: str, settings: EvaluationSettings | None, held_out: Sequence[Mapping[str, Any]], client: ServerClient
+    run: str, experiment: Experiment, held_out: Sequence[Mapping[str, Any]], client: ServerClient
 ) -> Evaluation | None:
     from gangline.training.evaluation import Evaluation
 
-    if settings is None:
+    if (settings := experiment.evaluation) is None:
         return None
-    return Evaluation(run, held_out, client, num_samples=settings.num_samples, every=settings.every)
+    seed = experiment.seed if experiment.data.seeded else None
+    return Evaluation(run, held_out, client, num_samples=settings.num_samples, every=settings.every, seed=seed)
 
 
 def _begin(folder: Path, experiment: Experiment, key: str, digests: tuple[str, str | None], model_folder: Path) -> int:

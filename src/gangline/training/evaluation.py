@@ -35,6 +35,7 @@ from gangline.training.collector import RolloutClient, answered
 from gangline.training.groups import why_without_reward
 from gangline.training.options import TrainingOptions
 from gangline.training.run_log import EvaluationRecord
+from gangline.training.task_stream import seeded_task
 
 __all__ = ["Evaluation", "EvaluationSettings"]
 
@@ -71,17 +72,19 @@ class Evaluation:
         *,
         num_samples: int = 1,
         every: int | None = None,
+        seed: int | None = None,
         retry_s: float = 0.5,
     ) -> None:
-        """tasks: bodies of `POST /v1/tasks`; their ids are replaced. retry_s: between questions to a server that does
-        not answer.
+        """tasks: bodies of `POST /v1/tasks`; their ids are replaced. seed: each task samples by a `capture.seed` made
+        from it and the task's number, the same one every time; None leaves them as they are. retry_s: between questions
+        to a server that does not answer.
 
         Raises: InvalidRequest of no tasks.
         """
         if not tasks:
             raise InvalidRequest("there are no tasks to evaluate on: the file of held-out tasks is empty.")
         self._run = run
-        self._tasks = tasks
+        self._tasks = tasks if seed is None else [seeded_task(task, seed, number) for number, task in enumerate(tasks)]
         self._service = service
         self._num_samples = num_samples
         self._every = every

@@ -13,7 +13,12 @@ import msgspec
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.seeds import derived_seed
 
-__all__ = ["TaskStream"]
+__all__ = ["TaskStream", "seeded_task"]
+
+
+def seeded_task(task: Mapping[str, Any], *path: int) -> dict[str, Any]:
+    """The task with a `capture.seed` made from whole numbers, such as the run's seed and the task's number."""
+    return {**task, "capture": {**task.get("capture", {}), "seed": derived_seed(*path)}}
 
 
 class TaskStream:
@@ -63,9 +68,7 @@ class TaskStream:
 
     def _task(self, number: int, index: int) -> Mapping[str, Any]:
         task = self._tasks[index]
-        if not self._seeded:
-            return task
-        return {**task, "capture": {**task.get("capture", {}), "seed": derived_seed(self._seed, number)}}
+        return seeded_task(task, self._seed, number) if self._seeded else task
 
     def _indices(self) -> Iterator[int]:
         for epoch in itertools.count():
