@@ -29,9 +29,9 @@ class LearningReport(msgspec.Struct, frozen=True, kw_only=True):
     first_reward: float
     last_reward: float
     """Means on files that it never trained on, before the first step and after the last."""
-    first_error: float
-    last_error: float
-    """Standard errors of these."""
+    first_error: float | None
+    last_error: float | None
+    """Standard errors of these; None where only one task's sessions count."""
     num_held_out_tasks: int
     minutes: float
     """Both evaluations included."""
@@ -85,8 +85,8 @@ def report_of(ran: Ran, *, shuffled: bool) -> LearningReport:
         rewards=tuple(record.reward_mean for record in ran.records),
         first_reward=first.reward_mean,
         last_reward=last.reward_mean,
-        first_error=first.standard_error or 0.0,
-        last_error=last.standard_error or 0.0,
+        first_error=first.standard_error,
+        last_error=last.standard_error,
         num_held_out_tasks=last.num_tasks,
         minutes=ran.results.wall_s / 60,
         shuffled=shuffled,
