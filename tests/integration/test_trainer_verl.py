@@ -174,7 +174,7 @@ def test_verls_advantages_and_loss_are_ours_with_the_same_gradient(model: PreTra
 def test_a_session_of_several_traces_weighs_one_in_the_advantages_that_come_along(model: PreTrainedModel) -> None:
     several = session("s0", 1.0, trace(), trace(prompt_ids=np.array([1, 4], np.int32)), trace(turns=[(12, 2)]))
     groups = [Group("task-1", (several, session("s1", 0.0), session("s2", 0.0)))]
-    settings = algorithm("grpo")
+    settings = algorithm("grpo", {"loss.aggregation": "sequence_mean"})  # verl's own loss knows rows only
     batch = adapter.to_data_proto(groups, 3, algorithm=settings)
     found = batch.batch["advantages"][:, 0].tolist()
     assert found == pytest.approx([2**0.5] * 3 + [-(2**-0.5)] * 2, abs=1e-5)

@@ -84,6 +84,16 @@ def test_what_did_well_becomes_likelier_in_the_weights_that_engines_get(folder: 
     assert metrics["num_samples"] == 2
 
 
+@pytest.mark.parametrize("penalty", [0.0, 1e-9], ids=["plain", "with a penalty"])
+def test_a_session_is_averaged_over_all_of_its_traces_also_those_without_credit(folder: Path, penalty: float) -> None:
+    """The penalty makes the learner compute every trace; it weighs nothing here."""
+    given = [*samples(), sample(PROMPT, [16, 17, 18, 2], session_id="s0")]
+    given[2].advantages[:] = 0.0
+    metrics = learner(folder, overrides={"loss.kl.coefficient": penalty}).step(given)
+    # The first session's mean is over 3 tokens of -1 and 4 of 0.
+    assert metrics["loss"] == pytest.approx((-3 / 7 + 1.0) / 2, abs=1e-6)
+
+
 def test_last_layers_leaves_all_else_as_it_was(folder: Path, tmp_path: Path) -> None:
     trained = learner(folder, last_layers=1)
     trained.step(samples())

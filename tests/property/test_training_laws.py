@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from random import Random
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,17 +11,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gangline.domain.session import SessionResult
 from gangline.training.advantages import AdvantageSettings, group_advantages
+from gangline.training.algorithms import Algorithm
+from gangline.training.credit import CreditScheme, CreditSettings
+from gangline.training.groups import Group
 from gangline.training.loss import LossInputs, policy_loss
 from gangline.training.loss_settings import LossSettings
 from gangline.training.packing import Batch, LayoutKind, pack, pack_all
-from gangline.training.samples import Sample
+from gangline.training.samples import Sample, make_samples
 from gangline.training.shapley import shapley_values, two_level_shapley
-from training_samples import sample
+from training_samples import sample, session, trace
 
-rewards_of_traces = st.lists(
-    st.tuples(st.floats(-2, 2, allow_subnormal=False).map(lambda one: round(one, 3)), st.integers(0, 4)), max_size=12
-)
+rewards_of_sessions = st.floats(-2, 2, allow_subnormal=False).map(lambda one: round(one, 3))
 advantage_settings = st.builds(
     AdvantageSettings,
     baseline=st.sampled_from(["mean", "leave_one_out"]),
@@ -31,28 +34,56 @@ advantage_settings = st.builds(
 kinds = st.sampled_from(["padded", "packed", "tree"])
 
 
-@given(rewards_of_traces, advantage_settings, st.randoms())
+@given(st.lists(rewards_of_sessions, max_size=12), advantage_settings, st.randoms())
 def test_the_order_of_sessions_does_not_matter(
-    traces: list[tuple[float, int]], settings: AdvantageSettings, random: object
+    rewards: list[float], settings: AdvantageSettings, random: Random
 ) -> None:
-    order = list(range(len(traces)))
-    random.shuffle(order)  # type: ignore[attr-defined]
-    found = _advantages(traces, settings)
-    assert _advantages([traces[index] for index in order], settings) == pytest.approx(found[order], abs=1e-9)
+    order = list(range(len(rewards)))
+    random.shuffle(order)
+    found = group_advantages(rewards, settings)
+    assert group_advantages([rewards[index] for index in order], settings) == pytest.approx(found[order], abs=1e-9)
 
 
-@given(rewards_of_traces, st.sampled_from(["mean", "leave_one_out"]))
-def test_advantages_of_sessions_sum_to_nothing(traces: list[tuple[float, int]], baseline: str) -> None:
+@given(st.lists(rewards_of_sessions, max_size=12), st.sampled_from(["mean", "leave_one_out"]))
+def test_advantages_of_sessions_sum_to_nothing(rewards: list[float], baseline: str) -> None:
     settings = AdvantageSettings.model_validate({"baseline": baseline, "scale": "none"})
-    advantages = _advantages(traces, settings)
-    by_session: dict[int, list[float]] = {}
-    for advantage, (_, number) in zip(advantages, traces, strict=True):
-        by_session.setdefault(number, []).append(float(advantage))
-    assert sum(np.mean(one) for one in by_session.values()) == pytest.approx(0, abs=1e-9)
+    assert group_advantages(rewards, settings).sum() == pytest.approx(0, abs=1e-9)
 
 
-def _advantages(traces: Sequence[tuple[float, int]], settings: AdvantageSettings) -> np.ndarray:
-    return group_advantages([one for one, _ in traces], settings, sessions=[number for _, number in traces])
+@st.composite
+def groups(draw: st.DrawFn, rewards: st.SearchStrategy[float]) -> Group:
+    """Sessions of one to four traces, each trace with a reward of its own."""
+    sessions = list[SessionResult]()
+    for number in range(draw(st.integers(1, 6))):
+        own = draw(st.lists(rewards_of_sessions, min_size=1, max_size=4))
+        sessions.append(session(f"s{number}", draw(rewards), *(trace(reward=one) for one in own)))
+    return Group("task-1", tuple(sessions))
+
+
+credit_settings = st.builds(
+    CreditSettings, scheme=st.sampled_from(get_args(CreditScheme)), discount=st.sampled_from([0.1, 0.9, 1.0])
+)
+
+
+@given(groups(st.just(0.7)), advantage_settings, credit_settings)
+def test_sessions_of_one_reward_teach_nothing_under_any_credit(
+    group: Group, settings: AdvantageSettings, credit: CreditSettings
+) -> None:
+    for sample_ in make_samples(group, Algorithm(advantage=settings, credit=credit)):
+        assert not sample_.advantages.any()
+
+
+@given(groups(rewards_of_sessions), advantage_settings, credit_settings)
+def test_credit_never_turns_a_session_round(group: Group, settings: AdvantageSettings, credit: CreditSettings) -> None:
+    """Each trace takes from none to all of its session's advantage, and one of them takes some."""
+    compared = group_advantages([one.reward or 0.0 for one in group.sessions], settings)
+    taken: dict[str, list[float]] = {}
+    for sample_ in make_samples(group, Algorithm(advantage=settings, credit=credit)):
+        taken.setdefault(sample_.session_id, []).append(float(sample_.advantages[0]))
+    for one, advantage in zip(group.sessions, compared, strict=True):
+        shares = np.array(taken[one.session_id]) * np.sign(advantage)
+        assert ((shares >= 0) & (shares <= abs(advantage) * (1 + 1e-12))).all()
+        assert shares.any() == (advantage != 0)
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Advantages: the worked numbers, several traces a session, roles; Shapley values."""
+"""Advantages: the worked numbers, roles; Shapley values."""
 
 from __future__ import annotations
 
@@ -52,26 +52,9 @@ def test_a_group_of_one_reward_has_no_advantage(rewards: list[float], settings: 
     assert group_advantages(rewards, settings).tolist() == [0.0] * len(rewards)
 
 
-def test_a_session_weighs_one_however_many_traces_it_has() -> None:
-    rewards = [1.0, 0.0, 0.0, 0.0]
-    whole = group_advantages([1.0, 0.0])
-    assert group_advantages(rewards, sessions=["a", "b", "b", "b"]).tolist() == pytest.approx(
-        [whole[0], whole[1], whole[1], whole[1]]
-    )
-    left_out = group_advantages([1.0, 0.5, 0.0, 0.0], RLOO, sessions=[7, 7, 3, 5])
-    assert left_out.tolist() == pytest.approx([1.0, 0.5, -0.375, -0.375])
-
-
-def test_sessions_of_one_value_with_unequal_traces_are_not_blown_up() -> None:
-    advantages = group_advantages([1.0, 0.0, 1.0, 0.0], sessions=[0, 0, 1, 1])
-    assert advantages.tolist() == [0.5, -0.5, 0.5, -0.5]
-
-
 def test_a_reward_that_is_no_number_is_refused() -> None:
     with pytest.raises(ValueError, match="finite"):
         group_advantages([1.0, math.nan])
-    with pytest.raises(ValueError, match="2 session labels"):
-        group_advantages([1.0, 0.0], sessions=[1])
 
 
 def test_shapley_values_of_the_team() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from gangline.cli.main import build_app
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
 from gangline.training.algorithms import OVERRIDES, Algorithm, algorithm, differences
+from gangline.training.credit import CreditScheme
 from gangline.training.groups import Group
 from gangline.training.masks import last_turns
 from gangline.training.samples import make_samples
@@ -76,15 +78,24 @@ def test_samples_share_a_sessions_reward_and_leave_out_what_is_untrainable() -> 
     found = Group("task-1", (of_two, session("s1", 0.0)))
     samples = make_samples(found, algorithm("dr_grpo", {"credit.scheme": "last"}), lambda one: last_turns(one, 1))
     assert [one.trace_id for one in samples] == ["s0/0", "s0/2", "s1/0"]
-    assert [float(one.advantages[0]) for one in samples] == [-0.25, 0.75, -0.25]
+    assert [float(one.advantages[0]) for one in samples] == [0.0, 0.5, -0.5]
 
 
-def test_traces_keep_their_own_rewards_if_asked() -> None:
+def test_an_outcome_goes_to_the_traces_that_the_evaluator_holds_responsible_if_asked() -> None:
     found = Group(
         "task-1", (session("s0", 1.0, trace(reward=1.0), trace(reward=0.2)), session("s1", 0.0, trace(reward=0.0)))
     )
     samples = make_samples(found, algorithm("dr_grpo", {"credit.scheme": "own"}))
-    assert [float(one.advantages[0]) for one in samples] == pytest.approx([0.7, -0.1, -0.3])
+    assert [float(one.advantages[0]) for one in samples] == pytest.approx([0.5, 0.1, -0.5])
+
+
+@pytest.mark.parametrize("scheme", get_args(CreditScheme))
+def test_a_session_that_succeeds_with_many_traces_is_not_punished_for_them(scheme: CreditScheme) -> None:
+    """Three of three succeed, with 3, 1 and 1 traces."""
+    won = trace(reward=1.0)
+    found = Group("task-1", (session("s0", 1.0, won, won, won), session("s1", 1.0, won), session("s2", 1.0, won)))
+    samples = make_samples(found, algorithm("grpo", {"credit.scheme": scheme}))
+    assert [one.advantages.tolist() for one in samples] == [[0.0] * 3] * 5
 
 
 def test_lengths_count_before_rewards_are_compared() -> None:

@@ -93,7 +93,8 @@ def test_the_gradient_of_a_sequence_ratio_is_that_of_the_published_ratio() -> No
     given = inputs()
     per_trace = torch.tensor([0.5, -1.0, 2.0, -0.3], dtype=torch.float64)[given.traces]
     given = replace(given, advantages=per_trace)
-    settings = algorithm("gspo", {"loss.clip_low": 1.0, "loss.clip_high": 100.0}).loss
+    unclipped = {"loss.clip_low": 1.0, "loss.clip_high": 100.0}
+    settings = algorithm("gspo", {"loss.aggregation": "sequence_mean", **unclipped}).loss
     (found,) = torch.autograd.grad(policy_loss(given, settings).loss, given.logprobs)
     assert given.old_logprobs is not None
     parts = list[Tensor]()

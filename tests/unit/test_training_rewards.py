@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from gangline.training.credit import CreditSettings, trace_credits
+from gangline.training.credit import CreditSettings, spread_advantage
 from gangline.training.rewards import (
     LengthPenalty,
     LengthScaling,
@@ -62,21 +62,28 @@ def test_shaping_is_nothing_unless_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "credits"),
+    ("settings", "good", "bad"),
     [
-        (CreditSettings(), [0.8] * 4),
-        (CreditSettings(scheme="divided"), [0.2] * 4),
-        (CreditSettings(scheme="discounted", discount=0.5), [0.1, 0.2, 0.4, 0.8]),
-        (CreditSettings(scheme="last"), [0.0, 0.0, 0.0, 0.8]),
-        (CreditSettings(scheme="own"), [0.1, 0.2, 0.3, 0.4]),
+        (CreditSettings(), [0.8] * 4, [-0.8] * 4),
+        (CreditSettings(scheme="divided"), [0.2] * 4, [-0.2] * 4),
+        (CreditSettings(scheme="discounted", discount=0.5), [0.1, 0.2, 0.4, 0.8], [-0.1, -0.2, -0.4, -0.8]),
+        (CreditSettings(scheme="last"), [0.0, 0.0, 0.0, 0.8], [0.0, 0.0, 0.0, -0.8]),
+        (CreditSettings(scheme="own"), [0.2, 0.4, 0.6, 0.8], [-0.8, -0.6, -0.4, -0.2]),
     ],
     ids=lambda value: getattr(value, "scheme", ""),
 )
-def test_credit_over_traces(settings: CreditSettings, credits: list[float]) -> None:
+def test_credit_over_traces(settings: CreditSettings, good: list[float], bad: list[float]) -> None:
     own = np.array([0.1, 0.2, 0.3, 0.4])
-    assert trace_credits(0.8, 4, settings, own=own).tolist() == pytest.approx(credits)
+    assert spread_advantage(0.8, 4, settings, own=own, own_range=0.4).tolist() == pytest.approx(good)
+    assert spread_advantage(-0.8, 4, settings, own=own, own_range=0.4).tolist() == pytest.approx(bad)
+
+
+def test_traces_that_the_evaluator_found_alike_share_alike() -> None:
+    own, scheme = np.array([0.3, 0.3]), CreditSettings(scheme="own")
+    assert spread_advantage(-1.0, 2, scheme, own=own).tolist() == [-1.0, -1.0]
+    assert spread_advantage(-1.0, 2, scheme, own=own, own_range=0.5).tolist() == [-1.0, -1.0]
 
 
 def test_credit_by_own_rewards_needs_them() -> None:
     with pytest.raises(ValueError, match="is the evaluator a process one"):
-        trace_credits(0.8, 4, CreditSettings(scheme="own"))
+        spread_advantage(0.8, 4, CreditSettings(scheme="own"))

@@ -155,7 +155,9 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     compared = np.zeros(len(raw))
     for group in np.unique(groups):
         mine = groups == group
-        compared[mine] = group_advantages(np.array(raw)[mine], settings, sessions=sessions[mine])
+        numbers, size = np.unique(sessions[mine], return_inverse=True, return_counts=True)[1:]
+        values = np.bincount(numbers, weights=np.array(raw)[mine]) / size
+        compared[mine] = group_advantages(values, settings)[numbers]
     return raw, compared.tolist()
 
 

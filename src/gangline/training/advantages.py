@@ -1,8 +1,8 @@
-"""Advantages: how much better than its group each trace did.
+"""Advantages: how much better than its group each session did.
 
-All traces of a session weigh one together: a session's value is the mean of its traces' rewards, and mean, deviation
-and leave-one-out baselines are taken over sessions. Where every session has one trace this is the usual group
-advantage. Sources: GRPO (arXiv 2402.03300, 4.1), Dr. GRPO (2503.20783, 3.2), RLOO (2402.14740, 2.2).
+One reward a session, however many traces it has: sessions are compared with each other before anything is spread over
+traces (`gangline.training.credit`). Sources: GRPO (arXiv 2402.03300, 4.1), Dr. GRPO (2503.20783, 3.2), RLOO
+(2402.14740, 2.2).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ __all__ = [
     "AdvantageSettings",
     "advantages_by_role",
     "group_advantages",
-    "session_values",
 ]
 
 ONE_REWARD = 1e-8
@@ -43,52 +42,28 @@ class AdvantageSettings(TrainingOptions):
     """Largest advantage, either way."""
 
 
-def session_values(rewards: NDArray[np.float64], sessions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Mean reward of each session's traces, in the order of the session numbers.
+def group_advantages(rewards: ArrayLike, settings: AdvantageSettings | None = None) -> NDArray[np.float64]:
+    """Advantage of each session of one group; all zero where the group has one reward or one session.
 
-    rewards: [N] of traces. sessions: [N], which session each trace is of, 0 to S - 1. Returns: [S].
-    """
-    counts = np.bincount(sessions)
-    return np.bincount(sessions, weights=rewards) / counts
-
-
-def group_advantages(
-    rewards: ArrayLike, settings: AdvantageSettings | None = None, *, sessions: ArrayLike | None = None
-) -> NDArray[np.float64]:
-    """Advantage of each trace of one group; all zero where the group has one reward or one session.
-
-    rewards: [N]. sessions: [N], any labels; None where each trace is a session of its own. Returns: [N].
-    Raises: ValueError when a reward is not finite or the shapes differ.
+    rewards: [S], one a session. Returns: [S]. Raises: ValueError when a reward is not finite.
     """
     settings = settings or AdvantageSettings()
-    rewards_N = np.asarray(rewards, dtype=np.float64)
-    if not np.isfinite(rewards_N).all():
+    rewards_S = np.asarray(rewards, dtype=np.float64)
+    if not np.isfinite(rewards_S).all():
         raise ValueError("rewards must be finite: leave sessions without a reward out of the group.")
-    numbers_N = _numbered(sessions, len(rewards_N))
-    values_S = session_values(rewards_N, numbers_N)
-    if len(values_S) < 2 or np.ptp(rewards_N) < ONE_REWARD:
-        return np.zeros(len(rewards_N))
-    advantages = rewards_N - _baselines(values_S, settings)[numbers_N]
+    if len(rewards_S) < 2 or np.ptp(rewards_S) < ONE_REWARD:
+        return np.zeros(len(rewards_S))
+    advantages = rewards_S - _baselines(rewards_S, settings)
     if settings.scale == "deviation":
-        deviation = np.std(values_S, ddof=0 if settings.deviation == "population" else 1)
-        # Sessions of one value whose traces differ: there is a direction, but no scale to divide by.
-        advantages = advantages / (deviation + settings.epsilon if deviation >= ONE_REWARD else 1.0)
+        deviation = np.std(rewards_S, ddof=0 if settings.deviation == "population" else 1)
+        advantages = advantages / (deviation + settings.epsilon)
     return advantages if settings.clip is None else np.clip(advantages, -settings.clip, settings.clip)
 
 
-def _numbered(sessions: ArrayLike | None, num: int) -> NDArray[np.int64]:
-    if sessions is None:
-        return np.arange(num)
-    labels = np.asarray(sessions)
-    if labels.shape != (num,):
-        raise ValueError(f"{num} rewards need {num} session labels, got an array of shape {labels.shape}.")
-    return np.unique(labels, return_inverse=True)[1].astype(np.int64)
-
-
-def _baselines(values_S: NDArray[np.float64], settings: AdvantageSettings) -> NDArray[np.float64]:
+def _baselines(rewards_S: NDArray[np.float64], settings: AdvantageSettings) -> NDArray[np.float64]:
     if settings.baseline == "mean":
-        return np.full(len(values_S), values_S.mean())
-    return (values_S.sum() - values_S) / (len(values_S) - 1)
+        return np.full(len(rewards_S), rewards_S.mean())
+    return (rewards_S.sum() - rewards_S) / (len(rewards_S) - 1)
 
 
 def advantages_by_role(

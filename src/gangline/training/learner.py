@@ -63,7 +63,8 @@ class Learner:
     def step(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Train on a batch once. Returns metrics: means over its trained tokens, or over its updates.
 
-        Samples of advantage 0 count in the loss's means, and are not computed unless there is a KL penalty.
+        Samples of advantage 0 count in the loss's means, and are computed only where a KL penalty or such a mean needs
+        their tokens.
         Raises: FloatingPointError when a gradient is not finite; nothing was changed by that update.
         """
         self._model.train()
@@ -118,8 +119,15 @@ class Learner:
             yield [sample for index in map(int, part) for sample in listed[index]]
 
     def _to_compute(self, samples: Sequence[Sample]) -> list[Sample]:
-        needs_all = self._algorithm.loss.kl.coefficient > 0
-        return [one for one in samples if (one.weights != 0).any() and (needs_all or (one.advantages != 0).any())]
+        """Those whose loss has a gradient. Under `session_mean` their sessions stay whole, for the means over them."""
+        trained = [one for one in samples if (one.weights != 0).any()]
+        if self._algorithm.loss.kl.coefficient > 0:
+            return trained
+        moving = [one for one in trained if (one.advantages != 0).any()]
+        if self._algorithm.loss.aggregation != "session_mean":
+            return moving
+        sessions = {one.session_id for one in moving}
+        return [one for one in trained if one.session_id in sessions]
 
     def _old_logprobs(self, batches: Sequence[Batch], num_updates: int) -> dict[int, Tensor]:
         """Of the policy before the first update; empty with one update, whose own are the same."""

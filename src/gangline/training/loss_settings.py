@@ -14,8 +14,8 @@ Aggregation = Literal["token_mean", "sequence_mean", "session_mean", "fixed_leng
 """Over what the loss of tokens is averaged.
 
 token_mean: all trained tokens alike. sequence_mean: each trace its mean, then all traces alike. session_mean: each
-session its mean, then all sessions alike, however many traces they have. fixed_length: the sum over all tokens, by the
-number of traces times `fixed_length`.
+session its mean, then all sessions alike, however many traces they have; with one trace a session the same as
+`sequence_mean`. fixed_length: the sum over all tokens, by the number of traces times `fixed_length`.
 """
 
 
@@ -53,7 +53,7 @@ class LossSettings(TrainingOptions):
     """Where the advantage is negative, the ratio counts as at most this. Only with `surrogate`."""
     kl: KLSettings = KLSettings()
     correction: CorrectionSettings = CorrectionSettings()
-    aggregation: Aggregation = "sequence_mean"
+    aggregation: Aggregation = "session_mean"
     fixed_length: int = Field(default=4096, gt=0)
     """Tokens; only for `fixed_length`."""
 

@@ -14,7 +14,7 @@ from gangline.domain.tokens import Logprobs, TokenIds, Versions
 from gangline.domain.trajectory import Trace
 from gangline.training.advantages import group_advantages
 from gangline.training.algorithms import Algorithm
-from gangline.training.credit import trace_credits
+from gangline.training.credit import spread_advantage
 from gangline.training.degenerates import num_sampled
 from gangline.training.groups import Group, trainable_traces
 from gangline.training.masks import Weights, all_sampled
@@ -53,19 +53,19 @@ class Sample:
 
 
 def make_samples(group: Group, algorithm: Algorithm, mask: Mask = all_sampled) -> list[Sample]:
-    """The samples of a group: rewards shaped, spread over traces, compared with each other, masked.
+    """The samples of a group: rewards shaped, sessions compared, advantages spread over their traces, masked.
 
     Sessions must be valid (`judge_group`). Traces that a mask leaves nothing of, and those of advantage 0, stay: they
     count in means over traces. Raises: ValueError when a session has no reward.
     """
-    traces, rewards, numbers = list[Trace](), list[float](), list[int]()
-    for number, session in enumerate(group.sessions):
-        mine = trainable_traces(_whole(session))
-        traces += mine
-        rewards += _credits(session, mine, algorithm).tolist()
-        numbers += [number] * len(mine)
-    advantages = group_advantages(rewards, algorithm.advantage, sessions=numbers)
-    return [_sample(trace, float(one), mask) for trace, one in zip(traces, advantages, strict=True)]
+    advantages = group_advantages([_shaped_reward(one, algorithm) for one in group.sessions], algorithm.advantage)
+    traces = [trainable_traces(_whole(session)) for session in group.sessions]
+    own_range = _range_of_own([trace for mine in traces for trace in mine])
+    return [
+        _sample(trace, float(credit), mask)
+        for advantage, mine in zip(advantages, traces, strict=True)
+        for trace, credit in zip(mine, _credits(float(advantage), mine, algorithm, own_range), strict=True)
+    ]
 
 
 def _whole(session: SessionResult) -> SessionResult:
@@ -76,21 +76,23 @@ def _whole(session: SessionResult) -> SessionResult:
     return msgspec.structs.replace(session, trajectory=msgspec.structs.replace(session.trajectory, traces=traces))
 
 
-def _credits(session: SessionResult, traces: Sequence[Trace], algorithm: Algorithm) -> NDArray[np.float64]:
-    """[len(traces)]"""
+def _shaped_reward(session: SessionResult, algorithm: Algorithm) -> float:
     if session.reward is None:
         raise ValueError(f"{session.session_id} has no reward: judge the group first.")
-    num_tokens = num_sampled(session)
-    shaped = shape_reward(session.reward, num_tokens, algorithm.shaping)
-    return trace_credits(shaped, len(traces), algorithm.credit, own=_own(traces, num_tokens, algorithm))
+    return shape_reward(session.reward, num_sampled(session), algorithm.shaping)
 
 
-def _own(traces: Sequence[Trace], num_tokens: int, algorithm: Algorithm) -> NDArray[np.float64] | None:
-    """The evaluator's rewards of traces, shaped as the session's is; None when a trace has none."""
+def _credits(advantage: float, traces: Sequence[Trace], algorithm: Algorithm, own_range: float) -> NDArray[np.float64]:
+    """[len(traces)]"""
     rewards = [trace.reward for trace in traces if trace.reward is not None]
-    if len(rewards) < len(traces):
-        return None
-    return np.array([shape_reward(reward, num_tokens, algorithm.shaping) for reward in rewards])
+    own = np.array(rewards) if len(rewards) == len(traces) else None
+    return spread_advantage(advantage, len(traces), algorithm.credit, own=own, own_range=own_range)
+
+
+def _range_of_own(traces: Sequence[Trace]) -> float:
+    """Largest minus smallest of the evaluator's rewards of traces."""
+    rewards = [trace.reward for trace in traces if trace.reward is not None]
+    return max(rewards) - min(rewards) if rewards else 0.0
 
 
 def _sample(trace: Trace, advantage: float, mask: Mask) -> Sample:
