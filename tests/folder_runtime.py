@@ -46,7 +46,7 @@ class FolderRuntime:
         self.log.append(f"exec {argv[0] if not isinstance(command, str) else command}")
         child = await asyncio.create_subprocess_exec(
             *argv,
-            cwd=cwd or self.workdir,
+            cwd=str(Path(self.workdir) / (cwd or "")),
             env={"PATH": self._path, "HOME": self.home, "LANG": "C.UTF-8", **(env or {})},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

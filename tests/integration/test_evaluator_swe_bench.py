@@ -74,6 +74,29 @@ async def test_a_fix_is_resolved_with_the_numbers_behind_it(kennel: Kennel) -> N
     assert "+    return a + b" in found.details["patch"]
 
 
+async def test_the_repository_may_lie_outside_the_working_folder(kennel: Kennel, tmp_path: Path) -> None:
+    """Relative to it, or absolute, and not the same in both runtimes when the patch has a command of its own."""
+    nested = Path(kennel.agents.workdir) / "a" / "b"
+    nested.mkdir(parents=True)
+    for name in ("kennel.py", "test_kennel.py", ".git"):
+        kennel.agents.file(name).rename(nested / name)
+    (nested / "kennel.py").write_text(FIXED)
+    elsewhere = tmp_path / "testbed"
+    Path(kennel.clean.workdir).rename(elsewhere)
+    Path(kennel.clean.workdir).mkdir()
+    command = "cd a/b && git add -A && git diff --cached --binary"
+    found = await kennel.graded(repo_dir=str(elsewhere), patch_command=command)
+    assert (found.reward, found.details["fail_to_pass"]) == (1.0, "1/1")
+    with pytest.raises(EvaluatorError, match="no repository in"):
+        await kennel.graded(patch_command=command)
+
+
+async def test_a_patch_command_that_fails_is_the_agents_doing(kennel: Kennel) -> None:
+    kennel.agents.file("kennel.py").write_text(FIXED)
+    found = await kennel.graded(patch_command="git diff; echo it broke >&2; exit 3")
+    assert (found.reward, found.details["why"]) == (0.0, "the patch command failed with exit code 3: it broke")
+
+
 async def test_the_agents_processes_are_gone_before_its_patch_is_taken(kennel: Kennel) -> None:
     await kennel.graded()
     assert kennel.agents.log[0] == "kill"

@@ -319,7 +319,7 @@ def test_a_row_may_bring_its_own_script_and_parser(tmp_path: Path) -> None:
         ({"FAIL_TO_PASS": "["}, "row 1: FAIL_TO_PASS"),
         ({"base_commit": "main; rm -rf /"}, "base_commit"),
         ({"eval_type": "fail_only"}, "by its failures alone"),
-        ({"repo": "django/django"}, "--test-command and --log-parser"),
+        ({"repo": "django/django"}, "on import: --test-command and --log-parser"),
         ({"patch": ""}, "no solution"),
     ],
 )

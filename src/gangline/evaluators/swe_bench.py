@@ -14,6 +14,7 @@ Source: SWE-bench, "Can Language Models Resolve Real-World GitHub Issues?"; grad
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -61,6 +62,11 @@ class SweBenchConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    repo_dir: str = Field(default=".", min_length=1)
+    """Folder of the repository, relative to the working folder or absolute inside the runtime."""
+    patch_command: str | None = Field(default=None, min_length=1)
+    """Prints the agent's patch; given to `sh -c` in the agent's working folder once its processes are gone. None: what
+    changed in `repo_dir`. With it, only the clean runtime needs a repository in `repo_dir`."""
     fail_to_pass: tuple[str, ...] = Field(min_length=1)
     """Names of tests that must pass, as the log has them."""
     pass_to_pass: tuple[str, ...] = ()
@@ -68,7 +74,7 @@ class SweBenchConfig(BaseModel):
     test_patch: str = ""
     """Applied before the tests run."""
     test_command: str | None = None
-    """Runs the tests, in the working folder, by `sh -c`."""
+    """Runs the tests, in `repo_dir`, by `sh -c`."""
     eval_script: str | None = None
     """In place of both: a dataset's own script for bash, which applies the test patch and runs the tests."""
     log_parser: str = "pytest"
@@ -99,7 +105,7 @@ class SweBenchEvaluator:
         """Raises: EvaluatorError when the clean runtime has no such repository, or the test patch does not apply."""
         await context.runtime.kill()
         clean = await context.fresh_runtime()
-        base = await _head(clean)
+        base = await self._head(clean)
         taken = await self._take_patch(context.runtime, base)
         if isinstance(taken, str):
             return _unresolved(taken)
@@ -109,11 +115,23 @@ class SweBenchEvaluator:
         }
         if not taken.strip():
             return _unresolved("the agent changed nothing", details)
-        applied = await _git(clean, ["git", "apply", "--whitespace=nowarn", "-"], stdin=taken)
+        applied = await self._git(clean, ["git", "apply", "--whitespace=nowarn", "-"], stdin=taken)
         if not applied.ok:
             return _unresolved(f"the agent's patch does not apply: {_said(applied)}", details)
         await self._bring_tests(clean, base)
         return await self._graded(await self._run_tests(clean), details)
+
+    async def _head(self, runtime: RuntimeHandle) -> str:
+        """The commit that the agent began with. Raises: EvaluatorError."""
+        result = await self._git(runtime, ["git", "rev-parse", "HEAD"])
+        if not result.ok:
+            folder = PurePosixPath(runtime.workdir) / self._config.repo_dir
+            raise EvaluatorError(f"the clean runtime has no repository in {folder}: {_said(result)}")
+        return result.stdout.decode().strip()
+
+    async def _git(self, runtime: RuntimeHandle, command: list[str], **how: Any) -> ExecResult:
+        """Run in the repository's folder. Raises: EvaluatorError when it is not done in time."""
+        return await _run(runtime, command, cwd=self._config.repo_dir, **how)
 
     async def _take_patch(self, runtime: RuntimeHandle, base: str) -> bytes | str:
         """What the agent changed since `base`, or why there is no telling.
@@ -121,17 +139,27 @@ class SweBenchEvaluator:
         Raises: EvaluatorError when it takes too long.
         """
         limit = self._config.max_patch_bytes
-        result = await _git(runtime, ["sh", "-c", _TAKE_PATCH, "sh", base], max_output_bytes=limit)
+        own = self._config.patch_command
+        if own is None:
+            result = await self._git(runtime, ["sh", "-c", _TAKE_PATCH, "sh", base], max_output_bytes=limit)
+        else:
+            result = await _run(runtime, ["sh", "-c", own], cwd=None, max_output_bytes=limit)
         if result.truncated:
             return f"the agent's patch is longer than {limit} bytes"
-        return result.stdout if result.ok else f"the agent left no repository to take a patch of: {_said(result)}"
+        if result.ok:
+            return result.stdout
+        return (
+            f"the agent left no repository to take a patch of: {_said(result)}"
+            if own is None
+            else f"the patch command failed with exit code {result.exit_code}: {_said(result)}"
+        )
 
     async def _bring_tests(self, runtime: RuntimeHandle, base: str) -> None:
         patch = self._config.test_patch
         if not patch:
             return
-        restored = await _git(runtime, ["sh", "-c", _RESTORE, "sh", base, *_files_of(patch)])
-        applied = await _git(runtime, ["git", "apply", "--whitespace=nowarn", "-"], stdin=patch.encode())
+        restored = await self._git(runtime, ["sh", "-c", _RESTORE, "sh", base, *_files_of(patch)])
+        applied = await self._git(runtime, ["git", "apply", "--whitespace=nowarn", "-"], stdin=patch.encode())
         if not (restored.ok and applied.ok):
             raise EvaluatorError(f"the test patch does not apply to {base[:12]}: {_said(restored)} {_said(applied)}")
 
@@ -142,6 +170,7 @@ class SweBenchEvaluator:
         command = config.test_command or f"bash {_EVAL_SCRIPT}"
         return await runtime.exec(
             f"exec 2>&1\n{command}",
+            cwd=self._config.repo_dir,
             env=_GIT_ENV,
             timeout_s=config.timeout_seconds,
             max_output_bytes=_MAX_LOG_BYTES,
@@ -173,20 +202,17 @@ class SweBenchEvaluator:
         return self._config.eval_script is None and not tests.ok and "failed" not in statuses.values()
 
 
-async def _head(runtime: RuntimeHandle) -> str:
-    """The commit that the agent began with. Raises: EvaluatorError."""
-    result = await _git(runtime, ["git", "rev-parse", "HEAD"])
-    if not result.ok:
-        raise EvaluatorError(f"the clean runtime has no repository in {runtime.workdir}: {_said(result)}")
-    return result.stdout.decode().strip()
-
-
-async def _git(
-    runtime: RuntimeHandle, command: list[str], *, stdin: bytes | None = None, max_output_bytes: int = 1 << 20
+async def _run(
+    runtime: RuntimeHandle,
+    command: list[str],
+    *,
+    cwd: str | None,
+    stdin: bytes | None = None,
+    max_output_bytes: int = 1 << 20,
 ) -> ExecResult:
     """Raises: EvaluatorError when it is not done in time."""
     result = await runtime.exec(
-        command, env=_GIT_ENV, stdin=stdin, timeout_s=_GIT_TIMEOUT_S, max_output_bytes=max_output_bytes
+        command, cwd=cwd, env=_GIT_ENV, stdin=stdin, timeout_s=_GIT_TIMEOUT_S, max_output_bytes=max_output_bytes
     )
     if result.timed_out:
         raise EvaluatorError(f"{' '.join(command[:2])} was not done in {_GIT_TIMEOUT_S:g} s")

@@ -8,16 +8,16 @@ SWE-bench 5 bring their `eval_script` and `log_parser`; others their `test_cmd`;
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError
 
 from gangline.domain.errors import InvalidRequest
+from gangline.evaluators.swe_bench_rows import TEST_TIMEOUT_S, SweBenchRow, grading_of
 from gangline.integrations.importers.files import read_text
 from gangline.integrations.importers.grading import GRADING_MARGIN_S
 from gangline.integrations.importers.imported import Choices, Imported
@@ -27,14 +27,8 @@ __all__ = ["InstanceChoices", "read_instances"]
 
 IMAGE_PATTERN = "swebench/sweb.eval.x86_64.{instance_id}:latest"
 TESTBED = "/testbed"
-_TEST_TIMEOUT_S = 1800.0
 _PREPARE_TIMEOUT_S = 900.0
 _GIT_TIMEOUT_S = 600.0
-_OTHER_RUNNERS = ("django/django", "sympy/sympy")
-"""Of SWE-bench's repositories those whose tests are not pytest's."""
-_PYTEST = "PATH=/opt/miniconda3/envs/testbed/bin:$PATH python -m pytest -rA -p no:cacheprovider {tests}"
-"""The folder is where SWE-bench's images have the repository's Python; elsewhere it does not exist."""
-
 _FETCH = """
 git config --global safe.directory '*' && git init -q . && git fetch -q {repository} {commit} &&
 git checkout -q --detach FETCH_HEAD && rm .git/FETCH_HEAD
@@ -71,33 +65,15 @@ class InstanceChoices(msgspec.Struct, frozen=True, kw_only=True):
     log_parser: str | None = None
 
 
-class _Row(BaseModel):
-    """The fields that are read; a dataset has more, which describe the instance to people."""
+class _Row(SweBenchRow):
+    """With the fields that the agent's side reads."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    instance_id: str = Field(min_length=1)
-    repo: str
     base_commit: str = Field(pattern=r"^[0-9a-fA-F]{7,64}$")
     problem_statement: str
     patch: str = ""
-    test_patch: str = ""
-    fail_to_pass: tuple[str, ...] = Field(alias="FAIL_TO_PASS", min_length=1)
-    pass_to_pass: tuple[str, ...] = Field(default=(), alias="PASS_TO_PASS")
     image: str | None = None
     image_name: str | None = None
     docker_image: str | None = None
-    eval_script: str | None = None
-    log_parser: str | None = None
-    test_cmd: str | None = None
-    eval_type: str | None = None
-    image_assets: Any = None
-
-    @field_validator("fail_to_pass", "pass_to_pass", mode="before")
-    @classmethod
-    def _read_list(cls, given: Any) -> Any:
-        """Many datasets keep lists as JSON in a string."""
-        return json.loads(given) if isinstance(given, str) else given
 
 
 def read_instances(path: Path, choices: Choices, how: InstanceChoices, only: str | None = None) -> list[Imported]:
@@ -106,7 +82,7 @@ def read_instances(path: Path, choices: Choices, how: InstanceChoices, only: str
     chosen = [row for row in rows if only is None or fnmatchcase(row.instance_id, only)]
     if not chosen:
         raise InvalidRequest(f"{path}: holds no row{f' whose instance_id matches {only!r}' if rows else ''}.")
-    return [_imported(_carried(row), choices, how) for row in chosen]
+    return [_imported(row, choices, how) for row in chosen]
 
 
 def _rows(path: Path) -> list[Any]:
@@ -140,23 +116,15 @@ def _checked(row: Any, where: str) -> _Row:
         raise InvalidRequest(f"{where}: {explain(error)}") from error
 
 
-def _carried(row: _Row) -> _Row:
-    """Raises: InvalidRequest when it is graded as is not done here."""
-    if row.eval_type == "fail_only" or row.image_assets not in (None, {}, "", "{}"):
-        raise InvalidRequest(
-            f"{row.instance_id}: graded by its failures alone, or by files from elsewhere: neither is done here."
-        )
-    return row
-
-
 def _imported(row: _Row, choices: Choices, how: InstanceChoices) -> Imported:
+    grading = grading_of(row, test_command=how.test_command, log_parser=how.log_parser)
     runtime = _runtime(row, choices, how)
     body: dict[str, Any] = {
         "instruction": _INSTRUCTION.format(repo=row.repo, problem=row.problem_statement.strip()),
         "runtime": runtime,
-        "evaluator": {"strategy": "swe_bench", "refresh_runtime": True, "config": _grading(row, how)},
+        "evaluator": {"strategy": "swe_bench", "refresh_runtime": True, "config": grading},
         "init_timeout_seconds": _PREPARE_TIMEOUT_S,
-        "evaluation_timeout_seconds": _TEST_TIMEOUT_S + GRADING_MARGIN_S,
+        "evaluation_timeout_seconds": TEST_TIMEOUT_S + GRADING_MARGIN_S,
         "metadata": {"source": "swe-bench", "task": row.instance_id, "repo": row.repo},
     }
     if choices.oracle:
@@ -193,29 +161,3 @@ def _image(row: _Row, pattern: str | None) -> str:
         return named
     # Names of images have no double underscores, and no capitals.
     return (pattern or IMAGE_PATTERN).replace("{instance_id}", row.instance_id.lower().replace("__", "_1776_"))
-
-
-def _grading(row: _Row, how: InstanceChoices) -> dict[str, Any]:
-    config: dict[str, Any] = {
-        "fail_to_pass": list(row.fail_to_pass),
-        "pass_to_pass": list(row.pass_to_pass),
-        "log_parser": how.log_parser or _parser(row, how),
-        "timeout_seconds": _TEST_TIMEOUT_S,
-    }
-    if how.test_command is None and row.eval_script is not None:
-        return {**config, "eval_script": row.eval_script}
-    command = how.test_command or row.test_cmd or _PYTEST
-    files = dict.fromkeys(re.findall(r"^\+\+\+ b/([^\t\n]+)", row.test_patch, re.MULTILINE))
-    tests = " ".join(shlex.quote(name) for name in files if name.endswith(".py"))
-    return {**config, "test_patch": row.test_patch, "test_command": command.replace("{tests}", tests)}
-
-
-def _parser(row: _Row, how: InstanceChoices) -> str:
-    if row.log_parser is not None:
-        return "pytest" if row.log_parser == "parse_log_pytest" else row.log_parser
-    if row.repo in _OTHER_RUNNERS:
-        raise InvalidRequest(
-            f"{row.instance_id}: the tests of {row.repo} are not pytest's, and its row says neither how they run "
-            "nor how they are read. Give --test-command and --log-parser, or a dataset of SWE-bench 5."
-        )
-    return "pytest"

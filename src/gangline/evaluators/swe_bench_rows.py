@@ -1,0 +1,83 @@
+"""Rows of SWE-bench style datasets, and the configuration that evaluator `swe_bench` grades one with.
+
+Rows of SWE-bench 5 bring their `eval_script` and `log_parser`; others their `test_cmd`; all else is taken for pytest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from gangline.domain.errors import InvalidRequest
+
+__all__ = ["TEST_TIMEOUT_S", "SweBenchRow", "grading_of"]
+
+TEST_TIMEOUT_S = 1800.0
+_OTHER_RUNNERS = ("django/django", "sympy/sympy")
+"""Of SWE-bench's repositories those whose tests are not pytest's."""
+_PYTEST = "PATH=/opt/miniconda3/envs/testbed/bin:$PATH python -m pytest -rA -p no:cacheprovider {tests}"
+"""The folder is where SWE-bench's images have the repository's Python; elsewhere it does not exist."""
+
+
+class SweBenchRow(BaseModel):
+    """The fields that grading reads; a dataset has more, which describe the instance to people."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    instance_id: str = Field(min_length=1)
+    repo: str
+    test_patch: str = ""
+    fail_to_pass: tuple[str, ...] = Field(alias="FAIL_TO_PASS", min_length=1)
+    pass_to_pass: tuple[str, ...] = Field(default=(), alias="PASS_TO_PASS")
+    eval_script: str | None = None
+    log_parser: str | None = None
+    test_cmd: str | None = None
+    eval_type: str | None = None
+    image_assets: Any = None
+
+    @field_validator("fail_to_pass", "pass_to_pass", mode="before")
+    @classmethod
+    def _read_list(cls, given: Any) -> Any:
+        """Many datasets keep lists as JSON in a string."""
+        return json.loads(given) if isinstance(given, str) else given
+
+
+def grading_of(row: SweBenchRow, *, test_command: str | None = None, log_parser: str | None = None) -> dict[str, Any]:
+    """Configuration of evaluator `swe_bench` for one row.
+
+    test_command: instead of the row's own; `{tests}` is the files of the test patch.
+
+    Raises: InvalidRequest when the row is graded in a way that is not supported, or does not say how.
+    """
+    if row.eval_type == "fail_only" or row.image_assets not in (None, {}, "", "{}"):
+        raise InvalidRequest(
+            f"{row.instance_id}: graded by its failures alone, or by files from elsewhere: neither is done here."
+        )
+    config: dict[str, Any] = {
+        "fail_to_pass": list(row.fail_to_pass),
+        "pass_to_pass": list(row.pass_to_pass),
+        "log_parser": log_parser or _parser(row),
+        "timeout_seconds": TEST_TIMEOUT_S,
+    }
+    if test_command is None and row.eval_script is not None:
+        return {**config, "eval_script": row.eval_script}
+    command = test_command or row.test_cmd or _PYTEST
+    files = dict.fromkeys(re.findall(r"^\+\+\+ b/([^\t\n]+)", row.test_patch, re.MULTILINE))
+    tests = " ".join(shlex.quote(name) for name in files if name.endswith(".py"))
+    return {**config, "test_patch": row.test_patch, "test_command": command.replace("{tests}", tests)}
+
+
+def _parser(row: SweBenchRow) -> str:
+    if row.log_parser is not None:
+        return "pytest" if row.log_parser == "parse_log_pytest" else row.log_parser
+    if row.repo in _OTHER_RUNNERS:
+        raise InvalidRequest(
+            f"{row.instance_id}: the tests of {row.repo} are not pytest's, and its row says neither how they run "
+            "nor how they are read. Give the row `test_cmd` and `log_parser` (on import: --test-command and "
+            "--log-parser), or take a dataset of SWE-bench 5."
+        )
+    return "pytest"
