@@ -162,3 +162,31 @@ def test_a_specification_that_fits_is_shown_resolved(tmp_path: Path) -> None:
     assert shown["evaluation"]["every"] is None
     assert shown["schedule"]["staleness"] == {"max_lag": 1, "measured_by": "oldest_token"}
     assert shown["learner"]["max_grad_norm"] == 1.0
+    assert shown["algorithm"]["settings"]["advantage"]["scale"] == "none"
+    assert shown["algorithm"]["settings"]["loss"]["correction"] == {"level": "token", "cap": 2.0}
+    assert shown["schedule"]["groups_in_flight"] == 2
+    assert shown["service"]["engine"] == f"embedded:{tmp_path / 'model'}"
+    assert shown["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "old_logprobs", "warns"),
+    [
+        ({"mode": "async"}, "trainer", True),
+        ({"mode": "sync", "max_uses": 2}, "trainer", True),
+        ({"mode": "sync"}, "trainer", False),
+        ({"mode": "async", "staleness": {"max_lag": 0}}, "trainer", False),
+        ({"mode": "async"}, "engine", False),
+    ],
+    ids=["async", "used twice", "sync", "async and never stale", "ratios against the engine"],
+)
+def test_stale_tokens_that_nothing_corrects_for_are_warned_of(
+    tmp_path: Path, schedule: dict[str, Any], old_logprobs: str, warns: bool
+) -> None:
+    algorithm = {"overrides": {"loss.correction.level": "none"}}
+    path = spec(tmp_path, algorithm=algorithm, schedule=schedule, learner={"old_logprobs": old_logprobs})
+    done = gangline("train", "validate", path)
+    assert done.returncode == 0, done.stderr
+    assert ("trained on as if they were fresh" in done.stderr) is warns
+    assert ("loss.correction.level" in done.stderr) is warns
+    assert len(json.loads(gangline("train", "validate", path, "--json").stdout)["warnings"]) == warns

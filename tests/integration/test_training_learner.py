@@ -42,12 +42,16 @@ def learner(folder: Path, name: str = "grpo", **settings: Any) -> Learner:
     )
 
 
-def logprob(folder: Path, response: list[int]) -> float:
-    """Of a response after the prompt, by transformers alone."""
+def exact_logprobs(folder: Path, response: list[int]) -> np.ndarray:
+    """[len(response)] after the prompt, by transformers alone."""
     ids = torch.tensor([[*PROMPT, *response]])
     with torch.inference_mode():
         logits = reference_model(folder)(input_ids=ids).logits[0].log_softmax(-1)
-    return float(logits[len(PROMPT) - 1 : -1].gather(-1, ids[0, len(PROMPT) :, None]).sum())
+    return logits[len(PROMPT) - 1 : -1].gather(-1, ids[0, len(PROMPT) :, None])[:, 0].numpy()
+
+
+def logprob(folder: Path, response: list[int]) -> float:
+    return float(exact_logprobs(folder, response).sum())
 
 
 def margin(folder: Path) -> float:
@@ -89,9 +93,22 @@ def test_a_session_is_averaged_over_all_of_its_traces_also_those_without_credit(
     """The penalty makes the learner compute every trace; it weighs nothing here."""
     given = [*samples(), sample(PROMPT, [16, 17, 18, 2], session_id="s0")]
     given[2].advantages[:] = 0.0
-    metrics = learner(folder, overrides={"loss.kl.coefficient": penalty}).step(given)
+    overrides = {"loss.kl.coefficient": penalty, "loss.correction.level": "none"}
+    metrics = learner(folder, overrides=overrides).step(given)
     # The first session's mean is over 3 tokens of -1 and 4 of 0.
     assert metrics["loss"] == pytest.approx((-3 / 7 + 1.0) / 2, abs=1e-6)
+
+
+def test_tokens_of_an_older_policy_are_corrected_for_unless_told_otherwise(folder: Path) -> None:
+    """The engine's old policy found every token of the good response four times as likely as the trainer's does now,
+    and every token of the bad one four times less likely: weights 1/4, and 4, which is cut at 2."""
+    given = samples()
+    for one, response, factor in zip(given, (GOOD, BAD), (4.0, 0.25), strict=True):
+        one.behaviour_logprobs[:] = exact_logprobs(folder, response) + np.log(factor)
+    corrected = learner(folder).step(given)
+    assert corrected["loss"] == pytest.approx((-0.25 + 2.0) / 2, rel=1e-4)
+    as_fresh = learner(folder, overrides={"loss.correction.level": "none"}).step(given)
+    assert as_fresh["loss"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_last_layers_leaves_all_else_as_it_was(folder: Path, tmp_path: Path) -> None:
@@ -120,11 +137,7 @@ def test_engines_load_what_a_learner_saves(folder: Path, tmp_path: Path) -> None
 def test_the_gap_to_the_engine_is_measured_before_the_update(folder: Path) -> None:
     given = samples()
     for one, response in zip(given, (GOOD, BAD), strict=True):
-        ids = torch.tensor([[*PROMPT, *response]])
-        with torch.inference_mode():
-            logits = reference_model(folder)(input_ids=ids).logits[0].log_softmax(-1)
-        exact = logits[len(PROMPT) - 1 : -1].gather(-1, ids[0, len(PROMPT) :, None])[:, 0]
-        one.behaviour_logprobs[:] = exact.numpy()
+        one.behaviour_logprobs[:] = exact_logprobs(folder, response)
     trained = learner(folder)
     exact_metrics = trained.step(given)
     assert exact_metrics["engine_gap_max"] < 1e-4

@@ -64,9 +64,13 @@ def table(seed: int, spread: float) -> Table:
     )
 
 
+UNCORRECTED = {"loss.correction.level": "none"}
+"""TRL and verl are given no log-probs of the engine, unless a case says so."""
+
+
 def both(given: Table, other: Tensor, name: str, overrides: dict[str, Any]) -> None:
     """Ours and the other's: equal, and equal in every gradient."""
-    ours = policy_loss(given.flat(), algorithm(name, overrides).loss).loss
+    ours = policy_loss(given.flat(), algorithm(name, {**UNCORRECTED, **overrides}).loss).loss
     assert torch.allclose(ours, other, **CLOSE)
     expected = torch.autograd.grad(other, given.logprobs)[0]
     assert expected.any()
@@ -143,7 +147,7 @@ def test_the_correction_is_as_trls(level: str) -> None:
     given = table(7, 0.3)
     difference = (given.old - given.behaviour) * given.mask
     weights = (difference if level == "token" else difference.sum(-1, keepdim=True)).exp().clamp(max=1.5)
-    overrides = {"loss.correction": {"level": level, "cap": 1.5}}
+    overrides = {"loss.correction.level": level, "loss.correction.cap": 1.5}
     both(given, trl_loss(given, correction=weights), "grpo", overrides)
 
 
@@ -194,7 +198,7 @@ def test_as_verl(
         if name == "gspo" and spread > 0.1:
             given.advantages = -given.advantages.abs()
         # verl adds 1e-8 to a sequence's number of tokens.
-        ours = policy_loss(given.flat(), algorithm(name, overrides).loss).loss
+        ours = policy_loss(given.flat(), algorithm(name, {**UNCORRECTED, **overrides}).loss).loss
         theirs = verl_loss(verl, given, kind, mode, **clip)
         assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-6)
         gradients = [torch.autograd.grad(one, given.logprobs)[0] for one in (ours, theirs)]
@@ -207,7 +211,7 @@ def test_the_correction_is_as_verls(verl: Any, level: str) -> None:
     helper = importlib.import_module("verl.trainer.ppo.rollout_corr_helper")
     given = table(7, 0.3)
     weights, _ = helper.compute_rollout_correction_weights(given.old - given.behaviour, given.mask, level, 1.5)
-    overrides = {"loss.correction": {"level": level, "cap": 1.5}}
+    overrides = {"loss.correction.level": level, "loss.correction.cap": 1.5}
     both(given, verl_loss(verl, given, "vanilla", "token-mean", weights), "ppo_clip", overrides)
 
 

@@ -38,6 +38,11 @@ def algorithms(as_json: JsonOption = False) -> None:
     console().print(_table(changes))
 
 
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        notes().print(f"Warning: {warning}", markup=False, soft_wrap=True, style="yellow")
+
+
 def _document(changes: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
     return {setting: {"base": before, "value": after} for setting, (before, after) in changes.items()}
 
@@ -57,11 +62,17 @@ SpecArgument = Annotated[Path, typer.Argument(help="The experiment's YAML file."
 
 @train.command()
 def validate(spec: SpecArgument, as_json: JsonOption = False) -> None:
-    """Check an experiment without a GPU, a model or a service: every setting, its algorithm, all its tasks."""
+    """Check an experiment without a GPU, a model or a service: every setting, its algorithm, all its tasks.
+
+    --json prints every setting with its default, and the algorithm's by name as algorithm.settings.
+    """
+    from gangline.training.experiment import resolved_settings, warnings_about
+
     experiment, tasks, held_out = _read(spec)
+    warnings = warnings_about(experiment)
     if as_json:
-        counts = {"num_tasks": len(tasks), "num_held_out_tasks": len(held_out)}
-        print_json(experiment.model_dump(mode="json") | counts)
+        found = {"num_tasks": len(tasks), "num_held_out_tasks": len(held_out), "warnings": warnings}
+        print_json(resolved_settings(experiment) | found)
         return
     table = Table("setting", "value", box=None)
     for name, value in _flat(experiment.model_dump(mode="json", exclude_defaults=True)):
@@ -69,6 +80,7 @@ def validate(spec: SpecArgument, as_json: JsonOption = False) -> None:
     console().print(table)
     also = f" and {len(held_out)} held-out ones" if held_out else ""
     console().print(f"\n{spec} is valid: {len(tasks)} tasks{also}, {experiment.schedule.steps} steps", markup=False)
+    _warn(warnings)
 
 
 @train.command("run")
@@ -82,8 +94,10 @@ def run_command(spec: SpecArgument, data: DataOption = None, as_json: JsonOption
     import asyncio
 
     from gangline.cli.training_run import run_experiment
+    from gangline.training.experiment import warnings_about
 
     experiment, tasks, held_out = _read(spec)
+    _warn(warnings_about(experiment))
     data_dir = (data or Settings.from_environ().data_dir).absolute()
     try:
         ran = asyncio.run(run_experiment(experiment, tasks, data_dir, held_out))

@@ -18,7 +18,16 @@ from gangline.training.learner_settings import LearnerSettings
 from gangline.training.options import TrainingOptions
 from gangline.training.trainer import ScheduleSettings
 
-__all__ = ["AlgorithmChoice", "DataSettings", "Experiment", "ServiceSettings", "digest_of", "read_experiment"]
+__all__ = [
+    "AlgorithmChoice",
+    "DataSettings",
+    "Experiment",
+    "ServiceSettings",
+    "digest_of",
+    "read_experiment",
+    "resolved_settings",
+    "warnings_about",
+]
 
 
 class AlgorithmChoice(TrainingOptions):
@@ -110,6 +119,32 @@ def read_experiment(path: Path) -> Experiment:
 
 def _beside(path: Path, settings: S) -> S:
     return settings.model_copy(update={"tasks": path.parent / settings.tasks})
+
+
+def resolved_settings(experiment: Experiment) -> dict[str, Any]:
+    """Every setting as JSON types, also those that follow from others: the algorithm's by name as `algorithm.settings`,
+    groups in flight, the engine of a service that is brought up."""
+    found = experiment.model_dump(mode="json")
+    found["algorithm"]["settings"] = experiment.algorithm.resolve().model_dump(mode="json")
+    schedule, service = experiment.schedule, experiment.service
+    found["schedule"]["groups_in_flight"] = schedule.num_in_flight
+    if service.url is None:
+        found["service"]["engine"] = service.engine or f"embedded:{experiment.model}"
+    return found
+
+
+def warnings_about(experiment: Experiment) -> list[str]:
+    """Settings that are allowed and probably wrong, each with the way out."""
+    schedule, loss = experiment.schedule, experiment.algorithm.resolve().loss
+    may_be_stale = schedule.staleness.max_lag > 0 and (schedule.mode == "async" or schedule.max_uses > 1)
+    if may_be_stale and loss.correction.level == "none" and experiment.learner.old_logprobs == "trainer":
+        return [
+            f"tokens may be {schedule.staleness.max_lag} policy versions old, and are trained on as if they were "
+            "fresh: loss.correction.level is none and learner.old_logprobs is trainer, so nothing compares them with "
+            "the policy that sampled them. Leave out the override loss.correction.level, or set learner.old_logprobs: "
+            "engine."
+        ]
+    return []
 
 
 def digest_of(experiment: Experiment) -> str:

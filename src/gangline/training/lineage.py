@@ -20,7 +20,7 @@ import msgspec
 
 from gangline import __version__
 from gangline.domain.errors import Conflict
-from gangline.training.experiment import Experiment, digest_of
+from gangline.training.experiment import Experiment, digest_of, resolved_settings
 from gangline.training.run_log import EvaluationRecord, StepRecord
 
 __all__ = ["Life", "Results", "begin_life", "key_of", "write_results"]
@@ -109,7 +109,7 @@ def begin_life(
         )
     lives.append(life)
     _replace(folder / "lineage.json", msgspec.json.format(msgspec.json.encode(lives)))
-    _replace(folder / "experiment.json", msgspec.json.format(msgspec.json.encode(experiment.model_dump(mode="json"))))
+    _replace(folder / "experiment.json", msgspec.json.format(msgspec.json.encode(resolved_settings(experiment))))
 
 
 def write_results(

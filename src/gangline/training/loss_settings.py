@@ -29,10 +29,12 @@ class KLSettings(TrainingOptions):
 
 
 class CorrectionSettings(TrainingOptions):
-    """Truncated importance sampling: for what differs between the engine that sampled and the trainer's old policy."""
+    """Truncated importance sampling: for all that differs between the policy that sampled and the trainer's old policy,
+    which is staleness, and the rounding of another engine."""
 
-    level: Literal["none", "token", "sequence"] = "none"
-    """A weight for each token, or the product of a trace's for all of them."""
+    level: Literal["none", "token", "sequence"] = "token"
+    """A weight for each token, or the product of a trace's for all of them. none takes tokens of older policies for
+    fresh ones."""
     cap: float = Field(default=2.0, gt=0)
     """Largest weight."""
 

@@ -73,6 +73,11 @@ class ScheduleSettings(TrainingOptions):
     patience_s: float = Field(default=600.0, ge=0)
     """How long engines, nodes and server may be down when weights are due."""
 
+    @property
+    def num_in_flight(self) -> int:
+        """Groups under way, resolved."""
+        return self.groups_in_flight or self.groups_per_step
+
 
 class Learning(Protocol):
     """What is trained; `gangline.training.learner.Learner` is one. Called in a thread, one call at a time."""
@@ -139,7 +144,7 @@ class Trainer:
         self._num_buffered = schedule.groups_per_step * max(schedule.staleness.max_lag, 1)
         """Enough to begin the next step with; more would only grow old."""
         self._buffer = ReplayBuffer(
-            self._num_buffered + self._num_in_flight, schedule.staleness, max_uses=schedule.max_uses
+            self._num_buffered + schedule.num_in_flight, schedule.staleness, max_uses=schedule.max_uses
         )
         self._changed, self._has_room = asyncio.Event(), asyncio.Event()
         """Set when a group came; when one may."""
@@ -155,10 +160,6 @@ class Trainer:
         self._checkpoint_s = 0.0
         self._wall_before_s = 0.0
         self._started = time.monotonic()
-
-    @property
-    def _num_in_flight(self) -> int:
-        return self._schedule.groups_in_flight or self._schedule.groups_per_step
 
     @property
     def _wall_s(self) -> float:
@@ -229,7 +230,7 @@ class Trainer:
         if self._schedule.mode == "sync":
             return PlainCollector(self._service, tasks, validity=validity, admit=self._admit)
         return ReplenishingCollector(
-            self._service, tasks, num_in_flight=self._num_in_flight, validity=validity, admit=self._admit
+            self._service, tasks, num_in_flight=self._schedule.num_in_flight, validity=validity, admit=self._admit
         )
 
     def _admit(self, group: Group) -> Group | None:
