@@ -3,44 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
+from gangline import plugins
 from gangline.client import ServerClient
+from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.domain.trajectory import Trace, Trajectory
+from gangline.evaluators.swe_bench import SweBenchConfig
+from gangline.listening import listening
 from gangline.server.run import serving
-from service import FakeNode, any_plugin
+from papers import filled
+from service import FakeNode
 
 TOKEN = "control-secret"
 
-# A.3, with its placeholders filled in.
-PAYLOAD: dict[str, Any] = {
-    "task_id": "polar-swegym-0-0",
-    "instruction": "Fix the issue in /polar/session/workspace.",
-    "num_samples": 2,
-    "timeout_seconds": 1200,
-    "runtime": {
-        "backend": "docker",
-        "image": "swegym/instance:1",
-        "network": "host",
-        "workdir": "/polar/session/workspace",
-        "prepare": [{"type": "exec", "command": "prepare repository, harness, and dependencies"}],
-    },
-    "agent": {"harness": "codex", "model_name": "served"},
-    "builder": {"strategy": "prefix_merging"},
-    "evaluator": {
-        "strategy": "swebench_harness",
-        "refresh_runtime": True,
-        "config": {"repo_dir": "/testbed", "patch_command": "git diff", "instance": {"id": 1}},
-    },
-    "callback_url": "http://127.0.0.1:9/callback/task_result",
-    "metadata": {"group_id": "0", "policy_version": "3", "rollout_step": "7"},
+INSTANCE: dict[str, Any] = {
+    "instance_id": "getmoto__moto-4950",
+    "repo": "getmoto/moto",
+    "version": "3.1",
+    "base_commit": "0123456789012345678901234567890123456789",
+    "problem_statement": "`describe` leaves out tags",
+    "test_patch": "--- a/tests/test_tags.py\n+++ b/tests/test_tags.py\n",
+    "FAIL_TO_PASS": ["tests/test_tags.py::test_tags"],
+    "PASS_TO_PASS": '["tests/test_tags.py::test_others"]',
 }
+"""A row with SWE-Gym's fields; datasets keep lists as lists, or as JSON in a string."""
+VALUES = {
+    "{rollout_id}": "0",
+    "{group_index}": "0",
+    "{sample.metadata.runtime_image}": "swegym/instance:1",
+    "{served_model_name}": "served",
+    '"{sample.metadata.instance}"': json.dumps(INSTANCE),
+    "{trainer_host}:{callback_port}": "127.0.0.1:9",
+    "{rollout_group_id}": "0",
+    "{policy_version}": "3",
+    "{rollout_step}": "7",
+}
+PAYLOAD: dict[str, Any] = filled("001-a3-task.json", VALUES)
 TRACE_FIELDS = {
     "prompt_ids", "response_ids", "loss_mask", "response_logprobs", "prompt_messages", "response_messages", "tools",
     "finish_reason", "reward", "metadata",
@@ -66,7 +73,7 @@ class Trainer:
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[ServerClient]:
     async with (
-        serving(data_dir=tmp_path, control_token=TOKEN, check_task=any_plugin) as running,
+        serving(data_dir=tmp_path, control_token=TOKEN, callback_base_s=0.02) as running,
         ServerClient(running.url, TOKEN) as client,
     ):
         yield client
@@ -111,10 +118,11 @@ async def test_a_trainer_submits_polls_partial_results_and_ends_with_traces_as_p
     assert (await trainer.get(path))[1] | {"results": []} == {
         "task_id": "polar-swegym-0-0",
         "status": "running",
-        "total_sessions": 2,
+        "total_sessions": 8,
         "completed_sessions": 0,
         "results": [],
         "result_paths": [],
+        "metadata": PAYLOAD["metadata"],
     }
     traced = trajectory_of(leases[0].session_id, leases[0].task_id)
     await node.finish(leases[:1], trajectory=traced, reward=1.0)
@@ -122,8 +130,8 @@ async def test_a_trainer_submits_polls_partial_results_and_ends_with_traces_as_p
     assert (partial["status"], partial["completed_sessions"]) == ("running", 1)
     await node.finish(leases[1:], outcome="agent_timeout", reward=None)
     _, final = await trainer.get(path)
-    assert (final["status"], final["completed_sessions"]) == ("completed", 2)
-    assert [result["status"] for result in final["results"]] == ["COMPLETED", "TIMEOUT"]
+    assert (final["status"], final["completed_sessions"]) == ("completed", 8)
+    assert [result["status"] for result in final["results"]] == ["COMPLETED", *["TIMEOUT"] * 7]
     trace = final["results"][0]["trajectory"]["traces"][0]
     assert set(trace) == TRACE_FIELDS
     assert (trace["response_ids"], trace["loss_mask"], trace["reward"]) == ([785, 10042, 151645], [1, 1, 0], 1.0)
@@ -138,12 +146,102 @@ async def test_a_trainer_submits_polls_partial_results_and_ends_with_traces_as_p
     assert numbers["results"][0]["trajectory"]["traces"][0]["response_logprobs"] == [-0.25, -0.5, 0.0]
 
 
+async def test_the_task_as_printed_is_checked_and_becomes_ours(trainer: Trainer, client: ServerClient):
+    assert (await trainer.post("/rollout/task/submit", PAYLOAD))[0] == 200
+    (lease, *_) = await FakeNode(client).lease()
+    task = TaskRequest.model_validate(lease.task)
+    plugins.check_task(task)  # what a node does with it, too
+    config = SweBenchConfig.model_validate(task.evaluator.config)
+    assert (task.evaluator.strategy, task.evaluator.refresh_runtime) == ("swe_bench", True)
+    assert (config.repo_dir, config.patch_command) == (
+        "/testbed",
+        "cd /polar/session/workspace && git add -A && git diff --cached --binary",
+    )
+    assert config.fail_to_pass == ("tests/test_tags.py::test_tags",)
+    assert config.pass_to_pass == ("tests/test_tags.py::test_others",)
+    assert config.test_command is not None
+    assert config.test_command.endswith(" tests/test_tags.py")
+    # One deadline for all: no stage of ours ends before it.
+    assert (task.timeout_seconds, task.init_timeout_seconds) == (1200, 1200)
+    assert [action.timeout_seconds for action in task.runtime.prepare if action.type == "exec"] == [1200]
+    assert task.evaluation_timeout_seconds > config.timeout_seconds
+
+
+UNGRADABLE: list[tuple[Any, str]] = [
+    ({}, "instance: instance_id: Field required"),
+    ("{not json", "neither an object nor JSON of one"),
+    (INSTANCE | {"FAIL_TO_PASS": []}, "FAIL_TO_PASS"),
+    (INSTANCE | {"repo": "django/django"}, "`test_cmd` and `log_parser`"),
+]
+
+
+@pytest.mark.parametrize(("instance", "told"), UNGRADABLE)
+async def test_an_instance_that_cannot_be_graded_is_refused_and_named(trainer: Trainer, instance: Any, told: str):
+    config = PAYLOAD["evaluator"]["config"] | {"instance": instance}
+    task = PAYLOAD | {"evaluator": PAYLOAD["evaluator"] | {"config": config}}
+    status, problem = await trainer.post("/rollout/task/submit", task)
+    assert (status, told in problem["detail"]) == (400, True), problem["detail"]
+
+
+async def test_an_instance_may_be_json_in_a_string(trainer: Trainer, client: ServerClient):
+    """As a data set keeps it whose rows are flat."""
+    config = PAYLOAD["evaluator"]["config"] | {"instance": json.dumps(INSTANCE)}
+    task = PAYLOAD | {"evaluator": PAYLOAD["evaluator"] | {"config": config}}
+    assert (await trainer.post("/rollout/task/submit", task))[0] == 200
+
+
+async def test_mcp_servers_come_as_a_list(trainer: Trainer, client: ServerClient):
+    servers = [
+        {"name": "files", "transport": "stdio", "command": "mcp-files", "args": ["--root", "."], "env": {"A": "1"}},
+        {"name": "web", "transport": "streamable-http", "url": "http://127.0.0.1:9/mcp"},
+    ]
+    agent = PAYLOAD["agent"] | {"mcp_servers": servers}
+    assert (await trainer.post("/rollout/task/submit", PAYLOAD | {"agent": agent}))[0] == 200
+    (lease, *_) = await FakeNode(client).lease()
+    task = TaskRequest.model_validate(lease.task)
+    assert {name: (server.command, server.url) for name, server in task.agent.mcp_servers.items()} == {
+        "files": (("mcp-files", "--root", "."), None),
+        "web": ((), "http://127.0.0.1:9/mcp"),
+    }
+    for wrong, told in (
+        ([*servers, servers[0]], "same name"),
+        ([{"name": "x", "transport": "sse", "url": "http://127.0.0.1:9"}], "transport must be stdio or http"),
+        ([{"command": "x"}], "agent.mcp_servers.0: must be an object with a `name`"),
+        ([servers[1] | {"headers": {"a": "b"}}], "agent.mcp_servers.web.headers"),
+    ):
+        refused = PAYLOAD | {"task_id": None, "agent": agent | {"mcp_servers": wrong}}
+        status, problem = await trainer.post("/rollout/task/submit", refused)
+        assert (status, told in problem["detail"]) == (400, True), problem["detail"]
+
+
+async def test_the_callback_says_what_the_poll_says(trainer: Trainer, client: ServerClient):
+    told: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def take(call: web.Request) -> web.Response:
+        await told.put(await call.json())
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/callback/task_result", take)
+    async with listening(app, shutdown_s=1.0, host="127.0.0.1", port=0) as (host, port, *_):
+        url = PAYLOAD["callback_url"].replace("127.0.0.1:9", f"{host}:{port}")
+        await trainer.post("/rollout/task/submit", PAYLOAD | {"callback_url": url, "num_samples": 2})
+        node = FakeNode(client)
+        first, second = await node.lease()
+        await node.finish([first], trajectory=trajectory_of(first.session_id, first.task_id), reward=1.0)
+        await node.finish([second], outcome="agent_timeout", reward=None)
+        body = await asyncio.wait_for(told.get(), 30)
+    assert body == (await trainer.get("/rollout/task/polar-swegym-0-0"))[1]
+    assert (body["status"], body["metadata"], len(body["results"])) == ("completed", PAYLOAD["metadata"], 2)
+    assert body["results"][0]["trajectory"]["traces"][0]["reward"] == 1.0
+
+
 async def test_status_tells_tasks_nodes_and_pending_sessions(trainer: Trainer, client: ServerClient):
     await trainer.post("/rollout/task/submit", PAYLOAD)
     await FakeNode(client).lease(max_sessions=1)
     _, status = await trainer.get("/rollout/status")
     assert status["tasks"] == {"polar-swegym-0-0": "running"}
-    assert (status["pending_sessions"], status["running_sessions"], list(status["nodes"])) == (1, 1, ["n1"])
+    assert (status["pending_sessions"], status["running_sessions"], list(status["nodes"])) == (7, 1, ["n1"])
 
 
 async def test_a_field_that_has_no_meaning_here_is_refused_by_name(trainer: Trainer):

@@ -313,6 +313,8 @@ class TaskRequest(_Spec):
     submitter: str | None = Field(default=None, pattern=ID_PATTERN)
     """Who asks. Within one priority, those who have sessions queued are served in turn; None is one of them too."""
     callback_url: str | None = Field(default=None, pattern=r"^https?://[^\s\x00]+$")
+    callback_form: Literal["gangline", "polar"] = "gangline"
+    """`polar`: the callback's body is the answer of `GET /rollout/task/{task_id}`. Polar's route submits such tasks."""
     callback_secret: str | None = Field(default=None, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Name of an environment variable of the server: the key that signs the callback, instead of the control token."""
     callback_expiry_seconds: float | None = Field(default=None, gt=0)

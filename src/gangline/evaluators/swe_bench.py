@@ -13,15 +13,18 @@ Source: SWE-bench, "Can Language Models Resolve Real-World GitHub Issues?"; grad
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import PurePosixPath
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gangline.domain.contracts import EvaluationContext, ExecResult, Reward, RuntimeHandle
 from gangline.domain.errors import EvaluatorError
+from gangline.evaluators.swe_bench_rows import SweBenchRow, grading_of
 from gangline.evaluators.test_logs import Status, read_log
+from gangline.plugins import explain
 
 __all__ = ["SweBenchConfig", "SweBenchEvaluator"]
 
@@ -67,6 +70,9 @@ class SweBenchConfig(BaseModel):
     patch_command: str | None = Field(default=None, min_length=1)
     """Prints the agent's patch; given to `sh -c` in the agent's working folder once its processes are gone. None: what
     changed in `repo_dir`. With it, only the clean runtime needs a repository in `repo_dir`."""
+    instance: dict[str, Any] | None = None
+    """A row of a SWE-bench style dataset (or its JSON, as a string): what grading needs and is not given here is read
+    from it."""
     fail_to_pass: tuple[str, ...] = Field(min_length=1)
     """Names of tests that must pass, as the log has them."""
     pass_to_pass: tuple[str, ...] = ()
@@ -82,6 +88,26 @@ class SweBenchConfig(BaseModel):
     timeout_seconds: float = Field(default=1800, gt=0)
     """Of the tests."""
     max_patch_bytes: int = Field(default=16 << 20, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_instance(cls, given: Any) -> Any:
+        """Raises: ValueError, InvalidRequest when the row cannot be graded."""
+        own = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+        if (instance := own.get("instance")) is None:
+            return cast("Any", given)
+        try:
+            row = json.loads(instance) if isinstance(instance, str) else instance
+            read = grading_of(
+                SweBenchRow.model_validate(row),
+                test_command=own.get("test_command"),
+                log_parser=own.get("log_parser"),
+            )
+        except ValidationError as error:
+            raise ValueError(f"instance: {explain(error)}") from error
+        except json.JSONDecodeError as error:
+            raise ValueError(f"instance: neither an object nor JSON of one: {error}") from error
+        return read | own | {"instance": row}
 
     @model_validator(mode="after")
     def _runs_something(self) -> SweBenchConfig:

@@ -7,16 +7,17 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import aiohttp
 import msgspec
 
-from gangline.domain.errors import InvalidRequest, StoreError
+from gangline.domain.errors import GanglineError, StoreError
 from gangline.server.bells import Bells
 from gangline.server.service import CALLBACKS, EVENTS
 from gangline.settings import read_secret
-from gangline.store.outbox import Callback, Outbox, next_try_at
+from gangline.store.outbox import POLAR_BODY, Callback, Outbox, next_try_at
 
 __all__ = ["Courier", "signature"]
 
@@ -35,6 +36,7 @@ class Courier:
     """Carries callbacks.
 
     public_url: the server's address as receivers know it, for `result_url`.
+    polar_task: makes the body of a callback in Polar's form, by task id.
     base_s, max_s: pause after the first failure, doubled after each, and its bound.
     """
 
@@ -44,6 +46,7 @@ class Courier:
         bells: Bells,
         *,
         public_url: str,
+        polar_task: Callable[[str], Awaitable[bytes]],
         control_token: str | None,
         base_s: float = 1.0,
         max_s: float = 300.0,
@@ -53,6 +56,7 @@ class Courier:
         self._outbox = outbox
         self._bells = bells
         self._public_url = public_url
+        self._polar_task = polar_task
         self._token = control_token
         self._base_s = base_s
         self._max_s = max_s
@@ -120,14 +124,21 @@ class Courier:
 
     async def _post(self, http: aiohttp.ClientSession, callback: Callback) -> str | None:
         """What went wrong, or None."""
-        result_url = f"{self._public_url}/v1/tasks/{callback.task_id}/result"
-        body = msgspec.json.encode({**msgspec.json.decode(callback.body), "result_url": result_url})
         headers = {"Content-Type": "application/json", "Idempotency-Key": callback.key}
         try:
+            body = await self._body(callback)
             key = self._token if callback.secret is None else read_secret(callback.secret)
             if key is not None:
                 headers["X-Gangline-Signature"] = signature(key, body)
             async with http.post(callback.url, data=body, headers=headers, allow_redirects=False) as response:
                 return None if 200 <= response.status < 300 else f"HTTP {response.status}"
-        except (aiohttp.ClientError, TimeoutError, ValueError, InvalidRequest) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError, GanglineError) as error:
             return f"{type(error).__name__}: {error}"
+
+    async def _body(self, callback: Callback) -> bytes:
+        """Raises: NotFound, StoreError when the results of a callback in Polar's form cannot be read."""
+        kept = msgspec.json.decode(callback.body, type=dict[str, Any])
+        if kept == POLAR_BODY:
+            return await self._polar_task(callback.task_id)
+        result_url = f"{self._public_url}/v1/tasks/{callback.task_id}/result"
+        return msgspec.json.encode({**kept, "result_url": result_url})

@@ -14,13 +14,15 @@ from aiohttp import web
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
+from gangline.domain.tokens import encode_json
 from gangline.domain.views import TaskView
-from gangline.server.compat_polar_records import LogprobForm, polar_result, polar_task_status, task_from_polar
+from gangline.server.compat_polar_records import LogprobForm, polar_result, polar_task_status
+from gangline.server.compat_polar_tasks import task_from_polar
 from gangline.server.problems import read_body
 from gangline.server.routing import SUBJECT, Query, Route, answer_json, path_id
 from gangline.server.service import RolloutService
 
-__all__ = ["PolarRoutes", "PolarStatus", "PolarSubmitted", "PolarTask"]
+__all__ = ["PolarRoutes", "PolarStatus", "PolarSubmitted", "PolarTask", "polar_task"]
 
 _NEWEST_TASKS = 1000
 
@@ -44,6 +46,8 @@ class PolarTask(msgspec.Struct, frozen=True, kw_only=True):
     results: list[dict[str, Any]]
     """Polar's session results; traces as in its A.4."""
     result_paths: list[str] = []
+    metadata: dict[str, Any] = {}
+    """As submitted: a trainer finds its group, rollout step and policy version there (A.3)."""
 
 
 class PolarStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +83,8 @@ class PolarRoutes:
         form = request.query.get("logprobs", "objects")
         if form not in get_args(LogprobForm):
             raise InvalidRequest(f"logprobs must be one of {', '.join(get_args(LogprobForm))}, got {form[:40]!r}.")
-        task, results = await self._service.task_results(path_id(request, "task_id"), partial=True)
-        return await asyncio.to_thread(_answer, task, results, cast("LogprobForm", form))  # it may be large
+        body = await polar_task(self._service, path_id(request, "task_id"), cast("LogprobForm", form))
+        return web.Response(body=body, content_type="application/json")
 
     async def polar_status(self, _request: web.Request) -> web.Response:
         store = self._service.store
@@ -112,7 +116,13 @@ _LOGPROBS = (
 )
 
 
-def _answer(task: TaskView, results: list[SessionResult], form: LogprobForm) -> web.Response:
+async def polar_task(service: RolloutService, task_id: str, form: LogprobForm = "objects") -> bytes:
+    """A `PolarTask` as JSON: the answer to a poll, and the body of a callback. Raises: NotFound, StoreError."""
+    task, results = await service.task_results(task_id, partial=True)
+    return await asyncio.to_thread(_record, task, results, form)  # it may be large
+
+
+def _record(task: TaskView, results: list[SessionResult], form: LogprobForm) -> bytes:
     agent: dict[str, Any] = task.request.get("agent", {})
     record = PolarTask(
         task_id=task.task_id,
@@ -120,5 +130,6 @@ def _answer(task: TaskView, results: list[SessionResult], form: LogprobForm) -> 
         total_sessions=task.num_samples,
         completed_sessions=len(results),
         results=[polar_result(result, str(agent.get("harness")), form) for result in results],
+        metadata=task.request.get("metadata", {}),
     )
-    return answer_json(record)
+    return encode_json(record)

@@ -1,28 +1,25 @@
-"""Polar's words for a task, a session's result and a trace, and ours for them; pure.
+"""A task, a session's result and a trace in Polar's words; pure.
 
-Source: Polar, A.3 (task), A.4 (trace), 3.3.2 (a timeout keeps its partial traces). Where its published code has more
-fields than the paper, those that have a meaning here are understood, and others are refused by name.
+Source: Polar, A.4 (trace), A.5 (poll), 3.3.2 (a timeout keeps its partial traces).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from gangline.domain.lifecycle import Outcome
 from gangline.domain.session import SessionResult
-from gangline.domain.task import TaskRequest
 from gangline.domain.trajectory import Trace
 from gangline.domain.views import TaskView
 from gangline.evaluators.transcript import chat_messages
 from gangline.trajectories.shared_prefixes import with_whole_prompts
 
-__all__ = ["LogprobForm", "chat_tools", "polar_result", "polar_session_status", "polar_task_status", "task_from_polar"]
+__all__ = ["LogprobForm", "chat_tools", "polar_result", "polar_session_status", "polar_task_status"]
 
 LogprobForm = Literal["objects", "floats"]
 """`response_logprobs` as the paper has it, `{"token_id", "logprob"}` each, or as numbers, as its later code has it."""
 
-_NETWORKS = {"host": "full", "bridge": "full", None: "proxy"}
 _STATUSES: dict[Outcome, str] = {
     "completed": "COMPLETED",
     "turn_limit": "COMPLETED",
@@ -30,43 +27,6 @@ _STATUSES: dict[Outcome, str] = {
     "agent_timeout": "TIMEOUT",
 }
 _STAGE_FIELDS = {"init": "init_ms", "ready": "ready_queue_ms", "run": "run_ms", "postrun": "postrun_ms"}
-_MEBIBYTE = 1024**2
-
-
-def task_from_polar(payload: Any) -> TaskRequest:
-    """A task as in A.3. Raises: pydantic.ValidationError, which names what is not understood."""
-    if not isinstance(payload, dict):
-        return TaskRequest.model_validate(payload)
-    task = {name: value for name, value in cast("dict[str, Any]", payload).items() if value is not None}
-    if isinstance(runtime := task.get("runtime"), dict):
-        task["runtime"] = _runtime(cast("dict[str, Any]", runtime))
-    if isinstance(builder := task.get("builder"), dict):
-        task["builder"] = _flat(cast("dict[str, Any]", builder))
-    return TaskRequest.model_validate(task)
-
-
-def _runtime(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The paper's networks are Docker's; the harness must reach the model whichever it is."""
-    runtime = {name: value for name, value in given.items() if value is not None}
-    limits = {"cpus": runtime.pop("cpus", None)}
-    if isinstance(memory_mb := runtime.pop("memory_mb", None), int | float):
-        limits["memory_bytes"] = int(memory_mb * _MEBIBYTE)
-    named = {name: value for name, value in limits.items() if value is not None}
-    if named and isinstance(runtime.get("limits", {}), dict):
-        runtime["limits"] = named | runtime.get("limits", {})
-    network = runtime.get("network")
-    if network is None or isinstance(network, str):
-        runtime["network"] = _NETWORKS.get(network, network)
-    if runtime.pop("allow_internet", True) is False:
-        runtime["network"] = "proxy"
-    return runtime
-
-
-def _flat(builder: Mapping[str, Any]) -> dict[str, Any]:
-    """A builder's settings stand beside its strategy here, under `config` there."""
-    fields = dict(builder)
-    config = fields.pop("config", None)
-    return fields | (cast("dict[str, Any]", config) if isinstance(config, dict) else {})
 
 
 def polar_task_status(task: TaskView) -> str:

@@ -10,6 +10,7 @@ import ipaddress
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from gangline.domain.views import TaskView
 from gangline.listening import listening
 from gangline.server.app import create_app
 from gangline.server.callbacks import Courier
+from gangline.server.compat_polar import polar_task
 from gangline.server.housekeeping import Housekeeper, follow_forever
 from gangline.server.service import RolloutService
 from gangline.server.task_watch import TaskWatch
@@ -145,6 +147,7 @@ async def serving(
                     Outbox(store.database),
                     service.bells,
                     public_url=reachable_url(host, bound_port, public_url),
+                    polar_task=partial(polar_task, service),
                     control_token=control_token,
                     base_s=callback_base_s,
                 )

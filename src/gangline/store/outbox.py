@@ -22,7 +22,11 @@ from gangline.store.database import Database, repeated
 from gangline.store.rows import append_events
 from gangline.store.schema import outbox
 
-__all__ = ["Callback", "Outbox", "add_callback", "next_try_at"]
+__all__ = ["POLAR_BODY", "Callback", "Outbox", "add_callback", "next_try_at"]
+
+
+POLAR_BODY: dict[str, Any] = {"callback_form": "polar"}
+"""Kept in place of a body that is made of the task's results when it is sent: they may be large."""
 
 
 class Callback(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,13 +66,7 @@ def add_callback(conn: sa.Connection, task: TaskView, *, now: float, expiry_s: f
     url = task.request.get("callback_url")
     if not url:
         return
-    body: dict[str, Any] = {
-        "task_id": task.task_id,
-        "status": task.status,
-        "rewards": task.rewards,
-        "outcomes": [session.outcome for session in task.sessions],
-        "metadata": task.request.get("metadata", {}),
-    }
+    body = POLAR_BODY if task.request.get("callback_form") == "polar" else _body(task)
     conn.execute(
         sa.insert(outbox).values(
             key=f"{task.task_id}:ended",
@@ -83,6 +81,16 @@ def add_callback(conn: sa.Connection, task: TaskView, *, now: float, expiry_s: f
             secret=task.request.get("callback_secret"),
         )
     )
+
+
+def _body(task: TaskView) -> dict[str, Any]:
+    return {
+        "task_id": task.task_id,
+        "status": task.status,
+        "rewards": task.rewards,
+        "outcomes": [session.outcome for session in task.sessions],
+        "metadata": task.request.get("metadata", {}),
+    }
 
 
 _FIELDS = [outbox.c[name] for name in Callback.__struct_fields__]

@@ -1,0 +1,125 @@
+"""A task in Polar's words becomes one of ours; pure.
+
+Source: Polar, A.3, 3.2.1 (MCP servers), 3.3.2 (one deadline for the whole session), 3.5 (evaluators). Where its
+published code has more fields than the paper, those that have a meaning here are understood, and others are refused
+by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from gangline.domain.errors import InvalidRequest
+from gangline.domain.task import TaskRequest
+from gangline.evaluators.swe_bench_rows import TEST_TIMEOUT_S
+
+__all__ = ["task_from_polar"]
+
+_NETWORKS = {"host": "full", "bridge": "full", None: "proxy"}
+_EVALUATORS = {"swebench_harness": "swe_bench"}
+_HTTP_TRANSPORTS = ("http", "streamable-http", "streamable_http")
+_GRADING_MARGIN_S = 60.0
+"""What an evaluation has beside the tests' own time."""
+_MEBIBYTE = 1024**2
+
+
+def task_from_polar(payload: Any) -> TaskRequest:
+    """A task as in A.3. Raises: InvalidRequest, pydantic.ValidationError; both name what is not understood."""
+    if not isinstance(payload, dict):
+        return TaskRequest.model_validate(payload)
+    task = _given(cast("dict[str, Any]", payload))
+    _share_deadline(task)
+    if isinstance(runtime := task.get("runtime"), dict):
+        task["runtime"] = _runtime(cast("dict[str, Any]", runtime), task.get("timeout_seconds"))
+    if isinstance(agent := task.get("agent"), dict):
+        task["agent"] = _agent(cast("dict[str, Any]", agent))
+    if isinstance(builder := task.get("builder"), dict):
+        task["builder"] = _flat(cast("dict[str, Any]", builder))
+    if isinstance(evaluator := task.get("evaluator"), dict):
+        task["evaluator"] = _evaluator(cast("dict[str, Any]", evaluator))
+        if task["evaluator"].get("strategy") == "swe_bench":
+            task.setdefault("evaluation_timeout_seconds", TEST_TIMEOUT_S + _GRADING_MARGIN_S)
+    if "callback_url" in task:
+        task["callback_form"] = "polar"
+    return TaskRequest.model_validate(task)
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _share_deadline(task: dict[str, Any]) -> None:
+    """Polar's budget is of the whole session: INIT must not end before it."""
+    budget = task.get("timeout_seconds")
+    if budget is not None:
+        task.setdefault("init_timeout_seconds", budget)
+
+
+def _runtime(given: Mapping[str, Any], budget: Any) -> dict[str, Any]:
+    """The paper's networks are Docker's; the harness must reach the model whichever it is."""
+    runtime = _given(given)
+    limits = {"cpus": runtime.pop("cpus", None)}
+    if isinstance(memory_mb := runtime.pop("memory_mb", None), int | float):
+        limits["memory_bytes"] = int(memory_mb * _MEBIBYTE)
+    named = _given(limits)
+    if named and isinstance(runtime.get("limits", {}), dict):
+        runtime["limits"] = named | runtime.get("limits", {})
+    network = runtime.get("network")
+    if network is None or isinstance(network, str):
+        runtime["network"] = _NETWORKS.get(network, network)
+    if runtime.pop("allow_internet", True) is False:
+        runtime["network"] = "proxy"
+    if budget is not None and isinstance(prepare := runtime.get("prepare"), list):
+        runtime["prepare"] = [_action(action, budget) for action in cast("list[Any]", prepare)]
+    return runtime
+
+
+def _action(given: Any, budget: Any) -> Any:
+    if not isinstance(given, dict):
+        return given
+    action = cast("dict[str, Any]", given)
+    return {"timeout_seconds": budget} | action if action.get("type") == "exec" else action
+
+
+def _agent(given: Mapping[str, Any]) -> dict[str, Any]:
+    agent = _given(given)
+    if isinstance(servers := agent.get("mcp_servers"), list):
+        named = [_mcp_server(index, server) for index, server in enumerate(cast("list[Any]", servers))]
+        agent["mcp_servers"] = dict(named)
+        if len(agent["mcp_servers"]) < len(named):
+            raise InvalidRequest("agent.mcp_servers: two servers have the same name.")
+    return agent
+
+
+def _mcp_server(index: int, given: Any) -> tuple[str, Any]:
+    """A server of a list carries its own name; a command is a program with its arguments beside it.
+
+    Raises: InvalidRequest.
+    """
+    where = f"agent.mcp_servers.{index}"
+    if not isinstance(given, dict) or not isinstance(cast("dict[str, Any]", given).get("name"), str):
+        raise InvalidRequest(f"{where}: must be an object with a `name`.")
+    server = _given(cast("dict[str, Any]", given))
+    name = server.pop("name")
+    transport = server.pop("transport", server.pop("type", None))
+    if transport not in (None, "stdio", *_HTTP_TRANSPORTS):
+        raise InvalidRequest(f"{where}: transport must be stdio or http (streamable HTTP), got {transport!r:.40}.")
+    if isinstance(command := server.get("command"), str):
+        server["command"] = [command, *server.pop("args", ())]
+    return name, server
+
+
+def _flat(builder: Mapping[str, Any]) -> dict[str, Any]:
+    """A builder's settings stand beside its strategy here, under `config` there."""
+    fields = dict(builder)
+    config = fields.pop("config", None)
+    return fields | (cast("dict[str, Any]", config) if isinstance(config, dict) else {})
+
+
+def _evaluator(given: Mapping[str, Any]) -> dict[str, Any]:
+    evaluator = _given(given)
+    strategy = evaluator.get("strategy")
+    if isinstance(strategy, str):
+        evaluator["strategy"] = _EVALUATORS.get(strategy, strategy)
+    return evaluator
