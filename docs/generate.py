@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import typer.main
 from aiohttp import web
+from dialect_fields import dialect_fields
 from harness_table import harness_table
 from limits import limits
 from log_actions import logs
@@ -180,6 +181,7 @@ def _plain_routes(routes: Any) -> Iterator[str]:
 
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": command_line,
+    "dialect-fields.md": dialect_fields,
     "harnesses.md": harness_table,
     "http.md": http,
     "logs.md": logs,

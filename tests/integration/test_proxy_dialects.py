@@ -273,7 +273,23 @@ async def test_a_response_goes_on_from_an_earlier_one_of_the_session() -> None:
         status, _, answer = await _post(
             running, "openai_responses", body=body | {"previous_response_id": "resp_0123456789abcdef"}
         )
-        assert (status, json.loads(answer)["error"]["param"]) == (400, "previous_response_id")
+        error = json.loads(answer)["error"]
+        assert (status, error["param"], error["code"]) == (400, "previous_response_id", "previous_response_not_found")
+        assert "'resp_0123456789abcdef'" in error["message"]
+
+
+@pytest.mark.parametrize("name", SPEAKING)
+async def test_a_field_that_nobody_knows_is_dropped_unless_it_names_a_reply_of_the_session(name: str) -> None:
+    async with proxied({}, tokenizer="tiny") as running:
+        harmless = CALLS[name][2] | {"next_years_field": {"after": "msg_0123456789abcdef"}}
+        first = json.loads((await _post(running, name, body=harmless))[2])
+        (record,) = running.journal.completions
+        assert record.dropped == ("next_years_field",)
+        names_it = CALLS[name][2] | {"next_years_field": {"after": first.get("id") or first["responseId"]}}
+        status, _, answer = await _post(running, name, body=names_it)
+        assert status == 400
+        assert b"next_years_field" in answer
+        assert len(running.journal.completions) == 1
 
 
 # -- clients that do not behave ----------------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ def test_parameters_are_carried() -> None:
     assert (sampling.seed, sampling.stop) == (1, ("x",))
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.1, 0.2)
     assert (call.parallel_tool_calls, call.stream, call.num_top_logprobs) == (False, True, 0)
-    assert call.previous_reply_id == "k0"
+    assert call.previous_reply_id == "resp_k0"
     assert _parse(top_logprobs=4).num_top_logprobs == 4
     assert _parse().num_top_logprobs is None
 

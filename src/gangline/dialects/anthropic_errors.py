@@ -14,6 +14,7 @@ from gangline.domain.errors import (
     GanglineError,
     LimitExceeded,
     NotFound,
+    ReplyNotFound,
     RequestTimeout,
     ServerUnavailable,
     SessionOver,
@@ -31,7 +32,8 @@ _MAX_TOKENS = re.compile(r"(?:requested|max_(?:completion_)?tokens'? is too larg
 def messages_error(error: GanglineError) -> ErrorAnswer:
     status, kind = _status_and_type(error)
     message = _overflow_message(error.message) if isinstance(error, ContextOverflow) else error.message
-    body = {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}
+    inner = {"type": kind, "message": message} | _error_code(error)
+    body = {"type": "error", "error": inner, "request_id": None}
     headers: dict[str, str] = {}
     if status == 429:
         headers["retry-after"] = str(error.details.get("retry_after_s") or 1)
@@ -40,13 +42,19 @@ def messages_error(error: GanglineError) -> ErrorAnswer:
     return ErrorAnswer(status, msgspec.json.encode(body), headers)
 
 
+def _error_code(error: GanglineError) -> dict[str, dict[str, str]]:
+    """What clients act on beside the type: the SDK sends a conversation whole where its thread is not there."""
+    code = "thread_not_found" if isinstance(error, ReplyNotFound) else error.details.get("error_code")
+    return {} if code is None else {"details": {"error_code": str(code)}}
+
+
 def _status_and_type(error: GanglineError) -> tuple[int, str]:
     match error:
         case Unauthorized():
             return 401, "authentication_error"
         case SessionOver():
             return 403, "permission_error"
-        case NotFound():
+        case NotFound() | ReplyNotFound():
             return 404, "not_found_error"
         case RequestTimeout():
             return 408, "timeout_error"

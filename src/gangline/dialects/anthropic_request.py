@@ -3,6 +3,10 @@
 A user's turn may mix tool results with text: each result becomes a message of its own, in the order given. Assistant
 messages that follow each other are one turn, as the provider reads them. Hosted tools are left out and named in
 `ModelCall.dropped`; content that cannot be carried (files by id, blocks of hosted tools) is refused.
+
+A `thread` that goes on sends what is new only: system text and tools are those that it began with. Where the new
+messages refer to tools by name, only the provider could know those: `thread_unsupported_request`, on which clients send
+the whole conversation.
 """
 
 from __future__ import annotations
@@ -15,13 +19,30 @@ import msgspec
 
 from gangline.dialects.anthropic_content import assistant_parts, system_parts, user_messages
 from gangline.dialects.anthropic_tools import Toolbox, read_tools, recordable, tool_choice
-from gangline.dialects.anthropic_wire import Body, MessageParam
+from gangline.dialects.anthropic_wire import Body, MessageParam, ThreadContinue
+from gangline.dialects.declared import DeclaredFields
 from gangline.domain.conversation import Message, ModelCall, SamplingParams
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["parse_messages_call", "parse_messages_count"]
+__all__ = ["MESSAGES_FIELDS", "parse_messages_call", "parse_messages_count"]
 
-_KNOWN = frozenset(Body.__struct_fields__)
+_BILLING = "it says who pays"
+MESSAGES_FIELDS = DeclaredFields(
+    served=frozenset(Body.__struct_fields__),
+    refused={"compaction": (None,), "container": (None,)},
+    dropped={
+        "billing_policy": _BILLING,
+        "context_management": "nothing is cleared or compacted: the model sees the whole conversation that was sent",
+        "diagnostics": "the reply has no `diagnostics`",
+        "fallback_credit_token": _BILLING,
+        "fallbacks": "no request is declined for policy reasons",
+        "inference_geo": "it says where the provider computes",
+        "mcp_servers": "they would be called by the provider, as hosted tools are",
+        "metadata": "it names a user to the provider",
+        "service_tier": _BILLING,
+        "speed": "it says how fast the provider computes",
+    },
+)
 
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _MISSING = re.compile(r"required field `(\w+)`")
@@ -42,13 +63,15 @@ def parse_messages_count(body: bytes) -> ModelCall:
 
 
 def _call(body: bytes, request: Body) -> ModelCall:
-    if not request.messages:
+    goes_on_from = _previous_message(request)
+    if not request.messages and goes_on_from is None:
         raise InvalidRequest("messages: at least one message is required", param="messages")
-    dropped: list[str] = sorted(set(_decode(body, dict[str, msgspec.Raw])) - _KNOWN) + _dropped_settings(request)
-    toolbox = read_tools(request.tools or ())
+    unread = _unread(body)
+    dropped: list[str] = sorted(unread) + _dropped_settings(request)
+    toolbox = read_tools(request.tools or (), held_by_thread=goes_on_from is not None)
     system, system_dropped = system_parts(request.system or "", "system", toolbox)
     messages = _messages(request.messages, toolbox, dropped)
-    choice, parallel = tool_choice(request.tool_choice, toolbox.offered)
+    choice, parallel = tool_choice(request.tool_choice, toolbox)
     return ModelCall(
         dialect="anthropic",
         model=request.model,
@@ -61,10 +84,33 @@ def _call(body: bytes, request: Body) -> ModelCall:
         response_format=_response_format(request),
         template_kwargs=_template_kwargs(request),
         dropped=(*dropped, *system_dropped, *toolbox.dropped),
+        undeclared={name: bytes(unread[name]).decode() for name in MESSAGES_FIELDS.undeclared(unread)},
+        previous_reply_id=goes_on_from,
+        keeps_tools=goes_on_from is not None,
     )
 
 
-def _decode(body: bytes, kind: Any) -> Any:
+def _unread(body: bytes) -> dict[str, msgspec.Raw]:
+    """The fields that `Body` does not have. Raises: InvalidRequest for one that cannot be left out."""
+    fields: dict[str, msgspec.Raw] = _decode(body, dict[str, msgspec.Raw])
+    unread = {name: value for name, value in fields.items() if name not in MESSAGES_FIELDS.served}
+    for name in MESSAGES_FIELDS.refused.keys() & unread.keys():
+        if MESSAGES_FIELDS.refuses(name, _decode(unread[name], Any)):
+            raise InvalidRequest(f"{name}: It is not supported here; leave it out.", param=name)
+    return {name: value for name, value in unread.items() if name not in MESSAGES_FIELDS.refused}
+
+
+def _previous_message(request: Body) -> str | None:
+    """The reply that a thread goes on from. Raises: InvalidRequest when the request repeats what the thread holds."""
+    if not isinstance(request.thread, ThreadContinue):
+        return None
+    for name in ("system", "tools"):
+        if getattr(request, name) is not None:
+            raise InvalidRequest(f"{name}: The thread has it from its beginning; leave it out.", param=name)
+    return request.thread.previous_message_id
+
+
+def _decode(body: bytes | msgspec.Raw, kind: Any) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

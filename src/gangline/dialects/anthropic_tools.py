@@ -35,19 +35,30 @@ class Toolbox(msgspec.Struct):
     known: dict[str, ToolDefinition]
     """By name, deferred ones too."""
     dropped: tuple[str, ...]
+    held_by_thread: bool = False
+    """The request goes on with a thread, whose tools are not known when it is read."""
 
     def shown(self, names: Iterable[str]) -> str:
-        """Definitions inside the conversation, in the form that tools for searching promise to the model."""
+        """Definitions inside the conversation, in the form that tools for searching promise to the model.
+
+        Raises: InvalidRequest for a name whose definition the request should have sent along.
+        """
         lines = [f"<function>{self._fields(name)}</function>" for name in names]
         return "\n".join(["<functions>", *lines, "</functions>"])
 
     def _fields(self, name: str) -> str:
+        if self.held_by_thread and name not in self.known:
+            raise InvalidRequest(
+                f"thread: the definition of {name!r} is not kept with the thread; send the whole conversation",
+                param="thread",
+                error_code="thread_unsupported_request",
+            )
         tool = self.known.get(name, ToolDefinition(name))
         fields = {"description": tool.description, "name": name, "parameters": tool.parameters}
         return msgspec.json.encode({key: value for key, value in fields.items() if value is not None}).decode()
 
 
-def read_tools(params: Sequence[ToolParam]) -> Toolbox:
+def read_tools(params: Sequence[ToolParam], *, held_by_thread: bool = False) -> Toolbox:
     """Raises: InvalidRequest."""
     offered: list[ToolDefinition] = []
     known: dict[str, ToolDefinition] = {}
@@ -65,7 +76,7 @@ def read_tools(params: Sequence[ToolParam]) -> Toolbox:
             offered.append(tool)
             dropped += [f"tools[{i}].defer_loading"] if param.defer_loading else []
         dropped += [f"tools[{i}].input_examples"] if param.input_examples else []
-    return Toolbox(tuple(offered), known, tuple(dropped))
+    return Toolbox(tuple(offered), known, tuple(dropped), held_by_thread)
 
 
 def tool_definition(param: ToolParam, where: str) -> ToolDefinition:
@@ -93,24 +104,27 @@ def recordable(schema: dict[str, Any], where: str) -> dict[str, Any]:
     return schema
 
 
-def tool_choice(
-    param: ToolChoiceParam | None, tools: Sequence[ToolDefinition]
-) -> tuple[ToolChoice | None, bool | None]:
-    """(choice, whether calls may be parallel). Raises: InvalidRequest when it asks for a tool that is not there."""
+def tool_choice(param: ToolChoiceParam | None, toolbox: Toolbox) -> tuple[ToolChoice | None, bool | None]:
+    """(choice, whether calls may be parallel). Of a thread that goes on, the tools are checked once they are known.
+
+    Raises: InvalidRequest when it asks for a tool that is not there.
+    """
     if param is None:
         return None, None
+    tools, held = toolbox.offered, toolbox.held_by_thread
     parallel = None if param.disable_parallel_tool_use is None else not param.disable_parallel_tool_use
     match param.type:
         case "tool":
-            if param.name not in {tool.name for tool in tools}:
+            if not held and param.name not in {tool.name for tool in tools}:
                 raise InvalidRequest(
                     f"tool_choice.name: Tool {param.name!r} is not offered; hosted and deferred tools are not",
                     param="tool_choice.name",
                 )
             return ToolChoice("named", param.name), parallel
         case "any":
-            if not tools:
+            if not tools and not held:
                 raise InvalidRequest("tool_choice: 'any' needs a tool that is not hosted", param="tool_choice")
             return ToolChoice("required"), parallel
         case "auto" | "none":
-            return ToolChoice(param.type) if tools else None, parallel if tools else None
+            has_tools = bool(tools) or held
+            return ToolChoice(param.type) if has_tools else None, parallel if has_tools else None

@@ -26,6 +26,7 @@ __all__ = [
     "SearchResultBlock",
     "TextBlock",
     "ThinkingBlock",
+    "ThreadContinue",
     "ToolAdditionBlock",
     "ToolChoiceParam",
     "ToolParam",
@@ -181,6 +182,14 @@ class OutputConfigParam(msgspec.Struct):
     effort: str | None = None
 
 
+class ThreadCreate(msgspec.Struct, tag="create"):
+    """The conversation may go on from this reply, by the reply's id."""
+
+
+class ThreadContinue(msgspec.Struct, tag="continue"):
+    previous_message_id: Name
+
+
 class Body(msgspec.Struct):
     model: Name
     messages: list[MessageParam]
@@ -197,4 +206,5 @@ class Body(msgspec.Struct):
     output_config: OutputConfigParam | None = None
     output_format: FormatParam | None = None
     """The beta's name of `output_config.format`."""
+    thread: ThreadCreate | ThreadContinue | None = None
     cache_control: Any = None

@@ -15,6 +15,7 @@ import msgspec
 
 from gangline.dialects.chat_parts import content_parts
 from gangline.dialects.chat_tools import ChatTool, read_tool_choice, read_tools, shimmed
+from gangline.dialects.declared import DeclaredFields
 from gangline.domain.conversation import (
     Document,
     Image,
@@ -30,20 +31,9 @@ from gangline.domain.conversation import (
 )
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["parse_chat_call"]
+__all__ = ["CHAT_FIELDS", "parse_chat_call"]
 
 MAX_CHOICES = 128
-
-# Fields that would change the reply and that cannot be carried -> the values at which they change nothing.
-_REFUSED: dict[str, tuple[Any, ...]] = {
-    "audio": (None,),
-    "function_call": (None, "none", "auto"),
-    "functions": (None, []),
-    "logit_bias": (None, {}),
-    "min_p": (None, 0),
-    "modalities": (None, [], ["text"]),
-    "repetition_penalty": (None, 1),
-}
 
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _MISSING = re.compile(r"required field `(\w+)`")
@@ -111,12 +101,40 @@ class _KnownBody(_Body, forbid_unknown_fields=True):
     """Nothing in it can be refused or dropped."""
 
 
-_KNOWN = frozenset(_Body.__struct_fields__)
+_CACHING = "prefixes are cached by the engine itself"
+_ABOUT_THE_USER = "it names a user to the provider"
+CHAT_FIELDS = DeclaredFields(
+    served=frozenset(_Body.__struct_fields__),
+    refused={
+        "audio": (None,),
+        "function_call": (None, "none", "auto"),
+        "functions": (None, []),
+        "logit_bias": (None, {}),
+        "min_p": (None, 0),
+        "modalities": (None, [], ["text"]),
+        "repetition_penalty": (None, 1),
+    },
+    dropped={
+        "metadata": "it labels what the provider stores",
+        "moderation": "the reply is not moderated",
+        "prediction": "it makes the same reply come faster",
+        "prompt_cache_key": _CACHING,
+        "prompt_cache_options": _CACHING,
+        "prompt_cache_retention": _CACHING,
+        "reasoning_effort": "chat templates differ in it: use `chat_template_kwargs`",
+        "safety_identifier": _ABOUT_THE_USER,
+        "service_tier": "it says who pays",
+        "store": "replies cannot be fetched later: that is answered with 404",
+        "user": _ABOUT_THE_USER,
+        "verbosity": "no chat template knows it",
+        "web_search_options": "the provider would search, as hosted tools do",
+    },
+)
 
 
 def parse_chat_call(body: bytes) -> ModelCall:
     """Raises: InvalidRequest; its details name the field as `param`."""
-    request, unknown = _read(body)
+    request, unread = _read(body)
     tools, left_out = read_tools(request.tools or [])
     if not request.messages:
         raise InvalidRequest("messages must not be empty.", param="messages")
@@ -134,21 +152,23 @@ def parse_chat_call(body: bytes) -> ModelCall:
         num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         response_format=request.response_format,
         template_kwargs=request.chat_template_kwargs or {},
-        dropped=(*unknown, *left_out),
+        dropped=(*sorted(unread), *left_out),
+        undeclared={name: bytes(unread[name]).decode() for name in CHAT_FIELDS.undeclared(unread)},
     )
 
 
-def _read(body: bytes) -> tuple[_Body, list[str]]:
-    """The body, and the names of its fields that mean nothing here. Raises: InvalidRequest."""
+def _read(body: bytes) -> tuple[_Body, dict[str, msgspec.Raw]]:
+    """The body, and its fields that mean nothing here. Raises: InvalidRequest."""
     try:
-        return msgspec.json.decode(body, type=_KnownBody), []  # one pass, for nearly all there are
+        return msgspec.json.decode(body, type=_KnownBody), {}  # one pass, for nearly all there are
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         fields: dict[str, msgspec.Raw] = _decode(body, dict[str, msgspec.Raw])
     _refuse_what_cannot_be_carried(fields)
-    return _decode(body, _Body), sorted(set(fields) - _KNOWN - set(_REFUSED))
+    read = CHAT_FIELDS.served | CHAT_FIELDS.refused.keys()
+    return _decode(body, _Body), {name: value for name, value in fields.items() if name not in read}
 
 
-def _decode(body: bytes, kind: Any) -> Any:
+def _decode(body: bytes | msgspec.Raw, kind: Any) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -169,8 +189,8 @@ def _invalid(error: msgspec.ValidationError) -> InvalidRequest:
 
 
 def _refuse_what_cannot_be_carried(fields: dict[str, msgspec.Raw]) -> None:
-    for name, neutral in _REFUSED.items():
-        if name in fields and _decode(bytes(fields[name]), Any) not in neutral:
+    for name in CHAT_FIELDS.refused.keys() & fields.keys():
+        if CHAT_FIELDS.refuses(name, _decode(fields[name], Any)):
             raise InvalidRequest(f"{name!r} is not supported here; leave it out.", param=name)
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from gangline.dialects.declared import DeclaredFields
 from gangline.domain.errors import InvalidRequest
 
 __all__ = ["Fields", "decode_body", "invalid"]
@@ -107,6 +108,12 @@ class Fields:
         """Where the fields are that were given and that nobody took."""
         values = self._values.items()
         return [self.at(name) for name, value in values if name not in self._taken and value is not None]
+
+    def unread(self, declared: DeclaredFields) -> dict[str, str]:
+        """Path -> JSON text of the fields that nobody took and that are not declared."""
+        dropped = {spelling for name in declared.dropped for spelling in (name, _snake(name))}
+        left = {name: value for name, value in self._values.items() if name not in self._taken | dropped}
+        return {self.at(name): msgspec.json.encode(value).decode() for name, value in left.items()}
 
     def _typed(self, name: str, kind: str, read: Callable[[Any], T | None]) -> T | None:
         value = self.take(name)

@@ -11,19 +11,63 @@ from __future__ import annotations
 from typing import Any
 
 from gangline.dialects.contract import RawRequest
+from gangline.dialects.declared import DeclaredFields
 from gangline.dialects.google_contents import ContentReader
 from gangline.dialects.google_fields import Fields, decode_body, invalid
 from gangline.dialects.google_schema import json_schema
 from gangline.domain.conversation import ModelCall, SamplingParams, ToolChoice, ToolDefinition
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["parse_google_call", "parse_google_count"]
+__all__ = ["GOOGLE_CONFIG_FIELDS", "GOOGLE_FIELDS", "parse_google_call", "parse_google_count"]
 
 MAX_CHOICES = 8
 
-# Fields that would change the reply and that cannot be carried.
-_REFUSED = ("cachedContent",)
-_REFUSED_CONFIG = ("responseFormat", "enableAffectiveDialog", "imageConfig", "translationConfig")
+_UNSET: tuple[Any, ...] = (None, "", [], {}, False)
+_ONLY_TEXT = "only text is read and generated"
+GOOGLE_FIELDS = DeclaredFields(
+    served=frozenset({"contents", "generationConfig", "model", "systemInstruction", "toolConfig", "tools"}),
+    refused={"cachedContent": _UNSET, "continuationToken": _UNSET},
+    dropped={
+        "labels": "they label the bill",
+        "safetySettings": "the reply is not moderated",
+        "serviceTier": "it says who pays",
+        "store": "it says what the provider logs",
+    },
+)
+GOOGLE_CONFIG_FIELDS = DeclaredFields(
+    served=frozenset(
+        {
+            "_responseJsonSchema",
+            "candidateCount",
+            "frequencyPenalty",
+            "logprobs",
+            "maxOutputTokens",
+            "presencePenalty",
+            "responseJsonSchema",
+            "responseLogprobs",
+            "responseMimeType",
+            "responseModalities",
+            "responseSchema",
+            "seed",
+            "stopSequences",
+            "temperature",
+            "thinkingConfig",
+            "topK",
+            "topP",
+        }
+    ),
+    refused=dict.fromkeys(("enableAffectiveDialog", "imageConfig", "responseFormat", "translationConfig"), _UNSET),
+    dropped={
+        "audioTimestamp": _ONLY_TEXT,
+        "audioTranscriptionConfig": _ONLY_TEXT,
+        "enableEnhancedCivicAnswers": "only the provider's models know it",
+        "mediaResolution": "the engine decides how it reads images",
+        "modelSelectionConfig": "the session has one model",
+        "routingConfig": "the session has one model",
+        "speechConfig": _ONLY_TEXT,
+    },
+)
+"""Of `generationConfig`."""
 
 
 def parse_google_call(request: RawRequest) -> ModelCall:
@@ -50,11 +94,11 @@ def parse_google_count(request: RawRequest) -> ModelCall:
 
 def _call(body: Fields, request: RawRequest, *, streams: bool = False, as_array: bool = False) -> ModelCall:
     body.take("model")  # the path has it
-    _refuse(body, _REFUSED)
+    _refuse(body, GOOGLE_FIELDS)
     reader = _contents(body)
     tools, hosted = _tools(body)
     config = body.object("generationConfig") or Fields({}, "generationConfig")
-    _refuse(config, _REFUSED_CONFIG)
+    _refuse(config, GOOGLE_CONFIG_FIELDS)
     choice, choice_dropped = _tool_choice(body, tools)
     shows_thoughts, template_kwargs, thinking_dropped = _thinking(config)
     sampling, num_choices, num_top_logprobs = _sampling(config), _num_choices(config), _num_top_logprobs(config)
@@ -74,13 +118,14 @@ def _call(body: Fields, request: RawRequest, *, streams: bool = False, as_array:
         response_format=response_format,
         template_kwargs=template_kwargs,
         dropped=tuple(sorted(dropped)),
+        undeclared=body.unread(GOOGLE_FIELDS) | config.unread(GOOGLE_CONFIG_FIELDS),
         echo={"thoughts": shows_thoughts, "array": as_array},
     )
 
 
-def _refuse(fields: Fields, names: tuple[str, ...]) -> None:
-    for name in names:
-        if fields.take(name) not in (None, "", [], {}, False):
+def _refuse(fields: Fields, declared: DeclaredFields) -> None:
+    for name in declared.refused:
+        if declared.refuses(name, fields.take(name)):
             raise invalid(fields.at(name), "It is not supported here; leave it out.")
 
 

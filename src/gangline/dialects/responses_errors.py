@@ -14,6 +14,7 @@ from gangline.domain.errors import (
     GanglineError,
     LimitExceeded,
     NotFound,
+    ReplyNotFound,
     SessionOver,
     Unauthorized,
 )
@@ -26,7 +27,8 @@ _CALLERS_FAULT = (400, 413, 422)
 
 def responses_error(error: GanglineError) -> ErrorAnswer:
     status, kind, code = _error_class(error)
-    inner = {"message": error.message, "type": kind, "param": error.details.get("param"), "code": code}
+    param = "previous_response_id" if isinstance(error, ReplyNotFound) else error.details.get("param")
+    inner = {"message": error.message, "type": kind, "param": param, "code": code}
     return ErrorAnswer(status, msgspec.json.encode({"error": inner}), _headers(error, status))
 
 

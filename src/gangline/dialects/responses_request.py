@@ -9,8 +9,11 @@ engines' own Responses routes take.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
+import msgspec
+
+from gangline.dialects.declared import DeclaredFields
 from gangline.dialects.responses_fields import (
     Fields,
     decode_body,
@@ -27,18 +30,11 @@ from gangline.dialects.responses_items import read_input
 from gangline.dialects.responses_tools import read_tool_choice, read_tools
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text
 
-__all__ = ["RESPONSE_ID_PREFIX", "parse_responses_call", "parse_responses_count"]
+__all__ = ["RESPONSES_FIELDS", "RESPONSE_ID_PREFIX", "parse_responses_call", "parse_responses_count"]
 
 RESPONSE_ID_PREFIX = "resp_"
 
 MAX_TOP_LOGPROBS = 20
-
-# Fields that would change the reply and that cannot be carried -> the values at which they change nothing.
-_REFUSED: dict[str, tuple[Any, ...]] = {
-    "background": (None, False),
-    "conversation": (None,),
-    "prompt": (None,),
-}
 
 _ECHOED = frozenset(
     {
@@ -65,32 +61,57 @@ _ECHOED = frozenset(
 )
 """The reply repeats them."""
 
-_CARRIED = frozenset(
-    {
-        "frequency_penalty",
-        "include",
-        "input",
-        "instructions",
-        "max_output_tokens",
-        "metadata",
-        "model",
-        "parallel_tool_calls",
-        "presence_penalty",
-        "previous_response_id",
-        "reasoning",
-        "seed",
-        "stop",
-        "store",
-        "stream",
-        "temperature",
-        "text",
-        "tool_choice",
-        "tools",
-        "top_k",
-        "top_logprobs",
-        "top_p",
-        *_REFUSED,
-    }
+_CACHING = "prefixes are cached by the engine itself"
+_ABOUT_THE_USER = "it names a user to the provider"
+RESPONSES_FIELDS = DeclaredFields(
+    served=frozenset(
+        {
+            "frequency_penalty",
+            "include",
+            "input",
+            "instructions",
+            "max_output_tokens",
+            "metadata",
+            "model",
+            "parallel_tool_calls",
+            "presence_penalty",
+            "previous_response_id",
+            "reasoning",
+            "seed",
+            "stop",
+            "store",
+            "stream",
+            "temperature",
+            "text",
+            "tool_choice",
+            "tools",
+            "top_k",
+            "top_logprobs",
+            "top_p",
+        }
+    ),
+    refused={
+        "background": (None, False),
+        "conversation": (None,),
+        "personality": (None,),
+        "prompt": (None,),
+    },
+    dropped={
+        "access_programs": "only the provider's models know it",
+        "client_metadata": _ABOUT_THE_USER,
+        "context_management": "nothing is compacted: the model sees the whole conversation",
+        "image": "the engine decides how it reads images",
+        "max_tool_calls": "it limits tools that the provider runs",
+        "moderation": "the reply is not moderated",
+        "prompt_cache_key": _CACHING,
+        "prompt_cache_options": _CACHING,
+        "prompt_cache_retention": _CACHING,
+        "safety_identifier": _ABOUT_THE_USER,
+        "service_tier": "it says who pays",
+        "stream_options": "it hides the length of tokens from eavesdroppers",
+        "truncation": "nothing is cut off: a conversation that does not fit is refused",
+        "user": _ABOUT_THE_USER,
+    },
 )
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -114,10 +135,11 @@ def _call(body: bytes, *, counting: bool) -> ModelCall:
     messages, items_left_out = _messages(fields)
     response_format, text_left_out = _response_format(fields)
     num_top_logprobs, includes_left_out = _includes(fields)
-    unknown = (name for name in fields if name not in _CARRIED and fields[name] is not None)
+    read = RESPONSES_FIELDS.served | RESPONSES_FIELDS.refused.keys()
+    unread = [name for name in fields if name not in read and fields[name] is not None]
     thinking_left_out = _others(fields, "reasoning", "summary")
     left_out = [
-        *unknown,
+        *unread,
         *tools_left_out,
         *items_left_out,
         *text_left_out,
@@ -137,15 +159,16 @@ def _call(body: bytes, *, counting: bool) -> ModelCall:
         num_top_logprobs=num_top_logprobs,
         response_format=response_format,
         dropped=tuple(sorted(left_out)),
-        previous_reply_id=_previous_reply_id(fields),
+        undeclared={name: msgspec.json.encode(fields[name]).decode() for name in RESPONSES_FIELDS.undeclared(unread)},
+        previous_reply_id=string(fields, "previous_response_id"),
         leads_with_instructions=bool(fields.get("instructions")),
         echo=_echo(fields, tools_left_out),
     )
 
 
 def _refuse_what_cannot_be_carried(fields: Fields) -> None:
-    for name, neutral in _REFUSED.items():
-        if fields.get(name) not in neutral:
+    for name in RESPONSES_FIELDS.refused:
+        if RESPONSES_FIELDS.refuses(name, fields.get(name)):
             raise invalid(name, "not supported here; leave it out.")
 
 
@@ -156,11 +179,6 @@ def _messages(fields: Fields) -> tuple[tuple[Message, ...], list[str]]:
         raise invalid("input", "must not be empty.")
     first = (Message("system", (Text(instructions),)),) if instructions else ()
     return (*first, *said), left_out
-
-
-def _previous_reply_id(fields: Fields) -> str | None:
-    response_id = string(fields, "previous_response_id")
-    return None if response_id is None else response_id.removeprefix(RESPONSE_ID_PREFIX)
 
 
 def _response_format(fields: Fields) -> tuple[Fields | None, list[str]]:

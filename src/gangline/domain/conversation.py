@@ -126,8 +126,12 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     template_kwargs: dict[str, Any] = {}
     dropped: tuple[str, ...] = ()
     """Request fields and hosted tools that have no meaning here and were left out; kept for the record."""
+    undeclared: dict[str, str] = {}
+    """Field -> its JSON text, of the fields among `dropped` that the dialect does not know: they may carry state."""
     previous_reply_id: str | None = None
     """The call goes on from the conversation of this earlier reply of the session; `messages` are what is new."""
+    keeps_tools: bool = False
+    """With `previous_reply_id`: tools are those of that reply's call, and `tools` is empty."""
     leads_with_instructions: bool = False
     """The first message binds this call alone: one that goes on from its reply leaves it behind."""
     agent_id: str | None = None

@@ -3,6 +3,7 @@
     GanglineError
     ├── CallerError            what the caller sent, or asked for
     │   ├── InvalidRequest     400
+    │   │   └── ReplyNotFound  it goes on from a reply that the session does not have
     │   ├── Unauthorized       401
     │   ├── SessionOver        403: the session takes no more model calls
     │   ├── NotFound           404
@@ -73,6 +74,7 @@ __all__ = [
     "OutOfTasks",
     "PortUnavailable",
     "PrepareFailed",
+    "ReplyNotFound",
     "RequestTimeout",
     "RuntimeFailed",
     "RuntimeFault",
@@ -125,6 +127,12 @@ class CallerError(GanglineError):
 
 class InvalidRequest(CallerError):
     code = "invalid_request"
+
+
+class ReplyNotFound(InvalidRequest):
+    """A model call goes on from a reply that this session does not have."""
+
+    code = "previous_response_not_found"
 
 
 class Unauthorized(CallerError):

@@ -1,16 +1,29 @@
 """What a call names instead of saying it: the reply that it goes on from, and turns of earlier replies. Resolved before
 the call is placed, from the session's own records, so that the engine is asked with the whole conversation.
+
+A field that the dialect does not know and that names a reply of the session would have changed the conversation, in a
+way that nobody here knows: such a call is refused, for without the field it would be another conversation.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
 
 from gangline.domain.completion import Completion
-from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall
-from gangline.domain.errors import InvalidRequest
+from gangline.domain.conversation import (
+    Message,
+    ModelCall,
+    Part,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolChoice,
+    ToolDefinition,
+)
+from gangline.domain.errors import InvalidRequest, ReplyNotFound
 from gangline.gateway.ledger import Ledger
 from gangline.gateway.placing import signed_reply_id
 
@@ -19,21 +32,51 @@ __all__ = ["INSTRUCTIONS", "resolved"]
 INSTRUCTIONS = "instructions"
 """In a record's metadata: the first message was the call's own instructions, which bind that call alone."""
 
+_REPLY_ID = re.compile(r"[0-9a-f]{16}")
+
 
 def resolved(call: ModelCall, ledger: Ledger) -> ModelCall:
     """The call with its whole conversation. Raises: InvalidRequest when it names what is none of this session."""
+    _refuse_unknown_references(call, ledger)
     messages = tuple(_whole(message, ledger) for message in call.messages)
-    if call.previous_reply_id is not None:
-        own = 1 if call.leads_with_instructions else 0
-        messages = (*messages[:own], *_history(call.previous_reply_id, ledger), *messages[own:])
-    return msgspec.structs.replace(call, messages=messages)
-
-
-def _history(reply_id: str, ledger: Ledger) -> tuple[Message, ...]:
-    """Everything up to the reply and with it, but not the instructions: those are each call's own."""
-    earlier = ledger.reply(reply_id)
+    if call.previous_reply_id is None:
+        return msgspec.structs.replace(call, messages=messages)
+    earlier = ledger.reply(call.previous_reply_id)
     if earlier is None:
-        raise InvalidRequest(f"Previous response with id '{reply_id}' not found.", param="previous_response_id")
+        raise ReplyNotFound(f"Previous response with id '{call.previous_reply_id}' not found.")
+    own = 1 if call.leads_with_instructions else 0
+    call = msgspec.structs.replace(
+        call, messages=(*messages[:own], *_history(earlier, ledger), *messages[own:]), previous_reply_id=None
+    )
+    if not call.keeps_tools:
+        return call
+    tools = ledger.tree.tools(earlier)
+    return msgspec.structs.replace(call, tools=tools, tool_choice=_choice_among(tools, call.tool_choice))
+
+
+def _refuse_unknown_references(call: ModelCall, ledger: Ledger) -> None:
+    for field, text in call.undeclared.items():
+        if any(ledger.reply(found) is not None for found in _REPLY_ID.findall(text)):
+            raise InvalidRequest(
+                f"{field!r} is not known here, but refers to an earlier reply of the session: without it this would be "
+                "another conversation. Send the whole conversation instead.",
+                param=field,
+            )
+
+
+def _choice_among(tools: Sequence[ToolDefinition], choice: ToolChoice | None) -> ToolChoice | None:
+    """A choice whose tools were not known when the request was read. Raises: InvalidRequest."""
+    if choice is None or (not tools and choice.mode in ("auto", "none")):
+        return None
+    if choice.mode == "required" and not tools:
+        raise InvalidRequest("tool_choice: the conversation that goes on has no tools.", param="tool_choice")
+    if choice.mode == "named" and choice.name not in {tool.name for tool in tools}:
+        raise InvalidRequest(f"tool_choice.name: Tool {choice.name!r} is not offered", param="tool_choice.name")
+    return choice
+
+
+def _history(earlier: Completion, ledger: Ledger) -> tuple[Message, ...]:
+    """Everything up to the reply and with it, but not the instructions: those are each call's own."""
     said = ledger.tree.messages(earlier)
     return (*(said[1:] if earlier.metadata.get(INSTRUCTIONS) else said), earlier.response)
 
