@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gangline.domain.contracts import ExecResult, OutputSink
 from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound
+from gangline.runtimes.files import SharedFolders
 
 
 class FolderRuntime:
@@ -90,6 +91,11 @@ class FolderRuntime:
         if source.stat().st_size > max_bytes:
             raise LimitExceeded(f"{path} is larger than {max_bytes} bytes")
         return source.read_bytes()
+
+    async def clear(self, path: str) -> None:
+        self.log.append(f"clear {path}")
+        folders = {str(self._root): self._root, self.home: self._home}
+        await asyncio.to_thread(SharedFolders(folders, self.workdir).clear, path)
 
     async def kill(self) -> None:
         self.log.append("kill")

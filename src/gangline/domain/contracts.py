@@ -22,6 +22,7 @@ from gangline.domain.trajectory import Trajectory
 __all__ = [
     "AgentRun",
     "Builder",
+    "Controlled",
     "EvaluationContext",
     "Evaluator",
     "ExecResult",
@@ -117,6 +118,16 @@ class RuntimeHandle(Protocol):
         """Read a regular file. Untrusted: no link is followed, no path leaves the sandbox.
 
         Raises: NotFound, LimitExceeded, InvalidRequest (a link, a device, an escape).
+        """
+        ...
+
+    async def clear(self, path: str) -> None:
+        """Make room at `path`, from outside, whatever an untrusted program left there. Call it after `kill`.
+
+        A file or link there, and a folder with its content, is removed, whatever its modes; HOME, `workdir` and
+        the spec's `folders` are emptied and stay. A file or link in place of one of its parents is removed too. The
+        folders on the way are usable by their owner again. No link is followed, and nothing there is no error.
+        Raises: InvalidRequest when the path is not one that files can be moved through.
         """
         ...
 
@@ -283,6 +294,8 @@ class EvaluationContext(msgspec.Struct, frozen=True, kw_only=True):
     refresh_runtime: bool
     """What the task asked for: grade in `fresh_runtime`."""
     metadata: Mapping[str, Any]
+    is_control: bool = False
+    """No agent acted: this asks only whether grading works. `runtime` is clean, and no trace is there."""
 
 
 class Evaluator(Protocol):
@@ -292,5 +305,15 @@ class Evaluator(Protocol):
     Config: ClassVar[type[BaseModel]]
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
-        """Raises: EvaluatorError when no reward can be given; never answer 0 because *we* broke."""
+        """Raises: EvaluatorError when no reward can be given; never answer 0 because *we* broke. GradingSpoiled when
+        the agent kept it from grading."""
         ...
+
+
+@runtime_checkable
+class Controlled(Protocol):
+    """What an evaluator declares whose EvaluatorError may be the agent's doing: the node then has it grade a session in
+    which no agent acted (`EvaluationContext.is_control`), where it must do all that it does for any other. A reward
+    there says that the agent spoiled its grading."""
+
+    is_controlled: ClassVar[bool]

@@ -26,6 +26,7 @@
     │   ├── RuntimeFailed      retryable: it did not start, or died
     │   └── PrepareFailed      retryable: a command of the task that prepares it failed
     ├── HarnessError           the agent program
+    │   └── GradingSpoiled     what the agent left keeps it from being graded
     ├── BuilderError
     ├── EvaluatorError
     ├── StoreError             retryable: database, journal, disk
@@ -63,6 +64,7 @@ __all__ = [
     "EvaluatorError",
     "Failure",
     "GanglineError",
+    "GradingSpoiled",
     "HarnessError",
     "InvalidGroup",
     "InvalidRequest",
@@ -259,6 +261,12 @@ class PrepareFailed(RuntimeFault):
 class HarnessError(GanglineError):
     boundary = "harness"
     code = "harness_error"
+
+
+class GradingSpoiled(HarnessError):
+    """The grader fails by what the agent left or did: the session's own failure, never one of the infrastructure."""
+
+    code = "grading_spoiled"
 
 
 class BuilderError(GanglineError):

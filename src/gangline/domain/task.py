@@ -287,6 +287,9 @@ class EvaluatorSpec(_Spec):
     """Checked against the evaluator's own configuration type at submit."""
     refresh_runtime: bool = False
     """Grade in a clean runtime, prepared like the agent's, that the agent never touched."""
+    on_failure: Literal["none"] | float = "none"
+    """Reward of a session whose grading fails because of what the agent left or did; `none` gives it no reward, which
+    keeps it out of its group. A grader that fails without the agent's doing never gives one."""
 
 
 class TaskRequest(_Spec):

@@ -5,7 +5,8 @@ files of `collect` come over. Hidden files arrive after the agent's processes ar
 their place. In the agent's own runtime (`refresh_runtime` false) a grader must distrust what else lies there.
 
 The command finds `.gangline/trajectory.json` (see `transcript.py`), and must leave one finite number in its reward
-file. If it does not, the session has no reward: EvaluatorError, never 0.
+file. If it does not, the session has no reward: EvaluatorError, never 0. Its HOME is empty and its own: in the agent's
+HOME lie files that programs read before they do anything else.
 """
 
 from __future__ import annotations
@@ -26,15 +27,10 @@ __all__ = ["HiddenFile", "ScriptConfig", "ScriptEvaluator"]
 
 _FOLDER = ".gangline"
 _TRAJECTORY = f"{_FOLDER}/trajectory.json"
+_HOME = f"{_FOLDER}/home"
 _MAX_REWARD_BYTES = 1 << 20
 _MAX_SHOWN_CHARS = 2_000
-_EMPTY = """
-[ ! -L "$1" ] || rm -f -- "$1" || exit
-mkdir -p -- "$1" && chmod -R u+rwX -- "$1" 2>/dev/null
-cd -- "$1" || exit
-rm -rf -- ..?* .[!.]* *
-"""
-"""Leaves the folder itself, which may be a mount point; the agent may have taken its own rights to what is in it."""
+_MKDIR_TIMEOUT_S = 60.0
 
 
 class HiddenFile(BaseModel):
@@ -82,6 +78,7 @@ class ScriptEvaluator:
 
     name: ClassVar[str] = "script"
     Config: ClassVar[type[BaseModel]] = ScriptConfig
+    is_controlled: ClassVar[bool] = True
 
     def __init__(self, config: ScriptConfig) -> None:
         self._config = config
@@ -92,7 +89,7 @@ class ScriptEvaluator:
         await self._write_inputs(runtime, context)
         result = await runtime.exec(
             self._config.command,
-            env={"GANGLINE_TRAJECTORY": _TRAJECTORY, **self._config.env},
+            env={"GANGLINE_TRAJECTORY": _TRAJECTORY, "HOME": f"{runtime.workdir}/{_HOME}", **self._config.env},
             timeout_s=self._config.timeout_seconds,
         )
         if not result.ok:
@@ -128,21 +125,18 @@ class ScriptEvaluator:
 
     async def _write_inputs(self, runtime: RuntimeHandle, context: EvaluationContext) -> None:
         """Clear the places of all inputs and of the reward, whatever lies there, and write the inputs."""
-        for folder in self._config.clear:
-            await self._cleared(runtime, ["sh", "-c", _EMPTY, "sh", folder])
-        places = [_FOLDER, *self._reward_files(), *self._config.files]
-        await self._cleared(runtime, ["rm", "-rf", "--", *places])
+        for place in (*self._config.clear, _FOLDER, *self._reward_files(), *self._config.files):
+            try:
+                await runtime.clear(place)
+            except CallerError as error:
+                raise EvaluatorError(f"could not clear the grader's {place}: {error.message}") from error
+        made = await runtime.exec(["mkdir", "-p", "--", _HOME, *self._config.clear], timeout_s=_MKDIR_TIMEOUT_S)
+        if not made.ok:
+            raise EvaluatorError(f"could not make the grader's folders: mkdir {_how_it_ended(made, _MKDIR_TIMEOUT_S)}")
         await runtime.upload(_TRAJECTORY, msgspec.json.encode(transcript(context)))
         for path, given in self._config.files.items():
             file = HiddenFile(content=given) if isinstance(given, str) else given
             await runtime.upload(path, decoded(file.content, file.encoding), mode=file.mode)
-
-    async def _cleared(self, runtime: RuntimeHandle, command: list[str]) -> None:
-        result = await runtime.exec(command, timeout_s=self._config.timeout_seconds)
-        if not result.ok:
-            raise EvaluatorError(
-                f"could not clear the grader's places: rm {_how_it_ended(result, self._config.timeout_seconds)}"
-            )
 
     async def _read_reward(self, runtime: RuntimeHandle) -> tuple[float, dict[str, Any]]:
         for path in self._reward_files():

@@ -87,6 +87,7 @@ class TestOnOutputEvaluator:
     __test__: ClassVar[bool] = False
     name: ClassVar[str] = "test_on_output"
     Config: ClassVar[type[BaseModel]] = TestOnOutputConfig
+    is_controlled: ClassVar[bool] = True
 
     def __init__(self, config: TestOnOutputConfig) -> None:
         self._config = config

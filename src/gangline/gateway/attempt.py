@@ -36,9 +36,9 @@ from gangline.domain.contracts import (
 )
 from gangline.domain.errors import (
     BuilderError,
-    EvaluatorError,
     Failure,
     GanglineError,
+    GradingSpoiled,
     NodeError,
     PrepareFailed,
     RuntimeFailed,
@@ -51,6 +51,7 @@ from gangline.domain.trajectory import Trajectory
 from gangline.gateway.adoption import RESTARTED, AttemptNote, RunClock, RunEnd, annotate, run_harness
 from gangline.gateway.backends import BackendPool
 from gangline.gateway.gate import Gate
+from gangline.gateway.grading import graded, within
 from gangline.gateway.harness_logs import collect_logs
 from gangline.gateway.metrics import NodeMetrics
 from gangline.gateway.model_session import ModelSession
@@ -225,7 +226,7 @@ class Attempt:
         async with pools.init:
             with self._in("init", budget_s):
                 out_of_time = RuntimeFailed(f"INIT ran out of its budget of {budget_s:g} s")
-                handle, launch = await _within(budget_s, self._init(), out_of_time)
+                handle, launch = await within(budget_s, self._init(), out_of_time)
         async with self._ready_for_run():
             with self._in("run", self._task.timeout_seconds):
                 await self._run(handle, run_harness(handle, launch, self._note(), MAX_LOG_BYTES))
@@ -441,12 +442,19 @@ class Attempt:
         if self._outcome != "infra_error":
             if trajectory is None:
                 trajectory = _empty_trajectory(self.lease, self._task)
-            graded = trajectory
+            to_grade = trajectory
 
             async def grade() -> None:
                 nonlocal trajectory, reward, details
-                found = await self._evaluate(graded)
-                trajectory, reward, details = apply_reward(graded, found), found.reward, found.details
+                try:
+                    found = await self._evaluate(to_grade)
+                except GradingSpoiled as error:
+                    self._blame_agent(error)
+                    details, on_failure = {"grading_failed": error.message}, self._task.evaluator.on_failure
+                    if on_failure == "none":
+                        return
+                    found = Reward(reward=on_failure, details=details)
+                trajectory, reward, details = apply_reward(to_grade, found), found.reward, found.details
 
             await self._guard(grade)
         return self._result(trajectory, reward, details, tuple(completions))
@@ -458,7 +466,7 @@ class Attempt:
         building = asyncio.to_thread(
             builder.build, CompletionTree(completions), session_id=self.lease.session_id, task_id=self.lease.task_id
         )
-        return await _within(
+        return await within(
             budget_s, building, BuilderError(f"no trajectory within the evaluation's budget of {budget_s:g} s")
         )
 
@@ -479,14 +487,24 @@ class Attempt:
             refresh_runtime=self._task.evaluator.refresh_runtime,
             metadata=self._task.metadata,
         )
-        budget_s = self._task.evaluation_timeout_seconds
+        budget_s, init_s = self._task.evaluation_timeout_seconds, self._task.init_timeout_seconds
         if context.refresh_runtime:
-            self._allow(2 * self._task.init_timeout_seconds)
+            self._allow(2 * init_s)
             await asyncio.wait({self._fresh_runtime()})
         self._allow(budget_s)
-        return await _within(
-            budget_s, evaluator.evaluate(context), EvaluatorError(f"no reward within its budget of {budget_s:g} s")
-        )
+
+        def start_control() -> Coroutine[Any, Any, RuntimeHandle]:
+            self._allow(init_s + budget_s)
+            return self._start_grader("control")
+
+        return await graded(evaluator, context, start_control, budget_s=budget_s)
+
+    def _blame_agent(self, error: GradingSpoiled) -> None:
+        """The session is the agent's failure, and no fault of ours."""
+        self._failure = error.failure()
+        if self._outcome == "completed":
+            self._outcome = "agent_error"
+        log.warning("session.grading_spoiled session=%s attempt=%d message=%s", *self.key, error.message)
 
     async def _prewarm(self) -> RuntimeHandle:
         """The clean runtime, while the agent runs. A start that fails is tried again: the agent's work hangs on it."""
@@ -500,7 +518,7 @@ class Attempt:
     async def _start_grader(self, role: str) -> RuntimeHandle:
         budget_s = self._task.init_timeout_seconds
         out_of_time = RuntimeFailed(f"the grader's clean runtime ran out of INIT's budget of {budget_s:g} s")
-        return await _within(budget_s, self._start_runtime(role, self._task.runtime), out_of_time)
+        return await within(budget_s, self._start_runtime(role, self._task.runtime), out_of_time)
 
     def _fresh_runtime(self) -> asyncio.Task[RuntimeHandle]:
         """The clean runtime, started once; awaiting it gives the handle."""
@@ -595,17 +613,6 @@ def _ended(result: ExecResult) -> str:
     if result.timed_out:
         return "ran out of time"
     return f"exited {result.exit_code}" if result.signal is None else f"was ended by signal {result.signal}"
-
-
-async def _within(seconds: float, work: Awaitable[_T], otherwise: GanglineError) -> _T:
-    budget = asyncio.timeout(seconds)
-    try:
-        async with budget:
-            return await work
-    except TimeoutError:
-        if budget.expired():
-            raise otherwise from None
-        raise
 
 
 async def _uncancelled(work: Awaitable[None]) -> None:

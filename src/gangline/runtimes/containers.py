@@ -320,12 +320,19 @@ class _ContainerHandle:
             work = self._moving(life, "read", path, max_bytes)
         return await run_to_end(work)
 
-    def _moving(self, life: ContainerLife, what: Literal["read", "write"], *args: Any) -> Callable[[], Any]:
+    async def clear(self, path: str) -> None:
+        async with self._lock:
+            life = await self._started()
+            work = self._moving(life, "clear", path)
+        await run_to_end(work)
+
+    def _moving(self, life: ContainerLife, what: Literal["read", "write", "clear"], *args: Any) -> Callable[[], Any]:
         """Work for a thread, through the root of this very life of the container."""
         root = life.root()
         uid = life.host_uid(self._uid) if os.geteuid() == 0 else None
         closed = (*_CLOSED, *map(str, self._expose))
-        files = SharedFolders({"/": Path(f"/proc/self/fd/{root}")}, self.workdir, uid=uid, closed=closed)
+        roots = {"/": Path(f"/proc/self/fd/{root}")}
+        files = SharedFolders(roots, self.workdir, uid=uid, closed=closed, lasting=self._own)
 
         def move() -> Any:
             try:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound
+from gangline.runtimes.leftovers import remove_tree
 
 __all__ = ["SharedFolders"]
 
@@ -27,21 +28,29 @@ class SharedFolders:
     """The folders that a runtime shares with the host: path inside -> host folder."""
 
     def __init__(
-        self, folders: Mapping[str, Path], workdir: str, *, uid: int | None = None, closed: Sequence[str] = ()
+        self,
+        folders: Mapping[str, Path],
+        workdir: str,
+        *,
+        uid: int | None = None,
+        closed: Sequence[str] = (),
+        lasting: Sequence[str] = (),
     ) -> None:
         """
         workdir: where relative paths begin.
         uid: owner (and group) of what is written; None is ourselves.
         closed: paths inside whose files are moved neither in nor out.
+        lasting: folders inside that `clear` empties and never removes, as it does with `folders`.
         """
         self._folders = {PurePosixPath(inside): folder for inside, folder in folders.items()}
         self._closed = {PurePosixPath(inside) for inside in closed}
+        self._lasting = {*self._folders, *map(PurePosixPath, lasting)}
         self._workdir = PurePosixPath(workdir)
         self._uid = uid
 
     def read(self, path: str, max_bytes: int) -> bytes:
         """Raises: NotFound, LimitExceeded, InvalidRequest."""
-        root, names = self._located(path)
+        root, names = self._file(path)
         with _told(path), _parent(root, names, None) as parent:
             fd = os.open(names[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
             with os.fdopen(fd, "rb") as file:
@@ -54,7 +63,7 @@ class SharedFolders:
 
     def write(self, path: str, data: bytes, mode: int) -> None:
         """Raises: InvalidRequest when a component is a link or no folder, or the name is a folder's."""
-        root, names = self._located(path)
+        root, names = self._file(path)
         with _told(path), _parent(root, names, self._own) as parent:
             temporary = f".gangline-{secrets.token_hex(8)}"
             try:
@@ -70,9 +79,60 @@ class SharedFolders:
                     os.unlink(temporary, dir_fd=parent)
                 raise
 
+    def clear(self, path: str) -> None:
+        """See `RuntimeHandle.clear`. Raises: InvalidRequest when something cannot be removed."""
+        root, names = self._located(path)
+        with _told(path):
+            fd = os.open(root, _FOLDER & ~os.O_NOFOLLOW)
+            try:
+                _give_owner_its_rights(fd)
+                for name in names[:-1]:
+                    below = self._entered(name, fd)
+                    if below is None:
+                        return  # nothing is there, now
+                    os.close(fd)
+                    fd = below
+                if names and self._workdir / path in self._lasting:
+                    fd = self._entered_lasting(names[-1], fd)
+                    names = ()
+                for name in names[-1:] or os.listdir(fd):
+                    _remove(name, fd)
+            finally:
+                os.close(fd)
+
+    def _entered_lasting(self, name: str, parent: int) -> int:
+        """Descriptor of a folder, in place of its parent's. One that is no folder any more is made again."""
+        below = self._entered(name, parent)
+        if below is None:
+            os.mkdir(name, 0o755, dir_fd=parent)
+            below = os.open(name, _FOLDER, dir_fd=parent)
+            self._own(below)
+        os.close(parent)
+        return below
+
+    @staticmethod
+    def _entered(name: str, parent: int) -> int | None:
+        """Descriptor of a folder, whose owner has its rights to it again. What is no folder is removed: None."""
+        try:
+            found = os.open(name, _FOLDER | os.O_PATH, dir_fd=parent)  # also where nobody may read it
+        except (FileNotFoundError, NotADirectoryError):
+            _remove(name, parent)
+            return None
+        try:
+            _give_owner_its_rights(found)
+            return os.open(f"/proc/self/fd/{found}", _FOLDER & ~os.O_NOFOLLOW)
+        finally:
+            os.close(found)
+
     def _own(self, fd: int) -> None:
         if self._uid is not None:
             os.fchown(fd, self._uid, self._uid)
+
+    def _file(self, path: str) -> tuple[Path, tuple[str, ...]]:
+        root, names = self._located(path)
+        if not names:
+            raise InvalidRequest(f"{path!r} is a folder.")
+        return root, names
 
     def _located(self, path: str) -> tuple[Path, tuple[str, ...]]:
         """Host folder, and the components below it. Longest mount point wins."""
@@ -83,11 +143,22 @@ class SharedFolders:
             if inside in self._closed:
                 raise InvalidRequest(f"{path!r} is in {str(inside)!r}, through which no files are moved.")
             if inside in self._folders:
-                if names := whole.relative_to(inside).parts:
-                    return self._folders[inside], names
-                raise InvalidRequest(f"{path!r} is a folder.")
+                return self._folders[inside], whole.relative_to(inside).parts
         known = ", ".join(sorted(map(str, self._folders)))
         raise InvalidRequest(f"{path!r} is outside the folders that files can be moved through: {known}.")
+
+
+def _give_owner_its_rights(fd: int) -> None:
+    mode = stat.S_IMODE(os.fstat(fd).st_mode)
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        os.chmod(f"/proc/self/fd/{fd}", mode | stat.S_IRWXU)
+
+
+def _remove(name: str, parent: int) -> None:
+    path = Path(f"/proc/{os.getpid()}/fd/{parent}", name)  # programs that help to remove it see it there too
+    remove_tree(path)
+    if os.path.lexists(path):
+        raise PermissionError(errno.EACCES, "it cannot be removed")
 
 
 @contextmanager

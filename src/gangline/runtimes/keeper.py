@@ -232,6 +232,8 @@ class _Service:
             case wire.Download():
                 handle = self._sandbox(request.runtime_id).handle
                 return await handle.download(request.path, max_bytes=request.max_bytes)
+            case wire.Clear():
+                await self._sandbox(request.runtime_id).handle.clear(request.path)
             case wire.Kill():
                 await self._sandbox(request.runtime_id).handle.kill()
             case wire.Stop():

@@ -25,6 +25,7 @@ __all__ = [
     "Answered",
     "Asked",
     "Cancel",
+    "Clear",
     "Download",
     "End",
     "Exec",
@@ -51,7 +52,7 @@ __all__ = [
     "write_message",
 ]
 
-VERSION = 2
+VERSION = 3
 """A node ends a keeper that speaks another one, as it would have died with the node."""
 
 _LENGTH_BYTES = 4
@@ -130,6 +131,11 @@ class Download(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     max_bytes: int
 
 
+class Clear(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    runtime_id: str
+    path: str
+
+
 class Kill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     runtime_id: str
 
@@ -140,7 +146,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     runtime_id: str
 
 
-Request = Start | Exec | Rejoin | Annotate | Upload | Download | Kill | Stop
+Request = Start | Exec | Rejoin | Annotate | Upload | Download | Clear | Kill | Stop
 
 
 class Asked(msgspec.Struct, frozen=True, tag=True):

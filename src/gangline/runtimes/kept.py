@@ -287,6 +287,9 @@ class KeptHandle:
     async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
         return await self._link.ask(wire.Download(runtime_id=self.runtime_id, path=path, max_bytes=max_bytes), bytes)
 
+    async def clear(self, path: str) -> None:
+        await self._link.ask(wire.Clear(runtime_id=self.runtime_id, path=path), None)
+
     async def kill(self) -> None:
         await self._link.ask(wire.Kill(runtime_id=self.runtime_id), None)
 

@@ -16,7 +16,17 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["LABEL", "Mark", "kill_labelled", "kill_mounted", "marked", "reap", "remove_folder", "write_mark"]
+__all__ = [
+    "LABEL",
+    "Mark",
+    "kill_labelled",
+    "kill_mounted",
+    "marked",
+    "reap",
+    "remove_folder",
+    "remove_tree",
+    "write_mark",
+]
 
 LABEL = "GANGLINE_RUNTIME"
 """Environment variable `<owner>/<runtime_id>/<kind of runtime>`."""
@@ -63,10 +73,11 @@ def remove_folder(folder: Path) -> None:
     with suppress(OSError):  # where it is closed, all goes at once
         inside = [path for path in folder.iterdir() if path.name != _MARK]
     for path in (*inside, folder):
-        _remove(path)
+        remove_tree(path)
 
 
-def _remove(path: Path) -> None:
+def remove_tree(path: Path) -> None:
+    """Remove a file, or a folder with its content. What cannot be removed is still there afterwards. Blocking."""
     try:
         if path.is_symlink() or not path.is_dir():
             path.unlink()

@@ -125,6 +125,10 @@ class _ProcessHandle:
         self._check_not_stopped()
         return await asyncio.to_thread(self._files.read, path, max_bytes)
 
+    async def clear(self, path: str) -> None:
+        self._check_not_stopped()
+        await run_to_end(self._files.clear, path)
+
     def _check_not_stopped(self) -> None:
         if self._stopped:
             raise RuntimeFailed(f"runtime {self.runtime_id} was stopped.")

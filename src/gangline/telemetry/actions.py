@@ -49,6 +49,8 @@ ACTIONS: dict[str, str] = {
     "session.stuck": "A session stays where its budget should have ended it, and where that is.",
     "network.refused": "A sandbox under network `list` asked for a host that is not open to it; each host once.",
     "network.closed": "A sandbox under network `list` has ended: how many connections it opened, and was refused.",
+    "grader.control": "Grading failed; the same grader is tried without the agent, to learn whose doing it is.",
+    "session.grading_spoiled": "An agent kept its session from being graded; the failure is its own.",
     "grader.failed": "A clean runtime for a grader did not start; it is tried once more.",
     "harness.logs_failed": "What a harness's program wrote of its run could not be read; the result is what it was.",
     "hook.failed": "A command of the operator's failed; the result is what it was.",

@@ -209,3 +209,45 @@ async def downloads_are_bounded(bench: Bench) -> None:
     with raises(LimitExceeded):
         await handle.download("five", max_bytes=4)
     assert await handle.download("five", max_bytes=5) == b"12345"
+
+
+_LOCK = (
+    "import os, sys\n"
+    "os.makedirs('closed/in'); open('closed/in/file', 'w').close(); os.chmod('closed/in', 0); os.chmod('closed', 0)\n"
+    "os.mkdir('kept'); os.symlink(sys.argv[1], 'kept/link'); os.symlink(sys.argv[1], 'link'); os.chmod('kept', 0o555)\n"
+    "open('file', 'w').close(); os.mkfifo('pipe'); open(os.environ['HOME'] + '/.profile', 'w').close()\n"
+    "os.mkdir('deep'); os.chdir('deep')\n"
+    "for _ in range(2000): os.mkdir('d'); os.chdir('d')\n"
+    "os.chdir(os.environ['WORKDIR'])\n"
+    "os.chmod(os.environ['HOME'], 0); os.chmod('.', 0o555)\n"
+)
+"""Leaves places that whoever comes next can neither remove nor write to, by usual means."""
+
+
+@CHECKS.add
+async def what_an_agent_locked_is_cleared_from_outside(bench: Bench) -> None:
+    handle = await bench.start()
+    outside = bench.root / "outside"
+    outside.mkdir()
+    (outside / "file").write_bytes(b"keep")
+    try:
+        locked = await handle.exec(["python3", "-c", _LOCK, str(outside)], env={"WORKDIR": handle.workdir})
+        assert locked.ok, locked
+        await handle.kill()
+        for path in ("closed", "kept/link/below", "link", "file/below", "pipe", "deep", "absent/below", handle.home):
+            await handle.clear(path)
+        assert os.listdir(outside) == ["file"], "a link was followed"
+        for path in ("closed/new", "kept/link/below", "link", "file/below", "pipe", f"{handle.home}/new"):
+            await handle.upload(path, b"new")
+            assert await handle.download(path) == b"new"
+        left = await handle.exec(f"touch written kept/written ~/written && ls -A ~ && ls -d deep {outside}/file")
+        assert left.stdout.split()[:2] == [b"new", b"written"], left
+        assert b"deep" not in left.stdout
+        await handle.clear(".")
+        assert (await handle.exec("ls -A && touch written")).stdout == b""
+        for path in ("../x", f"{handle.workdir}/../x", ""):
+            with refused():
+                await handle.clear(path)
+    finally:
+        (outside / "file").unlink()
+        outside.rmdir()

@@ -1,0 +1,85 @@
+"""Grading of one session, and whose doing it is when that fails.
+
+An evaluator that fails may be broken, or may have met what an agent left to break it. A control decides: the same
+evaluator grades a session in which no agent acted, in another clean runtime. It fails there too: the failure is ours.
+It gives a reward there: the agent spoiled its grading. Only evaluators that declare it (`Controlled`) are asked so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+
+from gangline.domain.contracts import Controlled, EvaluationContext, Evaluator, Reward, RuntimeHandle
+from gangline.domain.errors import EvaluatorError, GanglineError, GradingSpoiled
+from gangline.domain.session import HarnessExit
+
+__all__ = ["graded", "within"]
+
+log = logging.getLogger("gangline.node")
+
+_T = TypeVar("_T")
+
+
+async def graded(
+    evaluator: Evaluator,
+    context: EvaluationContext,
+    start_control: Callable[[], Awaitable[RuntimeHandle]],
+    *,
+    budget_s: float,
+) -> Reward:
+    """The reward of a session.
+
+    start_control: starts a clean runtime for the control; the caller stops it.
+    budget_s: for grading, and again for the control.
+    Raises: GradingSpoiled, EvaluatorError, and what a runtime raises.
+    """
+    try:
+        return await _reward(evaluator, context, budget_s)
+    except EvaluatorError as error:
+        if not (isinstance(evaluator, Controlled) and evaluator.is_controlled):
+            raise
+        log.info("grader.control session=%s message=%s", context.session_id, error)
+        try:
+            await _reward(evaluator, _without_agent(context, await start_control()), budget_s)
+        except EvaluatorError:
+            raise error from None
+        raise GradingSpoiled(f"{error.message}; without what the agent left, grading works") from error
+
+
+async def _reward(evaluator: Evaluator, context: EvaluationContext, budget_s: float) -> Reward:
+    return await within(
+        budget_s, evaluator.evaluate(context), EvaluatorError(f"no reward within its budget of {budget_s:g} s")
+    )
+
+
+def _without_agent(context: EvaluationContext, runtime: RuntimeHandle) -> EvaluationContext:
+    async def fresh_runtime() -> RuntimeHandle:
+        return runtime
+
+    return msgspec.structs.replace(
+        context,
+        trajectory=msgspec.structs.replace(context.trajectory, traces=(), num_completions=0),
+        outcome="completed",
+        harness_exit=HarnessExit(exit_code=0),
+        harness_stdout=b"",
+        runtime=runtime,
+        fresh_runtime=fresh_runtime,
+        is_control=True,
+    )
+
+
+async def within(seconds: float, work: Awaitable[_T], otherwise: GanglineError) -> _T:
+    """The result of `work`. Raises: `otherwise` when it takes longer than `seconds`."""
+    budget = asyncio.timeout(seconds)
+    try:
+        async with budget:
+            return await work
+    except TimeoutError:
+        if budget.expired():
+            raise otherwise from None
+        raise
