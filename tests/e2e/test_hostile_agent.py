@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import textwrap
@@ -74,10 +75,35 @@ SURVIVOR = textwrap.dedent("""
         time.sleep(0.01)
 """)
 
+# Keeps a secret in the session keyring, when called with one, or prints the one that is there.
+KEYRING = textwrap.dedent("""
+    import ctypes, os, sys
+    libc = ctypes.CDLL(None)
+    add_key, keyctl = (248, 250) if os.uname().machine == "x86_64" else (217, 219)
+    def keep(secret):
+        for keyring in (-3, -4):
+            libc.syscall(add_key, b"user", b"passed-on", secret.encode(), len(secret.encode()), keyring)
+    def found(name=b"passed-on"):
+        payload = ctypes.create_string_buffer(64)
+        for keyring in (-3, -4, -5):
+            key = libc.syscall(keyctl, 10, keyring, b"user", name, 0)
+            if key > 0 and libc.syscall(keyctl, 11, key, payload, 64) > 0:
+                return payload.value.decode()
+        return "nothing"
+""")
+
+
+def keep_in_our_keyring(secret: str) -> None:
+    """As an operator's login does: what this thread starts from here on inherits the keyring."""
+    libc, number = ctypes.CDLL(None), {"x86_64": (248, 250), "aarch64": (217, 219)}.get(os.uname().machine)
+    if number is not None and libc.syscall(number[1], 1, None) >= 0:
+        libc.syscall(number[0], b"user", b"operators", secret.encode(), len(secret.encode()), -3)
+
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Generator[UpProcess]:
     need_command("bwrap", "apt-get install bubblewrap")
+    keep_in_our_keyring(SECRET)
     service = UpProcess(tmp_path_factory.mktemp("hostile"))
     try:
         assert service.ready(), "the service did not start"
@@ -105,11 +131,12 @@ async def run(
 ) -> tuple[SessionResult, str]:
     """Result of a task of one session with these files, and what its agent printed."""
     limits = changes.pop("limits", {})
+    system_calls = changes.pop("system_calls", [])
     prepare = [{"type": "write", "path": path, "content": content} for path, content in (files or {}).items()]
     request = {
         "instruction": "behave",
         "max_attempts": 1,
-        "runtime": {"prepare": prepare, "limits": limits},
+        "runtime": {"prepare": prepare, "limits": limits, "system_calls_allow": system_calls},
         "agent": {"harness": "shell", "settings": {"command": command}, "env": changes.pop("env", {})},
         **changes,
     }
@@ -285,3 +312,25 @@ async def test_nothing_survives_the_budget(client: ServerClient) -> None:
     result, _ = await run(client, command, {"survivor.py": SURVIVOR}, env={"MARK": mark}, timeout_seconds=2)
     assert (result.outcome, result.reward) == ("agent_timeout", 0.0)
     assert processes_with(mark) == {}
+
+
+@pytest.mark.parametrize("system_calls", [[], ["keyring"]], ids=["usual", "both asked for keyrings"])
+async def test_a_solution_passes_no_hidden_output_on_to_another_task(
+    client: ServerClient, system_calls: list[str]
+) -> None:
+    """The thief's code runs in the clean grader, where it reads the answer; another task's agent looks for it."""
+    thief = f"{KEYRING}\nkeep(open('expected').read())\n"
+    judge = "import solution\nopen('reward.txt', 'w').write('0.5')\n"
+    config = {
+        "command": "python3 judge.py",
+        "files": {"judge.py": judge, "expected": "4242"},
+        "collect": ["solution.py"],
+    }
+    evaluator = {"strategy": "script", "refresh_runtime": True, "config": config}
+    first, _ = await run(client, "true", {"solution.py": thief}, evaluator=evaluator, system_calls=system_calls)
+    assert (first.outcome, first.reward) == ("completed", 0.5)
+    files = {"keyring.py": f"{KEYRING}\nopen('answer', 'w').write(found())\nprint(found(), found(b'operators'))\n"}
+    config = {"command": "grep -q 4242 answer && echo 1.0 > reward.txt || echo 0.0 > reward.txt", "collect": ["answer"]}
+    evaluator = {"strategy": "script", "refresh_runtime": True, "config": config}
+    second, printed = await run(client, "python3 keyring.py", files, evaluator=evaluator, system_calls=system_calls)
+    assert (second.outcome, second.reward, printed) == ("completed", 0.0, "nothing nothing\n")

@@ -30,6 +30,7 @@ __all__ = [
     "PrepareAction",
     "RuntimeSpec",
     "SamplingPolicy",
+    "SystemCall",
     "TaskRequest",
     "TextEncoding",
     "WriteAction",
@@ -38,6 +39,8 @@ __all__ = [
 ]
 
 NetworkPolicy = Literal["none", "proxy", "full", "list"]
+SystemCall = Literal["keyring", "io_uring", "userfaultfd", "perf_events", "bpf", "vsock", "user_namespaces"]
+"""Interfaces to the kernel that agents are refused unless their task asks for them."""
 TextEncoding = Literal["utf-8", "base64"]
 """How bytes are written in JSON: as text, or, where they are no text, in base 64."""
 
@@ -106,6 +109,9 @@ class RuntimeSpec(_Spec):
     network_allow: tuple[Annotated[str, Field(max_length=300)], ...] = Field(default=(), max_length=256)
     """What network `list` opens beside the node's proxy: `host`, `*.domain` (all names below it) or an address, each
     with or without `:port`; without, 80 and 443. An address that is not public must be written itself."""
+    system_calls_allow: tuple[SystemCall, ...] = ()
+    """Interfaces to the kernel that the agent gets beside the usual ones: browsers need `user_namespaces` for sandboxes
+    of their own. Where an engine or the machine refuses one itself, asking for it changes nothing."""
     workdir: str = "/workspace"
     """Where the harness starts."""
     folders: tuple[str, ...] = ()

@@ -9,6 +9,8 @@ container_life.py        a container's first process, from its start to its end
 execution.py             one command: its supervisor, its bounded output, its end
 relay.py                 the node's proxy, brought into a network that has only `lo`
 files.py                 bytes in and out of folders that an untrusted program writes
+system_calls.py          the filter of system calls that every command runs under
+seccomp.py               the filter that an engine gave to its container, read out of it
 threads.py               blocking work that ends before its caller does
 limits.py, cgroups.py    what a sandbox may use, and how that is enforced
 keeper.py, kept.py       the process that keeps sandboxes over a death of the node, and the node's side of it

@@ -126,7 +126,7 @@ class _Container:
         self._shared = shared
         self._expose = expose
         self._program = program
-        self._fakeroot = fakeroot
+        self.agent_is_root = self._fakeroot = fakeroot
         self._host_network = start.spec.network == "full"
         self._loopback = LoopbackAddress(start.runtime_id) if self._host_network else None
         self._image_env: Mapping[str, str] = {}

@@ -17,6 +17,7 @@ import msgspec
 
 from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.runtimes.bubblewrap import HOST_ROOTS
+from gangline.runtimes.execution import launcher_argv
 from gangline.runtimes.holder import PATH, WAITING
 
 __all__ = ["ApptainerLaunch", "View", "checked_image", "container_environment", "exec_arguments", "make_host_root"]
@@ -114,7 +115,7 @@ class ApptainerLaunch:
     def spawn(self, label: str) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
-                [*self._arguments, *WAITING],
+                launcher_argv([*self._arguments, *WAITING]),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

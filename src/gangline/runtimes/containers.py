@@ -43,6 +43,7 @@ from gangline.runtimes.limits import NOT_ENFORCED, enforcement
 from gangline.runtimes.openings import Openings
 from gangline.runtimes.relay import ListenerHelper
 from gangline.runtimes.seccomp import filters_of
+from gangline.runtimes.system_calls import enforced, filter_for
 from gangline.runtimes.threads import run_to_end
 from gangline.settings import Settings
 
@@ -196,8 +197,10 @@ class _ContainerHandle:
         self._options = options
         self._env: dict[str, str] = {}
         """What the image sets."""
-        self._filters: list[bytes] | None = None
-        """Of system calls; None where they cannot be read."""
+        program = filter_for(start.spec.system_calls_allow)
+        self._own_filters = [] if program is None else [program]
+        self._engine_filters: list[bytes] = []
+        """Of system calls; none where they cannot be read."""
         self._groups = Cgroups()
         self._limits = enforcement(start.spec.limits, {}, own_user=True)
         self._executions = Executions(mark.label)
@@ -239,7 +242,7 @@ class _ContainerHandle:
             raise RuntimeFailed(
                 f"{self._engine.name} maps users so that the agent's is none of them: run it without userns-remap."
             )
-        self._filters = await asyncio.to_thread(_filters, self._life.pid)
+        self._engine_filters = await asyncio.to_thread(_filters, self._life.pid)
         self._groups = joined_groups(Path(f"/proc/{self._life.pid}/cgroup"), self._inner_limits())
         self._limits = enforcement(self._start.spec.limits, self._groups.enforced, own_user=True)
         return self._life
@@ -295,7 +298,7 @@ class _ContainerHandle:
             proc_fd=life.proc_fd,
             uid=self._uid,
             supervisor_uid=None if os.geteuid() == 0 else 0,
-            filters=self._filters or (),
+            filters=[*self._own_filters, *self._engine_filters],
             cgroup_procs=self._groups.procs,
             rlimits=self._limits.rlimits,
         )
@@ -373,16 +376,17 @@ class _ContainerHandle:
 
     def limits(self) -> dict[str, str]:
         network = NOT_ENFORCED if self._start.spec.network == "full" else "network namespace"
-        filtered = "seccomp filter of the engine" if self._filters else NOT_ENFORCED
-        return {**self._limits.told, "network": network, "system_calls": filtered}
+        own = enforced(self._start.spec.system_calls_allow) if self._own_filters else NOT_ENFORCED
+        engines = "; seccomp filter of the engine" if self._engine_filters else ""
+        return {**self._limits.told, "network": network, "system_calls": own + engines}
 
 
-def _filters(pid: int) -> list[bytes] | None:
+def _filters(pid: int) -> list[bytes]:
     """Blocking."""
     try:
         return filters_of(pid)
     except OSError:
-        return None
+        return []
 
 
 async def _to_end(work: Coroutine[Any, Any, _T]) -> _T:

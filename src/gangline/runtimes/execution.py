@@ -24,7 +24,7 @@ import msgspec
 from gangline.domain.contracts import ExecResult, OutputSink
 from gangline.domain.errors import RuntimeFailed
 
-__all__ = ["Executions", "Order", "helper_argv"]
+__all__ = ["Executions", "Order", "helper_argv", "launcher_argv"]
 
 _PIECE_BYTES = 1 << 16
 _KILL_GRACE_S = 10.0
@@ -44,6 +44,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """User (and group) to become; None stays who we are."""
     supervisor_uid: int | None = None
     """User of that sandbox that the supervisor becomes, so that the command cannot end it; None stays who we are."""
+    own_namespace: bool = False
+    """Whether the command gets a user namespace of its own in the sandbox's."""
     filters: Sequence[bytes] = ()
     """Filters of system calls to put on, as the kernel takes them, the first one first."""
     cgroup_procs: Sequence[str] = ()
@@ -52,10 +54,15 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """RLIMIT number -> value."""
 
 
-def helper_argv(name: str, control_fd: int) -> list[str]:
-    """Command line of `gangline.runtimes.helpers.<name>`."""
+def helper_argv(name: str, argument: int | str) -> list[str]:
+    """Command line of `gangline.runtimes.helpers.<name>`. `argument`: of its `main`, as Python writes it."""
     program = f"import sys; sys.path.append({_SOURCE!r}); from gangline.runtimes.helpers.{name} import main; "
-    return [sys.executable, "-I", "-S", "-c", f"{program}main({control_fd})"]
+    return [sys.executable, "-I", "-S", "-c", f"{program}main({argument})"]
+
+
+def launcher_argv(argv: Sequence[str]) -> list[str]:
+    """The same program with an empty session keyring of its own."""
+    return [*helper_argv("launcher", "sys.argv[1:]"), *argv]
 
 
 class Executions:
@@ -218,6 +225,7 @@ def _as_plain(order: Order) -> dict[str, object]:
         "proc_fd": order.proc_fd,
         "uid": order.uid,
         "supervisor_uid": order.supervisor_uid,
+        "own_namespace": order.own_namespace,
         "filters": list(order.filters),
         "cgroup_procs": list(order.cgroup_procs),
         "rlimits": dict(order.rlimits),

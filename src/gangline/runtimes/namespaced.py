@@ -25,6 +25,7 @@ from gangline.runtimes.leftovers import Mark, remove_folder, write_mark
 from gangline.runtimes.limits import NOT_ENFORCED, enforcement
 from gangline.runtimes.openings import Openings
 from gangline.runtimes.relay import ListenerHelper
+from gangline.runtimes.system_calls import enforced, filter_for
 from gangline.runtimes.threads import run_to_end
 
 __all__ = [
@@ -46,6 +47,10 @@ _CAP_SYS_ADMIN = 21
 
 class Enclosure(Protocol):
     """How one sandbox's namespaces are made. All but `environment` and `close` block, and are called from a thread."""
+
+    agent_is_root: bool
+    """Whether commands are root of the sandbox's user namespace: they can then take over its first process, which has
+    no filter of system calls."""
 
     def make_folders(self) -> None:
         """What it needs in the sandbox's folder, once, beside the shared folders and the files of users."""
@@ -136,6 +141,8 @@ class NamespacedHandle:
         self._limits = enforcement(start.spec.limits, groups.enforced, own_user=True)
         self._shared = shared
         self._files = SharedFolders(shared, self.workdir, uid=uid)
+        program = filter_for(start.spec.system_calls_allow)
+        self._filters = () if program is None else (program,)
         self._executions = Executions(self._label)
         self._holder: Holder | None = None
         self._openings = Openings()
@@ -203,6 +210,8 @@ class NamespacedHandle:
             env=self._enclosure.environment({**self._openings.env, **self._start.spec.env, **(env or {})}),
             proc_fd=holder.proc_fd,
             uid=self._uid,
+            own_namespace=self._uid is None and not self._enclosure.agent_is_root,
+            filters=self._filters,
             cgroup_procs=self._groups.procs,
             rlimits=self._limits.rlimits,
         )
@@ -257,7 +266,10 @@ class NamespacedHandle:
 
     def limits(self) -> dict[str, str]:
         network = NOT_ENFORCED if self._start.spec.network == "full" else "network namespace"
-        return {**self._limits.told, "network": network}
+        allowed = self._start.spec.system_calls_allow
+        is_filtered = self._filters and not self._enclosure.agent_is_root
+        filtered = enforced(allowed) if is_filtered else NOT_ENFORCED
+        return {**self._limits.told, "network": network, "system_calls": filtered}
 
 
 def _proxy_url(port: int | None) -> str | None:

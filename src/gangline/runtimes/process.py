@@ -19,6 +19,7 @@ from gangline.runtimes.execution import Executions, Order
 from gangline.runtimes.files import SharedFolders
 from gangline.runtimes.leftovers import LABEL, Mark, kill_labelled, reap, remove_folder, write_mark
 from gangline.runtimes.limits import NOT_ENFORCED, enforcement
+from gangline.runtimes.system_calls import enforced, filter_for
 from gangline.runtimes.threads import run_to_end
 from gangline.settings import Settings
 
@@ -72,6 +73,9 @@ class _ProcessHandle:
         self._mark = mark
         self._label = mark.label
         self._limits = enforcement(start.spec.limits, {}, own_user=False)
+        self._allowed = start.spec.system_calls_allow
+        program = filter_for(self._allowed)
+        self._filters = () if program is None else (program,)
         self._files = SharedFolders({path: Path(path) for path in self._paths()}, self.workdir)
         self._executions = Executions(self._label)
         self._lock = asyncio.Lock()
@@ -103,6 +107,7 @@ class _ProcessHandle:
             argv=argv_of(command),
             cwd=str(Path(self.workdir) / (cwd or "")),
             env=clean_environment(self._expose, self.home, extra),
+            filters=self._filters,
             rlimits=self._limits.rlimits,
         )
         return await self._executions.run(
@@ -150,4 +155,5 @@ class _ProcessHandle:
             self._removed = True
 
     def limits(self) -> dict[str, str]:
-        return {**self._limits.told, "network": NOT_ENFORCED}
+        filtered = enforced(self._allowed) if self._filters else NOT_ENFORCED
+        return {**self._limits.told, "network": NOT_ENFORCED, "system_calls": filtered}

@@ -6,6 +6,7 @@ Laws:
 - It sees the host's programs read-only, its own HOME, workdir, /tmp and `RuntimeSpec.folders`, its own processes, and
   (network `proxy`) one TCP port: the node's proxy; under `list` one more, of a forward proxy of its own. The folders
   lie under `RuntimeStart.folder`.
+- Its system calls are filtered (`system_calls`), and the keyring of whoever started the node is not its own.
 - `kill` ends the namespaces and keeps the folders; the next `exec` makes new namespaces over them.
 - Nothing outlives the process that started it: see `holder`. That is the node's keeper: see `keeper`.
 
@@ -88,6 +89,8 @@ class SandboxRuntime:
 
 class _Bubblewrap:
     """See `namespaced.Enclosure`."""
+
+    agent_is_root = False
 
     def __init__(
         self, start: RuntimeStart, shared: Mapping[str, Path], expose: Sequence[Path], uid: int | None

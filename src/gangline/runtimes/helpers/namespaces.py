@@ -1,13 +1,16 @@
 """Enter the namespaces of a running sandbox. Linux only; the caller must be single-threaded.
 
 bubblewrap, started by an ordinary user, makes two user namespaces: an outer one, in which the user is root and which
-owns the sandbox's mounts and network, and an inner one without privileges, in which the agent lives. We enter the outer
-one first; only the command itself goes on to the inner one (`enter_user`). Started by root it makes neither.
+owns the sandbox's mounts and network, and an inner one without privileges, in which its first process lives. We enter
+the outer one first; only the command itself goes on to the inner one (`enter_user`), and there into one of its own
+(`make_user_namespace`): the sandbox's first process has the agent's user number, and no filter, and could be taken over
+from its own namespace. Started by root it makes neither.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 
@@ -15,7 +18,15 @@ TYPE_CHECKING = False  # see `supervisor`
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["become_subreaper", "enter", "enter_user", "filter_system_calls", "forbid_new_privileges"]
+__all__ = [
+    "become_subreaper",
+    "enter",
+    "enter_user",
+    "filter_system_calls",
+    "forbid_new_privileges",
+    "leave_session_keyring",
+    "make_user_namespace",
+]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _NS_GET_USERNS = 0xB701
@@ -24,6 +35,9 @@ _PR_SET_NO_NEW_PRIVS = 38
 _PR_SET_SECCOMP = 22
 _SECCOMP_MODE_FILTER = 2
 _INSTRUCTION_BYTES = 8
+_CLONE_NEWUSER = 0x10000000
+_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219}
+_KEYCTL_JOIN_SESSION_KEYRING = 1
 
 
 def _checked(result: int, what: str) -> None:
@@ -64,6 +78,30 @@ def enter_user(user_fd: int) -> None:
     _setns(user_fd, "user")
 
 
+def make_user_namespace() -> None:
+    """A user namespace of this process's own, with the same numbers; `exec` ends a user's privileges in it."""
+    uid, gid = os.geteuid(), os.getegid()
+    _checked(_libc.unshare(_CLONE_NEWUSER), "unshare user")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def leave_session_keyring() -> None:
+    """Go on with an empty session keyring of this process's own, instead of that of whoever started the node.
+
+    A kernel without keyrings has nothing to leave; a node's own filter that refuses them holds for all its commands.
+    """
+    if (number := _KEYCTL.get(os.uname().machine)) is None:
+        return
+    if _libc.syscall(number, _KEYCTL_JOIN_SESSION_KEYRING, None) >= 0:
+        return
+    if ctypes.get_errno() == errno.EDQUOT:
+        raise OSError(errno.EDQUOT, "this user has too many kernel keyrings: raise the sysctl kernel.keys.maxkeys")
+    if ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM):
+        raise OSError(ctypes.get_errno(), f"keyctl: {os.strerror(ctypes.get_errno())}")
+
+
 def become_subreaper() -> None:
     """Orphans among our descendants become our children, however they daemonise."""
     _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl subreaper")
@@ -79,6 +117,13 @@ class _Program(ctypes.Structure):
 
 
 def filter_system_calls(program: bytes) -> None:
-    """For ever, and for all descendants. `program`: instructions of the kernel's packet filter, 8 bytes each."""
+    """For ever, and for all descendants. `program`: instructions of the kernel's packet filter, 8 bytes each.
+
+    A process without privileges gives up gaining any: the kernel asks for that.
+    """
     given = _Program(len(program) // _INSTRUCTION_BYTES, program)
+    if _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(given), 0, 0) == 0:
+        return
+    if ctypes.get_errno() == errno.EACCES:
+        forbid_new_privileges()
     _checked(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(given), 0, 0), "prctl seccomp")

@@ -27,6 +27,8 @@ from gangline.runtimes.helpers.namespaces import (
     enter_user,
     filter_system_calls,
     forbid_new_privileges,
+    leave_session_keyring,
+    make_user_namespace,
 )
 
 TYPE_CHECKING = False  # `typing` and `signal`, with its enums, would double the time that a command takes to start
@@ -52,6 +54,7 @@ def main(control_fd: int) -> None:
 
 def _start(control_fd: int, order: dict[str, Any]) -> None:
     """Go where the command is to run. Raises: OSError when that place is gone."""
+    leave_session_keyring()
     cgroup_fds = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in order["cgroup_procs"]]
     if order["proc_fd"] is None:
         _supervise(control_fd, order, cgroup_fds, None)
@@ -254,6 +257,8 @@ def _confine(order: dict[str, Any], cgroup_fds: list[int], user_fd: int | None) 
         _become_user(order["uid"])
     for kind, value in order["rlimits"].items():
         resource.setrlimit(kind, (value, value))
+    if order["own_namespace"]:
+        make_user_namespace()  # the limit on processes set above holds for the sandbox as a whole
     for program in order["filters"]:
         filter_system_calls(program)
 

@@ -27,6 +27,7 @@ from gangline.testing.runtime_conformance import (
     network_list,
     process_trees,
     streams,
+    system_calls,
 )
 from gangline.testing.runtime_conformance.bench import Bench, Check, Checks, run_check
 
@@ -34,7 +35,9 @@ __all__ = ["Bench", "Check", "checks", "run_check"]
 
 _PARTS: tuple[Checks, ...] = tuple(
     part.CHECKS
-    for part in (commands, streams, files, process_trees, lifecycle, limits, network, network_list, isolation)
+    for part in (
+        *(commands, streams, files, process_trees, lifecycle, limits, network, network_list, isolation, system_calls),
+    )
 )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from gangline.domain.contracts import ExecResult, Runtime, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import CallerError, NotFound
 from gangline.domain.ids import new_id
-from gangline.domain.task import LimitsSpec, NetworkPolicy, RuntimeSpec
+from gangline.domain.task import LimitsSpec, NetworkPolicy, RuntimeSpec, SystemCall
 
 __all__ = [
     "NOT_ENFORCED",
@@ -60,12 +60,14 @@ class Bench:
         allow: tuple[str, ...] = (),
         limits: LimitsSpec | None = None,
         env: dict[str, str] | None = None,
+        system_calls: tuple[SystemCall, ...] = (),
     ) -> RuntimeHandle:
         spec = RuntimeSpec(
             backend=self.runtime.name,
             image=self.image,
             network=network,
             network_allow=allow,
+            system_calls_allow=system_calls,
             limits=limits or LimitsSpec(),
             env=env or {},
             workdir="/workspace",
