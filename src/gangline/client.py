@@ -133,7 +133,33 @@ class _HttpClient:
         return ServerUnavailable(f"the server at {self.url} does not answer ({why}); is it running? `gangline up`.")
 
 
-class ServerClient(_HttpClient):
+class _CallerSessions(_HttpClient):
+    """Sessions of agents that Gangline does not run; a server hands them on to its nodes."""
+
+    async def open_session(self, **request: Any) -> dict[str, Any]:
+        """`session_id`, `api_key` and `base_urls`. Fields of `request`: docs/guides/external-sessions.md.
+
+        Raises: InvalidRequest, Conflict when the id is taken, TooMany.
+        """
+        return await self._json("POST", "/v1/sessions", dict[str, Any], body=msgspec.json.encode(request))
+
+    async def wait_session(self, session_id: str, timeout_s: float = 60.0) -> dict[str, Any]:
+        """The session once its agent is done, or after `timeout_s` (at most 300). Raises: NotFound."""
+        params = {"timeout_s": f"{timeout_s:g}"}
+        path = f"/v1/sessions/{session_id}/wait"
+        return await self._json("GET", path, dict[str, Any], params=params, wait_s=timeout_s)
+
+    async def finalize(self, session_id: str, *, completions: bool = False) -> SessionResult:
+        """The same result every time. Raises: NotFound, Conflict when it was aborted."""
+        params = {"completions": "1"} if completions else None
+        return await self._msgpack(f"/v1/sessions/{session_id}/finalize", SessionResult, params, method="POST")
+
+    async def abort_session(self, session_id: str) -> dict[str, Any]:
+        """Raises: NotFound, Conflict when it was finalized."""
+        return await self._json("POST", f"/v1/sessions/{session_id}/abort", dict[str, Any])
+
+
+class ServerClient(_CallerSessions):
     """Calls the rollout server."""
 
     # The user's side.
@@ -321,7 +347,7 @@ class ServerClient(_HttpClient):
         raise ServerUnavailable(f"the server at {self.url} ended the event stream.")
 
 
-class NodeClient(_HttpClient):
+class NodeClient(_CallerSessions):
     """Calls one node: sessions of your own agents, its engines, its gate.
 
     opened = await node.open_session(max_turns=20)
@@ -336,31 +362,9 @@ class NodeClient(_HttpClient):
         """The node takes no more sessions, and ends with those that it has. Returns its status."""
         return await self._json("POST", "/v1/drain", dict[str, Any])
 
-    async def open_session(self, **request: Any) -> dict[str, Any]:
-        """`session_id`, `api_key` and `base_urls`. Fields of `request`: docs/guides/external-sessions.md.
-
-        Raises: InvalidRequest, Conflict when the id is taken, TooMany.
-        """
-        return await self._json("POST", "/v1/sessions", dict[str, Any], body=msgspec.json.encode(request))
-
     async def session(self, session_id: str) -> dict[str, Any]:
         """Raises: NotFound."""
         return await self._json("GET", f"/v1/sessions/{session_id}", dict[str, Any])
-
-    async def wait_session(self, session_id: str, timeout_s: float = 60.0) -> dict[str, Any]:
-        """The session once its agent is done, or after `timeout_s` (at most 300). Raises: NotFound."""
-        params = {"timeout_s": f"{timeout_s:g}"}
-        path = f"/v1/sessions/{session_id}/wait"
-        return await self._json("GET", path, dict[str, Any], params=params, wait_s=timeout_s)
-
-    async def finalize(self, session_id: str, *, completions: bool = False) -> SessionResult:
-        """The same result every time. Raises: NotFound, Conflict when it was aborted."""
-        params = {"completions": "1"} if completions else None
-        return await self._msgpack(f"/v1/sessions/{session_id}/finalize", SessionResult, params, method="POST")
-
-    async def abort_session(self, session_id: str) -> dict[str, Any]:
-        """Raises: NotFound, Conflict when it was finalized."""
-        return await self._json("POST", f"/v1/sessions/{session_id}/abort", dict[str, Any])
 
     # The gate, and the engines behind it.
 

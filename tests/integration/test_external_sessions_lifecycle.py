@@ -121,11 +121,11 @@ async def test_an_aborted_session_leaves_nothing(node: RunningNode) -> None:
 async def test_a_claim_is_kept_but_is_no_reward(node: RunningNode) -> None:
     opened = await node.client.open_session()
     await talk(opened, 1)
-    body = {"reward": 1.0, "info": {"why": "I say so"}}
+    body = {"reward": 1.0, "reward_info": {"why": "I say so"}}
     assert (await node.ask("POST", f"/s/{opened['session_id']}/complete", body, opened["api_key"]))[0] == 200
     result = await node.client.finalize(opened["session_id"])
     assert result.reward is None
-    assert result.reward_details == {"claimed_reward": 1.0, "claimed_info": {"why": "I say so"}}
+    assert result.reward_details == {"claimed_reward": 1.0, "reward_info": {"why": "I say so"}}
     assert result.trajectory is not None
     assert result.trajectory.traces[0].reward is None
     assert result.trajectory.traces[0].metadata["claimed_reward"] == 1.0

@@ -158,7 +158,7 @@ async def node(tmp_path: Path) -> AsyncGenerator[RunningNode]:
 async def test_an_agent_cannot_claim_what_a_result_cannot_carry(node: RunningNode, info: dict[str, Any]) -> None:
     opened = await node.client.open_session()
     path = f"/s/{opened['session_id']}/complete"
-    status, problem = await node.ask("POST", path, {"info": info}, opened["api_key"])
+    status, problem = await node.ask("POST", path, {"reward_info": info}, opened["api_key"])
     assert (status, problem["code"]) == (400, "invalid_request")
     assert (await node.client.finalize(opened["session_id"])).reward_details == {}
 

@@ -109,12 +109,16 @@ class SessionRoutes:
             ControlRoute(
                 "POST", f"{one}/complete", self.complete, "The agent is done; what it claims.", "session", ClaimRequest
             ),
-            ControlRoute(
-                "POST", "/s/{session}/complete", self.complete, "The same, below its base URL.", "session", ClaimRequest
-            ),
-            ControlRoute(
-                "POST", "/s/{session}/generate", self.generate, "A call in tokens.", "session", GenerateRequest
-            ),
+            *self._below("/s/{session}"),
+            *self._below("/sessions/{session}"),
+        ]
+
+    def _below(self, base: str) -> list[ControlRoute]:
+        """The agent's own routes, beside its model calls."""
+        same = "The same, below its base URL."
+        return [
+            ControlRoute("POST", f"{base}/complete", self.complete, same, "session", ClaimRequest),
+            ControlRoute("POST", f"{base}/generate", self.generate, "A call in tokens.", "session", GenerateRequest),
         ]
 
     # -- the owner's side ----------------------------------------------------------------------------------------

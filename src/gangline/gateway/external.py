@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -111,15 +112,22 @@ class SessionRequest(BaseModel):
 
 
 class ClaimRequest(BaseModel):
-    """Body of `/complete`: what an agent says of itself."""
+    """Body of `/complete`: an agent's own account of its session. Source: 002, HTTP endpoints."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     reward: float | None = Field(default=None, allow_inf_nan=False)
-    info: dict[str, Any] = Field(default_factory=dict)
-    """At most 64 KiB."""
+    """None: the number `reward` in `reward_info`, if there is one."""
+    reward_info: dict[str, Any] = Field(default_factory=dict)
+    """At most 64 KiB; given back with each trace."""
 
-    _info_travels = field_validator("info")(_that_travels)
+    _info_travels = field_validator("reward_info")(_that_travels)
+
+    @property
+    def claimed_reward(self) -> float | None:
+        found = self.reward_info.get("reward") if self.reward is None else self.reward
+        is_number = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
+        return float(found) if is_number else None
 
 
 class OpenedSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +135,8 @@ class OpenedSession(msgspec.Struct, frozen=True, kw_only=True):
 
     session_id: str
     api_key: str
+    base_url: str
+    """For an agent that speaks OpenAI Chat Completions: `NODE/sessions/SESSION/v1`. Source: 002, session management."""
     base_urls: dict[str, str]
     """By SDK: `openai` (ends with `/v1`), `anthropic`, `google`."""
     model: str
@@ -292,7 +302,13 @@ class ExternalSessions:
             raise
         base = f"{origin}/s/{session_id}"
         urls = {"openai": f"{base}/v1", "anthropic": base, "google": base}
-        return OpenedSession(session_id=session_id, api_key=key, base_urls=urls, model=state.model)
+        return OpenedSession(
+            session_id=session_id,
+            api_key=key,
+            base_url=f"{origin}/sessions/{session_id}/v1",
+            base_urls=urls,
+            model=state.model,
+        )
 
     def _is_leased(self, session_id: str) -> bool:
         """Or was, and its result is not delivered yet."""
@@ -397,7 +413,7 @@ class ExternalSessions:
         async with live.order:
             if live.session is None:
                 raise SessionOver("the session is over")
-            made = Claim(reward=claim.reward, info=claim.info)
+            made = Claim(reward=claim.claimed_reward, reward_info=claim.reward_info)
             if live.state.claim is not None:
                 if live.state.claim != made:
                     raise Conflict("the session was completed already, with another claim.")
@@ -432,7 +448,7 @@ class ExternalSessions:
             outcome=outcome,
             failure=failure,
             reward=reward if trajectory is not None else None,
-            reward_details={} if claim is None else {"claimed_reward": claim.reward, "claimed_info": claim.info},
+            reward_details={} if claim is None else _told(claim),
             trajectory=trajectory,
             completions=tuple(completions),
         )
@@ -461,10 +477,13 @@ def _build(session_id: str, task_id: str, spec: BuilderSpec, completions: list[C
     return builder.build(CompletionTree(completions), session_id=session_id, task_id=task_id)
 
 
+def _told(claim: Claim) -> dict[str, Any]:
+    return {"claimed_reward": claim.reward, "reward_info": claim.reward_info}
+
+
 def _with_claim(trajectory: Trajectory, claim: Claim) -> Trajectory:
     """The claim beside each trace: a stranger's word, not a reward."""
     traces = tuple(
-        msgspec.structs.replace(trace, metadata=trace.metadata | {"claimed_reward": claim.reward})
-        for trace in trajectory.traces
+        msgspec.structs.replace(trace, metadata=trace.metadata | _told(claim)) for trace in trajectory.traces
     )
     return msgspec.structs.replace(trajectory, traces=traces)

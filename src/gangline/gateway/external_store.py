@@ -24,7 +24,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent said of itself when it was done."""
 
     reward: float | None
-    info: dict[str, Any]
+    reward_info: dict[str, Any]
 
 
 class ExternalState(msgspec.Struct, frozen=True, kw_only=True):

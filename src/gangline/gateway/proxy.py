@@ -46,6 +46,9 @@ _log = logging.getLogger("gangline.proxy")
 MAX_CALL_BYTES = 64 << 20
 """Of one model call."""
 
+_SESSION_ROOTS = ("s", "sessions")
+"""A session's base URL is `/s/SESSION`, or `/sessions/SESSION` as in 002."""
+
 
 class Proxy:
     """The model routes of one node. Mount `routes()` on an application whose runner has `handler_cancellation`, behind
@@ -91,10 +94,11 @@ class Proxy:
             self._by_key.pop(session.key_digest, None)
 
     def routes(self) -> list[web.RouteDef]:
-        probes = [web.head(path, _alive) for path in ("/", "/api/hello", "/s/{session}", "/s/{session}/")]
+        probes = [web.head(path, _alive) for path in ("/", "/api/hello")]
+        probes += [web.head(f"/{root}/{{session}}{end}", _alive) for root in _SESSION_ROOTS for end in ("", "/")]
         return [
             *probes,
-            web.route("*", "/s/{session}{path:(/.*)?}", self._answer),
+            *(web.route("*", f"/{root}/{{session}}{{path:(/.*)?}}", self._answer) for root in _SESSION_ROOTS),
             *(web.route("*", f"/{{path:{root}(/.*)?}}", self._answer) for root in self._routes.roots),
         ]
 

@@ -13,6 +13,7 @@ from aiohttp.typedefs import Handler
 from gangline import __version__
 from gangline.domain.errors import Unauthorized
 from gangline.server.acting import acting
+from gangline.server.caller_sessions import CallerSessionRoutes, CallerSessions
 from gangline.server.compat_polar import PolarRoutes
 from gangline.server.compat_polar_nodes import PolarNodeRoutes
 from gangline.server.compat_prorl import ProrlRoutes
@@ -86,6 +87,7 @@ def all_routes(
         *UserRoutes(service, max_task_bytes=max_task_bytes).routes(),
         *EventRoutes(service, keep_alive_s=keep_alive_s).routes(),
         *NodeRoutes(service, max_result_bytes=max_result_bytes).routes(),
+        *CallerSessionRoutes(CallerSessions(service, control_token)).routes(),
         *MetricsRoutes(service).routes(),
         *PolarRoutes(service, max_task_bytes=max_task_bytes).routes(),
         *PolarNodeRoutes(service, max_result_bytes=max_result_bytes).routes(),

@@ -9,14 +9,12 @@ from typing import Any
 
 from gangline.client import NodeClient
 from gangline.domain.errors import GanglineError, ServerUnavailable
+from gangline.server.live_nodes import live_nodes
 from gangline.server.service import RolloutService
 
 __all__ = ["NodeEngines"]
 
 log = logging.getLogger("gangline.server")
-
-_LIVE_S = 60.0
-"""A node that was heard so lately is asked."""
 
 
 class NodeEngines:
@@ -36,8 +34,7 @@ class NodeEngines:
 
     async def _on_all(self, ask: Callable[[NodeClient], Awaitable[Any]]) -> list[str]:
         """Raises: ServerUnavailable when there is no node."""
-        status = await self._service.store.query(self._service.store.status)
-        live = [node for node in status.nodes if node.age_s <= _LIVE_S]
+        live = await live_nodes(self._service)
         if not live:
             raise ServerUnavailable("no node has been heard in the last minute; start one: `gangline node`.")
 
