@@ -8,6 +8,7 @@ container_engine.py      the command lines of both
 container_life.py        a container's first process, from its start to its end
 execution.py             one command: its supervisor, its bounded output, its end
 relay.py                 the node's proxy, brought into a network that has only `lo`
+users.py                 numeric users, one for each sandbox that lives
 files.py                 bytes in and out of folders that an untrusted program writes
 system_calls.py          the filter of system calls that every command runs under
 seccomp.py               the filter that an engine gave to its container, read out of it

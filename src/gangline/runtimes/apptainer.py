@@ -39,7 +39,8 @@ from gangline.runtimes.environment import exposed_folders, image_environment
 from gangline.runtimes.holder import PATH, Launch
 from gangline.runtimes.leftovers import kill_mounted, reap
 from gangline.runtimes.loopback import LoopbackAddress
-from gangline.runtimes.namespaced import HOME, begun, can_give_users, checked_folders, uid_for
+from gangline.runtimes.namespaced import HOME, begun, can_give_users, checked_folders
+from gangline.runtimes.users import HeldUser
 from gangline.settings import Settings
 
 __all__ = ["ApptainerRuntime"]
@@ -97,9 +98,9 @@ class ApptainerRuntime:
         self._check_program()
         image = checked_image(start.spec.image)
         shared = checked_folders(start, _RESERVED)
-        uid = uid_for(start.runtime_id) if self._privileged else None
         enclosure = _Container(start, image, shared, self._expose, self._program, self._fakeroot)
-        return await begun(start, self.name, enclosure, shared, uid=uid)
+        user = HeldUser(start.runtime_id) if self._privileged else None
+        return await begun(start, self.name, enclosure, shared, user)
 
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
         await asyncio.to_thread(kill_mounted, self.name, owner, root, keep)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import zlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -45,14 +44,13 @@ from gangline.runtimes.relay import ListenerHelper
 from gangline.runtimes.seccomp import filters_of
 from gangline.runtimes.system_calls import enforced, filter_for
 from gangline.runtimes.threads import run_to_end
+from gangline.runtimes.users import HeldUser
 from gangline.settings import Settings
 
 __all__ = ["DockerRuntime", "PodmanRuntime"]
 
 _T = TypeVar("_T")
 HOME = "/home/agent"
-_FIRST_UID = 0x70000000
-_NUM_UIDS = 1 << 16
 _OURS = 2
 """Processes of the container that are not the agent's."""
 _SHM_BYTES = 256 << 20
@@ -98,10 +96,6 @@ class _ContainerRuntime:
     def _user_options(self) -> list[str]:
         return []
 
-    def _uid_for(self, runtime_id: str) -> int:
-        """The agent's user in the container."""
-        return _FIRST_UID + zlib.crc32(runtime_id.encode()) % _NUM_UIDS
-
     async def start(self, start: RuntimeStart) -> RuntimeHandle:
         """Raises: RuntimeFailed, RuntimeUnavailable, InvalidRequest."""
         self._refuse_user()
@@ -111,9 +105,8 @@ class _ContainerRuntime:
             raise InvalidRequest(f"network `{start.spec.network}` needs the port of the node's proxy.")
         image = checked_image(start.spec.image, self.name)
         mark = Mark(owner=start.owner, runtime=self.name, runtime_id=start.runtime_id)
-        uid = self._uid_for(start.runtime_id)
         options = [*_CONFINED, *self._user_options(), *_labels(mark), *self._options]
-        handle = _ContainerHandle(self._engine, start, mark, image, uid, self._expose, options)
+        handle = _ContainerHandle(self._engine, start, mark, image, self._expose, options)
         try:
             await handle.begin()
         except BaseException:
@@ -163,10 +156,6 @@ class PodmanRuntime(_ContainerRuntime):
     def _user_options(self) -> list[str]:
         return [] if os.geteuid() == 0 else ["--userns", "keep-id"]
 
-    def _uid_for(self, runtime_id: str) -> int:
-        """An ordinary user's agent is that user, so that its files are the user's."""
-        return super()._uid_for(runtime_id) if os.geteuid() == 0 else os.geteuid()
-
 
 class _ContainerHandle:
     """One container: a layer that lasts, and processes that come and go."""
@@ -177,7 +166,6 @@ class _ContainerHandle:
         start: RuntimeStart,
         mark: Mark,
         image: str,
-        uid: int,
         expose: Sequence[Path],
         options: Sequence[str],
     ) -> None:
@@ -192,7 +180,9 @@ class _ContainerHandle:
         self._start = start
         self._mark = mark
         self._image = image
-        self._uid = uid
+        self._user = HeldUser(start.runtime_id) if os.geteuid() == 0 else None
+        self._uid = os.geteuid() if self._user is None else self._user.uid
+        """The agent's in the container. An ordinary user's agent is that user, so that its files are the user's."""
         self._expose = expose
         self._options = options
         self._env: dict[str, str] = {}
@@ -372,6 +362,8 @@ class _ContainerHandle:
             await self._openings.close()
             await _to_end(self._engine.remove(self.runtime_id))
             await run_to_end(remove_folder, self._start.folder)
+            if self._user is not None:
+                self._user.release()
             self._stopped = True
 
     def limits(self) -> dict[str, str]:

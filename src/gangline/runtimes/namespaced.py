@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Protocol
@@ -27,6 +26,7 @@ from gangline.runtimes.openings import Openings
 from gangline.runtimes.relay import ListenerHelper
 from gangline.runtimes.system_calls import enforced, filter_for
 from gangline.runtimes.threads import run_to_end
+from gangline.runtimes.users import FIRST_UID, NUM_UIDS, HeldUser
 
 __all__ = [
     "HOME",
@@ -36,12 +36,9 @@ __all__ = [
     "can_give_users",
     "checked_folders",
     "inner_uid",
-    "uid_for",
 ]
 
 HOME = "/home/agent"
-_FIRST_UID = 0x70000000
-_NUM_UIDS = 1 << 16
 _CAP_SYS_ADMIN = 21
 
 
@@ -102,12 +99,12 @@ def _checked_folder(named: str, field: str, reserved: Sequence[str]) -> str:
 
 
 async def begun(
-    start: RuntimeStart, runtime: str, enclosure: Enclosure, shared: Mapping[str, Path], *, uid: int | None
+    start: RuntimeStart, runtime: str, enclosure: Enclosure, shared: Mapping[str, Path], user: HeldUser | None
 ) -> RuntimeHandle:
-    """A started sandbox. `uid`: user that its commands become; None stays who we are. Raises: RuntimeFailed."""
+    """A started sandbox. `user`: the one that its commands become; None stays who we are. Raises: RuntimeFailed."""
     mark = Mark(owner=start.owner, runtime=runtime, runtime_id=start.runtime_id)
     groups = make_groups(group_name(start.owner, start.runtime_id), start.spec.limits)
-    handle = NamespacedHandle(start, mark, enclosure, shared, uid, groups)
+    handle = NamespacedHandle(start, mark, enclosure, shared, user, groups)
     try:
         await handle.begin()
     except BaseException:
@@ -125,7 +122,7 @@ class NamespacedHandle:
         mark: Mark,
         enclosure: Enclosure,
         shared: Mapping[str, Path],
-        uid: int | None,
+        user: HeldUser | None,
         groups: Cgroups,
     ) -> None:
         self.runtime_id = start.runtime_id
@@ -136,7 +133,8 @@ class NamespacedHandle:
         self._mark = mark
         self._label = mark.label
         self._enclosure = enclosure
-        self._uid = uid
+        self._user = user
+        uid = self._uid = None if user is None else user.uid
         self._groups = groups
         self._limits = enforcement(start.spec.limits, groups.enforced, own_user=True)
         self._shared = shared
@@ -262,6 +260,8 @@ class NamespacedHandle:
             self._enclosure.close()
             await self._groups.remove()
             await run_to_end(remove_folder, self._start.folder)
+            if self._user is not None:
+                self._user.release()
             self._stopped = True
 
     def limits(self) -> dict[str, str]:
@@ -281,15 +281,11 @@ def inner_uid(uid: int | None) -> int:
     return uid if uid is not None else os.getuid() or 1000
 
 
-def uid_for(runtime_id: str) -> int:
-    return _FIRST_UID + zlib.crc32(runtime_id.encode()) % _NUM_UIDS
-
-
 def can_give_users() -> bool:
     """Whether we are root enough to mount without a user namespace and to become users that own nothing."""
     if os.geteuid() != 0:
         return False
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     first, _outside, count = map(int, Path("/proc/self/uid_map").read_text().split()[:3])
-    has_uids = first <= _FIRST_UID and first + count >= _FIRST_UID + _NUM_UIDS
+    has_uids = first <= FIRST_UID and first + count >= FIRST_UID + NUM_UIDS
     return bool(int(status["CapEff"], 16) >> _CAP_SYS_ADMIN & 1) and has_uids

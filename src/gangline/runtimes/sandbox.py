@@ -37,9 +37,9 @@ from gangline.runtimes.namespaced import (
     can_give_users,
     checked_folders,
     inner_uid,
-    uid_for,
 )
 from gangline.runtimes.obstacles import obstacle
+from gangline.runtimes.users import HeldUser
 from gangline.settings import Settings
 
 __all__ = ["SandboxRuntime"]
@@ -78,8 +78,9 @@ class SandboxRuntime:
     async def start(self, start: RuntimeStart) -> RuntimeHandle:
         """Raises: RuntimeFailed, InvalidRequest."""
         shared = checked_folders(start, RESERVED)
-        uid = uid_for(start.runtime_id) if self._privileged else None
-        return await begun(start, self.name, _Bubblewrap(start, shared, self._expose, uid), shared, uid=uid)
+        user = HeldUser(start.runtime_id) if self._privileged else None
+        uid = None if user is None else user.uid
+        return await begun(start, self.name, _Bubblewrap(start, shared, self._expose, uid), shared, user)
 
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
         removed = await asyncio.to_thread(reap, self.name, owner, root, keep)

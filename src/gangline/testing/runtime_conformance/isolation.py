@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import unittest
+import zlib
 
+from gangline.domain.task import RuntimeSpec
 from gangline.testing.runtime_conformance.bench import Bench, Checks
 
 CHECKS = Checks()
@@ -56,3 +60,25 @@ async def temporary_files_and_shared_memory_are_its_own(bench: Bench) -> None:
         assert not (await two.exec(["test", "-e", path])).ok
     seen_here = await asyncio.to_thread(lambda: [path for path in paths if os.path.exists(path)])
     assert seen_here == []
+
+
+@CHECKS.isolation
+async def no_two_sandboxes_have_one_user(bench: Bench) -> None:
+    """Not even where their ids are alike in the way that runtimes choose users by."""
+    if os.geteuid() != 0:
+        raise unittest.SkipTest("does not apply: an ordinary user's agents are that user")
+    spec = RuntimeSpec(backend=bench.runtime.name, image=bench.image)
+    handles = [await bench.start_of(runtime_id, spec) for runtime_id in _alike(3)]
+    users = [(await handle.exec(["id", "-u"])).stdout for handle in handles]
+    assert len(set(users)) == len(users), f"sandboxes that live at once share a user: {users}"
+
+
+def _alike(count: int) -> list[str]:
+    """Ids whose CRC-32 agrees in the lower 16 bits."""
+    found: dict[int, list[str]] = {}
+    for number in itertools.count():
+        same = found.setdefault(zlib.crc32(f"alike-{number}".encode()) & 0xFFFF, [])
+        same.append(f"alike-{number}")
+        if len(same) == count:
+            return same
+    raise AssertionError

@@ -113,7 +113,7 @@ async def another_abi_is_no_way_around(bench: Bench) -> None:
     promised(handle, "system_calls")
     lines = await _printed(handle, _FOREIGN)
     assert lines
-    assert {line.split()[1] for line in lines} == {"ENOSYS"}, f"said to be filtered: {lines}"
+    assert {line.split()[1] for line in lines} <= _REFUSED, f"said to be filtered: {lines}"
 
 
 @CHECKS.add
