@@ -40,6 +40,9 @@ class Settings(BaseModel):
     expose: tuple[Path, ...]
     """`GANGLINE_EXPOSE`: host folders, separated by `:`, that sandboxes see read-only at the same path, beside the
     host's /usr and /etc. The Python that runs Gangline and `tools_dir` are always among them."""
+    hide: tuple[Path, ...] = ()
+    """`GANGLINE_HIDE`: host folders, separated by `:`, that no sandbox sees, also where they lie in one that it does
+    see. `data_dir`, and the data folder that a node was started with, are always among them."""
     docker: tuple[str, ...] = ("docker",)
     """`GANGLINE_DOCKER`: the command line of Docker, such as `docker --host unix:///run/d.sock`. Default `docker`."""
     apptainer: tuple[str, ...] = ("apptainer",)
@@ -74,6 +77,7 @@ class Settings(BaseModel):
             tools_dir=tools,
             cache_dir=Path(cache).expanduser(),
             expose=(*own, *_paths(env.get("GANGLINE_EXPOSE", ""))),
+            hide=_paths(env.get("GANGLINE_HIDE", "")),
             docker=_words(env.get("GANGLINE_DOCKER")) or ("docker",),
             apptainer=_words(env.get("GANGLINE_APPTAINER")) or ("apptainer",),
             apptainer_fakeroot=env.get("GANGLINE_APPTAINER_FAKEROOT") == "1",

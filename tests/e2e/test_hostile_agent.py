@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import json
 import os
+import shutil
+import subprocess
+import tempfile
 import textwrap
 import uuid
 from collections.abc import AsyncGenerator, Generator
@@ -21,7 +25,7 @@ from gangline.domain.session import SessionResult
 from gangline.gateway.node import control_routes
 from gangline.server.run import serving
 from gangline.testing.scripted_engine import scripted_server
-from requirements import need_command
+from requirements import need, need_command
 
 SECRET = "what only the host may know"
 MAX_PIDS = 24
@@ -334,3 +338,30 @@ async def test_a_solution_passes_no_hidden_output_on_to_another_task(
     evaluator = {"strategy": "script", "refresh_runtime": True, "config": config}
     second, printed = await run(client, "python3 keyring.py", files, evaluator=evaluator, system_calls=system_calls)
     assert (second.outcome, second.reward, printed) == ("completed", 0.0, "nothing nothing\n")
+
+
+def test_no_data_folder_is_seen_wherever_it_lies() -> None:
+    """In one that everyone may read, in a folder of the host that every sandbox sees."""
+    need(os.access("/opt", os.W_OK), "only root can put a data folder in /opt")
+    folder = Path(tempfile.mkdtemp(prefix="gangline-", dir="/opt"))
+    (folder / "planted").write_text(SECRET)
+    folder.chmod(0o755)
+    service = UpProcess(folder)
+    try:
+        assert service.ready(), "the service did not start"
+        opened = (
+            f"find {service.data} -type d -exec chmod 755 {{}} + ; find {service.data} -type f -exec chmod 644 {{}} +"
+        )
+        subprocess.run(["sh", "-c", opened], check=True)
+        printed = asyncio.run(_seen_of(service))
+    finally:
+        service.close()
+        shutil.rmtree(folder)
+    assert printed == "0\n"
+
+
+async def _seen_of(service: UpProcess) -> str:
+    running = service.running()
+    async with ServerClient(running["server_url"], running["control_token"]) as client:
+        _, printed = await run(client, f"find {service.data} -mindepth 1 2>/dev/null | wc -l")
+        return printed

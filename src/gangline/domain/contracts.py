@@ -78,6 +78,8 @@ class RuntimeStart(msgspec.Struct, frozen=True, kw_only=True):
     proxy_port: int | None = None
     """Loopback TCP port of the node's proxy on the host; the sandbox must reach it when `spec.network` is `proxy` or
     `list`."""
+    hidden: tuple[Path, ...] = ()
+    """Host folders that the sandbox must not see, also where they lie in a folder that it does see."""
 
 
 class RuntimeHandle(Protocol):

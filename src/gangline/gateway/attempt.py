@@ -80,6 +80,8 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     """Label of everything this node starts."""
     runtimes_folder: Path
+    hidden: tuple[Path, ...] = ()
+    """Host folders that no sandbox sees."""
     backends: BackendPool
     first_model: str
     """Served when the node started."""
@@ -340,6 +342,7 @@ class Attempt:
                 spec=spec,
                 folder=self._parts.runtimes_folder / runtime_id,
                 proxy_port=self._parts.proxy_port,
+                hidden=self._parts.hidden,
             ),
         )
         self._handles.append(handle)

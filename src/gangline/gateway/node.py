@@ -46,7 +46,7 @@ from gangline.gateway.proxy import Proxy
 from gangline.gateway.watchdog import Watchdog
 from gangline.listening import listening
 from gangline.runtimes.kept import Keeper, reap_keeper
-from gangline.settings import local_url, reachable_url
+from gangline.settings import Settings, local_url, reachable_url
 from gangline.store.actions import ActionLog
 from gangline.store.journal import AttemptKey, Journal
 from gangline.telemetry.exposition import CONTENT_TYPE
@@ -137,6 +137,7 @@ async def serve(
             node_id=node_id,
             owner=owner,
             runtimes_folder=runtimes_folder,
+            hidden=await asyncio.to_thread(_hidden, data_dir),
             backends=backends,
             first_model=next((view.model for view in backends.views()), ""),
             proxy=proxy,
@@ -242,6 +243,12 @@ def _allow_many_files() -> None:
 
 def _folder_of(data_dir: Path, node_id: str) -> Path:
     return (data_dir / "nodes" / node_id).resolve()
+
+
+def _hidden(data_dir: Path) -> tuple[Path, ...]:
+    """Absolute paths, for a keeper has another working folder."""
+    settings = Settings.from_environ()
+    return tuple(dict.fromkeys(path.resolve() for path in (data_dir, settings.data_dir, *settings.hide)))
 
 
 def _owner_of(folder: Path) -> str:

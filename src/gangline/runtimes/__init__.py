@@ -2,6 +2,7 @@
 
 sandbox.py, process.py   the two runtimes: start, reap, and their handles
 bubblewrap.py            what a sandbox sees: the command line of `bwrap`
+masks.py                 host folders that no sandbox sees
 holder.py                the process that keeps a sandbox's namespaces alive
 containers.py            `docker` and `podman`: images of containers
 container_engine.py      the command lines of both

@@ -39,6 +39,7 @@ from gangline.runtimes.environment import exposed_folders, image_environment
 from gangline.runtimes.holder import PATH, Launch
 from gangline.runtimes.leftovers import kill_mounted, reap
 from gangline.runtimes.loopback import LoopbackAddress
+from gangline.runtimes.masks import refuse_hidden_image
 from gangline.runtimes.namespaced import HOME, begun, can_give_users, checked_folders
 from gangline.runtimes.users import HeldUser
 from gangline.settings import Settings
@@ -97,6 +98,8 @@ class ApptainerRuntime:
         """Raises: RuntimeFailed, RuntimeUnavailable, InvalidRequest."""
         self._check_program()
         image = checked_image(start.spec.image)
+        if image is not None:
+            refuse_hidden_image(Path(image), start.hidden)
         shared = checked_folders(start, _RESERVED)
         enclosure = _Container(start, image, shared, self._expose, self._program, self._fakeroot)
         user = HeldUser(start.runtime_id) if self._privileged else None
@@ -122,6 +125,7 @@ class _Container:
         fakeroot: bool,
     ) -> None:
         self._folder = start.folder
+        self._hidden = start.hidden
         self._image = image
         self._host_root: list[Path] = []
         self._shared = shared
@@ -138,6 +142,7 @@ class _Container:
 
     def make_folders(self) -> None:
         (self._folder / "apptainer").mkdir(exist_ok=True)
+        (self._folder / "empty").mkdir(exist_ok=True)
         if self._image is None:
             self._host_root = make_host_root(self._folder / "root")
         (self._folder / "hosts").write_text(f"{self._localhost} localhost gangline\n")
@@ -160,6 +165,8 @@ class _Container:
             overlay=self._folder / "overlay",
             shared=self._shared,
             expose=[*self._host_root, *self._expose],
+            empty=self._folder / "empty",
+            hidden=self._hidden,
             files={f"/etc/{name}": self._folder / name for name in names},
             host_network=self._host_network,
             user_namespace=os.geteuid() != 0,

@@ -19,6 +19,7 @@ from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.runtimes.bubblewrap import HOST_ROOTS
 from gangline.runtimes.execution import launcher_argv
 from gangline.runtimes.holder import PATH, WAITING
+from gangline.runtimes.masks import masked
 
 __all__ = ["ApptainerLaunch", "View", "checked_image", "container_environment", "exec_arguments", "make_host_root"]
 
@@ -41,6 +42,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Host paths seen read-only at the same path."""
     files: Mapping[str, Path]
     """Path inside -> host file, read-only."""
+    empty: Path
+    """An empty host folder."""
+    hidden: Sequence[Path]
+    """Host folders that appear empty, wherever they would appear."""
     host_network: bool
     user_namespace: bool
     fakeroot: bool
@@ -51,6 +56,8 @@ def exec_arguments(program: Sequence[str], view: View) -> list[str]:
     identity = ["--fakeroot"] if view.fakeroot else ["--no-privs", *(["--userns"] if view.user_namespace else [])]
     network = [] if view.host_network else ["--net", "--network", "none"]
     mounts = [(path, path, True) for path in map(str, view.expose)]
+    seen = {str(path): path for path in view.expose} | ({"/": Path(view.image)} if os.path.isdir(view.image) else {})
+    mounts += [(str(view.empty), inside, True) for inside in masked(view.hidden, seen)]
     mounts += [(str(folder), inside, False) for inside, folder in view.shared.items()]
     mounts += [(str(file), inside, True) for inside, file in view.files.items()]
     return [

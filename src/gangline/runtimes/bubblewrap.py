@@ -17,6 +17,7 @@ import msgspec
 
 from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.runtimes.holder import PATH, WAITING
+from gangline.runtimes.masks import masked, refuse_hidden_image
 
 __all__ = ["HOST_ROOTS", "RESERVED", "BubblewrapLaunch", "View", "arguments", "private_files"]
 
@@ -53,6 +54,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Host paths seen read-only at the same path."""
     masked: Sequence[Path] = ()
     """Host files that appear empty."""
+    hidden: Sequence[Path] = ()
+    """Host folders that appear empty, wherever they would appear."""
     passwd: Path
     group: Path
     """Files that take the place of /etc/passwd and /etc/group, where these exist."""
@@ -95,8 +98,25 @@ class BubblewrapLaunch:
 
 def arguments(view: View) -> list[str]:
     """Arguments of `bwrap`, up to the command. Raises: InvalidRequest when the image is no folder."""
-    mounts = [*_root(view), *_devices(view), *_folders(view)]
-    return [*_namespaces(view), *mounts, "--remount-ro", "/"]
+    empty = masked(view.hidden, _seen(view))
+    mounts = [*_root(view), *_devices(view), *_folders(view, empty)]
+    return [*_namespaces(view), *mounts, *(word for path in (*empty, "/") for word in ("--remount-ro", path))]
+
+
+def _tops(view: View) -> list[Path]:
+    """Raises: InvalidRequest when the image is no folder, or a hidden one."""
+    if view.image is None:
+        return [Path("/") / name for name in HOST_ROOTS]
+    if not view.image.is_dir():
+        raise InvalidRequest(f"runtime.image must be a folder with a root file system, {str(view.image)!r} is none.")
+    refuse_hidden_image(view.image, view.hidden)
+    return sorted(entry for entry in view.image.iterdir() if entry.name not in _MADE_BY_US)
+
+
+def _seen(view: View) -> dict[str, Path]:
+    """Path inside -> host folder, of what is bound read-only; links are links inside too."""
+    tops = {f"/{top.name}": top for top in _tops(view) if not top.is_symlink()}
+    return tops | {str(path): path for path in view.expose}
 
 
 def _namespaces(view: View) -> list[str]:
@@ -116,15 +136,9 @@ def _namespaces(view: View) -> list[str]:
 
 
 def _root(view: View) -> list[str]:
-    if view.image is None:
-        tops = [Path("/") / name for name in HOST_ROOTS]
-    elif view.image.is_dir():
-        tops = sorted(entry for entry in view.image.iterdir() if entry.name not in _MADE_BY_US)
-    else:
-        raise InvalidRequest(f"runtime.image must be a folder with a root file system, {str(view.image)!r} is none.")
     inner = [PurePosixPath(path) for path in (*view.shared, *map(str, view.expose))]
     args: list[str] = []
-    for top in tops:
+    for top in _tops(view):
         if os.path.lexists(top):
             args += _bound(top, PurePosixPath("/") / top.name, inner)
     if view.host_network:
@@ -163,20 +177,21 @@ def _devices(view: View) -> list[str]:
     return ["--proc", "/proc", "--dev", "/dev", *shm, "--perms", "0755", "--dir", "/run"]
 
 
-def _folders(view: View) -> list[str]:
-    """Exposed and shared folders, outer ones first, so that none hides another.
+def _folders(view: View, empty: Sequence[str]) -> list[str]:
+    """Exposed, empty and shared folders, outer ones first, so that none hides another.
 
     The folders above them are named too: bubblewrap would make them so that nobody but their owner may enter.
     """
-    mounts = [("--ro-bind", path, PurePosixPath(path)) for path in view.expose]
-    mounts += [("--bind", folder, PurePosixPath(inside)) for inside, folder in view.shared.items()]
+    mounts = [(("--ro-bind", str(path)), PurePosixPath(path)) for path in view.expose]
+    mounts += [(("--perms", "0755", "--size", "4096", "--tmpfs"), PurePosixPath(path)) for path in empty]
+    mounts += [(("--bind", str(folder)), PurePosixPath(inside)) for inside, folder in view.shared.items()]
     args = ["--perms", "0755", "--dir", "/var", "--perms", "1777", "--dir", "/var/tmp"] if view.image is None else []
     made: set[PurePosixPath] = {PurePosixPath("/")}
-    for option, source, inside in sorted(mounts, key=lambda mount: len(mount[2].parts)):
+    for options, inside in sorted(mounts, key=lambda mount: len(mount[1].parts)):
         for parent in sorted(set(inside.parents) - made, key=lambda path: len(path.parts)):
             args += ["--perms", "0755", "--dir", str(parent)]
         made |= set(inside.parents)
-        args += [option, str(source), str(inside)]
+        args += [*options, str(inside)]
     return args
 
 

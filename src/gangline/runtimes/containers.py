@@ -39,6 +39,7 @@ from gangline.runtimes.execution import Executions, Order
 from gangline.runtimes.files import SharedFolders
 from gangline.runtimes.leftovers import LABEL, Mark, marked, reap, remove_folder, write_mark
 from gangline.runtimes.limits import NOT_ENFORCED, enforcement
+from gangline.runtimes.masks import masked
 from gangline.runtimes.openings import Openings
 from gangline.runtimes.relay import ListenerHelper
 from gangline.runtimes.seccomp import filters_of
@@ -201,9 +202,13 @@ class _ContainerHandle:
         self._stopped = False
 
     async def begin(self) -> None:
-        await run_to_end(write_mark, self._start.folder, self._mark)
+        await run_to_end(self._make_folder)
         async with self._lock:
             await self._started()
+
+    def _make_folder(self) -> None:
+        write_mark(self._start.folder, self._mark)
+        (self._start.folder / "empty").mkdir(exist_ok=True)
 
     async def _started(self) -> ContainerLife:
         """The container's life; another one when it has ended. The lock is held."""
@@ -261,7 +266,9 @@ class _ContainerHandle:
         return limits.model_copy(update={"max_pids": num_pids})
 
     def _mounts(self) -> list[str]:
-        bound = {PIPES: self._start.folder / "pipes", **{str(path): path for path in self._expose}}
+        exposed = {str(path): path for path in self._expose}
+        empty = dict.fromkeys(masked(self._start.hidden, exposed), self._start.folder / "empty")
+        bound = {PIPES: self._start.folder / "pipes", **exposed, **empty}
         pairs = [("--mount", f"type=bind,source={source},target={path},readonly") for path, source in bound.items()]
         return [piece for pair in pairs for piece in pair]
 

@@ -112,6 +112,7 @@ class _Bubblewrap:
             shared=self._shared,
             expose=self._expose,
             masked=private_files() if as_root and spec.image is None else (),
+            hidden=self._start.hidden,
             passwd=self._start.folder / "passwd",
             group=self._start.folder / "group",
             host_network=spec.network == "full",

@@ -74,13 +74,14 @@ class Bench:
         )
         return await self.start_of(new_id("runtime"), spec)
 
-    async def start_of(self, runtime_id: str, spec: RuntimeSpec) -> RuntimeHandle:
+    async def start_of(self, runtime_id: str, spec: RuntimeSpec, hidden: tuple[Path, ...] = ()) -> RuntimeHandle:
         start = RuntimeStart(
             runtime_id=runtime_id,
             owner=self.owner,
             spec=spec,
             folder=self.root / runtime_id,
             proxy_port=self.proxy.port,
+            hidden=hidden,
         )
         handle = await self.runtime.start(start)
         self._handles.append(handle)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
+import shutil
+import sys
+import tempfile
 import unittest
 import zlib
+from collections.abc import Generator
+from pathlib import Path
 
+from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
 from gangline.testing.runtime_conformance.bench import Bench, Checks
 
@@ -82,3 +89,42 @@ def _alike(count: int) -> list[str]:
         if len(same) == count:
             return same
     raise AssertionError
+
+
+@CHECKS.isolation
+async def hidden_folders_are_empty_wherever_they_lie(bench: Bench) -> None:
+    """As a data folder is that lies in a folder which sandboxes see."""
+    spec = RuntimeSpec(backend=bench.runtime.name, image=bench.image)
+    tried = 0
+    for place in (sys.prefix, "/opt", "/usr/local", "/etc"):
+        with _data_folder(place) as folder:
+            if folder is None:
+                continue
+            read = f"cat {folder}/nodes/secret"
+            open_to_all = await bench.start_of(new_id("runtime"), spec)
+            if (await open_to_all.exec(read)).stdout != b"secret":
+                continue  # a runtime that shows no such folder hides all of it
+            tried += 1
+            handle = await bench.start_of(new_id("runtime"), spec, hidden=(folder,))
+            seen = await handle.exec(f"{read}; ls -A {folder}; find {place} -path '*{folder.name}/*' 2>/dev/null")
+            assert seen.stdout == b"", f"{folder} was to be hidden: {seen}"
+            assert not (await handle.exec(["touch", f"{folder}/planted"])).ok
+    if not tried:
+        raise unittest.SkipTest("does not apply: the runtime shows no folder of the host that can be written here")
+
+
+@contextlib.contextmanager
+def _data_folder(place: str) -> Generator[Path | None]:
+    """With a file that everyone may read; None where none can be made."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="gangline-conformance-", dir=place))
+    except OSError:
+        yield None
+        return
+    try:
+        (folder / "nodes").mkdir()
+        (folder / "nodes" / "secret").write_text("secret")
+        folder.chmod(0o755)
+        yield folder
+    finally:
+        shutil.rmtree(folder)

@@ -1,0 +1,29 @@
+"""Host folders that no sandbox may see, wherever they would appear in it: data folders of servers and nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from gangline.domain.errors import InvalidRequest
+
+__all__ = ["masked", "refuse_hidden_image"]
+
+
+def masked(hidden: Iterable[Path], seen: Mapping[str, Path]) -> list[str]:
+    """Paths inside at which hidden folders appear. `seen`: path inside -> host folder that is bound there. Blocking."""
+    found: dict[str, None] = {}
+    for folder in (Path(os.path.realpath(one)) for one in hidden if os.path.isdir(one)):
+        for inside, source in seen.items():
+            real = Path(os.path.realpath(source))
+            if folder == real or real in folder.parents:
+                found[str(PurePosixPath(inside) / folder.relative_to(real))] = None
+    return list(found)
+
+
+def refuse_hidden_image(image: Path, hidden: Sequence[Path]) -> None:
+    """Raises: InvalidRequest when a folder named as an image is, or lies in, a hidden one."""
+    real = Path(os.path.realpath(image))
+    if any(folder in (real, *real.parents) for folder in (Path(os.path.realpath(one)) for one in hidden)):
+        raise InvalidRequest(f"runtime.image {str(image)!r} lies in a data folder, which no sandbox may see.")
