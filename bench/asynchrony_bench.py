@@ -72,6 +72,8 @@ class SlowLearner:
         time.sleep(TRAIN_S)
         return {}
 
+    def abandon(self) -> None: ...
+
     def save_weights(self, folder: Path) -> None:
         return
 

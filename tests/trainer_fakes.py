@@ -110,6 +110,8 @@ class Learner:
         self._may_be_killed("step")
         return {"loss": 0.0}
 
+    def abandon(self) -> None: ...
+
     def _may_be_killed(self, where: str) -> None:
         if where == self._kill_in and self._kill_at is not None and sum(self.seen.values()) >= self._kill_at:
             raise Killed

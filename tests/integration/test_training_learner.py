@@ -13,7 +13,7 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 from fixtures_models import reference_model, write_tiny_model
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.training.algorithms import algorithm
-from gangline.training.learner import Learner
+from gangline.training.learner import Abandoned, Learner
 from gangline.training.learner_settings import LearnerSettings, LoraSettings
 from gangline.training.samples import Sample
 from training_samples import sample
@@ -206,3 +206,14 @@ def test_what_does_not_fit_is_named(folder: Path, tmp_path: Path) -> None:
         learner(folder, lora=LoraSettings(targets=("no_such_layer",)))
     with pytest.raises(ValueError, match="leave out last_layers"):
         LearnerSettings(lora=LoraSettings(), last_layers=1)
+
+
+def test_an_abandoned_step_ends_before_its_next_batch_and_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    trained = learner(folder)
+    trained.save_weights(tmp_path / "before")
+    trained.abandon()
+    with pytest.raises(Abandoned):
+        trained.step(samples())
+    trained.save_weights(tmp_path / "after")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("before", "after"))
+    assert all(torch.equal(before[name], after[name]) for name in before)

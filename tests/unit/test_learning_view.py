@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import msgspec
+import pytest
 from rich.console import Console
 
-from gangline.cli.learning_view import LearningView, draw_curves, reward_chart, shown_reward
+from gangline.cli.learning_view import LearningView, draw_curves, remaining_s, reward_chart, shown_reward
 from gangline.training.run_log import EvaluationRecord, StepRecord
 from trainer_fakes import PROFILE
 
@@ -75,6 +77,27 @@ def test_without_a_terminal_each_is_a_line() -> None:
     assert first.startswith("step 1/2: reward 0.250")
     assert last.startswith("held out, after step 2/2: reward 0.79 ± 0.05, 64 sessions")
     assert view.evaluations == EVALUATIONS
+
+
+def test_the_estimate_counts_the_steps_and_the_evaluations_that_are_left() -> None:
+    a_step_s = 0.1 + 0.2 + PROFILE.total_s
+    assert remaining_s([], EVALUATIONS[:1], num_steps=4, num_evaluations=2) is None
+    left_s = remaining_s(STEPS, EVALUATIONS[:1], num_steps=4, num_evaluations=2)
+    assert left_s == pytest.approx(2 * a_step_s + EVALUATIONS[0].took_s)
+    assert remaining_s(STEPS, EVALUATIONS, num_steps=2, num_evaluations=2) == 0.0
+
+
+def test_a_terminal_shows_a_bar_and_an_estimate_while_a_run_learns() -> None:
+    console = Console(file=io.StringIO(), width=100, height=40, force_terminal=True)
+    slow = msgspec.structs.replace(STEPS[0], waited_s=50.0, trained_s=10.0)
+    with LearningView(console, num_steps=3, num_evaluations=2) as view:
+        view.add_evaluation(EVALUATIONS[0])
+        view.add(slow)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "step 2 of 3" in shown
+    assert "min left" in shown
+    assert "━" in shown
 
 
 def test_a_mean_without_an_error_claims_none() -> None:

@@ -171,6 +171,8 @@ class MeasuredLearner(Learner):
         self.weights.append(next(self.engines.trained))
         return super().step(samples)
 
+    def abandon(self) -> None: ...
+
     def save_weights(self, folder: Path) -> None:
         super().save_weights(folder)
         self.engines.weights = self.weights[-1]

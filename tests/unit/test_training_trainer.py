@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from gangline.training.algorithms import algorithm
 from gangline.training.controls import shuffled_rewards
 from gangline.training.groups import Group
 from gangline.training.run_log import StepRecord, read_records
+from gangline.training.samples import Sample
 from gangline.training.task_stream import TaskStream
 from gangline.training.trainer import ScheduleSettings, Trainer
 from trainer_fakes import PROFILE, Engines, Killed, Learner, Service
@@ -181,6 +184,32 @@ async def test_what_the_service_breaks_by_reaches_the_caller(tmp_path: Path) -> 
     service.result = refuse  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="no result"):
         await trainer(tmp_path, engines, service, Learner(), mode="async").run()
+
+
+class Slow(Learner):
+    """Its step lasts until it is abandoned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.abandoned = threading.Event(), threading.Event()
+
+    def step(self, samples: Sequence[Sample]) -> dict[str, float]:
+        self.begun.set()
+        assert self.abandoned.wait(60)
+        raise RuntimeError("abandoned")
+
+    def abandon(self) -> None:
+        self.abandoned.set()
+
+
+async def test_a_cancelled_run_abandons_the_step_that_it_is_in(tmp_path: Path) -> None:
+    engines, learner = Engines(), Slow()
+    running = asyncio.create_task(trainer(tmp_path, engines, Service(engines), learner).run())
+    await asyncio.to_thread(learner.begun.wait, 60)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert learner.abandoned.is_set()
 
 
 def test_shuffled_rewards_are_the_same_rewards_in_an_order_of_their_own() -> None:

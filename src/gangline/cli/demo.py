@@ -89,21 +89,22 @@ def demo(
 ) -> None:
     """Run a small agent on a real model: sessions, rewards, an audit of every token, rows; then let the model learn.
 
-    Training takes about ten minutes on two cores. Starts engine, server and node on loopback with data in ./.gangline,
-    and stops them at the end.
+    The sessions and their audit take about a minute on two cores, learning about ten. Starts engine, server and node on
+    loopback with data in ./.gangline, and stops them at the end.
     """
     plan = Plan(data_dir=(data or Settings.from_environ().data_dir).absolute(), port=0, engine=engine)
     name = f"demo-{secrets.token_hex(2)}"
+    wanted = _Wanted(groups, samples, seed, steps, shuffled_rewards, runtime)
     try:
-        ran = asyncio.run(_run(plan, name, _Wanted(groups, samples, seed, steps, shuffled_rewards, runtime)))
+        report, learning = asyncio.run(_run(plan, name, wanted, as_json=as_json))
     except asyncio.CancelledError:
         raise typer.Exit(Exit.INTERRUPTED) from None
-    notes().print("Auditing the rows")
-    report = _report(plan, name, ran)  # on the main thread: where Ctrl-C ends it at once
     if as_json:
-        print_json(report)
+        print_json(msgspec.structs.replace(report, learning=learning))
     else:
-        _print(report, plan)
+        if learning is not None:
+            _print_learning(learning)
+        _print_next(report, plan)
     if not report.audit["ok"]:
         raise typer.Exit(Exit.FAILED)
 
@@ -121,16 +122,16 @@ class _Ran(NamedTuple):
     results: list[SessionResult]
     wall_s: float
     runtime: str
-    learning: LearningReport | None
 
 
-async def _run(plan: Plan, name: str, wanted: _Wanted) -> _Ran:
+async def _run(plan: Plan, name: str, wanted: _Wanted, *, as_json: bool) -> tuple[Report, LearningReport | None]:
+    """The sessions and what came of them are shown before learning begins."""
     backend = wanted.runtime or await _choose_runtime()
     tasks = _tasks(name, wanted.groups, wanted.samples, wanted.seed, backend)
     say = notes()
     say.print(f"[bold]Starting[/] engine ({plan.engine}), server and node; logs in {plan.data_dir / 'logs'}")
 
-    async def body(live: Running) -> _Ran:
+    async def body(live: Running) -> tuple[Report, LearningReport | None]:
         from gangline.client import ServerClient
 
         async with ServerClient(live.server_url, live.control_token) as client:
@@ -139,8 +140,11 @@ async def _run(plan: Plan, name: str, wanted: _Wanted) -> _Ran:
             await _watch(client, submitted)
             wall_s = time.monotonic() - started
             results = [result for task_id in submitted for result in await client.result(task_id)]
-            learning = await _learn(live, client, plan, name, wanted, backend)
-        return _Ran(results, wall_s, backend, learning)
+            say.print("Auditing the rows")
+            report = await asyncio.to_thread(_report, plan, name, _Ran(results, wall_s, backend))
+            if not as_json:
+                _print_sessions(report)
+            return report, await _learn(live, client, plan, name, wanted, backend)
 
     return await run_service(plan, body)
 
@@ -152,7 +156,7 @@ async def _learn(
     if wanted.steps == 0 or kind != "embedded":
         return None
     arm = ", the control with shuffled rewards" if wanted.shuffled_rewards else ""
-    notes().print(f"[bold]Learning[/] for {wanted.steps} steps{arm}; Ctrl-C ends it")
+    notes().print(f"[bold]Learning[/] for {wanted.steps} steps{arm}; what is above is kept if Ctrl-C ends it")
     num_tasks = NUM_TASKS + NUM_HELD_OUT_TASKS  # each another file
     tasks = _tasks(f"{name}-learn", num_tasks, wanted.samples, wanted.seed + 1, backend)
     ran = await learn(
@@ -239,7 +243,7 @@ def _report(plan: Plan, name: str, ran: _Ran) -> Report:
     from gangline.cli.picture import draw_trajectory
     from gangline.trajectories.export import export_rows
 
-    results, wall_s, backend, learning = ran
+    results, wall_s, backend = ran
     if not any(result.completions for result in results):
         why = "; ".join(sorted({_why(result) for result in results}))
         raise NodeError(f"no session came to sample anything ({why}). The logs are in {plan.data_dir / 'logs'}.")
@@ -263,7 +267,7 @@ def _report(plan: Plan, name: str, ran: _Ran) -> Report:
         rows=str(rows),
         picture=str(picture),
         runtime=backend,
-        learning=learning,
+        learning=None,
     )
 
 
@@ -287,7 +291,7 @@ def _in_flight_s(result: SessionResult) -> float:
     return sum(timing.ended_at - timing.started_at for timing in result.timings)
 
 
-def _print(report: Report, plan: Plan) -> None:
+def _print_sessions(report: Report) -> None:
     from gangline.cli.audit import print_audit
 
     out = console()
@@ -305,23 +309,26 @@ def _print(report: Report, plan: Plan) -> None:
         f"{report.num_exact} of {report.num_turns} contexts exact\n"
     )
     print_audit("audit", report.audit)
-    if report.learning is not None:
-        learned = report.learning
-        control = " (control: shuffled rewards)" if learned.shuffled else ""
-        out.print(
-            f"\nlearning{control}: mean reward on {learned.num_held_out_tasks} files that it never trained on: "
-            f"{learned.first_reward:.2f} before, {learned.last_reward:.2f} after, in {len(learned.rewards)} steps and "
-            f"{learned.minutes:.1f} minutes\n"
-        )
-    data = "" if plan.data_dir == Path.cwd() / ".gangline" else f" --data {plan.data_dir}"
     out.print(
-        f"\nrows     {report.rows}\npicture  {report.picture}  ({report.best_session})", markup=False, soft_wrap=True
+        f"\nrows     {report.rows}\npicture  {report.picture}  ({report.best_session})\n", markup=False, soft_wrap=True
     )
-    if report.learning is not None:
-        out.print(
-            f"curve    {report.learning.chart}\nmodel    {report.learning.run}/model", markup=False, soft_wrap=True
-        )
-    out.print("\n[bold]What to try next[/]")
+
+
+def _print_learning(learned: LearningReport) -> None:
+    control = " (control: shuffled rewards)" if learned.shuffled else ""
+    out = console()
+    out.print(
+        f"\nlearning{control}: mean reward on {learned.num_held_out_tasks} files that it never trained on: "
+        f"{learned.first_reward:.2f} before, {learned.last_reward:.2f} after, in {len(learned.rewards)} steps and "
+        f"{learned.minutes:.1f} minutes\n"
+    )
+    out.print(f"curve    {learned.chart}\nmodel    {learned.run}/model\n", markup=False, soft_wrap=True)
+
+
+def _print_next(report: Report, plan: Plan) -> None:
+    out = console()
+    data = "" if plan.data_dir == Path.cwd() / ".gangline" else f" --data {plan.data_dir}"
+    out.print("[bold]What to try next[/]")
     task_id = report.best_session.rpartition(".")[0]
     for what, command in (
         ("one session, token by token", f"show {report.best_session} --tokens{data}"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -18,10 +21,12 @@ if TYPE_CHECKING:
     from gangline.training.run_log import EvaluationRecord, StepRecord
 
 
-__all__ = ["LearningView", "draw_curves", "reward_chart", "shown_reward"]
+__all__ = ["LearningView", "draw_curves", "remaining_s", "reward_chart", "shown_reward"]
 
 _BAR_CHARS = 20
 _SHOWN_ROWS = 24
+_RECENT = 5
+"""Steps that an estimate is made from: the first ones take longer."""
 
 
 def reward_chart(records: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord] = ()) -> Table:
@@ -63,23 +68,53 @@ def _bar(share: float, colour: str) -> Text:
     return Text("█" * filled, colour) + Text("·" * (_BAR_CHARS - filled), "dim")
 
 
+def remaining_s(
+    records: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord], *, num_steps: int, num_evaluations: int
+) -> float | None:
+    """Estimated seconds until the run ends, from its latest steps and evaluations; None before the first step.
+
+    num_evaluations: of the whole run.
+    """
+    if not records:
+        return None
+    steps_left = max(num_steps - len(records), 0)
+    step_s = np.mean([one.waited_s + one.trained_s + one.update.total_s for one in records[-_RECENT:]])
+    evaluations_left = max(num_evaluations - len(evaluations), 0)
+    evaluation_s = np.mean([one.took_s for one in evaluations[-_RECENT:]]) if evaluations else 0.0
+    return float(steps_left * step_s + evaluations_left * evaluation_s)
+
+
 class LearningView:
-    """On a terminal, the chart as it grows; elsewhere a line for each step and each evaluation."""
+    """On a terminal, the chart as it grows over a progress bar; elsewhere a line for each step and each evaluation.
+
+    Both estimate how long the run will still take.
+    """
 
     def __init__(
         self,
         console: Console,
         *,
         num_steps: int,
+        num_evaluations: int = 0,
         before: Sequence[StepRecord] = (),
         evaluations_before: Sequence[EvaluationRecord] = (),
     ) -> None:
-        """before, evaluations_before: of earlier lives."""
+        """num_evaluations: of the whole run. before, evaluations_before: records of earlier lives."""
         self._console = console
         self._num_steps = num_steps
+        self._num_evaluations = num_evaluations
         self._records = list(before)
         self._evaluations = list(evaluations_before)
-        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._last_record_at = time.monotonic()
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}")
+        )
+        self._bar = self._progress.add_task("", total=num_steps + num_evaluations, left="")
+        self._live = (
+            Live(console=console, get_renderable=self._renderable, refresh_per_second=2, transient=True)
+            if console.is_terminal
+            else None
+        )
 
     @property
     def records(self) -> list[StepRecord]:
@@ -92,7 +127,6 @@ class LearningView:
     def __enter__(self) -> Self:
         if self._live is not None:
             self._live.start()
-            self._show(self._live)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -101,29 +135,48 @@ class LearningView:
 
     def add(self, record: StepRecord) -> None:
         self._records.append(record)
-        if self._live is not None:
-            self._show(self._live)
-            return
-        self._console.print(
+        self._note(
             f"step {record.step}/{self._num_steps}: reward {record.reward_mean:.3f}, waited {record.waited_s:.1f} s, "
             f"trained {record.trained_s:.1f} s, weights {record.update.total_s:.1f} s"
         )
 
     def add_evaluation(self, record: EvaluationRecord) -> None:
         self._evaluations.append(record)
-        if self._live is not None:
-            self._show(self._live)
-            return
-        self._console.print(
+        self._note(
             f"held out, after step {record.step}/{self._num_steps}: reward {shown_reward(record)}, "
             f"{record.num_sessions} sessions, {record.num_invalid} did not count, took {record.took_s:.1f} s"
         )
 
-    def _show(self, live: Live) -> None:
-        doing = (
-            f"step {len(self._records) + 1} of {self._num_steps}" if len(self._records) < self._num_steps else "done"
+    def _note(self, line: str) -> None:
+        self._last_record_at = time.monotonic()
+        if self._live is None:
+            left = self._left()
+            self._console.print(f"{line}; {left}" if left else line)
+
+    def _left(self) -> str:
+        estimate = remaining_s(
+            self._records, self._evaluations, num_steps=self._num_steps, num_evaluations=self._num_evaluations
         )
-        live.update(Group(reward_chart(self._records, self._evaluations), Text(f"{doing} ...", "dim")), refresh=True)
+        if not estimate:
+            return ""
+        return f"about {_duration(max(estimate - (time.monotonic() - self._last_record_at), 1.0))} left"
+
+    def _renderable(self) -> Group:
+        """Called by the display's own thread, too: reads only."""
+        num_done = len(self._records) + len(self._evaluations)
+        if len(self._records) < self._num_steps:
+            doing = f"step {len(self._records) + 1} of {self._num_steps}"
+        else:
+            doing = f"{self._num_steps} steps done"
+        self._progress.update(self._bar, completed=num_done, description=doing, left=self._left())
+        return Group(reward_chart(self._records, self._evaluations), self._progress)
+
+
+def _duration(seconds: float) -> str:
+    """`40 s`, `7 min`, `2.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def draw_curves(

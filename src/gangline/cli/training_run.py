@@ -111,7 +111,13 @@ async def train_through(
         before = [record for record in read_records(folder / "metrics.jsonl") if record.step <= num_done]
         evaluated = [one for one in read_evaluations(folder / "evaluations.jsonl") if one.step <= num_done]
         weights_folder = experiment.service.weights or folder / "weights"
-        with LearningView(notes(), num_steps=steps, before=before, evaluations_before=evaluated) as view:
+        with LearningView(
+            notes(),
+            num_steps=steps,
+            num_evaluations=0 if evaluation is None else evaluation.num_due(steps),
+            before=before,
+            evaluations_before=evaluated,
+        ) as view:
             trainer = Trainer(
                 folder,
                 schedule=experiment.schedule,

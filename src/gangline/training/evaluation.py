@@ -99,6 +99,10 @@ class Evaluation:
         """step: steps done, of `num_steps`."""
         return step == 0 or step >= num_steps or (self._every is not None and step % self._every == 0)
 
+    def num_due(self, num_steps: int) -> int:
+        """Evaluations of a whole run."""
+        return sum(self.is_due(step, num_steps) for step in range(num_steps + 1))
+
     def task_id(self, step: int, version: int, index: int) -> str:
         return f"{self._run}-evaluation-{step:06d}-v{version:06d}-{index:04d}"
 

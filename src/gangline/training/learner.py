@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -28,15 +29,19 @@ from gangline.training.loss import LossTotals, policy_loss
 from gangline.training.packing import Batch, pack_all
 from gangline.training.samples import Sample
 
-__all__ = ["Learner"]
+__all__ = ["Abandoned", "Learner"]
 
 _log = logging.getLogger("gangline.learner")
 
 _WEIGHTS, _OPTIMISER = "trained.safetensors", "optimiser.pt"
 
 
+class Abandoned(Exception):
+    """The caller no longer waits for this step; its update was not made."""
+
+
 class Learner:
-    """Not thread-safe: one call at a time."""
+    """Not thread-safe: one call at a time, but for `abandon`."""
 
     def __init__(self, model_folder: Path, algorithm: Algorithm, settings: LearnerSettings, *, seed: int = 0) -> None:
         """seed: of the order of sessions, and of adapters' first weights.
@@ -58,6 +63,7 @@ class Learner:
             trained, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
         )
         self._num_updates = 0
+        self._abandoned = threading.Event()
         _log.info("learner.ready parameters=%d trained=%d", _size(self._base.parameters()), _size(trained))
 
     def step(self, samples: Sequence[Sample]) -> dict[str, float]:
@@ -65,7 +71,7 @@ class Learner:
 
         Samples of advantage 0 count in the loss's means, and are computed only where a KL penalty or such a mean needs
         their tokens.
-        Raises: FloatingPointError when a gradient is not finite; nothing was changed by that update.
+        Raises: FloatingPointError when a gradient is not finite; nothing was changed by that update. Abandoned.
         """
         self._model.train()
         metrics = _Metrics()
@@ -78,13 +84,23 @@ class Learner:
             self._update(batches, _totals(part), old, metrics)
         return metrics.means() | {"num_samples": float(len(samples)), "learning_rate": self._rate()}
 
+    def abandon(self) -> None:
+        """End a running step before its next batch, and refuse later ones. Callable from any thread."""
+        self._abandoned.set()
+
+    def _wanted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            if self._abandoned.is_set():
+                raise Abandoned
+            yield batch
+
     def _rate(self) -> float:
         """Of the next update."""
         return self._settings.learning_rate * min((self._num_updates + 1) / (self._settings.warmup_steps + 1), 1.0)
 
     def _update(self, batches: Sequence[Batch], totals: LossTotals, old: dict[int, Tensor], metrics: _Metrics) -> None:
         self._optimiser.zero_grad()
-        for batch in batches:
+        for batch in self._wanted(batches):
             logprobs = token_logprobs(cast("Any", self._model), batch)
             inputs = loss_inputs(
                 batch,
@@ -134,7 +150,7 @@ class Learner:
         if num_updates == 1 or self._settings.old_logprobs == "engine":
             return {}
         with torch.no_grad():
-            return {id(batch): token_logprobs(cast("Any", self._model), batch) for batch in batches}
+            return {id(batch): token_logprobs(cast("Any", self._model), batch) for batch in self._wanted(batches)}
 
     def _old_of(self, batch: Batch, logprobs: Tensor, old: dict[int, Tensor]) -> Tensor | None:
         return None if self._settings.old_logprobs == "engine" else old.get(id(batch), logprobs.detach())

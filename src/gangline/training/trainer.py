@@ -84,6 +84,10 @@ class Learning(Protocol):
 
     def step(self, samples: Sequence[Sample]) -> dict[str, float]: ...
 
+    def abandon(self) -> None:
+        """End a running step early, by an exception; called from another thread when the run was cancelled."""
+        ...
+
     def save_weights(self, folder: Path) -> None: ...
 
     def save_state(self, folder: Path) -> None: ...
@@ -292,7 +296,11 @@ class Trainer:
     ) -> StepRecord:
         """One step; its weights are in the engines when it returns."""
         version, began = self._version, time.monotonic()
-        num_tokens, learned = await asyncio.to_thread(self._learn, groups)
+        try:
+            num_tokens, learned = await asyncio.to_thread(self._learn, groups)
+        except asyncio.CancelledError:
+            self._learner.abandon()  # else the process could not end before the step does
+            raise
         trained_s = time.monotonic() - began
         self._step, self._version = self._step + 1, self._version + 1
         update = await self._push()
