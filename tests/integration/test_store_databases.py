@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -78,6 +79,20 @@ def test_a_task_lives_and_ends_on_every_database(store: TaskStore, clock: Clock)
         {"ended": 2},
         ["n1", "n2"],
     )
+
+
+def test_a_list_of_tasks_shows_outcomes_and_mean_rewards(store: TaskStore):
+    store.submit([request("some", num_samples=3), request("none", num_samples=1)])
+    for reward in (1.0, 0.0):
+        (lease,) = store.lease("n1", NODE_URL, 1)
+        assert lease.session_id.startswith("some")
+        store.report(msgspec.structs.replace(result(lease), reward=reward), kept, 0)
+    store.cancel_task("none")
+    none, some = store.tasks().tasks
+    assert (some.outcomes, some.mean_reward) == ({"completed": 2}, 0.5)
+    assert (none.outcomes, none.mean_reward) == ({"cancelled": 1}, None)
+    whole = store.task("some")
+    assert (whole.outcomes, whole.mean_reward) == (some.outcomes, some.mean_reward)
 
 
 def test_a_batch_is_accepted_once_however_often_it_is_sent(store: TaskStore):

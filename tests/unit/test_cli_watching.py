@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from gangline.cli.views import counts, mean_reward
+from gangline.cli.views import counts
 from gangline.cli.watch_view import Picture, shared_lines
 from gangline.cli.watching import Watched, event_line
 from gangline.domain.node_numbers import NodeNumbers
-from gangline.domain.views import Event, NodeView, ServiceStatus, TaskView
+from gangline.domain.views import Event, NodeView, ServiceStatus, TaskSummary
 
 STATUS = ServiceStatus(
     version="0",
@@ -71,19 +71,16 @@ def status(*nodes: NodeView, at: float = 1000.0, **changes: Any) -> ServiceStatu
     return msgspec.structs.replace(STATUS, nodes=nodes, at=at, **changes)
 
 
-def task(rewards: tuple[float | None, ...], task_id: str = "t[1]") -> TaskView:
-    return TaskView(
+def task(mean_reward: float | None, task_id: str = "t[1]") -> TaskSummary:
+    return TaskSummary(
         task_id=task_id,
         status="running",
         num_samples=4,
         num_open=2,
         position=1,
         created_at=0.0,
-        states={},
         outcomes={"completed": 2},
-        rewards=rewards,
-        sessions=(),
-        request={},
+        mean_reward=mean_reward,
     )
 
 
@@ -106,7 +103,7 @@ def busy(num_tasks: int = 30) -> Watched:
         told = {"boundary": "engine", "code": "engine_unavailable", "message": "the engine does not answer"}
         watched.take(ended(980.0 + number, "session.requeued", **told))
     nodes = [node(f"node-{n}", backends=(backend(f"http://engine-{n}:8000"),)) for n in range(6)]
-    watched.look(status(*nodes), [task((1.0,), f"group-{n}") for n in range(num_tasks)])
+    watched.look(status(*nodes), [task(1.0, f"group-{n}") for n in range(num_tasks)])
     return watched
 
 
@@ -151,7 +148,7 @@ def test_without_nodes_that_tell_there_is_no_rate_of_tokens() -> None:
 def test_stages_groups_and_failures_are_drawn() -> None:
     watched = Watched()
     watched.take(ended(990.0, boundary="node", code="lease_expired", message="n1 stopped renewing"))
-    watched.look(STATUS, [task((1.0, 0.5, None, None))])
+    watched.look(STATUS, [task(0.75)])
     text = drawn(watched)
     assert "queued 3 > init 1 > ready 0 > run 1 > postrun 0 > ended 4" in text
     assert "t[1]" in text
@@ -243,7 +240,5 @@ def test_an_event_is_one_line() -> None:
     assert event_line(ended(0.0, outcome="completed", code=None)) == "00:00:00 session.ended t.0 outcome=completed"
 
 
-def test_a_reward_that_is_not_there_counts_for_nothing() -> None:
-    assert mean_reward([None, 1.0, 0.0]) == 0.5
-    assert mean_reward([None]) is None
+def test_counts_leave_out_what_is_zero() -> None:
     assert counts({"a": 0, "b": 2}) == "2 b"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -11,13 +11,12 @@ from rich.text import Text
 
 from gangline.cli.output import printable
 from gangline.domain.lifecycle import STAGES
-from gangline.domain.views import NodeView, ServiceStatus, SessionView, TaskSummary, TaskView
+from gangline.domain.views import NodeView, ServiceStatus, SessionView, TaskSummary
 
 __all__ = [
     "OUTCOME_COLOURS",
     "counts",
     "groups_table",
-    "mean_reward",
     "node_state",
     "nodes_table",
     "sessions_table",
@@ -55,12 +54,6 @@ def counts(numbers: dict[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in numbers.items() if number) or "none"
 
 
-def mean_reward(rewards: Iterable[float | None]) -> float | None:
-    """Mean of the rewards that there are; None when there is none."""
-    known = [reward for reward in rewards if reward is not None]
-    return sum(known) / len(known) if known else None
-
-
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
@@ -83,17 +76,16 @@ def sessions_table(sessions: Sequence[SessionView]) -> RenderableType:
     return table
 
 
-def groups_table(tasks: Sequence[TaskSummary | TaskView]) -> RenderableType:
+def groups_table(tasks: Sequence[TaskSummary]) -> RenderableType:
     table = _table("task", "state", "sessions ended", "mean reward", "outcomes")
     for task in tasks:
         ended = task.num_samples - task.num_open
-        full = isinstance(task, TaskView)
         table.add_row(
             escape(task.task_id),
             task.status,
             f"{ended}/{task.num_samples}",
-            _number(mean_reward(task.rewards)) if full else "",
-            counts(task.outcomes) if full and task.outcomes else "",
+            _number(task.mean_reward),
+            counts(task.outcomes) if task.outcomes else "",
         )
     return table
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gangline.cli.watching import Watched
     from gangline.client import ServerClient
     from gangline.domain.errors import GanglineError
-    from gangline.domain.views import TaskSummary, TaskView
+    from gangline.domain.views import TaskSummary
 
 __all__ = ["register"]
 
@@ -25,8 +25,6 @@ _LOOK_EVERY_S = 1.0
 _TIMEOUT_S = 20.0
 """Longer than the server lets an event stream be silent."""
 _MOST_GROUPS = 50
-_FRESH_VIEWS = 8
-"""Groups that are looked at in full at a time: a group may have thousands of sessions."""
 
 
 def watch(
@@ -130,13 +128,12 @@ async def _watch(address: Address, task_id: str | None) -> None:
 
 
 class _Looking:
-    """Keeps a `Watched` current, without asking the server for what has not changed."""
+    """Keeps a `Watched` current."""
 
     def __init__(self, client: ServerClient, watched: Watched, task_id: str | None) -> None:
         self._client = client
         self._watched = watched
         self._task_id = task_id
-        self._views: dict[str, TaskView] = {}
 
     async def listen(self) -> None:
         """Until cancelled. Raises: what cannot mend itself, such as Unauthorized."""
@@ -156,35 +153,14 @@ class _Looking:
         self._watched.look(status, tasks)
         return self._task_id is not None and tasks[0].ended_at is not None
 
-    async def _tasks(self) -> list[TaskView | TaskSummary]:
+    async def _tasks(self) -> list[TaskSummary]:
         """Those that run first, then the newest others."""
         if self._task_id is not None:
             return [await self._client.task(self._task_id)]
         running = (await self._client.tasks(limit=_MOST_GROUPS, status="running")).tasks
         newest = (await self._client.tasks(limit=_MOST_GROUPS)).tasks
         seen = {task.task_id for task in running}
-        told = [*running, *(task for task in newest if task.task_id not in seen)][:_MOST_GROUPS]
-        await self._refresh(told)
-        return [self._with_rewards(task) for task in told]
-
-    async def _refresh(self, tasks: list[TaskSummary]) -> None:
-        views = self._views
-        stale = [task.task_id for task in tasks if self._is_stale(task)]
-        fresh = {task_id: await self._client.task(task_id) for task_id in stale[:_FRESH_VIEWS]}
-        named = [task.task_id for task in tasks]
-        self._views = {name: view for name in named if (view := fresh.get(name) or views.get(name)) is not None}
-
-    def _is_stale(self, task: TaskSummary) -> bool:
-        """Outcomes and rewards change only with sessions that end."""
-        view = self._views.get(task.task_id)
-        num_known = task.num_samples if view is None else view.num_open
-        return task.num_open != num_known
-
-    def _with_rewards(self, task: TaskSummary) -> TaskView | TaskSummary:
-        import msgspec
-
-        view = self._views.get(task.task_id)
-        return task if view is None else msgspec.structs.replace(view, num_open=task.num_open, status=task.status)
+        return [*running, *(task for task in newest if task.task_id not in seen)][:_MOST_GROUPS]
 
 
 def register(app: typer.Typer) -> None:

@@ -17,10 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from gangline.cli.output import printable
-from gangline.cli.views import OUTCOME_COLOURS, counts, mean_reward, node_state, stages_line
+from gangline.cli.views import OUTCOME_COLOURS, counts, node_state, stages_line
 from gangline.cli.watching import Watched, clock_time
 from gangline.domain.node_numbers import NodeNumbers
-from gangline.domain.views import Event, NodeView, ServiceStatus, TaskSummary, TaskView
+from gangline.domain.views import Event, NodeView, ServiceStatus, TaskSummary
 
 __all__ = ["Picture", "shared_lines"]
 
@@ -237,18 +237,15 @@ _GROUP_COLUMNS = (
 )
 
 
-def _groups(tasks: Sequence[TaskView | TaskSummary]) -> _Section:
+def _groups(tasks: Sequence[TaskSummary]) -> _Section:
     return _Section(_GROUP_COLUMNS, [_group_row(task) for task in tasks])
 
 
-def _group_row(task: TaskView | TaskSummary) -> tuple[Text, ...]:
+def _group_row(task: TaskSummary) -> tuple[Text, ...]:
     ended = Text(f"{task.num_samples - task.num_open}/{task.num_samples}")
-    reward, outcomes = Text(), Text()
-    if isinstance(task, TaskView):
-        mean = mean_reward(task.rewards)
-        reward = Text("" if mean is None else f"{mean:.3f}")
-        for outcome, num in task.outcomes.items():
-            outcomes.append(", " if outcomes else "").append(f"{num} {outcome}", OUTCOME_COLOURS.get(outcome, ""))
+    reward, outcomes = Text("" if task.mean_reward is None else f"{task.mean_reward:.3f}"), Text()
+    for outcome, num in task.outcomes.items():
+        outcomes.append(", " if outcomes else "").append(f"{num} {outcome}", OUTCOME_COLOURS.get(outcome, ""))
     return Text(printable(task.task_id)), ended, reward, Text(task.status), outcomes
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from gangline.cli.output import printable
 from gangline.domain.node_numbers import NodeNumbers
-from gangline.domain.views import Event, NodeView, ServiceStatus, TaskSummary, TaskView
+from gangline.domain.views import Event, NodeView, ServiceStatus, TaskSummary
 
 __all__ = ["Outage", "Watched", "clock_time", "event_line"]
 
@@ -47,7 +47,7 @@ class Watched:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.status: ServiceStatus | None = None
-        self.tasks: tuple[TaskView | TaskSummary, ...] = ()
+        self.tasks: tuple[TaskSummary, ...] = ()
         self.failures: deque[Event] = deque(maxlen=_LAST_FAILURES)
         self._clock = clock
         self._outage: Outage | None = None
@@ -64,7 +64,7 @@ class Watched:
         if event.data.get("code"):
             self.failures.append(event)
 
-    def look(self, status: ServiceStatus, tasks: Sequence[TaskView | TaskSummary]) -> None:
+    def look(self, status: ServiceStatus, tasks: Sequence[TaskSummary]) -> None:
         self._begin(status.at)
         if self._outage is not None and self._outage.ended_at is None:
             self._outage.ended_at = self._clock()

@@ -97,6 +97,10 @@ class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     result_bytes: int = 0
     """Of all stored results of its sessions, attempts that failed included."""
+    outcomes: dict[str, int] = {}
+    """outcome -> how many ended sessions."""
+    mean_reward: float | None = None
+    """Over the sessions that have a reward; None where none has."""
 
 
 class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,8 +116,6 @@ class TaskView(TaskSummary, frozen=True, kw_only=True):
 
     states: dict[str, int]
     """session state -> how many."""
-    outcomes: dict[str, int]
-    """outcome -> how many ended sessions."""
     rewards: tuple[float | None, ...]
     """[num_samples], by sample index; None where there is none (yet)."""
     sessions: tuple[SessionView, ...]

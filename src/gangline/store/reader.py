@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -37,7 +37,8 @@ __all__ = ["TaskReader", "result_of", "session_view"]
 T = TypeVar("T")
 
 _LEASED_STAGE: sa.ColumnElement[str] = sa.literal_column("'leased'")
-_SUMMARY = [tasks.c[name] for name in TaskSummary.__struct_fields__]
+_SUMMARY_NAMES = [name for name in TaskSummary.__struct_fields__ if name in tasks.c]
+_SUMMARY = [tasks.c[name] for name in _SUMMARY_NAMES]
 _SESSION = [sessions.c[name] for name in SessionView.__struct_fields__]
 
 
@@ -94,9 +95,10 @@ class TaskReader:
         if submitter is not None:
             query = query.where(tasks.c.submitter == submitter)
         with self.database.reading() as conn:
-            found = [TaskSummary(**_fields(row, TaskSummary)) for row in conn.execute(query).mappings()]
-        page = tuple(found[:limit])
-        return TaskPage(tasks=page, next=page[-1].position if len(found) > limit else None)
+            rows = conn.execute(query).mappings().all()
+            ended = _ended_by_outcome(conn, [row["task_id"] for row in rows[:limit]])
+        page = tuple(TaskSummary(**_summary_fields(row, ended[row["task_id"]])) for row in rows[:limit])
+        return TaskPage(tasks=page, next=page[-1].position if len(rows) > limit else None)
 
     def request(self, task_id: str) -> TaskRequest:
         """The task as it was submitted. Raises: NotFound."""
@@ -186,13 +188,41 @@ def task_view(conn: sa.Connection, task_id: str) -> TaskView:
     query = sa.select(*_SESSION).where(sessions.c.task_id == task_id).order_by(sessions.c.sample_index)
     group = tuple(session_view(found) for found in conn.execute(query).mappings())
     return TaskView(
-        **_fields(row, TaskSummary),
+        **_summary_fields(row, _ended_by_outcome(conn, [task_id])[task_id]),
         states=dict(Counter(session.state for session in group)),
-        outcomes=dict(Counter(session.outcome for session in group if session.outcome is not None)),
         rewards=tuple(session.reward for session in group),
         sessions=group,
         request=msgspec.json.decode(row["body"]),
     )
+
+
+def _ended_by_outcome(conn: sa.Connection, task_ids: Sequence[str]) -> defaultdict[str, list[sa.RowMapping]]:
+    """task id -> rows of outcome, num_ended, num_rewards, reward_sum."""
+    query = (
+        sa.select(
+            sessions.c.task_id,
+            sessions.c.outcome,
+            sa.func.count().label("num_ended"),
+            sa.func.count(sessions.c.reward).label("num_rewards"),
+            sa.func.sum(sessions.c.reward).label("reward_sum"),
+        )
+        .where(sessions.c.task_id.in_(task_ids), sessions.c.outcome.is_not(None))
+        .group_by(sessions.c.task_id, sessions.c.outcome)
+        .order_by(sessions.c.outcome)
+    )
+    found = defaultdict[str, list[sa.RowMapping]](list)
+    for row in conn.execute(query).mappings():
+        found[row["task_id"]].append(row)
+    return found
+
+
+def _summary_fields(row: sa.RowMapping, ended: Sequence[sa.RowMapping]) -> dict[str, Any]:
+    num_rewards = sum(one["num_rewards"] for one in ended)
+    return {
+        **{name: row[name] for name in _SUMMARY_NAMES},
+        "outcomes": {one["outcome"]: one["num_ended"] for one in ended},
+        "mean_reward": sum(one["reward_sum"] or 0.0 for one in ended) / num_rewards if num_rewards else None,
+    }
 
 
 def session_view(row: sa.RowMapping) -> SessionView:
