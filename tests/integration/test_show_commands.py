@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from fixtures_models import reference_model, write_tiny_model
-from gangline.cli import audit, export, show
+from gangline.cli import agent_logs, audit, export, show
 from gangline.cli.records import Records, ServerRecords, find_results, open_records
 from gangline.client import ServerClient
 from gangline.domain.completion import CompletionTree
@@ -54,7 +54,7 @@ def save(data: Path, *results: SessionResult) -> None:
 
 def call(data: Path, *arguments: str) -> Result:
     app = typer.Typer(pretty_exceptions_enable=False)
-    for module in (show, audit, export):
+    for module in (show, agent_logs, audit, export):
         module.register(app)
     result = CliRunner().invoke(app, [*arguments, "--data", str(data)], env={"COLUMNS": "160"})
     if isinstance(result.exception, GanglineError):
@@ -173,6 +173,42 @@ def test_nothing_to_audit_is_not_a_pass(tmp_path: Path) -> None:
     save(tmp_path, session_result(trajectory=None))
     with pytest.raises(NotFound, match="nothing to audit"):
         call(tmp_path, "audit", "task-1")
+
+
+def test_sessions_without_rows_are_nothing_to_audit(tmp_path: Path) -> None:
+    built = PrefixMergingBuilder(PrefixMergingConfig()).build(CompletionTree(()), session_id="s", task_id="task-1")
+    save(tmp_path, session_result(trajectory=built, completions=()))
+    with pytest.raises(NotFound, match="1 sessions have no rows"):
+        call(tmp_path, "audit", "task-1")
+
+
+def test_rows_without_a_trainable_token_prove_nothing(tmp_path: Path) -> None:
+    result = session_result()
+    assert result.trajectory is not None
+    aborted = (result.trajectory.traces[3],)
+    built = msgspec.structs.replace(result.trajectory, traces=aborted)
+    save(tmp_path, msgspec.structs.replace(result, trajectory=built))
+    answer = call(tmp_path, "audit", "task-1")
+    assert answer.exit_code == 1
+    assert "nothing was proved" in answer.stdout
+    assert "✓" not in answer.stdout
+
+
+def test_an_agents_output_and_files_are_printed_without_their_control_characters(tmp_path: Path) -> None:
+    kept = {"harness.stdout": b"\x1b[2Jbegin\n\tindented\n", "harness.stderr": b"", "patch.diff": b"+\x00\n"}
+    save(tmp_path, session_result(artifacts=kept))
+    answer = call(tmp_path, "logs", "session-1")
+    assert answer.stdout.splitlines() == ["stdout", "?[2Jbegin", "    indented", "stderr  (nothing)"]
+    assert "patch.diff" in answer.stderr
+    assert call(tmp_path, "logs", "session-1", "patch.diff").stdout_bytes == kept["patch.diff"]
+    assert (
+        json.loads(call(tmp_path, "logs", "session-1", "--json").stdout)["harness.stdout"]
+        == "\x1b[2Jbegin\n\tindented\n"
+    )
+    with pytest.raises(NotFound, match=r"patch\.diff"):
+        call(tmp_path, "logs", "session-1", "other")
+    with pytest.raises(InvalidRequest, match="session-1"):
+        call(tmp_path, "logs", "task-1")
 
 
 def recorded_by(folder: Path, **how: str) -> SessionResult:

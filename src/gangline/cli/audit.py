@@ -65,7 +65,7 @@ def audit_results(
 
     Keys: ok, report (`AuditReport`), logprobs (turn class -> `LogprobStats`; None without a model), not_comparable
     (reason -> tokens), problems (what is wrong, in words).
-    Raises: NotFound when there is no trajectory to audit, or no such model; BuilderError.
+    Raises: NotFound when there are no rows to audit, or no such model; BuilderError.
     """
     import msgspec
 
@@ -91,7 +91,14 @@ def audit_results(
     for _ in whole:  # without a model, nobody has asked for them yet
         pass
     report = merge_reports(reports)
+    if report.num_traces == 0:
+        raise NotFound(
+            f"there is nothing to audit: {report.num_sessions} sessions have no rows, because none of their model "
+            "calls was completed. `gangline show TASK` lists how they ended."
+        )
     problems = [violation.message for violation in report.violations]
+    if report.num_trained_tokens == 0:
+        problems.append("nothing was proved: these rows have no trainable token; `gangline show SESSION` says why.")
     if differences is not None:
         problems += _disagreements(differences, tolerance)
     return {
