@@ -48,7 +48,7 @@ def test_submit_and_wait_gives_the_ended_task_as_json(up: UpProcess) -> None:
 def test_a_task_from_options_alone(up: UpProcess) -> None:
     options = ("--instruction", "go", "--command", "exit 3", "--runtime", "process", "--task-id", "from-options")
     done = gangline("submit", *options, "--wait", "--data", up.data)
-    assert done.returncode == 0, done.stderr  # the agent failed, nothing of ours did
+    assert done.returncode == 1, done.stderr  # no session completed
     assert "agent_error" in done.stdout
     shown = gangline("status", "from-options", "--json", "--data", up.data)
     assert json.loads(shown.stdout)["outcomes"] == {"agent_error": 1}
@@ -109,6 +109,16 @@ def test_watching_a_task_tells_its_events_and_ends_with_it(up: UpProcess) -> Non
     assert kinds[-2:] == ["session.ended", "task.ended"]
     plain = gangline("watch", "watched", "--data", up.data)
     assert len(plain.stdout.splitlines()) == len(kinds)
+
+
+def test_waiting_for_a_task_of_which_no_session_completed_is_a_failure(up: UpProcess) -> None:
+    failing = shell_task("echo no such model >&2; exit 3", task_id="failing", num_samples=2)
+    waited = gangline("submit", "-", "--wait", "--data", up.data, stdin=failing)
+    assert waited.returncode == 1
+    assert "gangline logs failing.0" in waited.stderr
+    assert "no such model" in gangline("logs", "failing.0", "--data", up.data).stdout
+    mixed = "case $GANGLINE_SESSION_ID in *.0) exit 3;; esac"
+    assert gangline("submit", "-", "--wait", "--data", up.data, stdin=shell_task(mixed, num_samples=2)).returncode == 0
 
 
 def test_a_running_task_and_one_session_can_be_cancelled(up: UpProcess) -> None:

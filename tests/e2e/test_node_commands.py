@@ -59,10 +59,18 @@ async def test_engines_are_changed_from_the_command_line(up: UpProcess) -> None:
     (first,) = await asyncio.to_thread(ask, up, "backend", "list")
     assert first["state"] == "healthy"
     assert first["template"]["tokenizer_digest"] != ""
-    table = await asyncio.to_thread(gangline, "backend", "list", "--data", up.data, env={"COLUMNS": "220"})
-    assert table.returncode == 0, table.stderr
-    told = (first["url"], first["engine"], first["model"], "appends tool and user turns", "healthy")
-    assert all(word in table.stdout for word in told), table.stdout
+    shown = await asyncio.to_thread(gangline, "backend", "list", "--data", up.data, env={"COLUMNS": "80"})
+    assert shown.returncode == 0, shown.stderr
+    facts = (
+        first["backend_id"],
+        first["url"],
+        first["engine"],
+        first["model"],
+        "appends tool and user turns",
+        "healthy",
+    )
+    assert all(fact in shown.stdout for fact in facts), shown.stdout
+    assert max(map(len, shown.stdout.splitlines())) <= 80
     async with scripted_server({"default": {"text": "the other"}}) as url:
         # The service's engine has the same name and tokenizer, so that this one may stand beside it.
         both = await asyncio.to_thread(ask, up, "backend", "add", url)

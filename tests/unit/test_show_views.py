@@ -13,6 +13,8 @@ from gangline.cli.picture import draw_trajectory
 from gangline.cli.session_view import session_view, task_view, tokens_view, trace_view
 from gangline.cli.token_runs import elided, runs_of
 from gangline.domain.completion import Lineage
+from gangline.domain.conversation import Message, ToolCall, ToolResult
+from gangline.domain.conversation import Text as Words
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.tokens import token_ids
 from gangline.domain.trajectory import Trace
@@ -41,11 +43,32 @@ def test_a_trace_shows_how_each_turn_came_by_its_context() -> None:
     text = printed(trace_view(traces()[0], 0))
     assert "main, a new conversation" in text
     assert "4 prompt ids, 13 response ids, 8 trainable, reward 0.5" in text
-    assert [line.split()[1:4] for line in text.splitlines()[3:6]] == [
-        ["c0000", "–", "first"],
-        ["c0001", "–", "exact_stitched"],
-        ["c0003", "–", "exact_stitched"],
+    assert [line.split("  ")[1:] for line in text.splitlines() if line.startswith("turn")] == [
+        ["c0000", "first, +4 ids, 3 sampled, mean log-prob -0.75, version 0, tool_calls"],
+        ["c0001", "exact_stitched, +2 ids, 2 sampled, mean log-prob -1.50, version 0, stop"],
+        ["c0003", "exact_stitched, +3 ids, 3 sampled, mean log-prob -3.75, version 0, stop"],
     ]
+
+
+def test_tool_calls_and_their_results_are_shown_after_the_turn_that_made_them_within_80_columns() -> None:
+    trace = traces()[0]
+    call = ToolCall("call-1", "read_file", '{"path": "a.txt"}')
+    result = ToolResult("call-1", (Words("\x1b[31mline one\n" + "x" * 1000 + " the end"),), is_error=True)
+    replies = [message for message in trace.response_messages if message.role == "assistant"]
+    said = (Message("assistant", (call,)), Message("tool", (result,)), *replies[1:])
+    trace = msgspec.structs.replace(trace, response_messages=said)
+    out = io.StringIO()
+    Console(width=80, file=out).print(trace_view(trace, 0))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "\x1b" not in out.getvalue()
+    first, second = (next(at for at, line in enumerate(lines) if line.startswith(f"turn {turn}")) for turn in (0, 1))
+    between = " ".join(" ".join(lines[first:second]).split())
+    assert 'call read_file({"path": "a.txt"})' in between
+    assert "result ?[31mline one" in between
+    assert "more characters" in between
+    assert between.endswith("the end")
+    assert "more characters" not in printed(trace_view(trace, 0, full=True))
 
 
 def _beginning(lineage: Lineage) -> str:
@@ -69,10 +92,10 @@ def test_a_turn_says_what_it_is_to_the_call_before_and_its_role_where_it_has_ano
         "c0003": Lineage(relation="continuation", origin_id="c0001"),
     }
     text = printed(trace_view(msgspec.structs.replace(trace, spans=spans), 0, lineages))
-    assert [" ".join(line.split()[2:6]) for line in text.splitlines()[3:6]] == [
-        "root first 4 3",
-        "changed of c9 (tools_changed)",
-        "continuation, compaction exact_stitched 3",
+    assert [line.split("  ")[2].split(", +")[0] for line in text.splitlines() if line.startswith("turn")] == [
+        "root, first",
+        "changed of c9 (tools_changed), exact_stitched",
+        "continuation, compaction, exact_stitched",
     ]
 
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from gangline.cli.node_addresses import NodesOption, ask_nodes
 from gangline.cli.node_options import read_engine_options
-from gangline.cli.output import DataOption, JsonOption, console, print_json, run
+from gangline.cli.output import DataOption, JsonOption, console, print_json, printable, run
 
 if TYPE_CHECKING:
     from gangline.client import NodeClient
@@ -34,18 +35,34 @@ def _ask(
     if as_json:
         print_json(answers)
         return
-    columns = ("node", "backend", "url", "engine", "model", "template", "state", "sessions", "calls", "error")
-    table = Table(*columns, box=None)
+    out = console()
     for url, backends in answers.items():
+        out.print(f"node {url}" + ("" if backends else "  (no engine)"), markup=False, soft_wrap=True)
         for one in backends:
-            one["template"] = _appends(one["template"])
-            told = ("backend_id", "url", "engine", "model", "template", "state", "num_sessions", "num_calls")
-            table.add_row(url, *(str(one[name]) for name in told), one["error"] or "")
-    console().print(table)
+            out.print(_view(one))
+
+
+def _view(one: dict[str, Any]) -> Table:
+    """One engine as a few lines that fit 80 columns."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(min_width=10, justify="right", style="bold")
+    table.add_column(overflow="fold")
+    state = f"{one['state']}, {one['num_sessions']} sessions, {one['num_calls']} calls"
+    table.add_row(one["backend_id"], Text(f"{one['url']}  {state}"))
+    facts = {
+        "engine": one["engine"],
+        "model": one["model"],
+        "template": _appends(one["template"]),
+        "error": one["error"],
+    }
+    for name, value in facts.items():
+        if value:
+            table.add_row(Text(name, "dim"), Text(printable(str(value)), "red" if name == "error" else ""))
+    return table
 
 
 def _appends(template: dict[str, Any]) -> str:
-    """What the chat template appends to without taking back what stands before."""
+    """How a model's chat template treats earlier turns."""
     appended = [name for name in ("tool", "user") if template[f"appends_{name}_turns"]]
     told = f"appends {' and '.join(appended)} turns" if appended else ""
     drops = "drops thinking" if template["keeps_thinking"] is False else ""

@@ -23,6 +23,7 @@ _COMMAND_MODULES = (
     "listing",
     "watch",
     "show",
+    "agent_logs",
     "audit",
     "drift",
     "export",

@@ -30,6 +30,7 @@ __all__ = [
     "notes",
     "print_json",
     "printable",
+    "printable_lines",
     "read_log_format",
     "run",
 ]
@@ -75,6 +76,12 @@ def notes() -> Console:
 def printable(text: str) -> str:
     """One line without control characters: what agents and engines say must not move the terminal's cursor."""
     return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
+
+
+def printable_lines(text: str) -> str:
+    """The lines of `text` without control characters; a tab becomes spaces."""
+    lines = (line.expandtabs(4) for line in text.splitlines())
+    return "\n".join("".join(char if char.isprintable() else "?" for char in line) for line in lines)
 
 
 def print_json(document: Any) -> None:

@@ -1,4 +1,7 @@
-"""What `gangline show` prints: a task's sessions, a session's traces and turns, a trace's tokens."""
+"""The output of `gangline show`: a task's sessions, a session's traces and turns, a trace's tokens.
+
+It fits a terminal of 80 columns. Text from agents and tools has no control characters here.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,21 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from gangline.cli.output import printable, printable_lines
 from gangline.cli.token_runs import Run, TextOf, elided, runs_of, standing
-from gangline.domain.conversation import ToolCall, message_text
+from gangline.domain.conversation import Document, Image, Thinking, ToolCall, ToolResult
 
 if TYPE_CHECKING:
     from gangline.domain.completion import Lineage
-    from gangline.domain.conversation import Message
+    from gangline.domain.conversation import Message, Part
     from gangline.domain.session import SessionResult
     from gangline.domain.trajectory import Trace, TurnSpan
 
 __all__ = ["session_view", "task_view", "token_legend", "tokens_view", "trace_view"]
 
 _HEAD, _TAIL = 48, 80
-_SAID_CHARS = 60
+_SHORT_CHARS = 300
+"""Of a message, unless all of it is asked for: the head and the tail."""
 _CONTEXT = Style(color="grey58")
 _SPLICED = Style(color="magenta", italic=True)
 _UNTRAINED = Style(color="grey58", strike=True)
@@ -80,10 +85,12 @@ def session_view(result: SessionResult) -> RenderableType:
     return Group(*lines)
 
 
-def trace_view(trace: Trace, index: int, lineages: Mapping[str, Lineage] | None = None) -> RenderableType:
-    """Where the trace begins and why there, and a line for each turn.
+def trace_view(
+    trace: Trace, index: int, lineages: Mapping[str, Lineage] | None = None, *, full: bool = False
+) -> RenderableType:
+    """The trace's origin, then each turn with the reply and the tool results that followed it.
 
-    lineages: of the session's completions, by id; None leaves them out.
+    lineages: of the session's completions, by id; None leaves them out. full: messages uncut.
     """
     head = Text.assemble((f"trace {index}", "bold"), f"  {trace.trace_id}  {trace.role}, {standing(trace)}")
     num_trained = int(trace.loss_mask.sum())
@@ -101,7 +108,12 @@ def trace_view(trace: Trace, index: int, lineages: Mapping[str, Lineage] | None 
         Text(f"spliced at response id {splice.at} before {splice.completion_id}: {splice.cause}", "magenta")
         for splice in trace.splices
     ]
-    return Group(*lines, _turns_table(trace, lineages or {}))
+    lines += [_message_view(message, full) for message in trace.prompt_messages]
+    turns = _messages_of_turns(trace)
+    for turn, span in enumerate(trace.spans):
+        lines.append(_turn_line(trace, turn, (lineages or {}).get(span.completion_id)))
+        lines += [_message_view(message, full) for message in turns[turn]]
+    return Group(*lines)
 
 
 def _num_prompt(trace: Trace) -> str:
@@ -111,50 +123,74 @@ def _num_prompt(trace: Trace) -> str:
     return f"{len(trace.prompt_ids)} prompt ids{after}"
 
 
-def _turns_table(trace: Trace, lineages: Mapping[str, Lineage]) -> Table:
+def _turn_line(trace: Trace, turn: int, lineage: Lineage | None) -> Text:
     from gangline.trajectories.audit import turn_class
 
-    table = _table(
-        *("turn#", "completion", "lineage", "context", "+ids#", "sampled#", "mean log-prob#", "versions", "finish"),
-        "said",
-    )
-    said = [message for message in trace.response_messages if message.role == "assistant"]
-    at = 0
-    for index, (span, held) in enumerate(zip(trace.spans, trace.certificates, strict=True)):
-        logprobs = trace.response_logprobs[span.start : span.end][trace.loss_mask[span.start : span.end] == 1]
-        versions = dict.fromkeys(str(piece.version) for piece in held.version_spans if piece.end > piece.start)
-        table.add_row(
-            str(index),
-            span.completion_id,
-            _lineage(trace, span, lineages.get(span.completion_id)),
-            turn_class(trace, index) + ("" if held.fallback is None else f" ({held.fallback})"),
-            str(len(trace.prompt_ids) if index == 0 else span.start - at),
-            str(span.end - span.start),
-            f"{logprobs.mean():.2f}" if len(logprobs) else "masked",
-            ",".join(versions) or "–",
-            held.finish_reason,
-            Text(_said(said[index]) if len(said) == len(trace.spans) else ""),
-        )
-        at = span.end
+    span, held = trace.spans[turn], trace.certificates[turn]
+    num_new = len(trace.prompt_ids) if turn == 0 else span.start - trace.spans[turn - 1].end
+    logprobs = trace.response_logprobs[span.start : span.end][trace.loss_mask[span.start : span.end] == 1]
+    versions = dict.fromkeys(str(piece.version) for piece in held.version_spans if piece.end > piece.start)
+    facts = [
+        _lineage(trace, span, lineage),
+        turn_class(trace, turn) + ("" if held.fallback is None else f" ({held.fallback})"),
+        f"+{num_new} ids, {span.end - span.start} sampled",
+        f"mean log-prob {logprobs.mean():.2f}" if len(logprobs) else "masked",
+        f"version {','.join(versions)}" if versions else "",
+        held.finish_reason,
+    ]
+    line = Text.assemble((f"turn {turn}", "bold cyan"), f"  {span.completion_id}  ")
+    return line.append(", ".join(fact for fact in facts if fact), "dim")
+
+
+def _messages_of_turns(trace: Trace) -> list[list[Message]]:
+    """For each turn, its reply and the messages before the next reply; empty where they cannot be told apart."""
+    turns: list[list[Message]] = []
+    for message in trace.response_messages:
+        if message.role == "assistant":
+            turns.append([])
+        if turns:
+            turns[-1].append(message)
+    return turns if len(turns) == len(trace.spans) else [[] for _ in trace.spans]
+
+
+def _message_view(message: Message, full: bool) -> RenderableType:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(min_width=9, no_wrap=True, style="dim", justify="right")
+    table.add_column(overflow="fold")
+    for part in message.parts:
+        kind, text = _part_text(message, part)
+        shown = printable_lines(text) if full else _shortened(printable(text))
+        table.add_row(kind, Text(shown, "red" if isinstance(part, ToolResult) and part.is_error else ""))
     return table
 
 
+def _part_text(message: Message, part: Part) -> tuple[str, str]:
+    """A label and a text for one part of a message."""
+    if isinstance(part, ToolCall):
+        return "call", f"{part.name}({part.arguments})"
+    if isinstance(part, ToolResult):
+        return "result", "\n".join(_part_text(message, one)[1] for one in part.content)
+    if isinstance(part, Image | Document):
+        return message.role, f"[{type(part).__name__.lower()}: {part.url[:60]}]"
+    return "thinking" if isinstance(part, Thinking) else message.role, part.text
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _SHORT_CHARS:
+        return text
+    half = _SHORT_CHARS // 2
+    return f"{text[:half]} … {len(text) - 2 * half} more characters … {text[-half:]}"
+
+
 def _lineage(trace: Trace, span: TurnSpan, lineage: Lineage | None) -> str:
-    """What the call is to the one before it, and its role where that is not the trace's."""
+    """The call's relation to the one before it, and its role where that is not the trace's."""
     role = "" if span.role == trace.role else f", {span.role}"
     if lineage is None:
-        return role.removeprefix(", ") or "–"
+        return role.removeprefix(", ")
     if lineage.relation in ("root", "continuation"):
         return lineage.relation + role
     cause = "" if lineage.cause is None else f" ({lineage.cause})"
     return f"{lineage.relation} of {lineage.origin_id}{cause}{role}"
-
-
-def _said(message: Message) -> str:
-    """A reply on one line."""
-    calls = (f"{part.name}({part.arguments})" for part in message.parts if isinstance(part, ToolCall))
-    text = " ".join([*message_text(message).split(), *calls])
-    return text if len(text) <= _SAID_CHARS else text[: _SAID_CHARS - 1] + "…"
 
 
 def token_legend() -> Text:

@@ -22,6 +22,7 @@ __all__ = ["register"]
 def show(
     name: Annotated[str, typer.Argument(metavar="TASK|SESSION")],
     tokens: Annotated[bool, typer.Option("--tokens", help="Every token: mask, log-prob, turn borders.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Messages and tool results uncut.")] = False,
     trace: Annotated[int | None, typer.Option(help="Only this trace; 0 is the first.", show_default=False)] = None,
     tokenizer: Annotated[
         str | None,
@@ -32,7 +33,10 @@ def show(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a session: turns, certificates, splits with their causes, tokens. For a task: its sessions."""
+    """Show a session: its turns with messages, tool results and certificates; its tokens. For a task: its sessions.
+
+    `gangline logs SESSION` prints the output of the agent program.
+    """
     from gangline.cli.records import find_results, open_records
     from gangline.domain.errors import InvalidRequest
 
@@ -50,7 +54,7 @@ def show(
 
         console().print(task_view(results))
     else:
-        _show_session(session, tokens, trace, tokenizer)
+        _show_session(session, tokens, trace, tokenizer, full=full)
     if picture is not None and session is not None:
         from gangline.cli.picture import draw_trajectory
         from gangline.cli.token_runs import find_text_of
@@ -78,7 +82,9 @@ def _write_json(document: SessionResult | Iterator[SessionResult]) -> None:
     sys.stdout.flush()
 
 
-def _show_session(result: SessionResult, tokens: bool, number: int | None, tokenizer: str | None) -> None:
+def _show_session(
+    result: SessionResult, tokens: bool, number: int | None, tokenizer: str | None, *, full: bool
+) -> None:
     from gangline.cli.session_view import session_view, token_legend, tokens_view, trace_view
     from gangline.cli.token_runs import find_text_of
 
@@ -89,7 +95,7 @@ def _show_session(result: SessionResult, tokens: bool, number: int | None, token
     out.print(session_view(result))
     for index, trace in chosen:
         out.print()
-        out.print(trace_view(trace, index, lineages))
+        out.print(trace_view(trace, index, lineages, full=full))
         if tokens:
             out.print(tokens_view(trace, text_of), soft_wrap=False)
     if tokens and chosen:

@@ -73,7 +73,8 @@ def submit(
 ) -> None:
     """Submit tasks: from FILE, standard input (-), other systems' folders, or options; options override the rest.
 
-    With --wait the exit code is 1 when a session was lost to the infrastructure or cancelled.
+    With --wait the exit code is 1 when a session was lost to the infrastructure or cancelled, or when no session of a
+    task completed.
     """
     from gangline.cli.running import find_server
     from gangline.cli.task_files import read_tasks, validated
@@ -107,9 +108,20 @@ def submit(
         print_json([task.model_dump(mode="json", exclude_defaults=True) for task in tasks])
         return
     address = find_server(data, server)
-    ended = run(_submit(address, tasks, wait=wait, as_json=as_json))
-    if any(set(task.outcomes) & {"infra_error", "cancelled"} for task in ended):
+    failed = [task for task in run(_submit(address, tasks, wait=wait, as_json=as_json)) if _has_failed(task)]
+    if failed:
+        which = failed[0].task_id
+        notes().print(
+            f"{len(failed)} of {len(tasks)} tasks failed, {which} among them: see `gangline status {which}`, and for "
+            f"one session `gangline show {which}.0` and `gangline logs {which}.0`.",
+            markup=False,
+            soft_wrap=True,
+        )
         raise typer.Exit(Exit.FAILED)
+
+
+def _has_failed(task: TaskView) -> bool:
+    return "completed" not in task.outcomes or bool(set(task.outcomes) & {"infra_error", "cancelled"})
 
 
 def _imported(
