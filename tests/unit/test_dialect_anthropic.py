@@ -269,7 +269,7 @@ def user(block: dict[str, Any]) -> list[Any]:
         ({"tools": [{"name": "a"}]}, "tools.0.input_schema", "Field required"),
         ({"tools": [BASH, BASH]}, "tools", "unique"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type", "input_schema"),
-        ({"tools": [{"name": "a", "input_schema": {"maximum": 2**70}}]}, "tools.0.input_schema", "64"),
+        ({"tools": [{"name": "a", "input_schema": {"maximum": 2**70}}]}, "tools.0.input_schema.maximum", "64 bits"),
         ({"tool_choice": {"type": "any"}}, "tool_choice", "needs a tool"),
         ({"tools": [BASH], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name", "'x' is not offered"),
         ({"thinking": {"type": "x"}}, "thinking.type", "Invalid enum value"),

@@ -11,8 +11,8 @@ from gangline.dialects.anthropic_errors import messages_error
 from gangline.dialects.anthropic_events import AnthropicEventWriter
 from gangline.dialects.anthropic_reply import messages_reply_body
 from gangline.dialects.anthropic_request import parse_messages_call, parse_messages_count
+from gangline.dialects.bodies import parse_body
 from gangline.dialects.contract import DialectRoute, ErrorAnswer, RawRequest
-from gangline.dialects.lone_surrogates import parse_mended
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import GanglineError
 from gangline.domain.reply import Reply
@@ -46,12 +46,12 @@ class AnthropicDialect:
         return request.headers.get("x-api-key", "").strip() or bearer or None
 
     def parse_call(self, request: RawRequest) -> ModelCall:
-        call = parse_mended(parse_messages_call, request.body)
+        call = parse_body(parse_messages_call, request.body, index=".{}")
         agent_id = request.headers.get(_AGENT_ID, "")[:_MAX_AGENT_ID_CHARS]
         return msgspec.structs.replace(call, agent_id=agent_id) if agent_id else call
 
     def parse_count(self, request: RawRequest) -> ModelCall:
-        return parse_mended(parse_messages_count, request.body)
+        return parse_body(parse_messages_count, request.body, index=".{}")
 
     def reply_body(self, call: ModelCall, reply: Reply) -> bytes:
         return messages_reply_body(call, reply)

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from gangline.dialects.anthropic_content import assistant_parts, system_parts, user_messages
-from gangline.dialects.anthropic_tools import Toolbox, read_tools, recordable, tool_choice
+from gangline.dialects.anthropic_tools import Toolbox, read_tools, tool_choice
 from gangline.dialects.anthropic_wire import Body, MessageParam, ThreadContinue
 from gangline.dialects.declared import DeclaredFields
 from gangline.domain.conversation import Message, ModelCall, SamplingParams
@@ -171,8 +171,7 @@ def _response_format(request: Body) -> dict[str, Any] | None:
     chosen = chosen or request.output_format
     if chosen is None:
         return None
-    schema = recordable(chosen.schema, "output_config.format.schema")
-    return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": chosen.schema, "strict": True}}
 
 
 def _template_kwargs(request: Body) -> dict[str, Any]:

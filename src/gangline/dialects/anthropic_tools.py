@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -20,7 +19,7 @@ from gangline.dialects.anthropic_wire import ToolChoiceParam, ToolParam
 from gangline.domain.conversation import ToolChoice, ToolDefinition
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["Toolbox", "read_tools", "recordable", "tool_choice", "tool_definition"]
+__all__ = ["Toolbox", "read_tools", "tool_choice", "tool_definition"]
 
 _HOSTED = ("web_search", "web_fetch", "code_execution", "tool_search_tool", "mcp_toolset", "advisor")
 
@@ -91,17 +90,7 @@ def tool_definition(param: ToolParam, where: str) -> ToolDefinition:
         raise InvalidRequest(f"{where}.name: Field required", param=f"{where}.name")
     if param.input_schema is None:
         raise InvalidRequest(f"{where}.input_schema: Field required", param=f"{where}.input_schema")
-    schema = recordable(param.input_schema, f"{where}.input_schema")
-    return ToolDefinition(param.name, param.description, schema, param.strict)
-
-
-def recordable(schema: dict[str, Any], where: str) -> dict[str, Any]:
-    """A schema that can be recorded. Raises: InvalidRequest for numbers beyond 64 bits: MessagePack has none."""
-    try:
-        msgspec.msgpack.encode(schema)
-    except (OverflowError, RecursionError) as error:
-        raise InvalidRequest(f"{where}: {error}", param=where) from None
-    return schema
+    return ToolDefinition(param.name, param.description, param.input_schema, param.strict)
 
 
 def tool_choice(param: ToolChoiceParam | None, toolbox: Toolbox) -> tuple[ToolChoice | None, bool | None]:

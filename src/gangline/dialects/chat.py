@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from gangline.dialects.bodies import parse_body
 from gangline.dialects.chat_reply import ChatEventWriter, chat_error, chat_reply_body
 from gangline.dialects.chat_request import parse_chat_call
 from gangline.dialects.contract import DialectRoute, ErrorAnswer, RawRequest
-from gangline.dialects.lone_surrogates import parse_mended
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import GanglineError, NotFound
 from gangline.domain.reply import Reply
@@ -37,7 +37,7 @@ class ChatDialect:
         return key.strip() or None if scheme.lower() == "bearer" else None
 
     def parse_call(self, request: RawRequest) -> ModelCall:
-        return parse_mended(parse_chat_call, request.body)
+        return parse_body(parse_chat_call, request.body)
 
     def parse_count(self, request: RawRequest) -> ModelCall:
         raise NotFound("OpenAI Chat has no route that counts tokens.")

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from gangline.dialects.bodies import parse_body
 from gangline.dialects.contract import DialectRoute, ErrorAnswer, RawRequest, RouteKind
 from gangline.dialects.google_errors import google_error
 from gangline.dialects.google_reply import GoogleEventWriter, google_reply_body
 from gangline.dialects.google_request import parse_google_call, parse_google_count
-from gangline.dialects.lone_surrogates import parse_mended
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import GanglineError
 from gangline.domain.reply import Reply
@@ -51,10 +51,10 @@ class GoogleDialect:
         return token.strip() or None if scheme.lower() == "bearer" else None
 
     def parse_call(self, request: RawRequest) -> ModelCall:
-        return parse_mended(lambda body: parse_google_call(_with_body(request, body)), request.body)
+        return parse_body(lambda body: parse_google_call(_with_body(request, body)), request.body)
 
     def parse_count(self, request: RawRequest) -> ModelCall:
-        return parse_mended(lambda body: parse_google_count(_with_body(request, body)), request.body)
+        return parse_body(lambda body: parse_google_count(_with_body(request, body)), request.body)
 
     def reply_body(self, call: ModelCall, reply: Reply) -> bytes:
         return google_reply_body(call, reply)

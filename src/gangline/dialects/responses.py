@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from gangline.dialects.bodies import parse_body
 from gangline.dialects.contract import DialectRoute, ErrorAnswer, RawRequest
-from gangline.dialects.lone_surrogates import parse_mended
 from gangline.dialects.responses_errors import responses_error
 from gangline.dialects.responses_reply import ResponsesEventWriter, responses_reply_body
 from gangline.dialects.responses_request import parse_responses_call, parse_responses_count
@@ -38,10 +38,10 @@ class ResponsesDialect:
         return key.strip() or None if scheme.lower() == "bearer" else None
 
     def parse_call(self, request: RawRequest) -> ModelCall:
-        return parse_mended(parse_responses_call, request.body)
+        return parse_body(parse_responses_call, request.body)
 
     def parse_count(self, request: RawRequest) -> ModelCall:
-        return parse_mended(parse_responses_count, request.body)
+        return parse_body(parse_responses_count, request.body)
 
     def reply_body(self, call: ModelCall, reply: Reply) -> bytes:
         return responses_reply_body(call, reply)

@@ -1,0 +1,78 @@
+"""Bodies as they come, for every dialect: halves of characters are mended, and integers that no record can hold are
+refused, before anything is sampled.
+
+Records and engines hold integers of 64 bits. In the arguments of tool calls longer ones are carried: those are text, as
+the model wrote them, and an agent that echoes its own history must not be refused. Dropped fields are not looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import msgspec
+
+from gangline.dialects.lone_surrogates import parse_mended
+from gangline.domain.conversation import ModelCall
+from gangline.domain.errors import InvalidRequest
+
+__all__ = ["parse_body"]
+
+_LONG = re.compile(rb"\d{19}")
+"""Without one there is no such integer; with one there may be, or it is a part of a text."""
+_LEAST, _MOST = -(2**63), 2**63 - 1
+
+
+def parse_body(parse: Callable[[bytes], ModelCall], body: bytes, *, index: str = "[{}]") -> ModelCall:
+    """What `parse` makes of the body. `index`: how this provider's errors write a place in a list.
+
+    Raises: InvalidRequest, naming the field.
+    """
+    call = parse_mended(parse, body)
+    if _LONG.search(body):
+        for number in _integers(_recorded(call)):
+            if not _LEAST <= number <= _MOST:
+                path = _path_of(number, msgspec.json.decode(body), index)
+                where = (path or "").removeprefix(".") or "body"
+                raise InvalidRequest(f"{where}: an integer of more than 64 bits cannot be carried.", param=where)
+    return call
+
+
+def _recorded(call: ModelCall) -> list[Any]:
+    """What a record keeps, or an engine is sent, as numbers."""
+    tools = [(tool.parameters, tool.grammar) for tool in call.tools]
+    counts = [call.num_choices, call.num_top_logprobs]
+    return [msgspec.structs.asdict(call.sampling), counts, tools, call.template_kwargs, call.response_format]
+
+
+def _integers(value: Any) -> Iterator[int]:
+    match value:
+        case bool():
+            return
+        case int():
+            yield value
+        case dict():
+            for inner in cast("dict[str, Any]", value).values():
+                yield from _integers(inner)
+        case list() | tuple():
+            for inner in cast("list[Any]", value):
+                yield from _integers(inner)
+        case _:
+            return
+
+
+def _path_of(number: int, value: Any, index: str) -> str | None:
+    """The first place that holds the number, such as `.tools[0].parameters.maximum`."""
+    if value == number and isinstance(value, int):
+        return ""
+    entries: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        entries = [(f".{key}", inner) for key, inner in cast("dict[str, Any]", value).items()]
+    elif isinstance(value, list):
+        entries = [(index.format(i), inner) for i, inner in enumerate(cast("list[Any]", value))]
+    for name, inner in entries:
+        below = _path_of(number, inner, index)
+        if below is not None:
+            return name + below
+    return None
