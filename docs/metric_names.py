@@ -53,6 +53,7 @@ def node_families() -> dict[str, Metric]:
         engine="vllm",
         label=None,
         api_key_env=None,
+        is_near=True,
         state="healthy",
         model="",
         version="",

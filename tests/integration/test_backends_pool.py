@@ -71,12 +71,14 @@ async def test_a_view_tells_what_an_operator_asks() -> None:
         assert pool.views() == [view]
 
 
-async def test_backends_of_the_same_node_come_first() -> None:
+async def test_backends_of_the_same_machine_come_first_by_label_or_by_address() -> None:
     async with _pool({}, {}, {}, add=False, node="here") as (pool, engines):
         for engine, label in zip(engines, ("there", "here", None), strict=True):
             await pool.add(engine.url, label=label)
-        assert [await _says(pool.engine_for(f"s{i}", "t")) for i in range(3)] == ["I am 1"] * 3
+        assert [view.is_near for view in pool.views()] == [False, True, True]
+        assert [await _says(pool.engine_for(f"s{i}", "t")) for i in range(4)] == ["I am 1", "I am 2"] * 2
         await engines[1].kill()
+        await engines[2].kill()
         assert await _says(pool.engine_for("s0", "t")) == "I am 0"
 
 

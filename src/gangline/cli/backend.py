@@ -74,7 +74,10 @@ def add(
     url: Annotated[str, typer.Argument(help="URL of a running engine.")],
     kind: Annotated[str, typer.Option("--kind", help="Engine plug-in that speaks to it; auto asks it.")] = "auto",
     label: Annotated[
-        str | None, typer.Option("--label", help="Its host: sessions of a node with the same one prefer it.")
+        str | None,
+        typer.Option(
+            "--label", help="Host that it runs on, instead of its address; nodes prefer engines on their own."
+        ),
     ] = None,
     key_env: Annotated[
         str | None,

@@ -1,7 +1,7 @@
 """The engines behind a node: added, removed and cleared while sessions run; each session sticks to one of them.
 
 Laws
-- A session is assigned once, to the backend with the fewest sessions, one on this node first, and keeps it, so that
+- A session is assigned once, to the backend with the fewest sessions, one on this machine first, and keeps it, so that
   its prefix stays cached; it moves only when its backend dies or is removed, and the move is recorded.
 - All backends serve one model with one tokenizer: another is refused when it is added, and one that comes back as
   another stays out.
@@ -27,6 +27,7 @@ from gangline.domain.errors import Conflict, EngineError, EngineUnavailable, Gan
 from gangline.engines.contract import Engine, EngineCapabilities
 from gangline.engines.weights import engine_weights
 from gangline.gateway.backends_engine import PooledEngine
+from gangline.gateway.backends_locality import is_on_this_machine
 from gangline.gateway.backends_options import make_engine
 from gangline.gateway.backends_placement import Placement
 from gangline.gateway.backends_records import Assignment, Backend, BackendSpec, BackendState, BackendView
@@ -59,7 +60,7 @@ class BackendPool:
         read_secret: Callable[[str], str] = read_secret,
     ) -> None:
         """
-        node: backends with this label are chosen before all others.
+        node: backends with this label, and those without one on this machine, are chosen before all others.
         affinity_slack: sessions of one task prefer a backend that already has one of them while it has fewer than this
         many sessions more than the least loaded; 0: never.
         wait_s: how long a call waits for a healthy backend.
@@ -77,7 +78,8 @@ class BackendPool:
         self._read_secret = read_secret
         self._backends: dict[str, Backend] = {}
         self._num_added = 0
-        self._placement = Placement(self._backends, node=node, affinity_slack=affinity_slack)
+        self._placement = Placement(self._backends, affinity_slack=affinity_slack)
+        self._node = node
         self._assignments: dict[str, Assignment] = {}
         self._usable = asyncio.Event()
         """Set while some backend is healthy, and for good once closed."""
@@ -110,10 +112,11 @@ class BackendPool:
         engine = self._client(url, spec)
         try:
             capabilities, identity = await self._probe(engine, url)
+            is_near = label == self._node if label else await asyncio.to_thread(is_on_this_machine, spec.url)
             known = self._known(url)
             if known is None:
                 self._refuse_another(url, identity)
-                return self._take_in(spec, engine, capabilities, identity).view()
+                return self._take_in(spec, engine, capabilities, identity, is_near).view()
         except BaseException:
             await engine.close()
             raise
@@ -326,7 +329,12 @@ class BackendPool:
                 _refuse_difference(url, identity, other.identity, f"as {other.url} has it")
 
     def _take_in(
-        self, spec: BackendSpec, engine: Engine, capabilities: EngineCapabilities, identity: dict[str, Any]
+        self,
+        spec: BackendSpec,
+        engine: Engine,
+        capabilities: EngineCapabilities,
+        identity: dict[str, Any],
+        is_near: bool,
     ) -> Backend:
         self._num_added += 1
         backend_id = f"b{self._num_added}"
@@ -337,6 +345,7 @@ class BackendPool:
             engine=engine,
             capabilities=capabilities,
             identity=identity,
+            is_near=is_near,
             state="unhealthy",
             since=self._clock(),
             weights_known=not self._is_version_set,

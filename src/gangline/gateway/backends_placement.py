@@ -1,4 +1,4 @@
-"""Which backend a session gets, and keeps: least assigned first, on this node first. Source: 000, section 3.3.2."""
+"""Which backend a session gets, and keeps: least assigned first, on this machine first. Source: 000, section 3.3.2."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ log = logging.getLogger("gangline.backends")
 class Placement:
     """Chooses among the backends that were `offered`, and counts who has whom."""
 
-    def __init__(self, backends: Mapping[str, Backend], *, node: str | None, affinity_slack: int) -> None:
+    def __init__(self, backends: Mapping[str, Backend], *, affinity_slack: int) -> None:
         """`backends`: the pool's own, by id. See `BackendPool` for the others."""
         self._backends = backends
-        self._node = node
         self._affinity_slack = affinity_slack
         self._near, self._far = LeastAssigned(), LeastAssigned()
         self._of_task: dict[str, Counter[str]] = {}
@@ -76,7 +75,7 @@ class Placement:
         return best if best.num_sessions - least.num_sessions < self._affinity_slack else least
 
     def _heap(self, backend: Backend) -> LeastAssigned:
-        return self._near if backend.label is not None and backend.label == self._node else self._far
+        return self._near if backend.is_near else self._far
 
 
 def _note_move(assignment: Assignment, old: Backend, new: Backend) -> None:

@@ -42,6 +42,8 @@ class BackendView(msgspec.Struct, frozen=True, kw_only=True):
     """Where it runs, such as a host's or node's name."""
     api_key_env: str | None
     """Name of the environment variable that holds its key; None: it wants none."""
+    is_near: bool
+    """On the node's own machine, by its label, or without one by its address: chosen before all others."""
     state: BackendState
     model: str
     version: str
@@ -71,6 +73,7 @@ class Backend:
     engine: Engine
     capabilities: EngineCapabilities
     identity: dict[str, Any]
+    is_near: bool
     state: BackendState
     since: float
     num_sessions: int = 0
@@ -101,6 +104,7 @@ class Backend:
             engine=self.capabilities.engine,
             label=self.label,
             api_key_env=self.spec.api_key_env,
+            is_near=self.is_near,
             state=self.state,
             model=self.capabilities.model,
             version=self.capabilities.version,

@@ -27,7 +27,7 @@ class BackendRequest(BaseModel):
     kind: str = "auto"
     """Name of the engine plug-in that speaks to it; `auto` asks the engine."""
     label: str | None = None
-    """Where it runs: a node prefers backends that carry its own host's name."""
+    """Where it runs, by host name: a node prefers backends that carry its own. None: by the addresses of `url`."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Name of the node's environment variable with the key that the engine asks for; never the key itself."""
     options: dict[str, Any] = {}

@@ -126,8 +126,9 @@ class ClaimRequest(BaseModel):
     @property
     def claimed_reward(self) -> float | None:
         found = self.reward_info.get("reward") if self.reward is None else self.reward
-        is_number = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
-        return float(found) if is_number else None
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            return None
+        return float(found) if math.isfinite(found) else None
 
 
 class OpenedSession(msgspec.Struct, frozen=True, kw_only=True):
