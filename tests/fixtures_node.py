@@ -28,7 +28,7 @@ class RunningNode:
 
     async def ask(self, method: str, path: str, body: Any = None, key: str | None = TOKEN) -> tuple[int, Any]:
         """Status and JSON of one request."""
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
         data = None if body is None else BytesIO(json.dumps(body).encode())
         async with self.http.request(method, self.url + path, data=data, headers=headers) as response:
             return response.status, await response.json(content_type=None)

@@ -73,7 +73,7 @@ async def test_a_head_that_is_too_long_is_a_bad_request(url: str, head: bytes, c
 async def test_a_small_body_that_unpacks_to_a_huge_one_is_too_long(url: str, path: str):
     packed = gzip.compress(b" " * (256 << 20), 9)
     assert len(packed) < 1 << 20
-    headers = {**KEY, "Content-Encoding": "gzip"}
+    headers = {**KEY, "Content-Type": "application/json", "Content-Encoding": "gzip"}
     async with (
         aiohttp.ClientSession() as http,
         http.post(url + path, data=BytesIO(packed), headers=headers) as response,

@@ -47,7 +47,7 @@ def node(client: ServerClient) -> FakeNode:
 
 
 async def raw(client: ServerClient, method: str, path: str, token: str | None = TOKEN, **call: Any) -> tuple[int, Any]:
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    headers = {"Content-Type": "application/json"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
     async with aiohttp.ClientSession(headers=headers) as http, http.request(method, client.url + path, **call) as reply:
         assert reply.status < 400 or reply.content_type == "application/problem+json"
         return reply.status, json.loads(await reply.read())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -73,8 +74,9 @@ def joined(chunks: list[dict[str, Any]], field: str, index: int = 0) -> str:
 
 
 async def post(url: str, body: dict[str, Any] | bytes) -> tuple[int, Any]:
-    data = {"data": body} if isinstance(body, bytes) else {"json": body}
-    async with aiohttp.ClientSession() as session, session.post(url, **data) as response:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"}
+    async with aiohttp.ClientSession(headers=headers) as session, session.post(url, data=data) as response:
         return response.status, await response.json()
 
 

@@ -66,7 +66,7 @@ async def answers(
     url: str, routes: list[tuple[str, str]], headers: dict[str, str], body: bytes = b"{}"
 ) -> dict[str, int]:
     """`METHOD path` -> status."""
-    async with aiohttp.ClientSession(headers=headers) as http:
+    async with aiohttp.ClientSession(headers={"Content-Type": "application/json", **headers}) as http:
 
         async def ask(method: str, path: str) -> int:
             async with http.request(method, url + path, data=BytesIO(body)) as response:
@@ -141,7 +141,7 @@ async def test_one_request_submits_so_many_sessions_and_no_more(server: str):
 async def test_a_problem_does_not_tell_the_token_or_the_hosts_paths(server: str, tmp_path: Path):
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
         for call in (
-            http.post(f"{server}/v1/tasks", data=b"{"),
+            http.post(f"{server}/v1/tasks", data=b"{", headers={"Content-Type": "application/json"}),
             http.post(f"{server}/process", json={"instance": {"data_source": "none"}}),
             http.get(f"{server}/v1/tasks/none"),
         ):

@@ -11,7 +11,7 @@ import time
 
 from gangline import plugins
 from gangline.cli.checks import Check, Examination
-from gangline.cli.running import Address, read_running
+from gangline.cli.running import Address, read_running, read_server
 from gangline.client import ServerClient
 from gangline.domain.errors import GanglineError
 from gangline.domain.views import NodeView, ServiceStatus
@@ -109,6 +109,9 @@ def _address(settings: Settings) -> tuple[Address | None, str]:
     if running is not None:
         address = Address(server_url=running.server_url, control_token=running.control_token)
         return address, f"{running.server_url}, pid {running.pid}"
+    if (server := read_server(settings.data_dir)) is not None:
+        address = Address(server_url=server.urls[0], control_token=server.control_token)
+        return address, f"{server.urls[0]}, pid {server.pid}"
     if settings.server_url is None:
         return None, ""
     return Address(server_url=settings.server_url, control_token=settings.control_token), settings.server_url

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gangline.cli.output import JsonOption, LogFormatOption
-from gangline.cli.serving import HostOption, ParentOption, Service, serve
+from gangline.cli.serving import AllowedHostOption, HostOption, ParentOption, Service, serve
 from gangline.domain.errors import InvalidRequest
 
 __all__ = ["register"]
@@ -28,6 +29,7 @@ def engine(
     ] = "smollm2",
     host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 is any free one.")] = 8800,
+    allowed_host: AllowedHostOption = None,
     threads: Annotated[int | None, typer.Option("--threads", help="CPU threads of the model.")] = None,
     max_batch: Annotated[int, typer.Option("--max-batch", help="Sequences that decode together.")] = 32,
     max_context: Annotated[int | None, typer.Option("--max-context", help="Tokens; default: the model's own.")] = None,
@@ -42,24 +44,32 @@ def engine(
     if model is not None and scripted is not None:
         raise InvalidRequest("--model and --scripted exclude each other: choose one.")
     service = (
-        _scripted(scripted, tokenizer, host, port)
+        _scripted(scripted, tokenizer, host, port, allowed_host or ())
         if scripted is not None
-        else _embedded(model or "smollm2", host, port, threads, max_batch, max_context)
+        else _embedded(model or "smollm2", host, port, allowed_host or (), threads, max_batch, max_context)
     )
     serve(service, kind="engine", parent=parent, log_format=log_format)
 
 
-def _scripted(script: Path, tokenizer: str, host: str, port: int) -> Service:
+def _scripted(script: Path, tokenizer: str, host: str, port: int, allowed_hosts: Sequence[str]) -> Service:
     from gangline.plugins import load
 
     if not script.is_file():
         raise InvalidRequest(f"there is no script {script}.")
     serve_engine = load("engine_server", "scripted")
-    return lambda on_ready: serve_engine(script=script, tokenizer=tokenizer, host=host, port=port, on_ready=on_ready)
+    return lambda on_ready: serve_engine(
+        script=script, tokenizer=tokenizer, host=host, port=port, allowed_hosts=allowed_hosts, on_ready=on_ready
+    )
 
 
 def _embedded(
-    model: str, host: str, port: int, threads: int | None, max_batch: int, max_context: int | None
+    model: str,
+    host: str,
+    port: int,
+    allowed_hosts: Sequence[str],
+    threads: int | None,
+    max_batch: int,
+    max_context: int | None,
 ) -> Service:
     from gangline.plugins import load
 
@@ -68,6 +78,7 @@ def _embedded(
         model=model,
         host=host,
         port=port,
+        allowed_hosts=allowed_hosts,
         threads=threads,
         max_batch=max_batch,
         max_context=max_context,

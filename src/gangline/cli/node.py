@@ -21,8 +21,15 @@ from gangline.cli.node_options import (
     read_policy,
 )
 from gangline.cli.output import DataOption, JsonOption, LogFormatOption
-from gangline.cli.running import find_server
-from gangline.cli.serving import HostOption, ParentOption, PublicUrlOption, serve
+from gangline.cli.running import Address, find_server, refuse_both
+from gangline.cli.serving import (
+    AllowedHostOption,
+    HostOption,
+    NoTokenOption,
+    ParentOption,
+    PublicUrlOption,
+    serve,
+)
 from gangline.cli.stage_options import (
     BreakerFaultsOption,
     BreakerPauseOption,
@@ -37,6 +44,7 @@ from gangline.cli.stage_options import (
     StuckAfterOption,
 )
 from gangline.cli.tracing import traces_of
+from gangline.domain.errors import InvalidRequest
 from gangline.settings import Settings
 
 __all__ = ["register"]
@@ -75,6 +83,8 @@ def node(
     host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 is any free one.")] = 0,
     public_url: PublicUrlOption = None,
+    allowed_host: AllowedHostOption = None,
+    no_token: NoTokenOption = False,
     log_format: LogFormatOption = None,
     as_json: JsonOption = False,
     parent: ParentOption = None,
@@ -82,7 +92,7 @@ def node(
     """Run a node: it leases sessions, runs them in sandboxes, and answers their model calls.
 
     Prints one line of JSON with its url when it is ready, and serves until SIGTERM or `gangline drain`. The control
-    token comes from GANGLINE_TOKEN.
+    token comes from GANGLINE_TOKEN, else from the data folder of a server on this machine; it is the server's own.
     """
     from gangline.gateway.node import reap
     from gangline.gateway.node import serve as serve_node
@@ -101,6 +111,7 @@ def node(
         hook_timeout=hook_timeout,
     )
     address = find_server(data, server)
+    token = _token_for(address, settings.control_token, no_token)
     folder, name = data or settings.data_dir, node_id or f"node-{socket.gethostname()}"
     with traces_of("node", settings) as traces:
         serve(
@@ -108,7 +119,7 @@ def node(
                 data_dir=folder,
                 node_id=name,
                 server_url=address.server_url,
-                control_token=address.control_token,
+                control_token=token,
                 engine_urls=engine,
                 engine_kind=engine_kind,
                 engine_options=read_engine_options(engine_options),
@@ -122,14 +133,30 @@ def node(
                 host=host,
                 port=port,
                 public_url=public_url,
+                allowed_hosts=allowed_host or (),
                 on_ready=on_ready,
                 on_result=None if traces is None else traces.attempt_ended,
             ),
             kind="node",
+            is_open=token is None,
             parent=parent,
             log_format=log_format,
             clean_up=lambda: asyncio.run(reap(folder, name)),
         )
+
+
+def _token_for(address: Address, given: str | None, no_token: bool) -> str | None:
+    """The control token, which the node shares with its server. Raises: InvalidRequest when none is known."""
+    if no_token:
+        refuse_both(given)
+        return None
+    if address.control_token is None:
+        raise InvalidRequest(
+            f"no control token of the server at {address.server_url} is known here, and the node needs the same one. "
+            "Set GANGLINE_TOKEN to it (the server's is in its DATA/control_token), or use --data with the server's "
+            "folder; for a server that runs with --no-token, give --no-token."
+        )
+    return address.control_token
 
 
 def register(app: typer.Typer) -> None:

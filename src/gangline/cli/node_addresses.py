@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from gangline.cli.running import Running, read_running
+from gangline.cli.running import Address, find_server, read_running
 from gangline.domain.errors import ServerUnavailable
 from gangline.settings import Settings
 
@@ -26,7 +26,7 @@ NodesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--node",
-        help="URL of a node; may be given again. Default: the nodes of the `gangline up` of the data folder. The "
+        help="URL of a node; may be given again. Default: the nodes of the service of the data folder. The "
         "token of a named node comes from GANGLINE_TOKEN.",
         show_default=False,
     ),
@@ -45,24 +45,27 @@ async def find_nodes(data_dir: Path | None, urls: list[str] | None) -> list[Node
         return [NodeAddress(url.rstrip("/"), settings.control_token) for url in urls]
     folder = data_dir or settings.data_dir
     running = read_running(folder)
-    if running is None:
+    if running is not None and running.node_urls:
+        return [NodeAddress(url, running.control_token) for url in running.node_urls]
+    try:
+        server = find_server(folder, None)
+    except ServerUnavailable:
         raise ServerUnavailable(
             f"no service is running on {folder}. Start one with `gangline up --data {folder}`, "
             "or name a node with --node URL (and its token in GANGLINE_TOKEN)."
-        )
-    found = running.node_urls or await _heard_by(running)
-    return [NodeAddress(url, running.control_token) for url in found]
+        ) from None
+    return [NodeAddress(url, server.control_token) for url in await _heard_by(server)]
 
 
-async def _heard_by(running: Running) -> list[str]:
+async def _heard_by(server: Address) -> list[str]:
     """Those of a cluster come and go: the server knows them. Raises: ServerUnavailable."""
     from gangline.client import ServerClient
 
-    async with ServerClient(running.server_url, running.control_token) as client:
+    async with ServerClient(server.server_url, server.control_token) as client:
         nodes = (await client.status()).nodes
     if heard := [node.url for node in nodes if node.age_s < _HEARD_LATELY_S]:
         return heard
-    raise ServerUnavailable(f"the server at {running.server_url} has heard no node for {_HEARD_LATELY_S:.0f} s.")
+    raise ServerUnavailable(f"the server at {server.server_url} has heard no node for {_HEARD_LATELY_S:.0f} s.")
 
 
 async def ask_nodes(

@@ -46,8 +46,8 @@ ServerOption = Annotated[
     str | None,
     typer.Option(
         "--server",
-        help="URL of the server. Default: GANGLINE_SERVER, else the `gangline up` of the data folder. "
-        "Its token comes from GANGLINE_TOKEN.",
+        help="URL of the server. Default: GANGLINE_SERVER, else the service of the data folder. "
+        "Its token comes from GANGLINE_TOKEN, else from there.",
         show_default=False,
     ),
 ]

@@ -1,8 +1,8 @@
-"""What `gangline up` leaves in its data folder for other commands, and how they find the service.
+"""What `gangline up` and `gangline server` leave in a data folder for other commands, and how these find the service.
 
-`DATA/up.json` (0600) tells urls, token and process id while the service runs. `DATA/up.lock` is held for as long: a
-lock of the kernel, so that it is gone with the process, however that ended. `DATA/control_token` (0600) keeps the
-token over restarts.
+`DATA/up.json` (0600) has urls, token and process id while `up` runs. `DATA/up.lock` is held for as long: a lock of the
+kernel, so that it is gone with the process, however that ended. `DATA/server/running.json` and `DATA/server/lock` are
+the same for a server, alone or as a part of `up`. `DATA/control_token` (0600) keeps the token over restarts.
 """
 
 from __future__ import annotations
@@ -15,11 +15,26 @@ from pathlib import Path
 
 import msgspec
 
-from gangline.domain.errors import Conflict, ServerUnavailable
+from gangline.domain.errors import Conflict, InvalidRequest, ServerUnavailable
 from gangline.domain.ids import new_secret
+from gangline.private import open_data_folder, open_private
 from gangline.settings import Settings
 
-__all__ = ["Address", "Running", "find_server", "forget", "held", "keep_token", "publish", "read_running"]
+__all__ = [
+    "Address",
+    "Running",
+    "RunningServer",
+    "find_server",
+    "forget",
+    "held",
+    "keep_token",
+    "publish",
+    "publish_server",
+    "read_running",
+    "read_server",
+    "refuse_both",
+    "service_token",
+]
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +50,15 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     """Child process ids by name."""
 
 
+class RunningServer(msgspec.Struct, frozen=True, kw_only=True):
+    """A running server."""
+
+    urls: tuple[str, ...]
+    """As this machine reaches it, then as others do."""
+    control_token: str | None
+    pid: int
+
+
 class Address(msgspec.Struct, frozen=True, kw_only=True):
     """Where the control plane answers, and what opens it."""
 
@@ -45,8 +69,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 def _write_private(path: Path, text: bytes) -> None:
     """Whole or not at all, readable by its owner only."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
+    with open(temporary, "wb", opener=open_private) as file:
         file.write(text)
     temporary.replace(path)
 
@@ -59,22 +82,50 @@ def forget(data_dir: Path) -> None:
     (data_dir / "up.json").unlink(missing_ok=True)
 
 
+def publish_server(data_dir: Path, server: RunningServer) -> None:
+    """While `DATA/server/lock` is held by the server."""
+    _write_private(data_dir / "server" / "running.json", msgspec.json.encode(server))
+
+
+def read_server(data_dir: Path) -> RunningServer | None:
+    """The server that runs on a data folder now."""
+    if not _is_held(data_dir / "server" / "lock"):
+        return None
+    try:
+        return msgspec.json.decode((data_dir / "server" / "running.json").read_bytes(), type=RunningServer)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def service_token(data_dir: Path, given: str | None, *, no_token: bool) -> str | None:
+    """The token that a service asks for: None is `--no-token`. Raises: InvalidRequest."""
+    if no_token:
+        refuse_both(given)
+        return None
+    return keep_token(data_dir, given)
+
+
+def refuse_both(given: str | None) -> None:
+    """Raises: InvalidRequest where there is a token beside `--no-token`."""
+    if given:
+        raise InvalidRequest("--no-token contradicts GANGLINE_TOKEN, which is set: leave out one of them.")
+
+
 def keep_token(data_dir: Path, given: str | None) -> str:
     """The service's control token: the given one, else the data folder's, made on first use."""
     path = data_dir / "control_token"
     if given:
         return given
-    if path.exists() and (kept := path.read_text().strip()):
-        return kept
-    token = new_secret("gl-control")
-    _write_private(path, token.encode())
-    return token
+    if not path.exists() or not path.read_text().strip():
+        open_data_folder(data_dir)
+        _write_private(path, new_secret("gl-control").encode())
+    return path.read_text().strip()
 
 
 @contextlib.contextmanager
 def held(data_dir: Path) -> Generator[None]:
     """Hold the data folder. Raises: Conflict when another `gangline up` holds it."""
-    with (data_dir / "up.lock").open("a") as lock:
+    with open(data_dir / "up.lock", "a", opener=open_private) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -93,9 +144,9 @@ def _read(data_dir: Path) -> Running | None:
         return None
 
 
-def _is_held(data_dir: Path) -> bool:
+def _is_held(lock_file: Path) -> bool:
     try:
-        with (data_dir / "up.lock").open("r") as lock:
+        with lock_file.open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -106,22 +157,37 @@ def _is_held(data_dir: Path) -> bool:
 
 def read_running(data_dir: Path) -> Running | None:
     """The service that runs on a data folder now; None when there is none, also after a `kill -9` of it."""
-    return _read(data_dir) if _is_held(data_dir) else None
+    return _read(data_dir) if _is_held(data_dir / "up.lock") else None
 
 
 def find_server(data_dir: Path | None, server_url: str | None) -> Address:
     """The server that a command should talk to: the named one, the environment's, or the data folder's.
 
+    The data folder's token goes to the server that runs on that folder, and to no other that is named.
     Raises: ServerUnavailable when there is none.
     """
     settings = Settings.from_environ()
-    if url := server_url or (settings.server_url if data_dir is None else None):
-        return Address(server_url=url.rstrip("/"), control_token=settings.control_token)
     folder = data_dir or settings.data_dir
-    running = read_running(folder)
-    if running is None:
-        raise ServerUnavailable(
-            f"no service is running on {folder}. Start one with `gangline up --data {folder}`, "
-            "or name a server with --server URL (and its token in GANGLINE_TOKEN)."
-        )
-    return Address(server_url=running.server_url, control_token=running.control_token)
+    own = _addresses(folder)
+    if url := server_url or (settings.server_url if data_dir is None else None):
+        # Under the address that is known to be ours: others may listen elsewhere on `localhost`.
+        plain = url.rstrip("/").replace("://localhost", "://127.0.0.1", 1)
+        found = next((address for address in own if address.server_url == plain), None)
+        if found is None or settings.control_token:
+            return Address(server_url=url.rstrip("/"), control_token=settings.control_token)
+        return found
+    if own:
+        return own[0]
+    raise ServerUnavailable(
+        f"no service is running on {folder}. Start one with `gangline up --data {folder}`, "
+        "or name a server with --server URL (and its token in GANGLINE_TOKEN)."
+    )
+
+
+def _addresses(folder: Path) -> list[Address]:
+    """All of the service that runs on a data folder. `up` comes first: its server may just be started again."""
+    up, server = read_running(folder), read_server(folder)
+    found = [] if up is None else [Address(server_url=up.server_url, control_token=up.control_token)]
+    if server is not None:
+        found += [Address(server_url=url, control_token=server.control_token) for url in server.urls]
+    return found

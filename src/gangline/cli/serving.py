@@ -25,7 +25,16 @@ from gangline.cli.output import log_to_stderr, print_json
 
 log = logging.getLogger("gangline.serving")
 
-__all__ = ["GRACE_S", "HostOption", "ParentOption", "PublicUrlOption", "Service", "serve"]
+__all__ = [
+    "GRACE_S",
+    "AllowedHostOption",
+    "HostOption",
+    "NoTokenOption",
+    "ParentOption",
+    "PublicUrlOption",
+    "Service",
+    "serve",
+]
 
 GRACE_S = 20.0
 """How long a service may take to clean up after SIGTERM."""
@@ -41,6 +50,19 @@ PublicUrlOption = Annotated[
         help="URL by which others reach it. Default: its address; the machine's name where that is every address.",
         show_default=False,
     ),
+]
+AllowedHostOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-host",
+        help="Another host name under which clients reach its control routes, as of a proxy in front; may be given "
+        "again. Its own address, loopback and the host of --public-url are always allowed.",
+        show_default=False,
+    ),
+]
+NoTokenOption = Annotated[
+    bool,
+    typer.Option("--no-token", help="Ask for no control token. Any program of this machine can then run commands."),
 ]
 ParentOption = Annotated[
     int | None, typer.Option("--parent", hidden=True, help="End when the process with this id is gone.")
@@ -122,13 +144,21 @@ def serve(
     kind: str,
     parent: int | None,
     log_format: str | None = None,
+    is_open: bool = False,
     clean_up: Callable[[], None] = _nothing,
 ) -> None:
     """Run a service until it is told to end. Prints `{kind: url, "pid": ...}` when it is ready.
 
+    is_open: whether it asks for no control token, which is logged at every start.
     clean_up: see `_Ending`.
     """
     log_to_stderr(log_format)
+    if is_open:
+        log.warning(
+            "service.open kind=%s: it asks for no control token (--no-token): every program of this machine can run "
+            "commands through it",
+            kind,
+        )
 
     def on_ready(url: str) -> None:
         print_json({f"{kind}_url": url, "pid": os.getpid()})

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gangline.cli.learning_view import LearningView, draw_curves
 from gangline.cli.output import notes
+from gangline.cli.running import find_server
 from gangline.cli.stage_options import StageChoice
 from gangline.cli.up import Plan, run_service
 from gangline.domain.errors import Conflict
-from gangline.settings import Settings
+from gangline.private import close_files, close_to_others, make_private_file, open_private
 from gangline.telemetry.logs import LineFormatter
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ async def run_experiment(
     from gangline.client import ServerClient
 
     if experiment.service.url is not None:
-        token = Settings.from_environ().control_token
-        async with ServerClient(experiment.service.url, token) as client:
-            return await train_through(client, token, experiment, tasks, data_dir, held_out)
+        address = find_server(data_dir, experiment.service.url)
+        async with ServerClient(address.server_url, address.control_token) as client:
+            return await train_through(client, address.control_token, experiment, tasks, data_dir, held_out)
     plan = Plan(
         data_dir=data_dir,
         engine=experiment.service.engine or f"embedded:{experiment.model}",
@@ -193,13 +194,14 @@ def _finish(
     results = write_results(folder, records, evaluations, last_version=last_version, weights=weights)
     name = experiment.name
     chart = draw_curves({name: records}, folder / "reward.png", title=name, evaluations={name: evaluations})
+    close_files(folder)  # libraries wrote some of them
     return Ran(results, records, evaluations, folder, chart)
 
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Generator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "run.lock").open("a") as lock:
+    close_to_others(folder)
+    with open(folder / "run.lock", "a", opener=open_private) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -210,6 +212,7 @@ def _held(folder: Path) -> Generator[None]:
 @contextlib.contextmanager
 def _logged(path: Path) -> Generator[None]:
     """What the trainer says of single groups is for a file, not for the terminal."""
+    make_private_file(path)
     handler, log = logging.FileHandler(path), logging.getLogger("gangline")
     handler.setFormatter(LineFormatter("text"))
     propagated, level = log.propagate, log.level

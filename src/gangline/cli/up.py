@@ -46,7 +46,7 @@ from gangline.cli.output import (
     print_json,
     read_log_format,
 )
-from gangline.cli.serving import PublicUrlOption
+from gangline.cli.serving import AllowedHostOption, PublicUrlOption
 from gangline.cli.stage_options import (
     BreakerFaultsOption,
     BreakerPauseOption,
@@ -62,6 +62,7 @@ from gangline.cli.stage_options import (
 )
 from gangline.cli.storage_options import DatabaseOption, KeepDaysOption, KeepGbOption, ResultsOption, StorageChoice
 from gangline.domain.errors import InvalidRequest, NodeError, PortUnavailable
+from gangline.private import make_private_file, make_private_folder, open_data_folder
 from gangline.settings import Settings
 from gangline.telemetry.logs import LogFormat
 
@@ -102,6 +103,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The server's; None is the usual one, or any free one where that is taken."""
     public_url: str | None = None
     """Of the server, as others reach it."""
+    allowed_hosts: tuple[str, ...] = ()
+    """More names under which all of it is reached."""
     engine: str = DEFAULT_ENGINE
     more_engines: tuple[str, ...] = ()
     """URLs of running ones beside it."""
@@ -139,15 +142,19 @@ def _engine_child(plan: Plan) -> Child | None:
             "Give --engine URL, as the nodes' machines reach it."
         )
     if kind == "embedded":
-        arguments = ["engine", "--model", what or "smollm2"]
+        arguments = ["engine", "--model", what or "smollm2", *_allowed(plan)]
     elif kind == "scripted" and what:
-        arguments = ["engine", "--scripted", str(Path(what).resolve()), "--tokenizer", plan.tokenizer]
+        arguments = ["engine", "--scripted", str(Path(what).resolve()), "--tokenizer", plan.tokenizer, *_allowed(plan)]
     else:
         raise InvalidRequest(
             f"unknown engine {plan.engine!r}. Give the URL of a running engine (http://HOST:PORT), embedded:MODEL "
             "(such as embedded:smollm2), or scripted:FILE."
         )
     return Child("engine", arguments, log_path=_log_path(plan, "engine"), env=os.environ, port=0, ready_timeout_s=1800)
+
+
+def _allowed(plan: Plan) -> tuple[str, ...]:
+    return tuple(argument for host in plan.allowed_hosts for argument in ("--allowed-host", host))
 
 
 def _option(name: str, value: str | None) -> tuple[str, ...]:
@@ -192,7 +199,10 @@ async def bring_up(plan: Plan, supervisor: Supervisor, token: str) -> running.Ru
     engine = _engine_child(plan)
     server = Child(
         "server",
-        ["server", *data, "--host", plan.host, *_option("--public-url", plan.public_url), *plan.storage.arguments()],
+        [
+            *("server", *data, "--host", plan.host, *_option("--public-url", plan.public_url), *_allowed(plan)),
+            *plan.storage.arguments(),
+        ],
         log_path=_log_path(plan, "server"),
         env={**env, **plan.storage.environment()},
         port=_server_port(plan),
@@ -233,7 +243,7 @@ def _node_options(plan: Plan, engine_url: str) -> tuple[str, ...]:
         *("--adopt-grace", str(plan.adopt_grace_s)),
         *("--engine-kind", plan.engine_kind, *_option("--engine-options", plan.engine_options)),
         *("--affinity-slack", str(plan.affinity_slack), *_option("--engine-key-env", plan.engine_key_env)),
-        *("--capture", plan.capture, *_option("--sampling", plan.sampling)),
+        *("--capture", plan.capture, *_option("--sampling", plan.sampling), *_allowed(plan)),
     )
 
 
@@ -267,8 +277,9 @@ def _republish(data_dir: Path, live: list[running.Running], supervisor: Supervis
 
 def _make_folders(data_dir: Path) -> None:
     try:
-        (data_dir / "logs").mkdir(parents=True, exist_ok=True)
-        (data_dir / "up.lock").touch()
+        open_data_folder(data_dir)
+        make_private_folder(data_dir / "logs")
+        make_private_file(data_dir / "up.lock")
     except OSError as error:
         raise NodeError(
             f"cannot write to the data folder {data_dir}: {error.strerror}. Choose one with --data."
@@ -347,6 +358,7 @@ def up(
         typer.Option("--port", help=f"The server's; 0 is any free one. Default: {DEFAULT_PORT}, or any if taken."),
     ] = None,
     public_url: PublicUrlOption = None,
+    allowed_host: AllowedHostOption = None,
     engine: EnginesOption = None,
     tokenizer: Annotated[
         str, typer.Option("--tokenizer", help="Tokenizer of a scripted engine: smollm2, a folder, or a name.")
@@ -411,6 +423,7 @@ def up(
         host=host or ("0.0.0.0" if cluster else "127.0.0.1"),
         port=port,
         public_url=public_url,
+        allowed_hosts=tuple(allowed_host or ()),
         engine=first,
         more_engines=_urls(more),
         engine_key_env=engine_key_env,

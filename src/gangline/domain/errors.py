@@ -6,9 +6,11 @@
     │   │   └── ReplyNotFound  it goes on from a reply that the session does not have
     │   ├── Unauthorized       401
     │   ├── SessionOver        403: the session takes no more model calls
+    │   ├── ForeignRequest     403: a web page of another site, or another host's name
     │   ├── NotFound           404
     │   ├── Conflict           409
     │   ├── RequestTimeout     408: the body did not come
+    │   ├── UnsupportedMediaType 415: a body that is not JSON
     │   ├── UpgradeRefused     426: WebSocket is not spoken
     │   ├── LimitExceeded      413: more than one request may have
     │   │   └── TooMany        429, retryable: as many as are allowed at once are there
@@ -63,6 +65,7 @@ __all__ = [
     "EngineUnavailable",
     "EvaluatorError",
     "Failure",
+    "ForeignRequest",
     "GanglineError",
     "GradingSpoiled",
     "HarnessError",
@@ -87,6 +90,7 @@ __all__ = [
     "TooMany",
     "Unauthorized",
     "UnknownPlugin",
+    "UnsupportedMediaType",
     "UpgradeRefused",
     "WeightsNotLoaded",
 ]
@@ -149,6 +153,13 @@ class SessionOver(CallerError):
     status = 403
 
 
+class ForeignRequest(CallerError):
+    """A request that a web page of another site made, or one for another host."""
+
+    code = "foreign_request"
+    status = 403
+
+
 class NotFound(CallerError):
     code = "not_found"
     status = 404
@@ -165,6 +176,11 @@ class RequestTimeout(CallerError):
     code = "request_timeout"
     status = 408
     retryable = True
+
+
+class UnsupportedMediaType(CallerError):
+    code = "unsupported_media_type"
+    status = 415
 
 
 class UpgradeRefused(CallerError):

@@ -25,7 +25,8 @@ from gangline.domain.ids import validated_id
 from gangline.domain.tokens import encode_json, encode_msgpack
 from gangline.listening import read_body
 from gangline.plugins import explain
-from gangline.store.actions import Action, ActionLog, who
+from gangline.same_origin import OwnNames, require_json
+from gangline.store.actions import REFUSED, Action, ActionLog, who
 
 __all__ = ["MAX_WAIT_S", "ControlRoute", "answer", "as_routes", "key_of", "number", "path_id", "read_model"]
 
@@ -59,15 +60,16 @@ class ControlRoute:
 
 
 def as_routes(
-    routes: list[ControlRoute], control_token: str | None, actions: ActionLog | None = None
+    routes: list[ControlRoute], control_token: str | None, names: OwnNames, actions: ActionLog | None = None
 ) -> list[web.RouteDef]:
     """`control_token`: None asks for nothing (then listen on loopback only).
 
+    names: under which the node is reached; the control routes refuse requests for others, and of web pages.
     actions: where every change that the control token opens, and every refusal, is written down.
     """
     served: list[web.RouteDef] = []
     for route in routes:
-        handler = _in_problems(route, None if route.opened_by == "session" else control_token)
+        handler = _in_problems(route, control_token, names)
         if actions is not None and route.opened_by == "control":
             handler = _written_down(route, handler, actions)
         served.append(web.route(route.method, route.path, handler))
@@ -97,21 +99,23 @@ def _written_down(route: ControlRoute, handler: Handler, actions: ActionLog) -> 
                 left = action_of(request, _CLIENT_LEFT)
                 asyncio.get_running_loop().run_in_executor(None, actions.write, left)
             raise
-        if route.method != "GET" or response.status == 401:
+        if route.method != "GET" or response.status in REFUSED:
             await asyncio.to_thread(actions.write, action_of(request, response.status))
         return response
 
     return write
 
 
-def _in_problems(route: ControlRoute, control_token: str | None) -> Handler:
-    """Ask for the token, and answer every error as a problem. Cancellation passes."""
-    token = control_token if route.opened_by == "control" else None
+def _in_problems(route: ControlRoute, control_token: str | None, names: OwnNames) -> Handler:
+    """Check the origin, the token and the type of a body; answer every error as a problem. Cancellation passes."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
         try:
-            if token:
-                _check_token(request, token)
+            if route.opened_by == "control":
+                names.check(request)
+                if control_token is not None:
+                    _check_token(request, control_token)
+            require_json(request)
             return await route.handler(request)
         except GanglineError as error:
             if error.status >= 500:

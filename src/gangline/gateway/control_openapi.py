@@ -65,7 +65,7 @@ def _operation(route: ControlRoute) -> dict[str, Any]:
 
 
 _ID = {"type": "string", "pattern": ID_PATTERN}
-_REFUSED = (400, 401, 403, 404, 409, 413, 429, 502, 503)
+_REFUSED = (400, 401, 403, 404, 409, 413, 415, 429, 502, 503)
 _PROBLEM = {
     "type": "object",
     "description": "What went wrong (RFC 9457).",

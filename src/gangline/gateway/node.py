@@ -19,7 +19,7 @@ from aiohttp import web
 
 from gangline import plugins
 from gangline.client import ServerClient
-from gangline.domain.errors import EngineUnavailable, GanglineError, InvalidRequest, PortUnavailable
+from gangline.domain.errors import EngineUnavailable, GanglineError, InvalidRequest, PortUnavailable, StoreError
 from gangline.domain.session import SessionResult
 from gangline.domain.task import CaptureSpec, SamplingPolicy
 from gangline.gateway.adoption import adoptable
@@ -45,7 +45,9 @@ from gangline.gateway.pools import Pools, PoolSizes
 from gangline.gateway.proxy import Proxy
 from gangline.gateway.watchdog import Watchdog
 from gangline.listening import listening
+from gangline.private import close_to_others, make_private_folder, open_data_folder
 from gangline.runtimes.kept import Keeper, reap_keeper
+from gangline.same_origin import OwnNames
 from gangline.settings import Settings, local_url, reachable_url
 from gangline.store.actions import ActionLog
 from gangline.store.journal import AttemptKey, Journal
@@ -76,6 +78,7 @@ async def serve(
     host: str = "127.0.0.1",
     port: int = 0,
     public_url: str | None = None,
+    allowed_hosts: Sequence[str] = (),
     sizes: PoolSizes | None = None,
     breaker: Breaker | None = None,
     stuck_after_s: float = 60.0,
@@ -92,6 +95,7 @@ async def serve(
     engine_options: of their plug-in, and `parsers`.
     affinity_slack: see `BackendPool`.
     public_url: how others reach the node; None is the address that it listens on, or the machine's name.
+    allowed_hosts: more names under which the control routes are reached.
     capture: `text` accepts engines that report no token ids; what they answer cannot be trained on.
     sampling: the operator's policy, applied after a task's own.
     stuck_after_s: how late a session may be, by its budget, before it is told as stuck.
@@ -104,16 +108,17 @@ async def serve(
     InvalidRequest when anyone could reach the control routes, or an engine's key is not in the environment.
     """
     _refuse_open_door(host, control_token)
+    names = OwnNames(host, public_url=public_url, allowed_hosts=allowed_hosts)
     sizes = sizes or PoolSizes()
     _allow_many_files()
-    folder = await asyncio.to_thread(_folder_of, data_dir, node_id)
+    folder = await asyncio.to_thread(_open_folder, data_dir, node_id)
     owner = _owner_of(folder)
     async with AsyncExitStack() as stack:
         # First, for its lock: no other process of this node is at work from here on.
         journal = await asyncio.to_thread(Journal.open, folder / "journal")
         stack.push_async_callback(journal.close)
         runtimes_folder = folder / "runtimes"
-        await asyncio.to_thread(runtimes_folder.mkdir, parents=True, exist_ok=True)
+        await asyncio.to_thread(make_private_folder, runtimes_folder)
         keeper = Keeper(folder / "keeper", owner=owner, runtimes_folder=runtimes_folder, grace_s=adopt_grace_s)
         stack.push_async_exit(partial(_end_runtimes, keeper, owner, runtimes_folder))
         for_agents = await keeper.join(lambda: _bind("127.0.0.1", 0))
@@ -165,9 +170,10 @@ async def serve(
         )
         routes = control_routes(parts, external, pipeline, memory.keep, public_url)
         actions = ActionLog(folder / "actions", where=node_id)
-        await _listen(stack, _create_app(proxy, routes, control_token, actions), listener)
+        own_routes = as_routes(routes, control_token, names, actions)
+        await _listen(stack, _create_app(proxy, own_routes), listener)
         # What a sandbox reaches has no control routes, so that none opens to an agent even where no token is set.
-        await _listen(stack, _create_app(proxy, [], control_token), for_agents)
+        await _listen(stack, _create_app(proxy, []), for_agents)
         stack.push_async_callback(pipeline.close)
         stack.callback(keeper.stopping)
         pipeline.adopt(adopted)
@@ -249,6 +255,17 @@ def _hidden(data_dir: Path) -> tuple[Path, ...]:
     """Absolute paths, for a keeper has another working folder."""
     settings = Settings.from_environ()
     return tuple(dict.fromkeys(path.resolve() for path in (data_dir, settings.data_dir, *settings.hide)))
+
+
+def _open_folder(data_dir: Path, node_id: str) -> Path:
+    """The node's folder, closed to other users. What sandboxes have of it is their own. Raises: StoreError."""
+    folder = _folder_of(data_dir, node_id)
+    try:
+        open_data_folder(data_dir)
+        close_to_others(folder, leave=("runtimes",))
+    except OSError as error:
+        raise StoreError(f"the data folder {data_dir} cannot be used: {error.strerror}.") from error
+    return folder
 
 
 def _owner_of(folder: Path) -> str:
@@ -388,12 +405,10 @@ def control_routes(
     return described_by_itself(routes)
 
 
-def _create_app(
-    proxy: Proxy, routes: list[ControlRoute], control_token: str | None, actions: ActionLog | None = None
-) -> web.Application:
+def _create_app(proxy: Proxy, own_routes: list[web.RouteDef]) -> web.Application:
     """The control routes come first: below `/s/SESSION` the proxy answers whatever else there is."""
     app = web.Application(client_max_size=_MAX_BODY_BYTES)
-    app.add_routes([web.get("/health", _health), *as_routes(routes, control_token, actions), *proxy.routes()])
+    app.add_routes([web.get("/health", _health), *own_routes, *proxy.routes()])
     return app
 
 

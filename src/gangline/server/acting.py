@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from gangline.server.routing import SUBJECT
-from gangline.store.actions import Action, ActionLog, who
+from gangline.store.actions import REFUSED, Action, ActionLog, who
 
 __all__ = ["acting"]
 
@@ -41,7 +41,7 @@ def acting(
         )
 
     def counts(request: web.Request, status: int) -> bool:
-        if status == 401:
+        if status in REFUSED:
             return True
         resource = request.match_info.route.resource
         path = "" if resource is None else resource.canonical

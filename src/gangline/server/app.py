@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from aiohttp.typedefs import Handler
 
 from gangline import __version__
 from gangline.domain.errors import Unauthorized
+from gangline.same_origin import JSON, OwnNames, require_json
 from gangline.server.acting import acting
 from gangline.server.caller_sessions import CallerSessionRoutes, CallerSessions
 from gangline.server.compat_polar import PolarRoutes
@@ -23,7 +24,7 @@ from gangline.server.event_routes import EventRoutes
 from gangline.server.metrics_routes import MetricsRoutes
 from gangline.server.node_routes import NodeRoutes
 from gangline.server.openapi import describe
-from gangline.server.problems import problem_response, problems
+from gangline.server.problems import problems
 from gangline.server.routing import Route, answer_json
 from gangline.server.service import RolloutService
 from gangline.server.user_routes import UserRoutes
@@ -39,6 +40,7 @@ def create_app(
     service: RolloutService,
     *,
     control_token: str | None,
+    names: OwnNames | None = None,
     handlers_folder: Path | None = None,
     actions: ActionLog | None = None,
     max_task_bytes: int = MAX_TASK_BYTES,
@@ -48,6 +50,7 @@ def create_app(
     """Build the application; it neither starts nor stops the service.
 
     control_token: asked for on every route but /health; None asks for nothing (then listen on loopback only).
+    names: under which the server is reached; None is loopback. Requests for others, and of web pages, are refused.
     handlers_folder: task templates by data source, for `/process`.
     actions: where every change, and every refusal, is written down.
     max_task_bytes, max_result_bytes: of one request's body.
@@ -62,7 +65,8 @@ def create_app(
         keep_alive_s=keep_alive_s,
     )
     open_handlers = frozenset(route.path for route in routes if route.open)
-    guarding = [problems, _guard(control_token, open_handlers)]
+    body_types = {(route.method, route.path): route.body_type for route in routes}
+    guarding = [problems, _guard(control_token, names or OwnNames(), open_handlers, body_types)]
     if actions is not None:
         routine = {(route.method, route.path) for route in routes if route.routine}
         guarding.insert(0, acting(actions, routine, _given_token))
@@ -110,17 +114,25 @@ def _describing(make: Callable[[], dict[str, Any]]) -> Callable[[web.Request], A
     return openapi
 
 
-def _guard(control_token: str | None, open_paths: frozenset[str]) -> Any:
+def _guard(
+    control_token: str | None,
+    names: OwnNames,
+    open_paths: frozenset[str],
+    body_types: Mapping[tuple[str, str], str],
+) -> Any:
+    """A middleware: where from, with what token, and what kind of body. Inside `problems`."""
     expected = None if control_token is None else f"Bearer {control_token}".encode()
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if expected is not None and request.path not in open_paths:
-            given = _given_token(request).encode("utf-8", "surrogateescape")
-            if not hmac.compare_digest(given, expected):
-                return problem_response(
-                    Unauthorized("the control token is missing or wrong; send `Authorization: Bearer TOKEN`.")
-                )
+        if request.path in open_paths:
+            return await handler(request)
+        names.check(request)
+        given = _given_token(request).encode("utf-8", "surrogateescape")
+        if expected is not None and not hmac.compare_digest(given, expected):
+            raise Unauthorized("the control token is missing or wrong; send `Authorization: Bearer TOKEN`.")
+        resource = request.match_info.route.resource
+        require_json(request, body_types.get((request.method, resource.canonical if resource else ""), JSON))
         return await handler(request)
 
     return guard

@@ -38,7 +38,7 @@ _BEARER = {"type": "http", "scheme": "bearer", "description": "The control token
 def _operation(route: Route) -> dict[str, Any]:
     problem = {"application/problem+json": {"schema": {"$ref": _REF + "Problem"}}}
     answers: dict[str, Any] = {"200": {"description": "Done", "content": _content(route.answer, route.answer_types)}}
-    for status in route.errors:
+    for status in (*route.errors, *(() if route.open else (403,)), *(() if route.body is None else (415,))):
         answers[str(status)] = {"description": HTTPStatus(status).phrase, "content": problem}
     operation: dict[str, Any] = {
         "summary": route.summary,

@@ -17,10 +17,12 @@ from typing import NamedTuple
 from aiohttp import web
 
 from gangline import plugins
-from gangline.domain.errors import Conflict, InvalidRequest, PortUnavailable
+from gangline.domain.errors import Conflict, InvalidRequest, PortUnavailable, StoreError
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import TaskView
 from gangline.listening import listening
+from gangline.private import close_to_others, open_data_folder
+from gangline.same_origin import OwnNames
 from gangline.server.app import create_app
 from gangline.server.callbacks import Courier
 from gangline.server.compat_polar import polar_task
@@ -79,6 +81,7 @@ async def serve(
     port: int = 0,
     control_token: str | None = None,
     public_url: str | None = None,
+    allowed_hosts: Sequence[str] = (),
     on_ready: Callable[[str], None] | None = None,
     lease_s: float = 30.0,
     sweep_every_s: float = 2.0,
@@ -87,7 +90,9 @@ async def serve(
 ) -> None:
     """Serve until cancelled. `on_ready` is given the base URL, as this machine reaches it.
 
+    control_token: asked for on every route but /health; None asks for nothing.
     public_url: as others do, for callbacks; None is the address that it listens on, or the machine's name.
+    allowed_hosts: more names under which the server is reached.
     on_task_ended: told of each task that this server ended, on the event loop.
 
     Raises: PortUnavailable; InvalidRequest when the address would be open to others without a control token;
@@ -99,6 +104,7 @@ async def serve(
         port=port,
         control_token=control_token,
         public_url=public_url,
+        allowed_hosts=allowed_hosts,
         lease_s=lease_s,
         sweep_every_s=sweep_every_s,
         storage=storage,
@@ -117,6 +123,7 @@ async def serving(
     port: int = 0,
     control_token: str | None = None,
     public_url: str | None = None,
+    allowed_hosts: Sequence[str] = (),
     lease_s: float = 30.0,
     sweep_every_s: float = 2.0,
     callback_base_s: float = 1.0,
@@ -127,8 +134,9 @@ async def serving(
 ) -> AsyncGenerator[Running]:
     """A running server inside the block. Raises: as `serve`."""
     _refuse_open_door(host, control_token)
+    names = OwnNames(host, public_url=public_url, allowed_hosts=allowed_hosts)
     folder = data_dir / "server"
-    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    await asyncio.to_thread(_open_folders, data_dir, folder)
     with _only_server(folder):
         target = storage.database_url or database_path(data_dir)
         store = await asyncio.to_thread(lambda: TaskStore(target, lease_s=lease_s, retry_base_s=retry_base_s))
@@ -139,6 +147,7 @@ async def serving(
             app = create_app(
                 service,
                 control_token=control_token,
+                names=names,
                 handlers_folder=folder / "handlers",
                 actions=ActionLog(folder / "actions", where="server"),
             )
@@ -219,6 +228,15 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _open_folders(data_dir: Path, folder: Path) -> None:
+    """Raises: StoreError."""
+    try:
+        open_data_folder(data_dir)
+        close_to_others(folder)
+    except OSError as error:
+        raise StoreError(f"the data folder {data_dir} cannot be used: {error.strerror}.") from error
 
 
 @contextmanager

@@ -17,17 +17,21 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["Action", "ActionLog", "read_actions", "who"]
+from gangline.private import make_private_folder
+
+__all__ = ["REFUSED", "Action", "ActionLog", "read_actions", "who"]
 
 log = logging.getLogger("gangline.actions")
 
 MAX_FILE_BYTES = 16 * 1024**2
 MAX_FILES = 8
 _MAX_TEXT = 400
+REFUSED = (401, 403)
+"""Statuses of requests without the token, or from a web page of another site."""
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that changed something, or that was refused for want of the token."""
+    """One request that changed something, or that was refused for want of the token or for where it came from."""
 
     at: float
     """Unix time, UTC, seconds."""
@@ -66,7 +70,7 @@ class ActionLog:
 
     def write(self, action: Action) -> None:
         """A log that cannot be written is told in the service's own log, and stops no action."""
-        name = "refused" if action.status == 401 else "actions"
+        name = "refused" if action.status in REFUSED else "actions"
         line = msgspec.json.encode(_bounded(action)) + b"\n"
         try:
             with self._lock:
@@ -75,7 +79,7 @@ class ActionLog:
             log.error("actions.not_written message=%s action=%s", error, line.decode(errors="replace").rstrip())
 
     def _append(self, name: str, line: bytes) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._folder)
         path = self._folder / f"{name}.jsonl"
         with suppress(FileNotFoundError):
             if path.stat().st_size + len(line) > self._max_file_bytes:

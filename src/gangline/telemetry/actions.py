@@ -18,9 +18,11 @@ ACTIONS: dict[str, str] = {
     "callback.delivered": "A task's callback was acknowledged.",
     "callback.expired": "A task's callback was given up: nobody acknowledged it in time.",
     # Every command that serves.
+    "service.open": "It asks for no control token.",
     "service.stopping": "It was told to end, and cleans up.",
     "service.hurried": "It was told a second time, and ends at once.",
     "service.stopped": "It has ended in order.",
+    "folder.not_private": "A folder or file of the data folder could not be closed to other users: it is not ours.",
     "connections.refused": "As many connections as are allowed are open; more are turned away.",
     # The server.
     "server.started": "The server has its store; leases that it found were extended.",

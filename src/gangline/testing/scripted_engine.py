@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from gangline.engines.serving.sampler import (
 )
 from gangline.engines.serving.tokenizer import load_tokenizer
 from gangline.engines.text_parsing.parser import Parsers
+from gangline.same_origin import OwnNames
 from gangline.testing.scripted_engine_faults import (
     current_faults,
     fault_middleware,
@@ -46,6 +47,7 @@ async def serve(
     tokenizer: str,
     host: str,
     port: int,
+    allowed_hosts: Sequence[str] = (),
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve the script until cancelled. `on_ready` is given the base URL.
@@ -57,7 +59,8 @@ async def serve(
         PortUnavailable: the address cannot be bound.
     """
     sampler = ScriptedSampler(load_script(script), open_tokenizer(tokenizer))
-    async with serving(create_scripted_app(sampler), host=host, port=port) as base_url:
+    names = OwnNames(host, allowed_hosts=allowed_hosts)
+    async with serving(create_scripted_app(sampler, names=names), host=host, port=port) as base_url:
         if on_ready is not None:
             on_ready(base_url)
         await asyncio.Event().wait()
@@ -81,10 +84,12 @@ async def scripted_server(
         yield base_url
 
 
-def create_scripted_app(sampler: ScriptedSampler, parsers: Parsers = WRITTEN) -> web.Application:
+def create_scripted_app(
+    sampler: ScriptedSampler, parsers: Parsers = WRITTEN, names: OwnNames | None = None
+) -> web.Application:
     """The engine routes over `sampler`, with the faults of its script. Without a tool parser it refuses tools that may
     be called, as vLLM does."""
-    app = create_app(sampler, parsers=parsers, read_body=read_faulty_body)
+    app = create_app(sampler, parsers=parsers, read_body=read_faulty_body, names=names)
     app.middlewares.append(fault_middleware(sampler.script, sampler.tokenizer))
     if parsers.tools is None:
         app.middlewares.append(refuse_tools)

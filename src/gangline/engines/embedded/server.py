@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gangline.engines.embedded.model import LanguageModel, load_model
 from gangline.engines.embedded.models import resolve_model
@@ -49,6 +49,7 @@ async def serve(
     max_batch: int = 32,
     max_context: int | None = None,
     seed: int | None = None,
+    allowed_hosts: Sequence[str] = (),
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Load the model and serve it until cancelled. `on_ready` is given the base URL.
@@ -57,6 +58,7 @@ async def serve(
         threads: CPU threads of one decode step; all cores but one where not given.
         max_batch: sequences that decode together; more of them wait.
         max_context: tokens of prompt and reply, where less than the model's own.
+        allowed_hosts: more names under which the server is reached.
         seed: of requests that bring none; the same order of requests then gives the same tokens.
 
     Raises:
@@ -66,4 +68,4 @@ async def serve(
     sampler = await asyncio.to_thread(
         create_sampler, model, threads=threads, max_batch=max_batch, max_context=max_context, seed=seed
     )
-    await run_app(sampler, host=host, port=port, on_ready=on_ready)
+    await run_app(sampler, host=host, port=port, allowed_hosts=allowed_hosts, on_ready=on_ready)

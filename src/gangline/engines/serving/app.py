@@ -6,7 +6,7 @@ import asyncio
 import errno
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -34,6 +34,7 @@ from gangline.engines.serving.wire import (
 )
 from gangline.engines.text_parsing.detect import detect_parsers
 from gangline.engines.text_parsing.parser import Parsers
+from gangline.same_origin import OwnNames, require_json
 
 __all__ = ["PortUnavailable", "create_app", "run_app", "serving"]
 
@@ -50,14 +51,16 @@ def create_app(
     dev_mode: bool = True,
     parsers: Parsers | None = None,
     read_body: BodyReader = web.Request.read,
+    names: OwnNames | None = None,
 ) -> web.Application:
     """Build the application. It does not close the sampler.
 
     dev_mode: serve the control routes too (pause, weights, versions), as vLLM does under `VLLM_SERVER_DEV_MODE`.
     parsers: reply formats; found by probing the chat template where not given.
     read_body: how a model call's body is read; the seam at which a test double may alter it.
+    names: under which the server is reached; None is loopback. Requests for others, and of web pages, are refused.
     """
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, _guard(names or OwnNames())])
     app.add_routes(
         _Routes(sampler, parsers if parsers is not None else detect_parsers(sampler.tokenizer), read_body).routes()
     )
@@ -87,14 +90,23 @@ async def serving(app: web.Application, *, host: str = "127.0.0.1", port: int = 
         await runner.cleanup()
 
 
-async def run_app(sampler: Sampler, *, host: str, port: int, on_ready: Callable[[str], None] | None = None) -> None:
+async def run_app(
+    sampler: Sampler,
+    *,
+    host: str,
+    port: int,
+    allowed_hosts: Sequence[str] = (),
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
     """Serve until cancelled, then close the sampler. `on_ready` is given the base URL.
 
     Raises:
+        InvalidRequest: `allowed_hosts` has what is no name.
         PortUnavailable: the address cannot be bound.
     """
+    names = OwnNames(host, allowed_hosts=allowed_hosts)
     try:
-        async with serving(create_app(sampler), host=host, port=port) as base_url:
+        async with serving(create_app(sampler, names=names), host=host, port=port) as base_url:
             if on_ready is not None:
                 on_ready(base_url)
             await asyncio.Event().wait()
@@ -221,6 +233,19 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except Exception as error:  # the boundary: whatever broke is reported in the client's own error shape
         _log.exception("engine.crashed method=%s path=%s", request.method, request.path)
         return _json(as_api_error(error).body(), status=500)
+
+
+def _guard(names: OwnNames) -> Any:
+    """A middleware. There is no key here: whoever can connect may sample and change weights, but no web page."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path != "/health":
+            names.check(request)
+            require_json(request)
+        return await handler(request)
+
+    return guard
 
 
 def _json(body: object, *, status: int = 200) -> web.Response:

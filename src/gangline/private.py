@@ -1,0 +1,106 @@
+"""Folders and files of a data folder: 0700 and 0600, whatever the umask is, and whatever was there before.
+
+On a shared machine, prompts, answers, results and logs are nobody else's. What is made is made private; a folder that
+was there before is closed once, with all that is in it. Files that a user names (exports) have the user's umask.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+__all__ = ["close_files", "close_to_others", "make_private_folder", "open_data_folder", "open_private"]
+
+log = logging.getLogger("gangline.private")
+
+_OTHERS = 0o077
+_OURS = frozenset({"control_token", "demo", "logs", "nodes", "runs", "server", "up.json", "up.lock"})
+"""What Gangline itself puts into a data folder."""
+
+
+def open_private(path: str, flags: int) -> int:
+    """An `opener` for `open()`: a file that is written is its owner's alone, also where it was there before."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    if flags & (os.O_WRONLY | os.O_RDWR):
+        try:
+            os.fchmod(descriptor, 0o600)
+        except PermissionError as error:
+            _not_ours(path, error)
+    return descriptor
+
+
+def make_private_file(path: Path) -> None:
+    """An empty one, if there is none; one that is there keeps what is in it. Raises: OSError."""
+    os.close(open_private(str(path), os.O_WRONLY | os.O_CREAT))
+
+
+def make_private_folder(path: Path) -> None:
+    """Like `mkdir -p`; every folder that it makes is private. Raises: OSError."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_private_folder(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+    path.chmod(0o700)
+
+
+def close_to_others(folder: Path, *, leave: Collection[str] = ()) -> None:
+    """Make a folder, or close one that was there before, and all in it, to other users. Blocking.
+
+    A folder that is closed already is not searched: what is in it cannot be reached. Links are not followed.
+    leave: names of folders that are closed, and not entered: what is in them has owners of its own. Raises: OSError.
+    """
+    make_private_folder(folder)
+    if not _is_open(folder.stat()):
+        return
+    close_files(folder, leave=leave)
+    _close(folder)  # last: it marks what is done
+
+
+def close_files(folder: Path, *, leave: Collection[str] = ()) -> None:
+    """Close all that is in a folder, such as what a library wrote. Blocking."""
+    for name, folders, files in os.walk(folder):
+        for entry in (*folders, *files):
+            _close(Path(name, entry))
+        folders[:] = [entry for entry in folders if entry not in leave]
+
+
+def open_data_folder(data_dir: Path) -> None:
+    """Make a data folder, or close one that was there before. Raises: OSError.
+
+    One that holds things that are not ours, such as a home directory, stays as it is; what we put there is private.
+    """
+    make_private_folder(data_dir)
+    if {entry.name for entry in data_dir.iterdir()} <= _OURS:
+        _close(data_dir)
+    for name in ("control_token", "up.json", "up.lock"):
+        if (path := data_dir / name).exists():
+            _close(path)
+    for name in ("demo", "logs"):
+        if (data_dir / name).is_dir():
+            close_to_others(data_dir / name)
+    for name in ("nodes", "runs"):
+        if (data_dir / name).is_dir():
+            _close(data_dir / name)
+
+
+def _close(path: Path) -> None:
+    try:
+        found = path.lstat()
+        if _is_open(found) and not stat.S_ISLNK(found.st_mode):
+            path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
+    except FileNotFoundError:
+        return
+    except PermissionError as error:
+        _not_ours(str(path), error)
+
+
+def _is_open(found: os.stat_result) -> bool:
+    return bool(stat.S_IMODE(found.st_mode) & _OTHERS)
+
+
+def _not_ours(path: str, error: OSError) -> None:
+    log.warning("folder.not_private path=%s message=%s: other users may read it", path, error.strerror)

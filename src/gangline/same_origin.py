@@ -1,0 +1,117 @@
+"""Which requests to control routes come from a web page of somebody else, and are refused.
+
+A browser on the operator's machine reaches every address that the operator reaches, loopback too, and sends what any
+page asks for. The control token stops such a page; these rules hold without one, and on routes that never had one:
+
+- `Host` names this service (DNS rebinding: the page's own name resolves to our address).
+- `Origin`, where there is one, is this service's own, and `Sec-Fetch-Site` names no other site or port.
+- A body is JSON: the types that forms and plain `fetch` send need no preflight, and none is ever granted.
+
+Model calls are opened by the session's key alone: agents reach them under whatever name their sandbox gives the proxy.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import hdrs, web
+
+from gangline.domain.errors import ForeignRequest, InvalidRequest, UnsupportedMediaType
+
+__all__ = ["JSON", "OwnNames", "require_json"]
+
+JSON = "application/json"
+_EVERYWHERE = ("0.0.0.0", "::", "")
+_OWN_SITES = ("same-origin", "none")
+
+
+class OwnNames:
+    """The names under which one service is reached."""
+
+    def __init__(
+        self, host: str = "127.0.0.1", *, public_url: str | None = None, allowed_hosts: Sequence[str] = ()
+    ) -> None:
+        """
+        host: the address that it listens on; where that is every address, this machine's name is a name of it too.
+        public_url: how others reach it.
+        allowed_hosts: more names, as of a proxy in front. Raises: InvalidRequest for one that is no name.
+        """
+        public = urlsplit(public_url or "")
+        self._public_origin = public.netloc.lower()
+        machine = socket.gethostname().lower()
+        own = (machine, machine.partition(".")[0]) if host in _EVERYWHERE else (host.lower(),)
+        named = (public.hostname, *own, *map(_checked, allowed_hosts))
+        self._names = frozenset({"localhost", *(_plain(name) for name in named if name)})
+
+    def check(self, request: web.BaseRequest) -> None:
+        """Raises: ForeignRequest."""
+        hosts = request.headers.getall(hdrs.HOST, [])
+        if len(hosts) != 1 or not self._is_own(request, hosts[0]):
+            raise ForeignRequest(
+                f"the request is for the host {', '.join(hosts)[:200]!r}, which is no name of this service. Use its "
+                "own address, or allow the name with --allowed-host."
+            )
+        for origin in request.headers.getall(hdrs.ORIGIN, []):
+            # A scheme cannot differ: one port speaks one of them.
+            site = origin.lower().partition("://")[2]
+            if not site or site not in (hosts[0].lower(), self._public_origin):
+                raise ForeignRequest(f"a web page of {origin[:200]!r} may not call this service.")
+        if request.headers.get("Sec-Fetch-Site", "none").lower() not in _OWN_SITES:
+            raise ForeignRequest("a web page of another site may not call this service.")
+
+    def _is_own(self, request: web.BaseRequest, host: str) -> bool:
+        try:
+            name = _plain(urlsplit(f"//{host}").hostname or "")
+        except ValueError:
+            return False
+        return name in self._names or _is_loopback(name) or name == _arrived_at(request)
+
+
+def require_json(request: web.BaseRequest, *more: str) -> None:
+    """A body has to be JSON, or of a type in `more`; no body is well. Raises: UnsupportedMediaType."""
+    if not request.body_exists:
+        return
+    given = request.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
+    if given != JSON and given not in more and not (given.startswith("application/") and given.endswith("+json")):
+        wanted = " or ".join((JSON, *(kind for kind in more if kind != JSON)))
+        raise UnsupportedMediaType(f"send the body as `Content-Type: {wanted}`, got {given[:100] or 'none'!r}.")
+
+
+def _plain(name: str) -> str:
+    """One way of writing a name or an address."""
+    name = name.strip().lower().rstrip(".").partition("%")[0].strip("[]")
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return name
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _arrived_at(request: web.BaseRequest) -> str | None:
+    """The address of this machine at which the connection came in."""
+    sockname: Any = request.transport.get_extra_info("sockname") if request.transport else None
+    return _plain(str(sockname[0])) if sockname else None
+
+
+def _checked(name: str) -> str:
+    """Raises: InvalidRequest."""
+    try:
+        plain = urlsplit(f"//{name}")
+        is_name = bool(plain.hostname) and plain.port is None and plain.netloc == name and "@" not in name
+    except ValueError:
+        is_name = False
+    if not is_name:
+        raise InvalidRequest(f"--allowed-host takes a name or an address without scheme and port, got {name!r}.")
+    return name
