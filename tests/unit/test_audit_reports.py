@@ -11,7 +11,8 @@ from gangline.domain.conversation import SamplingParams
 from gangline.domain.errors import BuilderError
 from gangline.domain.tokens import Logprobs, TokenIds
 from gangline.trajectories.audit import ClassCount, audit, merge_reports
-from gangline.trajectories.logprob_audit import compare_logprobs, why_not_comparable
+from gangline.trajectories.comparability import why_not_comparable
+from gangline.trajectories.logprob_audit import compare_logprobs
 from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from strategies import session_sample
 
@@ -112,6 +113,22 @@ def certificate(kind: str, constraint: str | None = None, **sampling: float) -> 
 )
 def test_only_logprobs_of_the_tempered_softmax_are_compared(held: Certificate, reason: str | None) -> None:
     assert why_not_comparable(held) == reason
+
+
+def test_the_audit_counts_what_trainers_will_leave_out() -> None:
+    trajectory = built()
+    assert audit(trajectory, SAMPLE.tree).left_out == {}
+    cool = SamplingParams(temperature=0.7)
+    first, *others = trajectory.traces
+    changed = tuple(msgspec.structs.replace(one, logprobs="raw", sampling=cool) for one in first.certificates)
+    report = audit(
+        msgspec.structs.replace(trajectory, traces=(msgspec.structs.replace(first, certificates=changed), *others)),
+        SAMPLE.tree,
+    )
+    (reason,) = report.left_out
+    assert "raw log-probs at temperature 0.7" in reason
+    assert report.left_out[reason] == int(np.count_nonzero(first.loss_mask)) > 0
+    assert merge_reports([report, report]).left_out == {reason: 2 * report.left_out[reason]}
 
 
 def test_raw_logprobs_are_scored_without_temperature() -> None:

@@ -25,6 +25,7 @@ def step(number: int, reward: float) -> StepRecord:
         num_groups=2,
         num_sessions=4,
         num_trained_tokens=8,
+        left_out={},
         lag={0: 8},
         num_not_admitted=0,
         num_invalid=0,
@@ -98,6 +99,15 @@ def test_a_terminal_shows_a_bar_and_an_estimate_while_a_run_learns() -> None:
     assert "step 2 of 3" in shown
     assert "min left" in shown
     assert "━" in shown
+
+
+def test_tokens_that_must_not_be_trained_on_are_named_with_the_reason() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with LearningView(console, num_steps=2) as view:
+        view.add(msgspec.structs.replace(STEPS[0], left_out={"sampled with top_p 0.9: set it to 1": 40}))
+    assert isinstance(console.file, io.StringIO)
+    _, note = console.file.getvalue().splitlines()
+    assert note == "step 1/2: 40 sampled tokens were not trained on: sampled with top_p 0.9: set it to 1"
 
 
 def test_a_mean_without_an_error_claims_none() -> None:

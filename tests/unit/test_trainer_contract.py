@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from gangline.domain.errors import InvalidGroup, NodeError, ServerUnavailable
 from gangline.testing.trainer_conformance import ReadRow, Subject, checks, run_check
@@ -96,6 +97,14 @@ def hot(one: Group, num_samples: int) -> Rows:
         return rows_of(one, num_samples, temperature=0.7)
 
 
+def from_spans(row: TrainerRow) -> NDArray[np.int8]:
+    """A mask of everything that was sampled."""
+    mask = np.zeros(len(row.response_ids), np.int8)
+    for span in row.trace.spans:
+        mask[span.start : span.end] = 1
+    return mask
+
+
 def without_padding(values: Any) -> Any:
     return np.trim_zeros(values, "b")
 
@@ -163,6 +172,10 @@ BROKEN: dict[str, tuple[Callable[[Sequence[Group], int], Rows], str]] = {
     "takes log-probs of any temperature": (
         lambda groups, num_samples: [row for one in groups for row in hot(one, num_samples)],
         "refuses_log_probs_that_are_not_the_trainers_kind",
+    ),
+    "trains on turns with log-probs of another distribution": (
+        each(loss_mask=from_spans),
+        "masks_turns_that_were_not_sampled_from_what_their_log_probs_are_of",
     ),
     "writes into the group": (in_place, "leaves_groups_as_they_were"),
 }

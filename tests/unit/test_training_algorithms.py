@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import get_args
 
+import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -17,7 +18,7 @@ from gangline.training.groups import Group
 from gangline.training.masks import last_turns
 from gangline.training.samples import make_samples
 from gangline.trajectories.shared_prefixes import share_prefixes
-from training_samples import group, session, trace
+from training_samples import EXACT, group, session, trace
 
 
 def test_the_base_differs_from_itself_in_nothing() -> None:
@@ -71,6 +72,14 @@ def test_samples_of_a_group() -> None:
     assert [one.advantages.tolist() for one in samples] == [[0.5] * 3, [-0.5] * 3]
     assert samples[0].weights.tolist() == [1.0] * 3
     assert samples[0].behaviour_logprobs.tolist() == [-0.5] * 3
+
+
+def test_samples_leave_out_turns_that_were_drawn_from_another_distribution() -> None:
+    forced = msgspec.structs.replace(EXACT, constraint="tool_choice")
+    one = session("s0", 1.0, trace(turns=[(10, 2), (11, 2)], certificates=(EXACT, forced)))
+    samples = make_samples(Group("task-1", (one, session("s1", 0.0))), algorithm("grpo"))
+    assert samples[0].weights.tolist() == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    assert samples[0].behaviour_logprobs.tolist() == [-0.5, -0.5, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_samples_share_a_sessions_reward_and_leave_out_what_is_untrainable() -> None:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import logging
+import re
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from gangline.domain.completion import VersionSpan
+from gangline.domain.completion import Certificate, Constraint, LogprobKind, VersionSpan
+from gangline.domain.conversation import SamplingParams
 from gangline.domain.errors import EvaluatorError, HarnessError, InvalidGroup
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.training.admission import StalenessSettings, is_fresh, lag_histogram, lag_of, version_spans
 from gangline.training.buffer import BufferState, ReplayBuffer
 from gangline.training.degenerates import DegenerateSettings, repetition, why_degenerate, without_degenerates
-from gangline.training.groups import Group, ValiditySettings, judge_group, why_invalid
+from gangline.training.groups import (
+    Group,
+    ValiditySettings,
+    judge_group,
+    tokens_left_out,
+    trainable_traces,
+    why_invalid,
+)
 from training_samples import EXACT, group, session, trace
 
 SHRINK = ValiditySettings(on_invalid="shrink", min_valid=2)
@@ -70,6 +80,65 @@ def test_a_group_shrinks_only_so_far() -> None:
 def test_a_group_is_run_again() -> None:
     settings = ValiditySettings(on_invalid="resubmit")
     assert judge_group("task-1", group(1.0, None).sessions, 2, settings).action == "resubmit"
+
+
+def certified(logprobs: LogprobKind, constraint: Constraint | None = None, **sampling: Any) -> Certificate:
+    return msgspec.structs.replace(EXACT, logprobs=logprobs, constraint=constraint, sampling=SamplingParams(**sampling))
+
+
+NOT_AS_SAMPLED = {
+    "sampled with top_p 0.9: set capture.sampling.top_p.override: 1": certified("processed", top_p=0.9),
+    "sampled with top_k 20: set capture.sampling.top_k.override: -1": certified("temperature_scaled", top_k=20),
+    "presence_penalty 0.5, frequency_penalty 1: set capture.sampling.presence_penalty.override: 0": certified(
+        "processed", presence_penalty=0.5, frequency_penalty=1.0
+    ),
+    "sampled greedily": certified("processed", temperature=0.0),
+    "let the agent leave tool_choice at auto": certified("processed", "tool_choice"),
+    "let the agent ask for plain text": certified("raw", "response_format"),
+    "start vLLM with --logprobs-mode processed_logprobs": certified("raw", temperature=0.7),
+    "log-probs missing": certified("missing"),
+}
+AS_SAMPLED = [
+    certified("processed", temperature=0.7, top_p=1.0, top_k=-1),
+    certified("temperature_scaled", temperature=0.7, top_k=0),
+    certified("raw"),
+    certified("raw", temperature=1.0, presence_penalty=0.0),
+]
+
+
+@pytest.mark.parametrize("held", AS_SAMPLED, ids=str)
+def test_turns_whose_log_probs_are_of_what_they_were_drawn_from_are_trained_on(held: Certificate) -> None:
+    one = session("s0", 1.0, trace(certificates=(held,)))
+    assert trainable_traces(one) == list(one.trajectory.traces)  # type: ignore[union-attr]
+    assert tokens_left_out([one]) == {}
+
+
+@pytest.mark.parametrize("why", NOT_AS_SAMPLED)
+def test_a_turn_that_was_drawn_from_another_distribution_is_masked(why: str) -> None:
+    side_call = trace(turns=[(10, 2), (11, 12, 2)], versions=[3, 4], certificates=(NOT_AS_SAMPLED[why], EXACT))
+    (masked,) = trainable_traces(session("s0", 1.0, side_call))
+    assert masked.loss_mask.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert masked.response_logprobs.tolist() == [0.0] * 4 + [-0.5] * 3
+    assert masked.response_versions.tolist() == [-1] * 4 + [4] * 3
+    (reason,) = tokens_left_out([session("s0", 1.0, side_call), session("s1", 0.0)])
+    assert why in reason
+    assert tokens_left_out([session("s0", 1.0, side_call)] * 2) == {reason: 4}
+
+
+@pytest.mark.parametrize("on_invalid", ["refuse", "shrink", "resubmit"])
+@pytest.mark.parametrize("why", NOT_AS_SAMPLED)
+def test_a_group_with_nothing_but_such_turns_is_an_error_that_names_the_way_out(why: str, on_invalid: str) -> None:
+    """Another try would give the same, and a run would collect for ever."""
+    sessions = [session(f"s{number}", 1.0, trace(certificates=(NOT_AS_SAMPLED[why],))) for number in range(2)]
+    with pytest.raises(InvalidGroup, match=re.escape(why)):
+        judge_group("task-1", sessions, 2, ValiditySettings.model_validate({"on_invalid": on_invalid}))
+
+
+def test_one_session_of_such_turns_is_one_that_is_not_valid() -> None:
+    only = session("s1", 1.0, trace(certificates=(certified("processed", top_p=0.9),)))
+    verdict = judge_group("task-1", [session("s0", 1.0), only, session("s2", 0.0)], 3, SHRINK)
+    assert verdict.action == "keep"
+    assert "none of its tokens can be trained on: sampled with top_p 0.9" in verdict.reasons["s1"]
 
 
 @pytest.mark.parametrize(("rewards", "warned"), [((0.5, 0.5), True), ((0.5, 0.500001), True), ((0.5, 0.6), False)])

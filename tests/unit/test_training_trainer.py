@@ -272,6 +272,7 @@ def test_a_record_is_read_as_it_was_written_and_a_cut_line_is_left_out(tmp_path:
         num_groups=2,
         num_sessions=4,
         num_trained_tokens=8,
+        left_out={},
         lag={0: 6, 1: 2},
         num_not_admitted=0,
         num_invalid=0,

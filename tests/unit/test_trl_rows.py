@@ -9,11 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from gangline.domain.errors import InvalidRequest
+from gangline.domain.conversation import SamplingParams
+from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.trajectory import SharedPrefix, Trajectory
 from gangline.integrations.trl import ServiceRollouts, rollout_rows, session_reward
 from gangline.training.groups import Group
-from training_samples import session, trace
+from training_samples import EXACT, session, trace
 from training_service import FakeService
 from trl_training import NoEngines, connecting
 
@@ -28,6 +29,17 @@ def test_a_session_is_a_row_with_all_that_its_trace_has() -> None:
     assert rows["logprobs"][0] == [-0.5, -0.5, 0.0, 0.0, -0.5, -0.5, -0.5]
     assert rows["versions"][0] == [3, 3, -1, -1, 4, 4, 4]
     assert session_reward(session=rows["session"], prompts=[], completions=[]) == [1.0, 0.0]
+
+
+def test_turns_that_were_drawn_from_another_distribution_are_masked_or_refused() -> None:
+    cut = msgspec.structs.replace(EXACT, logprobs="processed", sampling=SamplingParams(top_p=0.9))
+    side_call = trace(turns=((10, 2), (11, 2)), between=(7,), certificates=(cut, EXACT))
+    rows = rollout_rows([Group("a", (session("a0", 1.0, side_call), session("a1", 0.0)))], 2)
+    assert rows["env_mask"][0] == [0, 0, 0, 1, 1]
+    assert rows["logprobs"][0] == [0.0, 0.0, 0.0, -0.5, -0.5]
+    nothing_else = session("a0", 1.0, trace(certificates=(cut,)))
+    with pytest.raises(InvalidGroup, match=r"top_p 0\.9: set capture\.sampling\.top_p\.override: 1 in the tasks"):
+        rollout_rows([Group("a", (nothing_else, session("a1", 0.0)))], 2)
 
 
 def test_a_prompt_that_another_trace_keeps_is_written_out() -> None:

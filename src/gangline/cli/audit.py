@@ -166,6 +166,8 @@ def print_audit(name: str, document: dict[str, Any]) -> None:
         f"{report['num_trained_tokens']} of them trainable"
     )
     out.print(_classes_table(document))
+    for reason, num in report["left_out"].items():
+        out.print(f"left out by trainers: {num} tokens, {reason}", markup=False, soft_wrap=True)
     for reason, num in document["not_comparable"].items():
         out.print(f"not compared: {num} tokens, {reason}", markup=False)
     for problem in document["problems"][:_SHOWN_VIOLATIONS]:

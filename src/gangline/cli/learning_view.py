@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gangline.training.run_log import EvaluationRecord, StepRecord
 
 
-__all__ = ["LearningView", "draw_curves", "remaining_s", "reward_chart", "shown_reward"]
+__all__ = ["LearningView", "draw_curves", "notes_on", "remaining_s", "reward_chart", "shown_reward"]
 
 _BAR_CHARS = 20
 _SHOWN_ROWS = 24
@@ -55,6 +55,11 @@ def _step_cells(record: StepRecord) -> list[str]:
     lag = record.scalars().get("rollout/lag_mean", 0.0)
     seconds = (record.waited_s, record.trained_s, record.update.total_s)
     return [str(record.num_groups), f"{lag:.1f}", *(f"{one:.1f}" for one in seconds)]
+
+
+def notes_on(record: StepRecord) -> list[str]:
+    """What a reader should know of a step beside its numbers."""
+    return [f"{number} sampled tokens were not trained on: {why}" for why, number in record.left_out.items()]
 
 
 def shown_reward(record: EvaluationRecord) -> str:
@@ -139,6 +144,9 @@ class LearningView:
             f"step {record.step}/{self._num_steps}: reward {record.reward_mean:.3f}, waited {record.waited_s:.1f} s, "
             f"trained {record.trained_s:.1f} s, weights {record.update.total_s:.1f} s"
         )
+        if self._live is None:
+            for note in notes_on(record):
+                self._console.print(f"step {record.step}/{self._num_steps}: {note}", markup=False, soft_wrap=True)
 
     def add_evaluation(self, record: EvaluationRecord) -> None:
         self._evaluations.append(record)
@@ -169,7 +177,8 @@ class LearningView:
         else:
             doing = f"{self._num_steps} steps done"
         self._progress.update(self._bar, completed=num_done, description=doing, left=self._left())
-        return Group(reward_chart(self._records, self._evaluations), self._progress)
+        notes = [Text(f"step {one.step}: {note}") for one in self._records[-1:] for note in notes_on(one)]
+        return Group(reward_chart(self._records, self._evaluations), *notes, self._progress)
 
 
 def _duration(seconds: float) -> str:

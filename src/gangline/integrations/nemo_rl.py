@@ -39,7 +39,7 @@ __all__ = ["CONTRACT", "NemoActor", "NemoCollector", "NemoSettings", "Push", "to
 
 _log = logging.getLogger(__name__)
 
-CONTRACT = 1
+CONTRACT = 2
 """Version of the contract with trainers that this keeps."""
 
 _FULL_S = 0.2

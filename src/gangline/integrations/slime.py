@@ -42,7 +42,7 @@ __all__ = ["CONTRACT", "DataSource", "SlimeRollout", "post_process_rewards", "to
 
 _log = logging.getLogger(__name__)
 
-CONTRACT = 1
+CONTRACT = 2
 """Version of the contract with trainers that this keeps."""
 
 _CUT_SHORT = ("agent_timeout", "turn_limit", "token_limit")

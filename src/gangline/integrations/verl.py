@@ -31,7 +31,7 @@ except ImportError as error:
 
 __all__ = ["CONTRACT", "to_data_proto"]
 
-CONTRACT = 1
+CONTRACT = 2
 """Version of the contract with trainers that this keeps."""
 
 

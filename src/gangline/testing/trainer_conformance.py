@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from gangline.domain.completion import Certificate
+from gangline.domain.completion import Certificate, LogprobKind
 from gangline.domain.conversation import Message, SamplingParams, Text
 from gangline.domain.errors import Failure, InvalidGroup, InvalidRequest
 from gangline.domain.session import SessionResult
@@ -167,8 +167,8 @@ def _pair(task_id: str = "task0") -> Group:
 # How batches are judged.
 
 
-def _handed_over(subject: Subject[Any], *groups: Group) -> None:
-    """The batch holds the groups' rows, and nothing else, in their order."""
+def _handed_over(subject: Subject[Any], *groups: Group, mask: Sequence[int] | None = None) -> None:
+    """The batch holds the groups' rows, and nothing else, in their order. mask: that every row must have."""
     num_samples = len(groups[0].sessions)
     expected = [row for group in groups for row in rows_of(group, num_samples)]
     found = list(subject.read(subject.convert(groups, num_samples)))
@@ -184,6 +184,7 @@ def _handed_over(subject: Subject[Any], *groups: Group) -> None:
         }
         for name, (got, want) in fields.items():
             assert list(got) == list(want), f"row {number}, {wanted.trace_id}: {name} {list(want)} became {list(got)}"
+        assert mask is None or list(row.loss_mask) == list(mask), f"{wanted.trace_id}: the mask is {row.loss_mask}"
     for what in ("task_id", "session_id"):
         got, want = (_numbered([getattr(row, what) for row in rows]) for rows in (found, expected))
         assert got == want, f"rows that share a {what} are {want}, and arrived as {got}"
@@ -352,24 +353,46 @@ def refuses_a_batch_for_one_group_that_is_not_whole(subject: Subject[Any]) -> No
     _refused(subject, "the last group is short", 2, _pair("task0"), short)
 
 
+def _certified(kind: LogprobKind, **changes: Any) -> Certificate:
+    return msgspec.structs.replace(_EXACT, logprobs=kind, **changes)
+
+
+def _turns_certified(*certificates: Certificate) -> Group:
+    """Two sessions of two turns, whose turns have these certificates."""
+    traces = [_trace(turns=[(10, 2), (11, 2)]), _trace(turns=[(12, 2), (13, 2)], number=1)]
+    certified = [msgspec.structs.replace(trace, certificates=certificates) for trace in traces]
+    return _group(*(_session(sample, float(sample), trace) for sample, trace in enumerate(certified)))
+
+
+_WARM = SamplingParams(temperature=1.0)
+_NOT_AS_SAMPLED: dict[str, Certificate] = {
+    "without log-probs": _certified("missing"),
+    "with top_p": _certified("processed", sampling=SamplingParams(top_p=0.9)),
+    "with top_k": _certified("temperature_scaled", sampling=SamplingParams(top_k=20)),
+    "with a penalty": _certified("raw", sampling=SamplingParams(presence_penalty=0.5)),
+    "greedily": _certified("processed", sampling=SamplingParams(temperature=0.0)),
+    "by a forced tool": _certified("processed", constraint="tool_choice"),
+    "by a grammar": _certified("raw", constraint="response_format"),
+    "at a temperature that raw log-probs do not know": _certified("raw", sampling=SamplingParams(temperature=0.7)),
+}
+
+
 @_check
 def refuses_log_probs_that_are_not_the_trainers_kind(subject: Subject[Any]) -> None:
     """Of another temperature they are of another distribution, and every ratio is wrong."""
-    cool = SamplingParams(temperature=0.7)
-    processed, raw, missing = (
-        Certificate(prompt_source="engine", context="first", finish_reason="stop", logprobs=kind, sampling=cool)
-        for kind in ("processed", "raw", "missing")
-    )
-    plain, other = _trace(turns=[(10, 2), (11, 2)]), _trace(turns=[(12, 2), (13, 2)], number=1)
+    cool = _certified("processed", sampling=SamplingParams(temperature=0.7))
+    _handed_over(subject, _turns_certified(_certified("raw", sampling=_WARM), _certified("processed", sampling=_WARM)))
+    _refused(subject, "all turns at another temperature", 2, _turns_certified(cool, cool))
+    _refused(subject, "a turn at another temperature", 2, _turns_certified(_EXACT, cool))
 
-    def group(*certificates: Certificate) -> Group:
-        certified = [msgspec.structs.replace(trace, certificates=certificates) for trace in (plain, other)]
-        return _group(*(_session(sample, float(sample), trace) for sample, trace in enumerate(certified)))
 
-    _handed_over(subject, group(raw, raw))  # from before the temperature
-    _refused(subject, "all turns at another temperature", 2, group(processed, processed))
-    _refused(subject, "a turn at another temperature", 2, group(_EXACT, processed))
-    _refused(subject, "a turn without log-probs", 2, group(missing, _EXACT))
+@_check
+def masks_turns_that_were_not_sampled_from_what_their_log_probs_are_of(subject: Subject[Any]) -> None:
+    """A side call with top-p, or a forced tool, leaves the other turns as they are; nothing but such is refused."""
+    for what, certificate in _NOT_AS_SAMPLED.items():
+        _handed_over(subject, _turns_certified(_EXACT, certificate), mask=[1, 1, 0, 0, 0, 0, 0])
+        _handed_over(subject, _turns_certified(certificate, _EXACT), mask=[0, 0, 0, 0, 0, 1, 1])
+        _refused(subject, f"all turns sampled {what}", 2, _turns_certified(certificate, certificate))
 
 
 @_check

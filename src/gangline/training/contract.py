@@ -4,7 +4,8 @@ An adapter (`gangline.integrations`) turns groups into the batch type of its tra
 
     1. Nothing is lost, changed or put in another order: each trace that may be trained on arrives once, with just its
        ids, mask, log-probs, versions and reward, by group, by session, by trace (`rows_of` says which these are). What
-       the trainer's type has no place for is refused, not left out.
+       the trainer's type has no place for is refused, not left out. Turns whose log-probs are not those of the
+       distribution that was sampled from (top-p, penalties, grammars, raw ones at a temperature) are masked.
     2. A group that is not whole is refused (`require_whole`), before the trainer sees any of it.
     3. Where the trainer moves its weights to the engines itself, the gates of all nodes are closed around that, and
        opened with the new version (`updating`). `gangline.training.weight_update` does all of it through a folder.
@@ -28,8 +29,7 @@ from gangline.domain.session import SessionResult
 from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions
 from gangline.domain.trajectory import Trace
 from gangline.training.groups import Group, trainable_traces, why_invalid
-from gangline.trajectories.logprob_audit import scoring_temperature
-from gangline.trajectories.shared_prefixes import with_whole_prompts
+from gangline.trajectories.comparability import scoring_temperature
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -42,7 +42,7 @@ __all__ = [
     "updating",
 ]
 
-CONTRACT_VERSION = 1
+CONTRACT_VERSION = 2
 """Grows when an adapter that kept the contract would no longer keep it."""
 
 
@@ -66,7 +66,7 @@ class TrainerRow:
     outcome: Outcome
     """Of the session."""
     trace: Trace
-    """For what else a trainer has a place for. Its prompt is whole."""
+    """For what else a trainer has a place for. Its prompt is whole, its mask the row's."""
 
 
 def require_whole(group: Group, num_samples: int) -> None:
@@ -88,24 +88,22 @@ def require_whole(group: Group, num_samples: int) -> None:
 def rows_of(group: Group, num_samples: int, *, temperature: float = 1.0) -> list[TrainerRow]:
     """The rows of a whole group: by session, and by trace as the session made them.
 
-    temperature: what the trainer divides logits by. Raises: as `require_whole`; InvalidGroup when log-probs are
-    missing, or of another temperature, for then the trainer's own would not be of the same distribution.
+    temperature: what the trainer divides logits by. Raises: as `require_whole`; InvalidGroup when log-probs are of
+    another temperature, for then the trainer's own would not be of the same distribution.
     """
     require_whole(group, num_samples)
     rows = [row for session in group.sessions for row in _rows(group.task_id, session)]
     for row in rows:
-        _require_logprobs(row, temperature)
+        _require_temperature(row, temperature)
     return rows
 
 
-def _require_logprobs(row: TrainerRow, temperature: float) -> None:
-    """Of that temperature."""
+def _require_temperature(row: TrainerRow, temperature: float) -> None:
+    """Of its log-probs."""
     for span, certificate in zip(row.trace.spans, row.trace.certificates, strict=True):
         if not row.loss_mask[span.start : span.end].any():
             continue
         what = f"{span.completion_id} in {row.trace_id}"
-        if certificate.logprobs == "missing":
-            raise InvalidGroup(f"the engine gave no log-probs for {what}: leave such sessions out.")
         certified = scoring_temperature(certificate)
         if not math.isclose(certified, temperature, rel_tol=1e-6):
             raise InvalidGroup(
@@ -115,10 +113,9 @@ def _require_logprobs(row: TrainerRow, temperature: float) -> None:
 
 
 def _rows(task_id: str, session: SessionResult) -> Iterator[TrainerRow]:
-    if session.trajectory is None or session.reward is None:
+    if session.reward is None:
         return
-    whole = {trace.trace_id: trace for trace in with_whole_prompts(session.trajectory.traces)}
-    for trace in (whole[one.trace_id] for one in trainable_traces(session)):
+    for trace in trainable_traces(session):
         yield TrainerRow(
             task_id=task_id,
             session_id=session.session_id,

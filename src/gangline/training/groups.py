@@ -3,23 +3,31 @@
 A session is valid when it has a reward, at least one trace to train on, and we did not break: a fault of the
 infrastructure is no reward of 0, it is no reward. What a trainer does with a group that is not whole is its choice,
 named beforehand, and never a silently short group.
+
+Turns whose log-probs are not those of the distribution that was sampled from are masked here, for every trainer: side
+calls of an agent may be of that kind. A session with nothing else is not valid, and a group of such sessions is an
+error, for another try would be like it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 from pydantic import Field
 
 from gangline.domain.errors import InvalidGroup
 from gangline.domain.lifecycle import is_infrastructure_fault
 from gangline.domain.session import SessionResult
-from gangline.domain.trajectory import Trace
+from gangline.domain.trajectory import Trace, TurnSpan
 from gangline.training.options import TrainingOptions
+from gangline.trajectories.comparability import why_not_trainable
+from gangline.trajectories.shared_prefixes import with_whole_prompts
 
 __all__ = [
     "LOW_DEVIATION",
@@ -27,6 +35,7 @@ __all__ = [
     "ValiditySettings",
     "Verdict",
     "judge_group",
+    "tokens_left_out",
     "trainable_traces",
     "why_invalid",
     "why_without_reward",
@@ -78,9 +87,42 @@ class Verdict:
 
 
 def trainable_traces(session: SessionResult) -> list[Trace]:
-    """Traces with at least one token to train on."""
+    """Traces with at least one token to train on, prompts written out, turns that must not be trained on masked."""
     traces = () if session.trajectory is None else session.trajectory.traces
-    return [trace for trace in traces if trace.untrainable is None and bool(trace.loss_mask.any())]
+    whole = with_whole_prompts(traces) if any(one.shared_prefix is not None for one in traces) else traces
+    masked = (_only_comparable(trace) for trace in whole if trace.untrainable is None)
+    return [trace for trace in masked if trace.loss_mask.any()]
+
+
+def _only_comparable(trace: Trace) -> Trace:
+    left_out = [span for span, _ in _not_comparable(trace)]
+    if not left_out:
+        return trace
+    keep = np.ones(len(trace.loss_mask), np.bool_)
+    for span in left_out:
+        keep[span.start : span.end] = False
+    return msgspec.structs.replace(
+        trace,
+        loss_mask=np.where(keep, trace.loss_mask, 0).astype(trace.loss_mask.dtype),
+        response_logprobs=np.where(keep, trace.response_logprobs, 0.0).astype(trace.response_logprobs.dtype),
+        response_versions=np.where(keep, trace.response_versions, -1).astype(trace.response_versions.dtype),
+    )
+
+
+def _not_comparable(trace: Trace) -> Iterator[tuple[TurnSpan, str]]:
+    """Turns with trained tokens that no trainer can weigh, and why."""
+    for span, certificate in zip(trace.spans, trace.certificates, strict=True):
+        if trace.loss_mask[span.start : span.end].any() and (why := why_not_trainable(certificate)) is not None:
+            yield span, why
+
+
+def tokens_left_out(sessions: Iterable[SessionResult]) -> dict[str, int]:
+    """Why tokens with `loss_mask = 1` must not be trained on -> their number."""
+    found = Counter[str]()
+    for trace in (trace for one in sessions if one.trajectory is not None for trace in one.trajectory.traces):
+        for span, why in _not_comparable(trace):
+            found[why] += int(np.count_nonzero(trace.loss_mask[span.start : span.end]))
+    return dict(found)
 
 
 def why_without_reward(session: SessionResult) -> str | None:
@@ -97,8 +139,11 @@ def why_without_reward(session: SessionResult) -> str | None:
 
 def why_invalid(session: SessionResult) -> str | None:
     """Why a session cannot be compared; None when it can."""
-    why = why_without_reward(session)
-    return "it has no trace to train on" if why is None and not trainable_traces(session) else why
+    if (why := why_without_reward(session)) is not None or trainable_traces(session):
+        return why
+    if reasons := tokens_left_out([session]):
+        return f"none of its tokens can be trained on: {'; '.join(reasons)}"
+    return "it has no trace to train on"
 
 
 def judge_group(
@@ -106,11 +151,14 @@ def judge_group(
 ) -> Verdict:
     """Keep, drop or run again. num_samples: sessions that the task has. Warns of rewards that hardly differ.
 
-    Raises: InvalidGroup when the group is not whole and `refuse` is set; the message names every session and why.
+    Raises: InvalidGroup when the group is not whole and `refuse` is set, and always when its sessions have nothing but
+    tokens that cannot be trained on; the message names every session and why.
     """
     settings = settings or ValiditySettings()
     reasons = {session.session_id: why for session in sessions if (why := why_invalid(session)) is not None}
     valid = Group(task_id, tuple(session for session in sessions if session.session_id not in reasons))
+    if not valid.sessions and tokens_left_out(one for one in sessions if one.reward is not None):
+        raise _invalid(valid, num_samples, reasons, "Running the task again would give the same.")
     if len(valid.sessions) < num_samples:
         return Verdict(_action(valid, num_samples, settings, reasons), valid, reasons)
     if not valid.is_informative:
@@ -125,8 +173,12 @@ def _action(
         return "keep" if len(valid.sessions) >= settings.min_valid else "drop"
     if settings.on_invalid == "resubmit":
         return "resubmit"
+    way_out = "Look at them with `gangline show`, or choose on_invalid: shrink or resubmit."
+    raise _invalid(valid, num_samples, reasons, way_out)
+
+
+def _invalid(valid: Group, num_samples: int, reasons: dict[str, str], way_out: str) -> InvalidGroup:
     why = "; ".join(f"{session_id}: {reason}" for session_id, reason in reasons.items()) or "the others have no result"
-    raise InvalidGroup(
-        f"{len(valid.sessions)} of {num_samples} sessions of {valid.task_id} are valid ({why}). Look at them with "
-        "`gangline show`, or choose on_invalid: shrink or resubmit."
+    return InvalidGroup(
+        f"{len(valid.sessions)} of {num_samples} sessions of {valid.task_id} are valid ({why}). {way_out}"
     )

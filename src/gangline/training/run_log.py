@@ -34,6 +34,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_groups: int
     num_sessions: int
     num_trained_tokens: int
+    left_out: dict[str, int]
+    """Why tokens must not be trained on -> their number: their log-probs are not of what they were drawn from."""
     lag: dict[int, int]
     """versions behind -> trained tokens."""
     num_not_admitted: int
@@ -57,6 +59,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
                 found |= {f"{name}/{inner}": float(one) for inner, one in value.items()}
             elif isinstance(value, int | float) and name not in ("step", "version"):
                 found[f"rollout/{name}"] = float(value)
+        found["rollout/num_left_out_tokens"] = float(sum(self.left_out.values()))
         total = sum(self.lag.values())
         if total:
             found["rollout/lag_mean"] = sum(lag * num for lag, num in self.lag.items()) / total

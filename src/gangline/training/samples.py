@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,8 +18,7 @@ from gangline.training.degenerates import num_sampled
 from gangline.training.groups import Group, trainable_traces
 from gangline.training.masks import Weights, all_sampled
 from gangline.training.rewards import shape_reward
-from gangline.trajectories.logprob_audit import scoring_temperature
-from gangline.trajectories.shared_prefixes import with_whole_prompts
+from gangline.trajectories.comparability import scoring_temperature
 
 __all__ = ["Mask", "Sample", "make_samples"]
 
@@ -59,21 +57,13 @@ def make_samples(group: Group, algorithm: Algorithm, mask: Mask = all_sampled) -
     count in means over traces. Raises: ValueError when a session has no reward.
     """
     advantages = group_advantages([_shaped_reward(one, algorithm) for one in group.sessions], algorithm.advantage)
-    traces = [trainable_traces(_whole(session)) for session in group.sessions]
+    traces = [trainable_traces(session) for session in group.sessions]
     own_range = _range_of_own([trace for mine in traces for trace in mine])
     return [
         _sample(trace, float(credit), mask)
         for advantage, mine in zip(advantages, traces, strict=True)
         for trace, credit in zip(mine, _credits(float(advantage), mine, algorithm, own_range), strict=True)
     ]
-
-
-def _whole(session: SessionResult) -> SessionResult:
-    """The session with every prompt written out: those of the `tree` builder are not."""
-    if session.trajectory is None:
-        return session
-    traces = tuple(with_whole_prompts(session.trajectory.traces))
-    return msgspec.structs.replace(session, trajectory=msgspec.structs.replace(session.trajectory, traces=traces))
 
 
 def _shaped_reward(session: SessionResult, algorithm: Algorithm) -> float:

@@ -40,7 +40,7 @@ from gangline.training.collector import (
     informative,
 )
 from gangline.training.evaluation import Evaluation
-from gangline.training.groups import Group, ValiditySettings, trainable_traces
+from gangline.training.groups import Group, ValiditySettings, tokens_left_out, trainable_traces
 from gangline.training.options import TrainingOptions
 from gangline.training.run_log import EvaluationRecord, RunLog, StepRecord
 from gangline.training.samples import Sample, make_samples
@@ -316,6 +316,7 @@ class Trainer:
             num_groups=len(groups),
             num_sessions=sum(len(group.sessions) for group in groups),
             num_trained_tokens=num_tokens,
+            left_out=tokens_left_out(session for group in groups for session in group.sessions),
             lag=lag_histogram(traces, version),
             num_not_admitted=collector.counts.not_admitted - self._counted.not_admitted,
             num_invalid=collector.counts.invalid - self._counted.invalid,

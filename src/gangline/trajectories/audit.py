@@ -17,6 +17,7 @@ from gangline.domain.completion import Certificate, Completion, CompletionTree
 from gangline.domain.errors import BuilderError
 from gangline.domain.tokens import TokenIds
 from gangline.domain.trajectory import Trace, Trajectory, TurnSpan
+from gangline.trajectories.comparability import why_not_trainable
 
 __all__ = ["AuditReport", "ClassCount", "Violation", "audit", "merge_reports", "turn_class"]
 
@@ -45,6 +46,8 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     num_sampled_tokens: int
     num_trained_tokens: int
     """With `loss_mask = 1`."""
+    left_out: dict[str, int]
+    """Why trainers mask some of them -> their number: log-probs of another distribution than they were drawn from."""
     classes: dict[str, ClassCount]
     """By `turn_class`."""
     violations: tuple[Violation, ...]
@@ -81,16 +84,19 @@ def audit(trajectory: Trajectory, completions: Iterable[Completion]) -> AuditRep
         ) from error
     violations = list(_check_session(trajectory, tree))
     classes: dict[str, ClassCount] = {}
+    left_out: Counter[str] = Counter()
     for trace in _with_whole_prompts(trajectory):
         found = list(_check_trace(trace, tree))
         violations += found
         if not any(violation.rule == "lengths" for violation in found):
             _count_classes(trace, classes)
+            _count_left_out(trace, left_out)
     return AuditReport(
         num_traces=len(trajectory.traces),
         num_completions=len(tree),
         num_sampled_tokens=sum(len(completion.sampled_ids) for completion in tree),
         num_trained_tokens=sum(int(np.count_nonzero(trace.loss_mask)) for trace in trajectory.traces),
+        left_out=dict(left_out),
         classes=classes,
         violations=tuple(violations),
     )
@@ -110,6 +116,7 @@ def merge_reports(reports: Iterable[AuditReport]) -> AuditReport:
         num_completions=sum(part.num_completions for part in parts),
         num_sampled_tokens=sum(part.num_sampled_tokens for part in parts),
         num_trained_tokens=sum(part.num_trained_tokens for part in parts),
+        left_out=dict(sum((Counter(part.left_out) for part in parts), Counter[str]())),
         classes=classes,
         violations=tuple(violation for part in parts for violation in part.violations),
     )
@@ -120,6 +127,13 @@ def _count_classes(trace: Trace, classes: dict[str, ClassCount]) -> None:
         name = turn_class(trace, index)
         before = classes.get(name, ClassCount(0, 0))
         classes[name] = ClassCount(before.turns + 1, before.tokens + span.end - span.start)
+
+
+def _count_left_out(trace: Trace, left_out: Counter[str]) -> None:
+    for certificate, span in zip(trace.certificates, trace.spans, strict=True):
+        num = int(np.count_nonzero(trace.loss_mask[span.start : span.end]))
+        if num and (why := why_not_trainable(certificate)) is not None:
+            left_out[why] += num
 
 
 def _with_whole_prompts(trajectory: Trajectory) -> Iterator[Trace]:

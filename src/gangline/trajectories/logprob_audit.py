@@ -5,20 +5,20 @@ On rows whose context is exact they differ by numerical noise. On spliced rows t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gangline.domain.completion import Certificate
 from gangline.domain.tokens import Logprobs, TokenIds
 from gangline.domain.trajectory import Trace, Trajectory
 from gangline.trajectories.audit import turn_class
+from gangline.trajectories.comparability import scoring_temperature, why_not_comparable
 from gangline.trajectories.shared_prefixes import with_whole_prompts
 
-__all__ = ["LogprobDifferences", "LogprobStats", "Score", "compare_logprobs", "why_not_comparable"]
+__all__ = ["LogprobDifferences", "LogprobStats", "Score", "compare_logprobs"]
 
 Score = Callable[[TokenIds, float], Logprobs]
 """(ids [T], temperature) -> log-prob of each id given those before it [T]; the first entry is not read."""
@@ -104,31 +104,3 @@ def _compare_trace(trace: Trace, score: Score, version: int | None, differences:
 def _count(counts: dict[str, int], reason: str, num: int) -> None:
     if num:
         counts[reason] = counts.get(reason, 0) + num
-
-
-def scoring_temperature(certificate: Certificate) -> float:
-    """Raw log-probs are from before the temperature; greedy sampling (0) records the untempered distribution."""
-    temperature = certificate.sampling.temperature
-    if certificate.logprobs == "raw" or temperature is None or temperature == 0:
-        return 1.0
-    return temperature
-
-
-def why_not_comparable(certificate: Certificate) -> str | None:
-    """Why a completion's log-probs are not those of softmax(logits / temperature); None when they are."""
-    if certificate.logprobs == "missing":
-        return "log-probs missing"
-    if certificate.constraint is not None:
-        return f"sampled under a grammar ({certificate.constraint})"
-    if certificate.logprobs == "raw":
-        return None
-    sampling = certificate.sampling
-    changed: Mapping[str, bool] = {
-        # SGLang's kind is taken before top-k and top-p.
-        "top_p": certificate.logprobs == "processed" and sampling.top_p not in (None, 1.0),
-        "top_k": certificate.logprobs == "processed" and sampling.top_k not in (None, 0, -1),
-        "presence_penalty": sampling.presence_penalty not in (None, 0.0),
-        "frequency_penalty": sampling.frequency_penalty not in (None, 0.0),
-    }
-    found = [name for name, is_changed in changed.items() if is_changed]
-    return f"sampled with {', '.join(found)}" if found else None

@@ -1,0 +1,84 @@
+"""Comparability: which distribution a turn's log-probs are of, and whether it is the one that was sampled from.
+
+Two questions, for two readers. The audit computes log-probs again, so it asks whether softmax(logits / temperature) has
+them (`why_not_comparable`). A trainer weighs each token by its own log-prob over the reported one, so it also asks
+whether the token was drawn from that distribution (`why_not_trainable`): top-p, a penalty or a grammar draws from
+another one, and raw log-probs are from before the temperature.
+
+Fields that would change the distribution and are not in `SamplingParams` (min-p, a repetition penalty, a logit bias)
+never reach an engine: the dialects refuse them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gangline.domain.completion import Certificate
+
+__all__ = ["scoring_temperature", "why_not_comparable", "why_not_trainable"]
+
+
+def scoring_temperature(certificate: Certificate) -> float:
+    """Raw log-probs are from before the temperature; greedy sampling (0) records the untempered distribution."""
+    temperature = certificate.sampling.temperature
+    if certificate.logprobs == "raw" or temperature is None or temperature == 0:
+        return 1.0
+    return temperature
+
+
+def why_not_comparable(certificate: Certificate) -> str | None:
+    """Why a completion's log-probs are not those of softmax(logits / temperature); None when they are."""
+    if certificate.logprobs == "missing":
+        return "log-probs missing"
+    if certificate.constraint is not None:
+        return f"sampled under a grammar ({certificate.constraint})"
+    if certificate.logprobs == "raw":
+        return None
+    found = [name for name, _ in _penalties(certificate)]
+    if certificate.logprobs == "processed":  # SGLang's kind is taken before top-k and top-p
+        found = [name for name, _ in _cuts(certificate)] + found
+    return f"sampled with {', '.join(found)}" if found else None
+
+
+def why_not_trainable(certificate: Certificate) -> str | None:
+    """Why a completion's log-probs are not those of the distribution that its tokens were drawn from, and what to
+    change; None when they are, and can be computed again.
+    """
+    if certificate.logprobs == "missing":
+        return "log-probs missing: use an engine that reports them"
+    if certificate.constraint == "tool_choice":
+        return "sampled under a grammar (tool_choice): let the agent leave tool_choice at auto"
+    if certificate.constraint is not None:
+        return f"sampled under a grammar ({certificate.constraint}): let the agent ask for plain text"
+    if changed := [*_cuts(certificate), *_penalties(certificate)]:
+        named = ", ".join(f"{name} {value:g}" for name, value in changed)
+        neutral = ", ".join(f"capture.sampling.{name}.override: {_NEUTRAL[name]}" for name, _ in changed)
+        return f"sampled with {named}: set {neutral} in the tasks"
+    temperature = certificate.sampling.temperature
+    if temperature == 0:
+        return "sampled greedily (temperature 0): set capture.sampling.temperature.override: 1 in the tasks"
+    if certificate.logprobs == "raw" and temperature not in (None, 1.0):
+        return (
+            f"raw log-probs at temperature {temperature:g}, from before the temperature: start vLLM with "
+            "--logprobs-mode processed_logprobs, or set capture.sampling.temperature.override: 1 in the tasks"
+        )
+    return None
+
+
+_NEUTRAL = {"top_p": 1, "top_k": -1, "presence_penalty": 0, "frequency_penalty": 0}
+
+
+def _cuts(certificate: Certificate) -> Iterator[tuple[str, float]]:
+    sampling = certificate.sampling
+    if sampling.top_p not in (None, 1.0):
+        yield "top_p", sampling.top_p
+    if sampling.top_k not in (None, 0, -1):
+        yield "top_k", sampling.top_k
+
+
+def _penalties(certificate: Certificate) -> Iterator[tuple[str, float]]:
+    sampling = certificate.sampling
+    if sampling.presence_penalty not in (None, 0.0):
+        yield "presence_penalty", sampling.presence_penalty
+    if sampling.frequency_penalty not in (None, 0.0):
+        yield "frequency_penalty", sampling.frequency_penalty
