@@ -23,7 +23,10 @@ apt=$(mktemp -d)
 trap 'rm -rf "$apt"' EXIT
 mkdir -p "$folder" "$apt/lists/partial" "$apt/cache/archives/partial" "$apt/parts"
 : > "$apt/status"
-echo "deb [signed-by=$keys] http://deb.debian.org/debian trixie main" > "$apt/sources.list"
+# The archive that this machine's apt uses, a mirror for example; Debian's own where it uses none of Debian.
+targets() { apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' "$@" 2>/dev/null; }
+archive=$( { targets 'Label: Debian'; targets | grep '/debian/$'; echo http://deb.debian.org/debian/; } | head -n 1)
+echo "deb [signed-by=$keys] $archive trixie main" > "$apt/sources.list"
 cat > "$apt/apt.conf" << END
 Dir::State "$apt";
 Dir::State::status "$apt/status";

@@ -8,6 +8,7 @@ request.
 from __future__ import annotations
 
 from functools import cache
+from importlib import invalidate_caches
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
@@ -32,11 +33,20 @@ Kind = Literal["dialect", "engine", "runtime", "harness", "builder", "evaluator"
 
 _PLURAL = {"harness": "harnesses"}
 
+_EXTRAS = {
+    "renderers": ("renderers", "httpx"),
+    "tokenizer": ("transformers", "tokenizers", "jinja2", "safetensors", "gguf"),
+}
+"""Extra -> modules of ours that it brings; the embedded engine's extra brings the others."""
+
 
 @cache
 def _registry(kind: Kind) -> dict[str, EntryPoint]:
-    group = f"gangline.{_PLURAL.get(kind, kind + 's')}"
-    return {entry.name: entry for entry in entry_points(group=group)}
+    return {entry.name: entry for entry in entry_points(group=_group(kind))}
+
+
+def _group(kind: Kind) -> str:
+    return f"gangline.{_PLURAL.get(kind, kind + 's')}"
 
 
 def names(kind: Kind) -> list[str]:
@@ -50,15 +60,33 @@ def load(kind: Kind, name: str) -> Any:
     """
     registry = _registry(kind)
     if name not in registry:
+        if _is_new(kind, name):
+            raise UnknownPlugin(
+                f"{kind} {name!r} was installed after this process started. Restart the service (server and nodes) to "
+                "use it."
+            )
         raise UnknownPlugin.named(kind, name, registry)
     try:
         return registry[name].load()
     except ModuleNotFoundError as error:
-        extra = "renderers" if error.name in ("renderers", "httpx") else "engine"
-        raise InvalidRequest(
-            f"{kind} {name!r} needs the Python package {error.name!r}, which is not installed. "
-            f"Install what it needs, for the built-in ones: pip install 'gangline[{extra}]'."
-        ) from error
+        raise InvalidRequest(_missing(kind, registry[name], error.name or "")) from error
+
+
+def _is_new(kind: Kind, name: str) -> bool:
+    """Whether the plug-in was installed since the registry was read."""
+    invalidate_caches()
+    return any(entry.name == name for entry in entry_points(group=_group(kind)))
+
+
+def _missing(kind: Kind, entry: EntryPoint, module: str) -> str:
+    """What to install for a plug-in that lacks a Python package."""
+    what = f"{kind} {entry.name!r} needs the Python package {module!r}, which is not installed."
+    distribution = entry.dist.name if entry.dist is not None else "gangline"
+    if distribution != "gangline":
+        return f"{what} It comes with {distribution}: install that again with what it needs."
+    top = module.partition(".")[0]
+    extra = next((extra for extra, modules in _EXTRAS.items() if top in modules), "engine")
+    return f"{what} Run: pip install 'gangline[{extra}]'."
 
 
 def _configured(kind: Kind, name: str, config: dict[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from cli_process import gangline
@@ -33,6 +34,19 @@ def test_a_program_that_does_the_task_passes() -> None:
     assert (report["dialects"], report["num_turns"], report["chains"]) == (["openai_responses"], 4, ["main"])
     assert report["contexts"] == {"first": 1, "exact": 3}
     assert 0 < report["model_s"] < report["wall_s"]
+
+
+def test_qwen_code_passes_with_its_defaults_and_can_search() -> None:
+    need_command("bwrap", "apt-get install bubblewrap")
+    assert gangline("harness", "install", "qwen_code").returncode == 0
+    package = need_tool("qwen").parents[1] / "@qwen-code" / "qwen-code"
+    bundled = list(package.glob("vendor/ripgrep/*/rg"))
+    assert bundled
+    assert all(os.access(program, os.X_OK) for program in bundled)
+    done = gangline("harness", "check", "qwen_code", "--json", timeout_s=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (report,) = json.loads(done.stdout)
+    assert (report["ok"], report["chains"]) == (True, ["main"])
 
 
 def test_a_program_that_is_missing_fails_and_the_line_is_told(tmp_path: Path) -> None:

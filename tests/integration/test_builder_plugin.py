@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from gangline.domain.errors import UnknownPlugin
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.domain.trajectory import Trajectory
+from gangline.plugins import make_builder
 from gangline.trajectories.audit import audit
 from strategies import session_sample
 
@@ -51,6 +53,7 @@ import sys
 
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.task import TaskRequest
+from gangline.domain.errors import UnknownPlugin
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.plugins import check_task, make_builder
 
@@ -110,3 +113,37 @@ def test_it_is_among_the_names_that_an_unknown_one_is_told(installed: Path) -> N
 
 def test_without_its_distribution_it_is_unknown(tmp_path: Path) -> None:
     assert b"UnknownPlugin" in use(tmp_path, '{"strategy": "last_first"}').stderr
+
+
+def test_one_installed_under_a_running_process_is_named_with_the_remedy(
+    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UnknownPlugin, match="Known: "):
+        make_builder("last_first", {})
+    monkeypatch.syspath_prepend(str(installed))
+    with pytest.raises(UnknownPlugin, match="installed after this process started"):
+        make_builder("last_first", {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "missing", "extra"),
+    [
+        ("engine_server", "scripted", ("tokenizers", "transformers"), "tokenizer"),
+        ("engine_server", "embedded", ("torch",), "engine"),
+        ("engine", "generate_renderers", ("renderers",), "renderers"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(
+    kind: str, name: str, missing: tuple[str, ...], extra: str
+) -> None:
+    block = "".join(f"sys.modules[{module!r}] = None;" for module in missing)
+    code = f"import sys; {block} from gangline import plugins; plugins.load({kind!r}, {name!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert f"pip install 'gangline[{extra}]'" in done.stderr
+
+
+def test_a_missing_package_of_a_strangers_plugin_is_not_blamed_on_ours(installed: Path) -> None:
+    (installed / "last_first_builder.py").write_text("import no_such_package")
+    done = use(installed, '{"strategy": "last_first"}')
+    assert b"It comes with last-first-builder" in done.stderr
+    assert b"gangline[" not in done.stderr

@@ -90,7 +90,7 @@ async def _check(client: ServerClient, harness: str, settings: dict[str, Any], p
         "instruction": f"Write a file hello.txt with the line {CONTENT!r}, then look whether it is right.",
         "timeout_seconds": plan.timeout_s,
         "max_attempts": 1,
-        "agent": {"harness": harness, "settings": settings, "max_turns": 50},
+        "agent": {"harness": harness, "settings": _with_room(harness, settings), "max_turns": 50},
         "capture": {"tier": plan.tier},
         "evaluator": {"strategy": "script", "config": {"command": _GRADER}},
     }
@@ -98,6 +98,18 @@ async def _check(client: ServerClient, harness: str, settings: dict[str, Any], p
     await client.wait(submitted.task_id, timeout_s=plan.timeout_s + 120)
     (result,) = await client.result(submitted.task_id)
     return _report(harness, result)
+
+
+def _with_room(harness: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings whose context window is the scripted engine's, unless they name one.
+
+    The built-in tokenizer makes several times as many tokens of a prompt as a model's: a program that believes in a
+    small window would compress its history before it did anything.
+    """
+    from gangline.plugins import load
+
+    has_window = "context_window" in load("harness", harness).Config.model_fields
+    return {**({"context_window": SCRIPT["context_length"]} if has_window else {}), **settings}
 
 
 def _report(harness: str, result: SessionResult) -> CheckReport:

@@ -78,6 +78,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """Oldest Node, or Python, that runs it: major and minor number."""
     env: Mapping[str, str] = {}
     """So that asking for the version does nothing else."""
+    executables: tuple[str, ...] = ()
+    """Shell patterns, in the package's folder, of bundled programs that npm unpacks without the execute bit."""
 
     def requirements(self, version: str | None = None) -> tuple[str, ...]:
         """As npm or pip takes them."""
@@ -165,11 +167,16 @@ def install(programs: Iterable[tuple[Program, str | None]], tools: Path) -> None
     """
     tools.mkdir(parents=True, exist_ok=True)
     with _alone(tools):
-        wanted = [one for one in programs if installed_version(one[0], tools) != (one[1] or one[0].version)]
+        chosen = list(programs)
+        wanted = [one for one in chosen if installed_version(one[0], tools) != (one[1] or one[0].version)]
         _install_npm([one for one in wanted if one[0].source == "npm"], tools)
         for program, version in wanted:
             if program.source == "pypi":
                 _install_pypi(program, version, tools)
+        for program, _ in chosen:
+            for pattern in program.executables:
+                for bundled in (_modules(tools) / program.package).glob(pattern):
+                    bundled.chmod(bundled.stat().st_mode | 0o111)
 
 
 @contextlib.contextmanager

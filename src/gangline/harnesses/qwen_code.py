@@ -29,6 +29,7 @@ _PROGRAM = Program(
     version="0.24.4",
     oldest=(22, 0),
     env={"QWEN_CODE_NO_RELAUNCH": "1"},
+    executables=("vendor/ripgrep/*/rg",),
 )
 
 
