@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gangline.domain.contracts import ExecResult, OutputSink
+from gangline.domain.contracts import ExecResult, OutputSink, RuntimeUser
 from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound
 from gangline.runtimes.files import SharedFolders
 
@@ -29,6 +29,7 @@ class FolderRuntime:
         self.runtime_id = folder.name
         self.workdir = str(self._root)
         self.home = str(self._home)
+        self.grader_home: str | None = None
         self.proxy_url: str | None = None
         self.log: list[str] = []
 
@@ -42,7 +43,9 @@ class FolderRuntime:
         timeout_s: float | None = None,
         on_output: OutputSink | None = None,
         max_output_bytes: int = 1 << 20,
+        user: RuntimeUser = "agent",
     ) -> ExecResult:
+        assert user == "agent", "it has no other"
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
         self.log.append(f"exec {argv[0] if not isinstance(command, str) else command}")
         child = await asyncio.create_subprocess_exec(

@@ -104,7 +104,7 @@ async def test_the_agents_runtime_never_sees_hidden_files_of_a_clean_one(
 
 async def test_in_its_own_runtime_the_agents_processes_die_before_hidden_files_arrive(agents: FolderRuntime) -> None:
     await graded(agents, None, "echo 1 > reward.txt", files={"secret": "x"})
-    assert agents.log.index("kill") < agents.log.index("upload secret")
+    assert agents.log.index("kill") < agents.log.index(f"upload {agents.file('secret')}")
 
 
 async def test_what_the_agent_left_in_the_graders_places_is_cleared(agents: FolderRuntime, tmp_path: Path) -> None:

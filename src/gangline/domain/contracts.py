@@ -37,12 +37,16 @@ __all__ = [
     "Runtime",
     "RuntimeHandle",
     "RuntimeStart",
+    "RuntimeUser",
     "Taker",
     "Wish",
 ]
 
 Wish = Literal["mcp_servers", "skills"]
 """A field of `AgentSpec` that only some harnesses can fulfil."""
+
+RuntimeUser = Literal["agent", "grader"]
+"""Users of a sandbox, neither of them root. Not every runtime has the second one: see `RuntimeHandle.grader_home`."""
 
 OutputSink = Callable[[Literal["stdout", "stderr"], bytes], None]
 """Called with each piece of output as it comes, on the event loop."""
@@ -90,6 +94,8 @@ class RuntimeHandle(Protocol):
     """Inside the sandbox (for `process`: a real path on the host)."""
     home: str
     """A private HOME inside the sandbox."""
+    grader_home: str | None
+    """HOME of the user `grader`, which no command of the agent's can enter; None where the runtime has no such user."""
     proxy_url: str | None
     """How the node's proxy is reached from inside, e.g. `http://127.0.0.1:8642`; None under network `none`."""
 
@@ -103,12 +109,15 @@ class RuntimeHandle(Protocol):
         timeout_s: float | None = None,
         on_output: OutputSink | None = None,
         max_output_bytes: int = 1 << 20,
+        user: RuntimeUser = "agent",
     ) -> ExecResult:
         """Run a command (a string goes to `sh -c`) and wait for it and its output.
 
+        user: `grader` cannot be signalled, traced or read by what runs as `agent`, and has `grader_home` as its HOME.
+
         The environment is clean but for PATH, HOME, LANG, what an image sets, and the spec's `env`. On timeout, and
         when the caller is cancelled, the command's whole process tree is killed.
-        Raises: RuntimeFailed when the sandbox is gone.
+        Raises: RuntimeFailed when the sandbox is gone; RuntimeUnavailable when it has no such user.
         """
         ...
 
@@ -126,7 +135,7 @@ class RuntimeHandle(Protocol):
     async def clear(self, path: str) -> None:
         """Make room at `path`, from outside, whatever an untrusted program left there. Call it after `kill`.
 
-        A file or link there, and a folder with its content, is removed, whatever its modes; HOME, `workdir` and
+        A file or link there, and a folder with its content, is removed, whatever its modes; both HOMEs, `workdir` and
         the spec's `folders` are emptied and stay. A file or link in place of one of its parents is removed too. The
         folders on the way are usable by their owner again. No link is followed, and nothing there is no error.
         Raises: InvalidRequest when the path is not one that files can be moved through.
@@ -144,7 +153,8 @@ class RuntimeHandle(Protocol):
     def limits(self) -> dict[str, str]:
         """Name of a limit, `network`, ... -> how it is enforced: `cgroup v2`, `rlimit`, ...; `not enforced`; `not set`.
 
-        An enforcement that holds each process for itself, not all together, says `per process`.
+        An enforcement that holds each process for itself, not all together, says `per process`. `grader_user` is there
+        where `exec` takes the user `grader`.
         """
         ...
 

@@ -13,14 +13,19 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, cast
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gangline.domain.contracts import EvaluationContext, ExecResult, Reward, RuntimeHandle
+from gangline.domain.contracts import EvaluationContext, ExecResult, Reward, RuntimeHandle, RuntimeUser
 from gangline.domain.errors import CallerError, EvaluatorError, NotFound
 from gangline.domain.task import TextEncoding, decoded
+from gangline.evaluators.solution_user import serving_solution
 from gangline.evaluators.transcript import transcript
 
 __all__ = ["HiddenFile", "ScriptConfig", "ScriptEvaluator"]
@@ -57,6 +62,11 @@ class ScriptConfig(BaseModel):
     command: Annotated[str, Field(min_length=1)] | Annotated[tuple[str, ...], Field(min_length=1)]
     """Run in the working folder; a string goes to `sh -c`. A non-zero exit code is a broken grader, not a low
     reward."""
+    separate: bool = False
+    """Run the command as a user of its own, in its own HOME; relative paths of `files`, `clear` and `reward_file` are
+    there. Nothing that runs as the solution's user can read it, write the reward or end the command, and
+    `$GANGLINE_SOLUTION COMMAND...` runs a command as that user, in `$GANGLINE_WORKDIR`. Code that the command imports
+    itself is not kept apart. Needs a runtime with such a user, and `python3` in it."""
     files: dict[str, str | HiddenFile] = Field(default_factory=dict)
     """Path -> content of hidden files, such as tests: written when the agent can no longer see them."""
     clear: tuple[str, ...] = ()
@@ -73,6 +83,37 @@ class ScriptConfig(BaseModel):
     """For each collected file."""
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a grader works, and as which user."""
+
+    runtime: RuntimeHandle
+    user: RuntimeUser
+    folder: str
+    home: str
+
+    def at(self, path: str) -> str:
+        return str(PurePosixPath(self.folder, path))
+
+    async def clear(self, path: str) -> None:
+        """Raises: EvaluatorError."""
+        try:
+            await self.runtime.clear(self.at(path))
+        except CallerError as error:
+            raise EvaluatorError(f"could not clear the grader's {path}: {error.message}") from error
+
+    async def make(self, folders: Sequence[str], user: RuntimeUser | None = None) -> None:
+        """Raises: EvaluatorError."""
+        made = await self.runtime.exec(
+            ["mkdir", "-p", "--", *map(self.at, folders)], timeout_s=_MKDIR_TIMEOUT_S, user=user or self.user
+        )
+        if not made.ok:
+            raise EvaluatorError(f"could not make the grader's folders: mkdir {_how_it_ended(made, _MKDIR_TIMEOUT_S)}")
+
+    async def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        await self.runtime.upload(self.at(path), data, mode=mode)
+
+
 class ScriptEvaluator:
     """Runs `config.command` and reads what it wrote."""
 
@@ -86,15 +127,12 @@ class ScriptEvaluator:
     async def evaluate(self, context: EvaluationContext) -> Reward:
         """Raises: EvaluatorError when the command fails, is not done in time, or leaves no finite number."""
         runtime, missing = await self._grading_runtime(context)
-        await self._write_inputs(runtime, context)
-        result = await runtime.exec(
-            self._config.command,
-            env={"GANGLINE_TRAJECTORY": _TRAJECTORY, "HOME": f"{runtime.workdir}/{_HOME}", **self._config.env},
-            timeout_s=self._config.timeout_seconds,
-        )
+        place = self._place(runtime)
+        await self._write_inputs(place, context)
+        result = await self._run(place)
         if not result.ok:
             raise EvaluatorError(f"the grading command {_how_it_ended(result, self._config.timeout_seconds)}")
-        reward, details = await self._read_reward(runtime)
+        reward, details = await self._read_reward(place)
         details |= {"graded_in": "clean runtime" if context.refresh_runtime else "agent's runtime"}
         if missing:
             details["missing_files"] = missing
@@ -123,25 +161,48 @@ class ScriptEvaluator:
                 missing.append(f"{path}: {error.message}")
         return collected, missing
 
-    async def _write_inputs(self, runtime: RuntimeHandle, context: EvaluationContext) -> None:
+    def _place(self, runtime: RuntimeHandle) -> _Place:
+        """Raises: EvaluatorError when the runtime has no user for a grader."""
+        if not self._config.separate:
+            return _Place(runtime, "agent", runtime.workdir, f"{runtime.workdir}/{_HOME}")
+        if runtime.grader_home is None:
+            raise EvaluatorError(
+                "`separate` needs a runtime with a second user, which this one is not: run the node as root, with "
+                "runtime `sandbox`, `apptainer`, `docker` or `podman`"
+            )
+        return _Place(runtime, "grader", runtime.grader_home, runtime.grader_home)
+
+    async def _write_inputs(self, place: _Place, context: EvaluationContext) -> None:
         """Clear the places of all inputs and of the reward, whatever lies there, and write the inputs."""
-        for place in (*self._config.clear, _FOLDER, *self._reward_files(), *self._config.files):
-            try:
-                await runtime.clear(place)
-            except CallerError as error:
-                raise EvaluatorError(f"could not clear the grader's {place}: {error.message}") from error
-        made = await runtime.exec(["mkdir", "-p", "--", _HOME, *self._config.clear], timeout_s=_MKDIR_TIMEOUT_S)
-        if not made.ok:
-            raise EvaluatorError(f"could not make the grader's folders: mkdir {_how_it_ended(made, _MKDIR_TIMEOUT_S)}")
-        await runtime.upload(_TRAJECTORY, msgspec.json.encode(transcript(context)))
+        if place.user == "grader":
+            await place.clear(place.folder)
+            await place.clear(f"{place.runtime.workdir}/{_FOLDER}")
+            await place.make([f"{place.runtime.workdir}/{_FOLDER}"], user="agent")
+        for path in (*self._config.clear, _FOLDER, *self._reward_files(), *self._config.files):
+            await place.clear(path)
+        await place.make([_HOME, *self._config.clear])
+        await place.write(_TRAJECTORY, msgspec.json.encode(transcript(context)))
         for path, given in self._config.files.items():
             file = HiddenFile(content=given) if isinstance(given, str) else given
-            await runtime.upload(path, decoded(file.content, file.encoding), mode=file.mode)
+            await place.write(path, decoded(file.content, file.encoding), mode=file.mode)
 
-    async def _read_reward(self, runtime: RuntimeHandle) -> tuple[float, dict[str, Any]]:
+    async def _run(self, place: _Place) -> ExecResult:
+        async with AsyncExitStack() as stack:
+            own = {"HOME": place.home, "GANGLINE_TRAJECTORY": _TRAJECTORY}
+            if place.user == "grader":
+                own |= await stack.enter_async_context(serving_solution(place.runtime))
+            return await place.runtime.exec(
+                self._config.command,
+                cwd=place.folder,
+                env=own | self._config.env,
+                timeout_s=self._config.timeout_seconds,
+                user=place.user,
+            )
+
+    async def _read_reward(self, place: _Place) -> tuple[float, dict[str, Any]]:
         for path in self._reward_files():
             try:
-                return _parse_reward(path, await runtime.download(path, max_bytes=_MAX_REWARD_BYTES))
+                return _parse_reward(path, await place.runtime.download(place.at(path), max_bytes=_MAX_REWARD_BYTES))
             except NotFound:
                 continue
             except CallerError as error:

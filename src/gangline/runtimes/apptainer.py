@@ -40,7 +40,7 @@ from gangline.runtimes.holder import PATH, Launch
 from gangline.runtimes.leftovers import kill_mounted, reap
 from gangline.runtimes.loopback import LoopbackAddress
 from gangline.runtimes.masks import refuse_hidden_image
-from gangline.runtimes.namespaced import HOME, begun, can_give_users, checked_folders
+from gangline.runtimes.namespaced import HOME, begun, can_give_users, checked_folders, grader_folder
 from gangline.runtimes.users import HeldUser
 from gangline.settings import Settings
 
@@ -100,7 +100,7 @@ class ApptainerRuntime:
         image = checked_image(start.spec.image)
         if image is not None:
             refuse_hidden_image(Path(image), start.hidden)
-        shared = checked_folders(start, _RESERVED)
+        shared = checked_folders(start, _RESERVED) | grader_folder(start, has_users=self._privileged)
         enclosure = _Container(start, image, shared, self._expose, self._program, self._fakeroot)
         user = HeldUser(start.runtime_id) if self._privileged else None
         return await begun(start, self.name, enclosure, shared, user)

@@ -29,9 +29,9 @@ _MAX_COMPLAINT_BYTES = 4096
 _SCRIPT = r"""
 exec 3<"$0/life" 4>"$0/ready" || exit 1
 if [ ! -e /.gangline ]; then
-  uid=$1 home=$2
+  uid=$1 grader=$2 grader_home=$3 home=$4
   first() { set -- "$1" "$2" "$(cat "$1")" && printf '%s\n' "$2" "$3" > "$1"; }
-  shift
+  shift 3
   own() {
     while [ "$1" != : ]; do mkdir -p -- "$1" && chown -R -- "$uid:$uid" "$1" || return; shift; done
     shift
@@ -39,6 +39,9 @@ if [ ! -e /.gangline ]; then
   }
   said=$({
     own "$@" && mkdir -p /tmp && chmod 1777 /tmp &&
+    { [ -z "$grader" ] || { mkdir -p -- "$grader_home" && chmod 700 -- "$grader_home" &&
+      chown -R -- "$grader:$grader" "$grader_home" &&
+      { [ ! -f /etc/passwd ] || first /etc/passwd "grader:x:$grader:$grader:grader:$grader_home:/bin/sh"; }; }; } &&
     { [ ! -f /etc/passwd ] || first /etc/passwd "agent:x:$uid:$uid:agent:$home:/bin/sh"; } &&
     { [ ! -f /etc/group ] || first /etc/group "agent:x:$uid:"; } &&
     : > /.gangline
@@ -53,13 +56,16 @@ wait $!
 """Once: folders of the agent's own, and its name. `wait` reaps orphans as long as nobody writes, that is for ever."""
 
 
-def first_process(uid: int, own: Sequence[str], through: Sequence[str]) -> list[str]:
+def first_process(
+    uid: int, own: Sequence[str], through: Sequence[str], *, grader_uid: int | None, grader_home: str
+) -> list[str]:
     """Command line of a container.
 
     own: folders that the agent, user `uid`, owns with all that is in them; the first is its HOME.
     through: folders that everyone must be able to enter.
+    grader_uid: user that owns `grader_home`, where nobody else may enter; None: there is none.
     """
-    return ["sh", "-c", _SCRIPT, PIPES, str(uid), *own, ":", *through]
+    return ["sh", "-c", _SCRIPT, PIPES, str(uid), str(grader_uid or ""), grader_home, *own, ":", *through]
 
 
 class Pipes:

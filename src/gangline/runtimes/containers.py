@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal, TypeVar
 
-from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart
+from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, RuntimeUser
 from gangline.domain.errors import (
     GanglineError,
     InvalidRequest,
@@ -38,20 +38,20 @@ from gangline.runtimes.environment import argv_of, exposed_folders, image_enviro
 from gangline.runtimes.execution import Executions, Order
 from gangline.runtimes.files import SharedFolders
 from gangline.runtimes.leftovers import LABEL, Mark, marked, reap, remove_folder, write_mark
-from gangline.runtimes.limits import NOT_ENFORCED, enforcement
+from gangline.runtimes.limits import NOT_ENFORCED, enforcement, grader_enforcement, refuse_grader
 from gangline.runtimes.masks import masked
+from gangline.runtimes.namespaced import GRADER_HOME, HOME
 from gangline.runtimes.openings import Openings
 from gangline.runtimes.relay import ListenerHelper
 from gangline.runtimes.seccomp import filters_of
 from gangline.runtimes.system_calls import enforced, filter_for
 from gangline.runtimes.threads import run_to_end
-from gangline.runtimes.users import HeldUser
+from gangline.runtimes.users import HeldUser, grader_uid
 from gangline.settings import Settings
 
 __all__ = ["DockerRuntime", "PodmanRuntime"]
 
 _T = TypeVar("_T")
-HOME = "/home/agent"
 _OURS = 2
 """Processes of the container that are not the agent's."""
 _SHM_BYTES = 256 << 20
@@ -184,6 +184,8 @@ class _ContainerHandle:
         self._user = HeldUser(start.runtime_id) if os.geteuid() == 0 else None
         self._uid = os.geteuid() if self._user is None else self._user.uid
         """The agent's in the container. An ordinary user's agent is that user, so that its files are the user's."""
+        self._grader_uid = None if self._user is None else grader_uid(self._user.uid)
+        self.grader_home = None if self._user is None else GRADER_HOME
         self._expose = expose
         self._options = options
         self._env: dict[str, str] = {}
@@ -247,7 +249,8 @@ class _ContainerHandle:
         if self._was_made:
             await self._engine.start(self.runtime_id, self._start.folder)
         else:
-            argv = first_process(self._uid, self._own, _parents([*self._own, *map(str, self._expose)]))
+            through = _parents([*self._own, *map(str, self._expose)])
+            argv = first_process(self._uid, self._own, through, grader_uid=self._grader_uid, grader_home=GRADER_HOME)
             await self._engine.run(self.runtime_id, self._run_options(), self._image, argv, self._start.folder)
             self._was_made = True
         inspected = await self._engine.inspect(self.runtime_id)
@@ -282,18 +285,20 @@ class _ContainerHandle:
         timeout_s: float | None = None,
         on_output: OutputSink | None = None,
         max_output_bytes: int = 1 << 20,
+        user: RuntimeUser = "agent",
     ) -> ExecResult:
         argv = argv_of(command)
+        uid, own = self._becoming(user)
         async with self._lock:
             life = await self._started()
         order = Order(
             argv=argv,
             cwd=str(PurePosixPath(self.workdir) / (cwd or "")),
             env=image_environment(
-                self._expose, HOME, self._env, {**self._openings.env, **self._start.spec.env, **(env or {})}
+                self._expose, HOME, self._env, {**self._openings.env, **self._start.spec.env, **own, **(env or {})}
             ),
             proc_fd=life.proc_fd,
-            uid=self._uid,
+            uid=uid,
             supervisor_uid=None if os.geteuid() == 0 else 0,
             filters=[*self._own_filters, *self._engine_filters],
             cgroup_procs=self._groups.procs,
@@ -307,6 +312,14 @@ class _ContainerHandle:
             on_output=on_output,
             max_output_bytes=max_output_bytes,
         )
+
+    def _becoming(self, user: RuntimeUser) -> tuple[int, dict[str, str]]:
+        """Whom a command becomes, and the environment that goes with it. Raises: RuntimeUnavailable."""
+        if user == "agent":
+            return self._uid, {}
+        if self._grader_uid is None:
+            raise refuse_grader(self._engine.name)
+        return self._grader_uid, {"HOME": GRADER_HOME}
 
     async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         async with self._lock:
@@ -332,7 +345,10 @@ class _ContainerHandle:
         uid = life.host_uid(self._uid) if os.geteuid() == 0 else None
         closed = (*_CLOSED, *map(str, self._expose))
         roots = {"/": Path(f"/proc/self/fd/{root}")}
-        files = SharedFolders(roots, self.workdir, uid=uid, closed=closed, lasting=self._own)
+        outer = None if self._grader_uid is None else life.host_uid(self._grader_uid)
+        owners = {} if outer is None else {GRADER_HOME: outer}
+        lasting = [*self._own, GRADER_HOME]
+        files = SharedFolders(roots, self.workdir, uid=uid, closed=closed, lasting=lasting, owners=owners)
 
         def move() -> Any:
             try:
@@ -377,7 +393,8 @@ class _ContainerHandle:
         network = NOT_ENFORCED if self._start.spec.network == "full" else "network namespace"
         own = enforced(self._start.spec.system_calls_allow) if self._own_filters else NOT_ENFORCED
         engines = "; seccomp filter of the engine" if self._engine_filters else ""
-        return {**self._limits.told, "network": network, "system_calls": own + engines}
+        grader = grader_enforcement(self.grader_home)
+        return {**self._limits.told, **grader, "network": network, "system_calls": own + engines}
 
 
 def _filters(pid: int) -> list[bytes]:
@@ -428,6 +445,7 @@ def _parents(paths: Sequence[str]) -> list[str]:
 def _checked_folder(named: str, field: str) -> str:
     path = PurePosixPath(named)
     above = {str(parent) for parent in (path, *path.parents)}
-    if not path.is_absolute() or ".." in path.parts or str(path) in _NO_WORKDIR_ITSELF or above & set(_NO_WORKDIR):
+    forbidden = {*_NO_WORKDIR, GRADER_HOME}
+    if not path.is_absolute() or ".." in path.parts or str(path) in _NO_WORKDIR_ITSELF or above & forbidden:
         raise InvalidRequest(f"{field} must be an absolute folder outside the system's, got {named!r}.")
     return str(path)

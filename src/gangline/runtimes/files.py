@@ -13,6 +13,7 @@ import secrets
 import stat
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound
@@ -35,18 +36,20 @@ class SharedFolders:
         uid: int | None = None,
         closed: Sequence[str] = (),
         lasting: Sequence[str] = (),
+        owners: Mapping[str, int] | None = None,
     ) -> None:
         """
         workdir: where relative paths begin.
         uid: owner (and group) of what is written; None is ourselves.
         closed: paths inside whose files are moved neither in nor out.
+        owners: paths inside whose files have another owner.
         lasting: folders inside that `clear` empties and never removes, as it does with `folders`.
         """
         self._folders = {PurePosixPath(inside): folder for inside, folder in folders.items()}
         self._closed = {PurePosixPath(inside) for inside in closed}
         self._lasting = {*self._folders, *map(PurePosixPath, lasting)}
         self._workdir = PurePosixPath(workdir)
-        self._uid = uid
+        self._owners = {PurePosixPath("/"): uid, **{PurePosixPath(path): uid for path, uid in (owners or {}).items()}}
 
     def read(self, path: str, max_bytes: int) -> bytes:
         """Raises: NotFound, LimitExceeded, InvalidRequest."""
@@ -64,7 +67,8 @@ class SharedFolders:
     def write(self, path: str, data: bytes, mode: int) -> None:
         """Raises: InvalidRequest when a component is a link or no folder, or the name is a folder's."""
         root, names = self._file(path)
-        with _told(path), _parent(root, names, self._own) as parent:
+        own = partial(_own, self._owner(path))
+        with _told(path), _parent(root, names, own) as parent:
             temporary = f".gangline-{secrets.token_hex(8)}"
             try:
                 fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=parent)
@@ -72,7 +76,7 @@ class SharedFolders:
                     file.write(data)
                     file.flush()
                     os.fchmod(fd, mode)
-                    self._own(fd)
+                    own(fd)
                 os.rename(temporary, names[-1], src_dir_fd=parent, dst_dir_fd=parent)
             except BaseException:
                 with suppress(OSError):
@@ -93,20 +97,20 @@ class SharedFolders:
                     os.close(fd)
                     fd = below
                 if names and self._workdir / path in self._lasting:
-                    fd = self._entered_lasting(names[-1], fd)
+                    fd = self._entered_lasting(names[-1], fd, self._owner(path))
                     names = ()
                 for name in names[-1:] or os.listdir(fd):
                     _remove(name, fd)
             finally:
                 os.close(fd)
 
-    def _entered_lasting(self, name: str, parent: int) -> int:
+    def _entered_lasting(self, name: str, parent: int, owner: int | None) -> int:
         """Descriptor of a folder, in place of its parent's. One that is no folder any more is made again."""
         below = self._entered(name, parent)
         if below is None:
             os.mkdir(name, 0o755, dir_fd=parent)
             below = os.open(name, _FOLDER, dir_fd=parent)
-            self._own(below)
+            _own(owner, below)
         os.close(parent)
         return below
 
@@ -124,9 +128,9 @@ class SharedFolders:
         finally:
             os.close(found)
 
-    def _own(self, fd: int) -> None:
-        if self._uid is not None:
-            os.fchown(fd, self._uid, self._uid)
+    def _owner(self, path: str) -> int | None:
+        whole = self._workdir / path
+        return next(self._owners[above] for above in (whole, *whole.parents) if above in self._owners)
 
     def _file(self, path: str) -> tuple[Path, tuple[str, ...]]:
         root, names = self._located(path)
@@ -146,6 +150,11 @@ class SharedFolders:
                 return self._folders[inside], whole.relative_to(inside).parts
         known = ", ".join(sorted(map(str, self._folders)))
         raise InvalidRequest(f"{path!r} is outside the folders that files can be moved through: {known}.")
+
+
+def _own(uid: int | None, fd: int) -> None:
+    if uid is not None:
+        os.fchown(fd, uid, uid)
 
 
 def _give_owner_its_rights(fd: int) -> None:

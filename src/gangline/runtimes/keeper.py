@@ -76,6 +76,7 @@ class _Sandbox:
             runtime_id=handle.runtime_id,
             workdir=handle.workdir,
             home=handle.home,
+            grader_home=handle.grader_home,
             proxy_url=handle.proxy_url,
             limits=handle.limits(),
         )
@@ -270,6 +271,7 @@ class _Service:
             timeout_s=request.timeout_s,
             on_output=self._sink(number) if request.streams else None,
             max_output_bytes=request.max_output_bytes,
+            user=request.user,
         )
         if _is_short(request):
             return await command

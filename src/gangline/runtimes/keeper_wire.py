@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from pydantic import BaseModel
 
-from gangline.domain.contracts import RuntimeStart
+from gangline.domain.contracts import RuntimeStart, RuntimeUser
 from gangline.domain.errors import GanglineError, RuntimeFailed
 
 __all__ = [
@@ -52,7 +52,7 @@ __all__ = [
     "write_message",
 ]
 
-VERSION = 3
+VERSION = 4
 """A node ends a keeper that speaks another one, as it would have died with the node."""
 
 _LENGTH_BYTES = 4
@@ -64,6 +64,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     runtime_id: str
     workdir: str
     home: str
+    grader_home: str | None
     proxy_url: str | None
     limits: dict[str, str]
 
@@ -99,6 +100,7 @@ class Exec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stdin: bytes | None
     timeout_s: float | None
     max_output_bytes: int
+    user: RuntimeUser
     streams: bool
     """Whether output is told as it comes."""
     note: bytes | None = None

@@ -19,7 +19,15 @@ from pathlib import Path
 import msgspec
 
 from gangline import plugins
-from gangline.domain.contracts import ExecResult, Keepable, OutputSink, Runtime, RuntimeHandle, RuntimeStart
+from gangline.domain.contracts import (
+    ExecResult,
+    Keepable,
+    OutputSink,
+    Runtime,
+    RuntimeHandle,
+    RuntimeStart,
+    RuntimeUser,
+)
 from gangline.domain.errors import RuntimeFailed
 from gangline.runtimes import keeper_wire as wire
 from gangline.runtimes.keeper import KeeperOrder
@@ -232,6 +240,7 @@ class KeptHandle:
         self.runtime_id = facts.runtime_id
         self.workdir = facts.workdir
         self.home = facts.home
+        self.grader_home = facts.grader_home
         self.proxy_url = facts.proxy_url
         self.note = None if kept is None else kept.note
         """What the node was to remember of it."""
@@ -252,6 +261,7 @@ class KeptHandle:
         timeout_s: float | None = None,
         on_output: OutputSink | None = None,
         max_output_bytes: int = 1 << 20,
+        user: RuntimeUser = "agent",
         note: bytes | None = None,
     ) -> ExecResult:
         """`note`: given, the command and this sandbox outlive the node's process by the grace, for `Keeper.kept` of the
@@ -264,6 +274,7 @@ class KeptHandle:
             stdin=stdin,
             timeout_s=timeout_s,
             max_output_bytes=max_output_bytes,
+            user=user,
             streams=on_output is not None and note is None,
             note=note,
         )

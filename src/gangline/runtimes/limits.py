@@ -11,13 +11,26 @@ from __future__ import annotations
 import resource
 from collections.abc import Mapping
 
+from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.task import LimitsSpec
 
-__all__ = ["NOT_ENFORCED", "NOT_SET", "Enforcement", "enforcement"]
+__all__ = ["NOT_ENFORCED", "NOT_SET", "Enforcement", "enforcement", "grader_enforcement", "refuse_grader"]
 
 NOT_ENFORCED = "not enforced"
 NOT_SET = "not set"
 PER_PROCESS = "rlimit, per process"
+
+
+def grader_enforcement(grader_home: str | None) -> dict[str, str]:
+    """What `limits()` says of the user `grader`."""
+    return {"grader_user": NOT_ENFORCED if grader_home is None else "user of its own"}
+
+
+def refuse_grader(runtime: str) -> RuntimeUnavailable:
+    return RuntimeUnavailable(
+        f"runtime `{runtime}` on this node has no second user for a grader: run the node as root, with `sandbox`, "
+        "`apptainer`, `docker` or `podman`."
+    )
 
 
 class Enforcement:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart
+from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, RuntimeUser
 from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.domain.ids import validated_id
 from gangline.runtimes.cgroups import Cgroups, group_name, make_groups
@@ -21,24 +21,27 @@ from gangline.runtimes.execution import Executions, Order
 from gangline.runtimes.files import SharedFolders
 from gangline.runtimes.holder import Holder, Launch
 from gangline.runtimes.leftovers import Mark, remove_folder, write_mark
-from gangline.runtimes.limits import NOT_ENFORCED, enforcement
+from gangline.runtimes.limits import NOT_ENFORCED, enforcement, grader_enforcement, refuse_grader
 from gangline.runtimes.openings import Openings
 from gangline.runtimes.relay import ListenerHelper
 from gangline.runtimes.system_calls import enforced, filter_for
 from gangline.runtimes.threads import run_to_end
-from gangline.runtimes.users import FIRST_UID, NUM_UIDS, HeldUser
+from gangline.runtimes.users import FIRST_UID, NUM_UIDS, HeldUser, grader_uid
 
 __all__ = [
+    "GRADER_HOME",
     "HOME",
     "Enclosure",
     "NamespacedHandle",
     "begun",
     "can_give_users",
     "checked_folders",
+    "grader_folder",
     "inner_uid",
 ]
 
 HOME = "/home/agent"
+GRADER_HOME = "/home/grader"
 _CAP_SYS_ADMIN = 21
 
 
@@ -90,9 +93,15 @@ def checked_folders(start: RuntimeStart, reserved: Sequence[str]) -> dict[str, P
     }
 
 
+def grader_folder(start: RuntimeStart, *, has_users: bool) -> dict[str, Path]:
+    """The private folder of the user `grader`, where there can be one."""
+    return {GRADER_HOME: start.folder / "grader"} if has_users else {}
+
+
 def _checked_folder(named: str, field: str, reserved: Sequence[str]) -> str:
     path = PurePosixPath(named)
     inside = [str(parent) for parent in (path, *path.parents)]
+    reserved = (*reserved, GRADER_HOME)
     if not path.is_absolute() or ".." in path.parts or str(path) == "/" or any(name in reserved for name in inside):
         raise InvalidRequest(f"{field} must be an absolute folder outside the system's, got {named!r}.")
     return str(path)
@@ -128,6 +137,7 @@ class NamespacedHandle:
         self.runtime_id = start.runtime_id
         self.workdir = str(PurePosixPath(start.spec.workdir))
         self.home = HOME
+        self.grader_home = None if user is None else GRADER_HOME
         self.proxy_url = None if start.spec.network == "none" else _proxy_url(start.proxy_port)
         self._start = start
         self._mark = mark
@@ -138,7 +148,8 @@ class NamespacedHandle:
         self._groups = groups
         self._limits = enforcement(start.spec.limits, groups.enforced, own_user=True)
         self._shared = shared
-        self._files = SharedFolders(shared, self.workdir, uid=uid)
+        owners = {} if uid is None else {GRADER_HOME: grader_uid(uid)}
+        self._files = SharedFolders(shared, self.workdir, uid=uid, owners=owners)
         program = filter_for(start.spec.system_calls_allow)
         self._filters = () if program is None else (program,)
         self._executions = Executions(self._label)
@@ -154,16 +165,21 @@ class NamespacedHandle:
 
     def _make_folders(self) -> None:
         write_mark(self._start.folder, self._mark)
-        for folder in self._shared.values():
+        for path, folder in self._shared.items():
             folder.mkdir(parents=True, exist_ok=True)
             if self._uid is not None:
-                os.chown(folder, self._uid, self._uid)
-        uid = inner_uid(self._uid)
-        (self._start.folder / "passwd").write_text(
-            f"root:x:0:0:root:/root:/bin/sh\nagent:x:{uid}:{uid}:agent:{HOME}:/bin/sh\n"
-            "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
-        )
-        (self._start.folder / "group").write_text(f"root:x:0:\nagent:x:{uid}:\nnogroup:x:65534:\n")
+                owner = grader_uid(self._uid) if path == GRADER_HOME else self._uid
+                os.chown(folder, owner, owner)
+            if path == GRADER_HOME:
+                folder.chmod(0o700)
+        users = [("agent", inner_uid(self._uid), HOME)]
+        if self._uid is not None:
+            users.append(("grader", grader_uid(self._uid), GRADER_HOME))
+        passwd = [f"{name}:x:{uid}:{uid}:{name}:{home}:/bin/sh" for name, uid, home in users]
+        group = [f"{name}:x:{uid}:" for name, uid, _home in users]
+        last = "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin"
+        _write_lines(self._start.folder / "passwd", ["root:x:0:0:root:/root:/bin/sh", *passwd, last])
+        _write_lines(self._start.folder / "group", ["root:x:0:", *group, "nogroup:x:65534:"])
         self._enclosure.make_folders()
 
     async def _started(self) -> Holder:
@@ -198,16 +214,18 @@ class NamespacedHandle:
         timeout_s: float | None = None,
         on_output: OutputSink | None = None,
         max_output_bytes: int = 1 << 20,
+        user: RuntimeUser = "agent",
     ) -> ExecResult:
         argv = argv_of(command)
+        uid, own = self._becoming(user)
         async with self._lock:
             holder = await self._started()
         order = Order(
             argv=argv,
             cwd=str(PurePosixPath(self.workdir) / (cwd or "")),
-            env=self._enclosure.environment({**self._openings.env, **self._start.spec.env, **(env or {})}),
+            env=self._enclosure.environment({**self._openings.env, **self._start.spec.env, **own, **(env or {})}),
             proc_fd=holder.proc_fd,
-            uid=self._uid,
+            uid=uid,
             own_namespace=self._uid is None and not self._enclosure.agent_is_root,
             filters=self._filters,
             cgroup_procs=self._groups.procs,
@@ -221,6 +239,14 @@ class NamespacedHandle:
             on_output=on_output,
             max_output_bytes=max_output_bytes,
         )
+
+    def _becoming(self, user: RuntimeUser) -> tuple[int | None, dict[str, str]]:
+        """Whom a command becomes, and the environment that goes with it. Raises: RuntimeUnavailable."""
+        if user == "agent":
+            return self._uid, {}
+        if self._uid is None:
+            raise refuse_grader(self._mark.runtime)
+        return grader_uid(self._uid), {"HOME": GRADER_HOME}
 
     async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         self._check_not_stopped()
@@ -269,7 +295,12 @@ class NamespacedHandle:
         allowed = self._start.spec.system_calls_allow
         is_filtered = self._filters and not self._enclosure.agent_is_root
         filtered = enforced(allowed) if is_filtered else NOT_ENFORCED
-        return {**self._limits.told, "network": network, "system_calls": filtered}
+        own = grader_enforcement(self.grader_home)
+        return {**self._limits.told, **own, "network": network, "system_calls": filtered}
+
+
+def _write_lines(file: Path, lines: Sequence[str]) -> None:
+    file.write_text("".join(f"{line}\n" for line in lines))
 
 
 def _proxy_url(port: int | None) -> str | None:
@@ -287,5 +318,5 @@ def can_give_users() -> bool:
         return False
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     first, _outside, count = map(int, Path("/proc/self/uid_map").read_text().split()[:3])
-    has_uids = first <= FIRST_UID and first + count >= FIRST_UID + NUM_UIDS
+    has_uids = first <= FIRST_UID and first + count >= FIRST_UID + 2 * NUM_UIDS
     return bool(int(status["CapEff"], 16) >> _CAP_SYS_ADMIN & 1) and has_uids

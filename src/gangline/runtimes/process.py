@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart
+from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, RuntimeUser
 from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.domain.ids import validated_id
 from gangline.runtimes.environment import argv_of, clean_environment, exposed_folders
 from gangline.runtimes.execution import Executions, Order
 from gangline.runtimes.files import SharedFolders
 from gangline.runtimes.leftovers import LABEL, Mark, kill_labelled, reap, remove_folder, write_mark
-from gangline.runtimes.limits import NOT_ENFORCED, enforcement
+from gangline.runtimes.limits import NOT_ENFORCED, enforcement, grader_enforcement, refuse_grader
 from gangline.runtimes.system_calls import enforced, filter_for
 from gangline.runtimes.threads import run_to_end
 from gangline.settings import Settings
@@ -65,6 +65,7 @@ class _ProcessHandle:
         self.runtime_id = start.runtime_id
         self.workdir = str(folder / "work")
         self.home = str(folder / "home")
+        self.grader_home: str | None = None
         self.proxy_url = None if port is None or start.spec.network == "none" else f"http://127.0.0.1:{port}"
         self._folder = folder
         self._tmp = str(folder / "tmp")
@@ -100,8 +101,11 @@ class _ProcessHandle:
         timeout_s: float | None = None,
         on_output: OutputSink | None = None,
         max_output_bytes: int = 1 << 20,
+        user: RuntimeUser = "agent",
     ) -> ExecResult:
         self._check_not_stopped()
+        if user == "grader":
+            raise refuse_grader(ProcessRuntime.name)
         extra = {"TMPDIR": self._tmp, **self._env, **(env or {}), LABEL: self._label}
         order = Order(
             argv=argv_of(command),
@@ -156,4 +160,5 @@ class _ProcessHandle:
 
     def limits(self) -> dict[str, str]:
         filtered = enforced(self._allowed) if self._filters else NOT_ENFORCED
-        return {**self._limits.told, "network": NOT_ENFORCED, "system_calls": filtered}
+        network = {"network": NOT_ENFORCED, "system_calls": filtered}
+        return {**self._limits.told, **grader_enforcement(None), **network}

@@ -36,6 +36,7 @@ from gangline.runtimes.namespaced import (
     begun,
     can_give_users,
     checked_folders,
+    grader_folder,
     inner_uid,
 )
 from gangline.runtimes.obstacles import obstacle
@@ -77,7 +78,7 @@ class SandboxRuntime:
 
     async def start(self, start: RuntimeStart) -> RuntimeHandle:
         """Raises: RuntimeFailed, InvalidRequest."""
-        shared = checked_folders(start, RESERVED)
+        shared = checked_folders(start, RESERVED) | grader_folder(start, has_users=self._privileged)
         user = HeldUser(start.runtime_id) if self._privileged else None
         uid = None if user is None else user.uid
         return await begun(start, self.name, _Bubblewrap(start, shared, self._expose, uid), shared, user)

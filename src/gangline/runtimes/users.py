@@ -15,11 +15,16 @@ from pathlib import Path
 
 from gangline.domain.errors import RuntimeFailed
 
-__all__ = ["FIRST_UID", "NUM_UIDS", "HeldUser"]
+__all__ = ["FIRST_UID", "NUM_UIDS", "HeldUser", "grader_uid"]
 
 FIRST_UID = 0x70000000
 NUM_UIDS = 1 << 16
 _FOLDER = Path("/run/gangline/users")
+
+
+def grader_uid(uid: int) -> int:
+    """The user `grader` of the sandbox whose agent is `uid`: no other sandbox's, as long as that one is held."""
+    return uid + NUM_UIDS
 
 
 class HeldUser:

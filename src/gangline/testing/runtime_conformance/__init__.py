@@ -20,6 +20,7 @@ from __future__ import annotations
 from gangline.testing.runtime_conformance import (
     commands,
     files,
+    graders,
     isolation,
     lifecycle,
     limits,
@@ -36,7 +37,19 @@ __all__ = ["Bench", "Check", "checks", "run_check"]
 _PARTS: tuple[Checks, ...] = tuple(
     part.CHECKS
     for part in (
-        *(commands, streams, files, process_trees, lifecycle, limits, network, network_list, isolation, system_calls),
+        *(
+            commands,
+            streams,
+            files,
+            process_trees,
+            lifecycle,
+            limits,
+            network,
+            network_list,
+            isolation,
+            graders,
+            system_calls,
+        ),
     )
 )
 
