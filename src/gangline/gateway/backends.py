@@ -139,18 +139,22 @@ class BackendPool:
         backend = self._backends.get(backend_id)
         if backend is None:
             raise NotFound(f"no backend {backend_id!r}. Known: {', '.join(self._backends) or 'none'}.")
+        await self._take_out(backend, drain)
+
+    async def _take_out(self, backend: Backend, drain: bool) -> None:
+        """Idempotent: two may take the same one out."""
         self._set_state(backend, "draining", None)
         if drain and backend.num_calls:
             await backend.idle.wait()
-        self._backends.pop(backend_id, None)
-        await backend.engine.close()
-        log.info("backend.removed backend=%s url=%s", backend_id, backend.url)
+        if self._backends.pop(backend.backend_id, None) is not None:
+            await backend.engine.close()
+            log.info("backend.removed backend=%s url=%s", backend.backend_id, backend.url)
 
     async def clear(self, drain: bool = True) -> None:
         """Remove all, as before other weights are served elsewhere. What is added next may be another model."""
         async with asyncio.TaskGroup() as group:
-            for backend_id in list(self._backends):
-                group.create_task(self.remove(backend_id, drain))
+            for backend in list(self._backends.values()):
+                group.create_task(self._take_out(backend, drain))
 
     def views(self) -> list[BackendView]:
         return [backend.view() for backend in self._backends.values()]

@@ -42,6 +42,7 @@ def create_app(
     control_token: str | None,
     names: OwnNames | None = None,
     handlers_folder: Path | None = None,
+    engines: NodeEngines | None = None,
     actions: ActionLog | None = None,
     max_task_bytes: int = MAX_TASK_BYTES,
     max_result_bytes: int = MAX_RESULT_BYTES,
@@ -52,6 +53,7 @@ def create_app(
     control_token: asked for on every route but /health; None asks for nothing (then listen on loopback only).
     names: under which the server is reached; None is loopback. Requests for others, and of web pages, are refused.
     handlers_folder: task templates by data source, for `/process`.
+    engines: what `/add_llm_server` adds; its owner hands them to nodes that join later.
     actions: where every change, and every refusal, is written down.
     max_task_bytes, max_result_bytes: of one request's body.
     keep_alive_s: between comments on an event stream on which nothing happens.
@@ -60,6 +62,7 @@ def create_app(
         service,
         control_token=control_token,
         handlers_folder=handlers_folder,
+        engines=engines,
         max_task_bytes=max_task_bytes,
         max_result_bytes=max_result_bytes,
         keep_alive_s=keep_alive_s,
@@ -80,13 +83,14 @@ def all_routes(
     *,
     control_token: str | None = None,
     handlers_folder: Path | None = None,
+    engines: NodeEngines | None = None,
     max_task_bytes: int = MAX_TASK_BYTES,
     max_result_bytes: int = MAX_RESULT_BYTES,
     keep_alive_s: float = 15.0,
 ) -> list[Route]:
     """Every route that is served, in the order of its description."""
     template_of = no_templates if handlers_folder is None else templates_in(handlers_folder)
-    engines = NodeEngines(service, control_token)
+    engines = engines or NodeEngines(service, control_token)
     routes = [
         *UserRoutes(service, max_task_bytes=max_task_bytes).routes(),
         *EventRoutes(service, keep_alive_s=keep_alive_s).routes(),

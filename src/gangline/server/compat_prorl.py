@@ -1,8 +1,8 @@
 """ProRL Agent's routes, over the same core as ours: a job is a task of one session, waited for.
 
 A job outlives its connection: sent again with its id and the same content, it is waited for again. Engines are added on
-and cleared from all nodes that are up. `/stop` cancels what `/process` has in flight and takes no more until `/start`;
-tasks that came in by other routes go on.
+and cleared from all nodes, those included that join later. `/stop` cancels what `/process` has in flight and takes no
+more until `/start`; tasks that came in by other routes go on.
 
 Source: ProRL Agent, listing 3 and 3.3.4.
 """
@@ -176,7 +176,7 @@ class ProrlRoutes:
                   body=ProrlJob, errors=(400, 401, 409, 413, 503, 507)),
             Route("POST", "/cancel", self.cancel_job, "Cancel a job; who waits for it is answered.",
                   body=ProrlCancel, answer=ProrlAnswer, errors=(400, 401, 404)),
-            Route("POST", "/add_llm_server", self.add_llm_server, "Add an engine on every node that is up.",
+            Route("POST", "/add_llm_server", self.add_llm_server, "Add an engine on every node, now or when it joins.",
                   body=ProrlEngine, answer=ProrlAnswer, errors=(400, 401, 409, 502, 503)),
             Route("POST", "/clear_llm_server", self.clear_llm_server, "Take all engines away; calls wait.",
                   answer=ProrlAnswer, errors=(400, 401, 502, 503)),

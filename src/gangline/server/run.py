@@ -26,6 +26,7 @@ from gangline.same_origin import OwnNames
 from gangline.server.app import create_app
 from gangline.server.callbacks import Courier
 from gangline.server.compat_polar import polar_task
+from gangline.server.compat_prorl_nodes import NodeEngines
 from gangline.server.housekeeping import Housekeeper, follow_forever
 from gangline.server.service import RolloutService
 from gangline.server.task_watch import TaskWatch
@@ -144,8 +145,10 @@ async def serving(
             results = await asyncio.to_thread(_results, storage, data_dir)
             service = RolloutService(store, results, check_task=check_task, sweep_every_s=sweep_every_s)
             await service.start()
+            engines = NodeEngines(service, control_token)
             app = create_app(
                 service,
+                engines=engines,
                 control_token=control_token,
                 names=names,
                 handlers_folder=folder / "handlers",
@@ -161,7 +164,7 @@ async def serving(
                     base_s=callback_base_s,
                 )
                 watch = None if on_task_ended is None else TaskWatch(service, on_task_ended)
-                async with _background(service, courier, storage.keep, watch) as work:
+                async with _background(service, courier, engines, storage.keep, watch) as work:
                     yield Running(local_url(host, bound_port), work)
         finally:
             await asyncio.to_thread(store.close)
@@ -169,12 +172,13 @@ async def serving(
 
 @asynccontextmanager
 async def _background(
-    service: RolloutService, courier: Courier, keep: Keep, watch: TaskWatch | None
+    service: RolloutService, courier: Courier, engines: NodeEngines, keep: Keep, watch: TaskWatch | None
 ) -> AsyncGenerator[Sequence[asyncio.Task[None]]]:
     """Sweeping, delivering, forgetting and following, for as long as the block lasts."""
     work = [
         asyncio.create_task(service.sweep_forever(), name="server.sweep"),
         asyncio.create_task(courier.deliver_forever(), name="server.callbacks"),
+        asyncio.create_task(engines.hand_out_forever(), name="server.engines"),
         asyncio.create_task(service.metrics.loop_lag.watch(), name="server.loop_lag"),
     ]
     if keep != Keep():

@@ -24,19 +24,20 @@ from gangline.store.results import Results
 from gangline.store.tasks import TaskStore
 from gangline.telemetry.logs import FIELDS
 
-__all__ = ["CALLBACKS", "EVENTS", "WORK", "RolloutService", "task_bell"]
+__all__ = ["CALLBACKS", "EVENTS", "NODES", "WORK", "RolloutService", "task_bell"]
 
 log = logging.getLogger("gangline.server")
 
 MAX_SESSIONS_AT_ONCE = 100_000
 
-WORK, EVENTS, CALLBACKS = "work", "events", "callbacks"
+WORK, EVENTS, CALLBACKS, NODES = "work", "events", "callbacks", "nodes"
 
 _BELLS_OF: dict[str, tuple[str, ...]] = {
     "task.submitted": (WORK,),
     "session.requeued": (WORK,),
     "session.released": (WORK,),
     "task.ended": (CALLBACKS,),
+    "node.joined": (NODES,),
 }
 
 

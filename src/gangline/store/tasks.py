@@ -38,7 +38,7 @@ from gangline.store.rows import (
     write_standing,
     write_standings,
 )
-from gangline.store.schema import LEASED, nodes, sessions, tasks
+from gangline.store.schema import LEASED, meta, nodes, sessions, tasks
 from gangline.store.standing import Standing
 from gangline.store.submitting import MAX_TASK_ID, accept, remember_turns, session_id_of
 
@@ -131,6 +131,21 @@ class TaskStore(TaskReader):
             row = one_row(unit, session_id)
             self._move(unit, row, standing.cancel(standing_of(row)))
             return session_view(one_row(unit, session_id))
+
+    # The server's own.
+
+    @repeated
+    def change_note(self, key: str, change: Callable[[str | None], str]) -> str:
+        """Replace what the server keeps under `key` by what `change` makes of it; returns that."""
+        with self._unit() as unit:
+            is_it = meta.c.key == key
+            found = unit.conn.scalar(sa.select(meta.c.value).where(is_it).with_for_update())
+            value = change(found)
+            if found is None:
+                unit.conn.execute(sa.insert(meta).values(key=key, value=value))
+            elif found != value:
+                unit.conn.execute(sa.update(meta).where(is_it).values(value=value))
+            return value
 
     # From a node's side.
 

@@ -33,6 +33,8 @@ ACTIONS: dict[str, str] = {
     "callback.failed": "A callback was not acknowledged; it is sent again.",
     "callback.store_failed": "The outbox could not be read or written; it is tried again.",
     "engines.not_changed": "A node did not take a change of its engines.",
+    "engines.store_failed": "What engines the nodes are to have could not be read or written; it is tried again.",
+    "session.not_placed": "A node could not take a session that a caller opened at the server; the next one is asked.",
     "request.failed": "A request failed for a reason on our side.",
     "request.crashed": "A request met a defect of the server.",
     # A node and its sessions.
