@@ -61,6 +61,8 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     renders: bool
     """`render` works: a conversation -> its prompt ids."""
     logprob_kind: LogprobKind
+    num_ids: int | None = None
+    """Size of the vocabulary: ids are below it. None where only the engine knows."""
     reports_versions: bool = False
     """Policy versions come with each reply."""
     prompt_source: PromptSource = "engine"

@@ -58,6 +58,7 @@ async def probe_route(
         renders=True,
         logprob_kind=route.logprob_kind or raw_or_processed,
         reports_versions=bool(sampled.version_spans),
+        num_ids=text.num_ids,
         prompt_source="rendered",
     )
 

@@ -87,6 +87,7 @@ class RenderersText:
         except EngineRefused as refused:
             raise InvalidRequest(refused.message) from refused
         self.tokenizer = HfChatTokenizer(core)
+        self.num_ids = self.tokenizer.num_ids
         self.stop_ids: tuple[int, ...] = tuple(self._plain.get_stop_token_ids())
 
     def _renderer(self, template_kwargs: dict[str, Any] | None) -> Any:

@@ -49,6 +49,7 @@ def generate_engine(
 class EngineText:
     """Implements `TextSide` by asking the engine."""
 
+    num_ids: int | None = None
     stop_ids: tuple[int, ...] = ()
     stops_here = False
 

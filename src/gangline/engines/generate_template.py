@@ -54,6 +54,7 @@ class TemplateText:
 
     def __init__(self, tokenizer: ChatTokenizer, parsers: Parsers | None = None) -> None:
         """parsers: None asks the template."""
+        self.num_ids = tokenizer.num_ids
         self.stop_ids = tuple(sorted(tokenizer.eos_ids))
         self._tokenizer = tokenizer
         self._parsers = detect_parsers(tokenizer) if parsers is None else parsers

@@ -51,6 +51,11 @@ class TextSide(Protocol):
     stops_here: bool
     """Stop strings are found on this side; else the engine is asked to."""
 
+    @property
+    def num_ids(self) -> int | None:
+        """Size of the vocabulary; None where only the engine knows."""
+        ...
+
     async def render(
         self,
         messages: Sequence[Message],

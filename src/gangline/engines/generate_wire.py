@@ -17,6 +17,7 @@ from gangline.domain.errors import EngineUnavailable
 from gangline.domain.tokens import TokenIds
 from gangline.engines.chat_fields import NEUTRAL_SAMPLING
 from gangline.engines.chat_replies import WireSpan, WireUsage, decode, ids_of, usage_of, version_spans
+from gangline.engines.json_ids import TokenId
 
 __all__ = ["GenerateAsk", "GenerateRoute", "Sampled", "SglangGenerate", "VllmGenerate"]
 
@@ -81,7 +82,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    token_ids: list[int] | None = None
+    token_ids: list[TokenId] | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -90,7 +91,7 @@ class _Choice(msgspec.Struct):
 
 class _VllmReply(msgspec.Struct):
     choices: list[_Choice] = []
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[TokenId] | None = None
     usage: WireUsage | None = None
     error: dict[str, Any] | str | None = None
 
@@ -165,15 +166,15 @@ class _SglangMeta(msgspec.Struct):
     cached_tokens: int = 0
     output_token_logprobs: list[list[Any]] | None = None
     output_top_logprobs: list[list[list[Any]] | None] | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[TokenId] | None = None
     weight_version: str | int | None = None
     weight_versions: list[WireSpan] | None = None
 
 
 class _SglangReply(msgspec.Struct):
     meta_info: _SglangMeta = msgspec.field(default_factory=_SglangMeta)
-    output_ids: list[int] = []
-    prompt_token_ids: list[int] | None = None
+    output_ids: list[TokenId] = []
+    prompt_token_ids: list[TokenId] | None = None
     error: dict[str, Any] | str | None = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.tokens import TokenIds, token_ids
 
-__all__ = ["CUT_OUT", "NO_IDS", "cut_out_ids", "ids_from_json"]
+__all__ = ["CUT_OUT", "NO_IDS", "TokenId", "cut_out_ids", "ids_from_json"]
 
 _NULL = b"null"
 NO_IDS = msgspec.Raw(_NULL)
@@ -20,6 +21,8 @@ CUT_OUT = b"0"
 """What stands for the list that `cut_out_ids` took."""
 
 _LARGEST = np.iinfo(np.int32).max
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=int(_LARGEST))]
+"""An id in an engine's answer. An answer with any other number is refused: it cannot be trained on."""
 
 _LONG_BYTES = 32 << 10
 """From here on the parser of many numbers at once is the faster one."""
@@ -66,7 +69,7 @@ def ids_from_json(raw: msgspec.Raw) -> TokenIds | None:
         if ids is not None:
             return ids
     try:
-        return token_ids(msgspec.json.decode(text, type=list[int]))
+        return token_ids(msgspec.json.decode(text, type=list[TokenId]))
     except (msgspec.MsgspecError, OverflowError) as error:
         start = bytes(text[:80]).decode("utf-8", "replace")
         raise EngineUnavailable(f"the engine answered what are no token ids: {error}; got {start!r}") from error
@@ -75,7 +78,7 @@ def ids_from_json(raw: msgspec.Raw) -> TokenIds | None:
 def _few_ids(text: bytes) -> TokenIds | None:
     with suppress(ValueError):
         ids = np.fromstring(text.decode(), dtype=np.int64, sep=",")
-        if len(ids) == text.count(b",") + 1 and ids.max() <= _LARGEST:
+        if len(ids) == text.count(b",") + 1 and ids.min() >= 0 and ids.max() <= _LARGEST:
             return ids.astype(np.int32)
     return None
 

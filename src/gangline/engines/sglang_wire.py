@@ -27,6 +27,7 @@ from gangline.engines.chat_replies import (
     version_spans,
 )
 from gangline.engines.contract import EngineChoice, EngineReply, EngineRequest
+from gangline.engines.json_ids import TokenId
 
 __all__ = ["Detokenized", "SglangReply", "chat_body", "engine_reply", "render_body"]
 
@@ -46,8 +47,8 @@ class _Choice(msgspec.Struct):
     logprobs: WireLogprobs | None = None
     finish_reason: str | None = None
     matched_stop: int | str | None = None
-    prompt_token_ids: list[int] | None = None
-    response_token_ids: list[int] | None = None
+    prompt_token_ids: list[TokenId] | None = None
+    response_token_ids: list[TokenId] | None = None
     meta_info: _Meta | None = None
 
 
@@ -133,7 +134,7 @@ def _of_meta(meta: _Meta) -> tuple[list[float] | None, list[int] | None]:
     entries = meta.output_token_logprobs
     if entries is None:
         return None, None
-    pairs = msgspec.convert([entry[:2] for entry in entries], list[tuple[float | None, int]])
+    pairs = msgspec.convert([entry[:2] for entry in entries], list[tuple[float | None, TokenId]])
     return [np.nan if value is None else value for value, _ in pairs], [token for _, token in pairs]
 
 

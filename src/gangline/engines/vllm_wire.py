@@ -39,7 +39,7 @@ from gangline.engines.chat_replies import (
     version_spans,
 )
 from gangline.engines.contract import EngineChoice, EngineReply, EngineRequest
-from gangline.engines.json_ids import CUT_OUT, NO_IDS, cut_out_ids, ids_from_json
+from gangline.engines.json_ids import CUT_OUT, NO_IDS, TokenId, cut_out_ids, ids_from_json
 
 __all__ = [
     "AnyChoice",
@@ -69,7 +69,7 @@ class _Choice(msgspec.Struct, Generic[LogprobsT], gc=False):
     logprobs: LogprobsT | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    token_ids: list[int] | None = None
+    token_ids: list[TokenId] | None = None
     weight_versions: list[WireSpan] | None = None
 
 
@@ -92,7 +92,7 @@ class ShownReply(_Reply[WireLogprobs], gc=False):
 
 
 class Rendered(msgspec.Struct):
-    tokens: list[int]
+    tokens: list[TokenId]
 
 
 def chat_body(request: EngineRequest, model: str, *, stream: bool) -> bytes:

@@ -111,7 +111,7 @@ def _certificate(
         first_divergence=prompt.first_divergence,
         cause=prompt.cause,
         fallback=prompt.fallback,
-        untrainable=cut_off or _untrainable(choice),
+        untrainable=cut_off or _untrainable(choice) or _outside(choice, prompt, capabilities.num_ids),
         stop_reason=choice.stop_reason,
         sampling=call.sampling,
         constraint=_constraint(call),
@@ -146,6 +146,18 @@ def _untrainable(choice: EngineChoice) -> str | None:
         return f"log-prob of sampled token {int(np.argmax(values <= _NO_LOGPROB))} is {_NO_LOGPROB}"
     if (values > 1e-3).any():
         return f"log-prob of sampled token {int(np.argmax(values > 1e-3))} is positive"
+    return None
+
+
+def _outside(choice: EngineChoice, prompt: Prompt, num_ids: int | None) -> str | None:
+    """Ids that no model has: a trainer would look up another token's row, or none. The shared front was checked when it
+    was new."""
+    assert choice.sampled_ids is not None
+    for kind, ids in (("sampled", choice.sampled_ids), ("prompt", prompt.suffix_ids)):
+        wrong = (ids < 0) if num_ids is None else (ids < 0) | (ids >= num_ids)
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            return f"{kind} token {at} is {int(ids[at])}, which is outside of the vocabulary"
     return None
 
 

@@ -27,6 +27,7 @@ class TinyTokenizer:
 
     def __init__(self) -> None:
         self._core = _build()
+        self.num_ids = self._core.get_vocab_size()
         self._specials = frozenset(self.encode("".join(_SPECIAL)))
         self.eos_ids: frozenset[int] = frozenset(self.encode("<|im_end|>"))
 

@@ -76,6 +76,8 @@ class ChatTokenizer(Protocol):
     """A tokenizer with its chat template."""
 
     eos_ids: frozenset[int]
+    num_ids: int
+    """Size of the vocabulary, special tokens among it."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`; literal special tokens in it become special ids, nothing is added around it."""

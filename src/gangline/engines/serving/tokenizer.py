@@ -49,6 +49,7 @@ class HfChatTokenizer:
 
     def __init__(self, tokenizer: Any, eos_ids: frozenset[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
+        self.num_ids = len(tokenizer)
         own: int | None = tokenizer.eos_token_id
         self.eos_ids = eos_ids | (frozenset() if own is None else frozenset([own]))
         added = cast("dict[int, Any]", tokenizer.added_tokens_decoder)
