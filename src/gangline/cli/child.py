@@ -14,11 +14,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from gangline.domain.errors import GanglineError, NodeError
+from gangline.private import open_private
 
 __all__ = ["Child"]
 
@@ -80,7 +81,7 @@ class Child:
         self._started_at = time.monotonic()
         port = () if self.port is None else ("--port", str(self.port))
         arguments = [self._command, *port, "--json", "--parent", str(os.getpid()), *self._arguments]
-        with self.log_path.open("ab") as log:
+        with self._log() as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "gangline", *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -126,8 +127,11 @@ class Child:
         """What it prints later goes to its log, so that a full pipe never stops it."""
         assert process.stdout is not None
         while piece := await process.stdout.read(1 << 16):
-            with self.log_path.open("ab") as log:
+            with self._log() as log:
                 log.write(piece)
+
+    def _log(self) -> BinaryIO:
+        return open(self.log_path, "ab", opener=open_private)
 
     def log_tail(self) -> str:
         if not self.log_path.exists():

@@ -23,6 +23,7 @@ from gangline.cli.supervisor import Supervisor
 from gangline.domain.errors import NodeError, StoreError
 from gangline.gateway.node import reap
 from gangline.integrations.ray.actors import Place
+from gangline.private import make_private_folder, open_data_folder
 from gangline.telemetry.logs import LogFormat
 
 __all__ = ["ClusterNode", "node_id_at"]
@@ -71,7 +72,8 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
         node_id = node_id_at(place)
         logs = self.data_dir / "logs"
         try:
-            logs.mkdir(parents=True, exist_ok=True)
+            open_data_folder(self.data_dir)
+            make_private_folder(logs)
         except OSError as error:
             raise NodeError(
                 f"{place.machine} cannot write to the data folder {self.data_dir}: {error.strerror}. Choose another."

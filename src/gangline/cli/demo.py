@@ -25,6 +25,7 @@ from gangline.cli.output import DataOption, JsonOption, console, notes, print_js
 from gangline.cli.up import EngineOption, Plan, run_service
 from gangline.domain.errors import InvalidRequest, NodeError, RuntimeUnavailable
 from gangline.domain.seeds import derived_seed
+from gangline.private import close_files, make_private_folder
 from gangline.settings import Settings
 
 if TYPE_CHECKING:
@@ -251,9 +252,11 @@ def _report(plan: Plan, name: str, ran: _Ran) -> Report:
     rewards = [line.reward for line in lines if line.reward is not None]
     model = plan.engine.partition(":")[2] if plan.engine.startswith("embedded:") else None
     picture = plan.data_dir / "demo" / f"{name}.png"
+    make_private_folder(picture.parent)
     rows = export_rows(results, picture.parent, name=name, format="parquet")
     best = max(results, key=lambda result: (result.reward or 0.0, len(result.completions)))
     draw_trajectory(best, picture)
+    close_files(picture.parent)
     return Report(
         sessions=lines,
         mean_reward=sum(rewards) / max(len(rewards), 1),

@@ -49,12 +49,13 @@ def doctor(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Try what a run needs: sandbox, limits, engines, model, tools, ports, disk, clocks, a running service.
+    """Try what a run needs: sandbox, limits, engines, model, tools, ports, disk, data folder, clocks, a service.
 
     Exit code 1 when something needed is missing or broken; each line says what to do. With engines of your own, what
     only the built-in one needs is optional.
     """
     from gangline.cli.checks import CHECKS
+    from gangline.cli.checks_folders import check_data_folder
     from gangline.cli.checks_service import SERVICE_CHECKS, check_engine
 
     settings = Settings.from_environ()
@@ -62,7 +63,7 @@ def doctor(
         settings = settings.model_copy(update={"data_dir": data})
     if server is not None:
         settings = settings.model_copy(update={"server_url": server})
-    checks = [check(settings) for check in (*CHECKS, *SERVICE_CHECKS)]
+    checks = [check(settings) for check in (*CHECKS, check_data_folder, *SERVICE_CHECKS)]
     if engine:
         checks = [_not_needed(check) for check in checks] + [check_engine(url) for url in engine]
     missing = [check.name for check in checks if check.state == "missing"]

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from gangline.gateway.backends_records import BackendSpec
+from gangline.private import open_private
 
 __all__ = ["BackendMemory"]
 
@@ -58,7 +59,7 @@ class BackendMemory:
 
     def _write(self, data: bytes) -> None:
         partial = self._path.with_suffix(".partial")
-        with partial.open("wb") as file:
+        with open(partial, "wb", opener=open_private) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

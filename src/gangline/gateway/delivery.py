@@ -17,6 +17,7 @@ from gangline.domain.errors import GanglineError, LeaseLost, NotFound
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.gateway.hooks import Hooks
+from gangline.private import make_private_folder, open_private
 from gangline.store.journal import AttemptKey, Journal
 
 __all__ = ["Delivery"]
@@ -28,7 +29,7 @@ _LONGEST_WAIT_S = 10.0
 
 class Delivery:
     def __init__(self, folder: Path, client: ServerClient, journal: Journal, hooks: Hooks | None = None) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         self._hooks = hooks or Hooks()
         self._folder = folder
         self._client = client
@@ -82,7 +83,7 @@ class Delivery:
 def _set_aside(path: Path) -> None:
     """A late result is nobody's any more, but what was sampled is not thrown away."""
     refused = path.parent / "refused"
-    refused.mkdir(exist_ok=True)
+    make_private_folder(refused)
     if path.exists():
         path.replace(refused / path.name)
 
@@ -101,7 +102,7 @@ def _write(path: Path, data: bytes) -> None:
     """Whole or not at all."""
     partial = path.with_suffix(".partial")
     try:
-        with partial.open("wb") as file:
+        with open(partial, "wb", opener=open_private) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

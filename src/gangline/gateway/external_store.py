@@ -14,6 +14,7 @@ import msgspec
 from gangline.domain.errors import DiskFull, NotFound, StoreError
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
+from gangline.private import make_private_folder, open_private
 
 __all__ = ["Claim", "ExternalState", "ExternalStore"]
 
@@ -47,7 +48,7 @@ class ExternalStore:
     """`FOLDER/SESSION.json` and `FOLDER/SESSION.msgpack`. Session ids are validated before they come here."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(folder)
         self._folder = folder
 
     def load_all(self) -> list[ExternalState]:
@@ -89,8 +90,7 @@ def _write(path: Path, data: bytes) -> None:
     """Whole or not at all, and readable by its owner only."""
     partial = path.with_name(path.name + ".partial")
     try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
+        with open(partial, "wb", opener=open_private) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

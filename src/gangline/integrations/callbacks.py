@@ -30,6 +30,7 @@ from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.domain.views import Submitted, TaskView
 from gangline.listening import listening, read_body
+from gangline.private import make_private_folder, open_private
 
 __all__ = ["CallbackClient", "receiving"]
 
@@ -51,7 +52,7 @@ class CallbackClient:
     def __init__(
         self, service: ServerClient, folder: Path, *, key: str | None, secret: str | None, recheck_s: float
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         self._service = service
         self._folder = folder
         self._key = key
@@ -169,7 +170,7 @@ class CallbackClient:
 def _write(path: Path, data: bytes) -> None:
     """Whole or not at all; on the disk on return."""
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
+    with open(partial, "wb", opener=open_private) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

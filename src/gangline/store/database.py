@@ -24,6 +24,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 from gangline.domain.errors import DiskFull, InvalidRequest, NotFound, StoreError
+from gangline.private import make_private_file, make_private_folder
 from gangline.store.migrations import bring_up_to_date, found_version, refuse_other_version
 from gangline.store.writer import Writer
 
@@ -162,7 +163,11 @@ def _url(target: str | Path, *, read_only: bool) -> sa.URL:
         return _known_url(target)
     path = Path(target).absolute()
     if not read_only:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent)
+        make_private_file(path)  # SQLite gives new ones beside it the same mode
+        for beside in (path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+            if beside.exists():
+                make_private_file(beside)
         return sa.URL.create("sqlite", database=str(path))
     if not path.exists():
         raise NotFound(f"no Gangline database at {path}; `gangline up` makes one, --data names another folder.")

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from gangline.private import open_private
+
 __all__ = ["FRAME_HEAD_BYTES", "Frame", "FrameWriter", "cut_off", "frame_head", "read_frame", "read_frames"]
 
 _HEAD = struct.Struct("<III")
@@ -62,7 +64,7 @@ def read_frames(file: BinaryIO, end: int) -> Iterator[Frame]:
 def cut_off(path: Path, end: int) -> Path:
     """Shorten the file to `end` bytes; what stood behind is durable in the file that is returned. Raises: OSError."""
     aside = path.with_name(f"{path.stem}-{end}.damaged")
-    with path.open("r+b") as file, aside.open("wb") as kept:
+    with path.open("r+b") as file, open(aside, "wb", opener=open_private) as kept:
         file.seek(end)
         shutil.copyfileobj(file, kept)
         kept.flush()

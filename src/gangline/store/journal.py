@@ -30,6 +30,7 @@ import msgspec
 from gangline.domain.completion import Completion
 from gangline.domain.errors import DiskFull, StoreError
 from gangline.domain.tokens import encode_msgpack
+from gangline.private import make_private_folder
 from gangline.store.frames import FRAME_HEAD_BYTES, Frame, FrameWriter, cut_off, read_frame, read_frames
 from gangline.store.journal_entries import (
     Appended,
@@ -291,7 +292,7 @@ class Journal:
 def _locked(folder: Path) -> int:
     """The journal's lock file, open and locked. Raises: StoreError."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise _explained(error) from error

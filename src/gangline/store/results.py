@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from gangline.domain.errors import NotFound, StoreError
 from gangline.domain.ids import validated_id
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
+from gangline.private import open_private
 from gangline.store.database import disk_full_error
 
 __all__ = ["ResultStore", "Results", "Staged", "StagedResult", "write_synced"]
@@ -31,7 +33,7 @@ _ATTEMPT = re.compile(r"attempt-(\d+)\.msgpack")
 
 def write_synced(path: Path, data: bytes) -> None:
     """Write a new file; on the disk on return."""
-    with path.open("xb") as file:
+    with open(path, "xb", opener=open_private) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -188,11 +190,11 @@ def _no_result(session_id: str, attempt: int) -> NotFound:
 
 
 def _make_folder(folder: Path) -> None:
-    """Like `mkdir -p`, each new name synced into its parent."""
+    """Like `mkdir -p`, each folder as private as its parent, and its name synced into that."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=stat.S_IMODE(folder.parent.stat().st_mode), exist_ok=True)
     _sync_folder(folder.parent)
 
 

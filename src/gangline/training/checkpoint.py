@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from gangline.private import close_files, make_private_folder
 from gangline.training.buffer import BufferState
 
 __all__ = ["Checkpoints", "TrainerState"]
@@ -40,13 +41,14 @@ class Checkpoints:
 
     def save(self, state: TrainerState, save_learner: Callable[[Path], None]) -> Path:
         """On the disk when it returns. save_learner: writes the learner's state into a folder."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._folder)
         target = self._folder / f"step-{state.step:06d}"
         unfinished = target.with_suffix(_UNFINISHED)
         shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir()
+        make_private_folder(unfinished)
         save_learner(unfinished)
         (unfinished / _STATE).write_bytes(msgspec.json.encode(state))
+        close_files(unfinished)
         for path in [*unfinished.iterdir(), unfinished]:
             _sync(path)
         shutil.rmtree(target, ignore_errors=True)  # of a step that was done before a restart from an earlier one

@@ -20,6 +20,7 @@ import msgspec
 
 from gangline import __version__
 from gangline.domain.errors import Conflict
+from gangline.private import make_private_folder, open_private
 from gangline.training.experiment import Experiment, digest_of, resolved_settings
 from gangline.training.run_log import EvaluationRecord, StepRecord
 
@@ -86,7 +87,7 @@ def begin_life(
     first_step: int,
 ) -> None:
     """Write specification and lineage. Raises: Conflict when the folder is another experiment's."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     lives = _lives(folder)
     life = Life(
         key=key,
@@ -189,5 +190,6 @@ def _packages() -> Iterator[tuple[str, str]]:
 
 def _replace(path: Path, data: bytes) -> None:
     unfinished = path.with_suffix(".unfinished")
-    unfinished.write_bytes(data)
+    with open(unfinished, "wb", opener=open_private) as file:
+        file.write(data)
     unfinished.replace(path)

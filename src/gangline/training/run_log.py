@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from gangline.private import make_private_folder, open_private
 from gangline.training.weight_update import UpdateProfile
 
 __all__ = ["EvaluationRecord", "RunLog", "StepRecord", "read_evaluations", "read_records"]
@@ -102,7 +103,7 @@ class RunLog:
 
     def __init__(self, folder: Path, *, last_step: int = 0) -> None:
         """last_step: that a checkpoint has; what was written of later ones is taken back, for they come again."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         self._metrics, self._evaluations = folder / "metrics.jsonl", folder / "evaluations.jsonl"
         _keep(self._metrics, [record for record in read_records(self._metrics) if record.step <= last_step])
         evaluations = [record for record in read_evaluations(self._evaluations) if record.step <= last_step]
@@ -154,12 +155,13 @@ def _keep(path: Path, records: Sequence[StepRecord | EvaluationRecord]) -> None:
     """Of a file, if it is there, these records and nothing else."""
     if path.exists():
         unfinished = path.with_suffix(".unfinished")
-        unfinished.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+        with open(unfinished, "wb", opener=open_private) as file:
+            file.writelines(msgspec.json.encode(record) + b"\n" for record in records)
         unfinished.replace(path)
 
 
 def _append(path: Path, record: StepRecord | EvaluationRecord) -> None:
-    with path.open("ab") as lines:
+    with open(path, "ab", opener=open_private) as lines:
         lines.write(msgspec.json.encode(record) + b"\n")
         lines.flush()
         os.fsync(lines.fileno())
