@@ -68,6 +68,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "several-updates": {"updates_per_batch": 2},
     "engine-ratios": {"old_logprobs": "engine"},
     "checkpointed": {"gradient_checkpointing": True},
+    "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16-checkpointed": {"dtype": "bfloat16", "gradient_checkpointing": True, "layout": "padded"},
     "kl": {"overrides": {"loss.kl.coefficient": 0.1}},
     "kl-lora": {"overrides": {"loss.kl.coefficient": 0.1}, "lora": LoraSettings()},
     "cispo": {"name": "cispo"},
@@ -109,6 +111,39 @@ def test_tokens_of_an_older_policy_are_corrected_for_unless_told_otherwise(folde
     assert corrected["loss"] == pytest.approx((-0.25 + 2.0) / 2, rel=1e-4)
     as_fresh = learner(folder, overrides={"loss.correction.level": "none"}).step(given)
     assert as_fresh["loss"] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("way", ["full", "lora", "last-layers"])
+def test_steps_of_a_usual_size_reach_the_weights_also_when_it_computes_in_bfloat16(
+    folder: Path, tmp_path: Path, way: str
+) -> None:
+    """Ten steps at 1e-6: added to bfloat16 weights, nearly all of them round to nothing."""
+    trained = learner(folder, **WAYS[way], dtype="bfloat16", learning_rate=1e-6)
+    before = {name: weight.clone() for name, weight in trainable(trained).items()}
+    for _ in range(10):
+        trained.step(samples())
+    after = trainable(trained)
+    assert {weight.dtype for weight in after.values()} == {torch.float32}
+    reached = [name for name in after if "embed_tokens" not in name]  # there, only those of a few ids have a gradient
+    num_changed = sum(int((after[name] != before[name]).sum()) for name in reached)
+    assert num_changed > 0.95 * sum(after[name].numel() for name in reached)
+    trained.save_state(tmp_path)
+    kept = torch.load(tmp_path / "optimiser.pt", weights_only=True)["optimiser"]["state"]
+    moments = [moment for state in kept.values() for moment in (state["exp_avg"], state["exp_avg_sq"])]
+    assert {moment.dtype for moment in moments} == {torch.float32}
+
+
+def trainable(trained: Learner) -> dict[str, torch.Tensor]:
+    return {name: one.detach() for name, one in trained._trained().items()}  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed", "tree"])
+def test_computing_in_bfloat16_comes_near_float32(folder: Path, layout: str) -> None:
+    exact = learner(folder, layout=layout).step(samples())
+    near = learner(folder, layout=layout, dtype="bfloat16").step(samples())
+    assert near["engine_gap_mean"] != exact["engine_gap_mean"], "it does compute in bfloat16"
+    assert near["engine_gap_mean"] == pytest.approx(exact["engine_gap_mean"], rel=0.02)
+    assert near["loss"] == pytest.approx(exact["loss"], abs=0.02)
 
 
 def test_last_layers_leaves_all_else_as_it_was(folder: Path, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def token_logprobs(model: CausalModel, batch: Batch) -> Tensor:
     keep = torch.from_numpy(places).to(model.device) if len(batch.ids) == 1 else 0
     logits = model(
         input_ids=torch.from_numpy(batch.ids).to(model.device),
-        attention_mask=_attention_mask(batch, model.dtype).to(model.device),
+        attention_mask=_attention_mask(batch, _computing_dtype(model)).to(model.device),
         position_ids=torch.from_numpy(batch.positions).to(model.device),
         use_cache=False,
         logits_to_keep=keep,
@@ -55,6 +55,11 @@ def token_logprobs(model: CausalModel, batch: Batch) -> Tensor:
     picked = picked / torch.from_numpy(batch.temperatures).to(picked.device)[:, None]
     chosen = picked.gather(-1, torch.from_numpy(batch.targets).to(model.device)[:, None])[:, 0]
     return chosen - picked.logsumexp(-1)
+
+
+def _computing_dtype(model: CausalModel) -> torch.dtype:
+    kind = model.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
 
 
 def _attention_mask(batch: Batch, dtype: torch.dtype) -> Tensor:

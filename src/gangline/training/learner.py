@@ -1,6 +1,7 @@
 """The learner: a Hugging Face causal model, its optimiser, and one update after another from samples.
 
 It knows nothing of services and engines: samples in, metrics out, and its weights as a folder that engines load.
+Weights, gradients and moments are float32, whatever the model was saved as and whatever type it computes in.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Learner:
     def _update(self, batches: Sequence[Batch], totals: LossTotals, old: dict[int, Tensor], metrics: _Metrics) -> None:
         self._optimiser.zero_grad()
         for batch in self._wanted(batches):
-            logprobs = token_logprobs(cast("Any", self._model), batch)
+            logprobs = self._logprobs(self._model, batch)
             inputs = loss_inputs(
                 batch,
                 logprobs,
@@ -160,7 +161,12 @@ class Learner:
             return None
         without_adapters = nullcontext() if self._settings.lora is None else cast("Any", self._model).disable_adapter()
         with torch.no_grad(), without_adapters:
-            return token_logprobs(cast("Any", self._reference or self._model), batch)
+            return self._logprobs(self._reference or self._model, batch)
+
+    def _logprobs(self, model: PreTrainedModel, batch: Batch) -> Tensor:
+        is_mixed = self._settings.dtype == "bfloat16"
+        with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=is_mixed):
+            return token_logprobs(cast("Any", model), batch)
 
     def _frozen_copy(self) -> PreTrainedModel:
         return copy.deepcopy(self._base).requires_grad_(False).eval()
@@ -224,10 +230,9 @@ class _Metrics:
 
 def _load(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
     loader = cast("Any", AutoModelForCausalLM)
-    dtype = torch.float32 if settings.dtype == "float32" else torch.bfloat16
     try:
         model: PreTrainedModel = loader.from_pretrained(
-            str(folder), dtype=dtype, attn_implementation="sdpa", local_files_only=True
+            str(folder), dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
         )
     except (OSError, ValueError) as error:
         raise NotFound(f"{folder} does not hold a model that can be loaded: {error}") from error

@@ -23,7 +23,7 @@ class LoraSettings(TrainingOptions):
 
 
 class LearnerSettings(TrainingOptions):
-    """Full training in float32 with AdamW is the default."""
+    """Training every weight, in float32, with AdamW is the default."""
 
     learning_rate: float = Field(default=1e-6, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
@@ -45,6 +45,8 @@ class LearnerSettings(TrainingOptions):
     device: str = "auto"
     """As PyTorch names it; auto is the GPU where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the computation: bfloat16 multiplies matrices in it, under autocast. Weights, gradients and moments are
+    float32 either way: added to a bfloat16 weight, an update of a usual size rounds to nothing."""
 
     @model_validator(mode="after")
     def _fits(self) -> LearnerSettings:
