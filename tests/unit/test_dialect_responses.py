@@ -251,7 +251,7 @@ def test_structured_output_is_asked_for_in_the_engine_form() -> None:
         ({"tools": [SPACE | {"tools": [{"type": "web_search", "name": "x"}]}]}, "tools[0].tools[0].type"),
         ({"tool_choice": "shell"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "gone"}}, "tool_choice"),
-        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.tools"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": True}, "temperature"),

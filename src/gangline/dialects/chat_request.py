@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from gangline.dialects.chat_parts import content_parts
-from gangline.dialects.chat_tools import ChatTool, read_tool_choice, read_tools, shimmed
+from gangline.dialects.chat_tools import ChatTool, read_allowed, read_tool_choice, read_tools, shimmed
 from gangline.dialects.declared import DeclaredFields
 from gangline.domain.conversation import (
     Document,
@@ -136,6 +136,8 @@ def parse_chat_call(body: bytes) -> ModelCall:
     """Raises: InvalidRequest; its details name the field as `param`."""
     request, unread = _read(body)
     tools, left_out = read_tools(request.tools or [])
+    allowed = read_allowed(request.tool_choice, tools)
+    tools, choice = allowed or (tools, read_tool_choice(request.tool_choice))
     if not request.messages:
         raise InvalidRequest("messages must not be empty.", param="messages")
     return ModelCall(
@@ -143,7 +145,7 @@ def parse_chat_call(body: bytes) -> ModelCall:
         model=request.model,
         messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)),
         tools=tools,
-        tool_choice=read_tool_choice(request.tool_choice),
+        tool_choice=choice,
         parallel_tool_calls=request.parallel_tool_calls,
         sampling=_sampling(request),
         num_choices=_num_choices(request.n),

@@ -6,14 +6,14 @@ its calls are written back as the client knows them. Tools that run at the provi
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
 from gangline.domain.conversation import ToolCall, ToolChoice, ToolDefinition
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["ChatTool", "custom_names", "read_tool_choice", "read_tools", "shimmed", "tool_call_fields"]
+__all__ = ["ChatTool", "custom_names", "read_allowed", "read_tool_choice", "read_tools", "shimmed", "tool_call_fields"]
 
 _HOSTED = ("code_interpreter", "computer", "file_search", "image_generation", "mcp", "web_search", "local_shell")
 
@@ -69,6 +69,32 @@ def _shim_schema(grammar: dict[str, Any] | None) -> dict[str, Any]:
         what += f" It must match this {told.get('syntax')} grammar:\n{told.get('definition')}"
     properties = {"input": {"type": "string", "description": what}}
     return {"type": "object", "properties": properties, "required": ["input"], "additionalProperties": False}
+
+
+def read_allowed(
+    choice: str | dict[str, Any] | None, tools: tuple[ToolDefinition, ...]
+) -> tuple[tuple[ToolDefinition, ...], ToolChoice] | None:
+    """The tools that `allowed_tools` leaves, and the choice among them; None for any other choice.
+
+    Raises: InvalidRequest.
+    """
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return None
+    try:
+        allowed = msgspec.convert(choice.get("allowed_tools"), _Allowed)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"tool_choice.allowed_tools: {error}", param="tool_choice.allowed_tools") from None
+    names = {tool.name for tool in read_tools(allowed.tools)[0]}
+    if not names or not names <= {tool.name for tool in tools}:
+        raise InvalidRequest(
+            "tool_choice.allowed_tools.tools must name tools that are offered.", param="tool_choice.allowed_tools.tools"
+        )
+    return tuple(tool for tool in tools if tool.name in names), ToolChoice(allowed.mode)
+
+
+class _Allowed(msgspec.Struct):
+    mode: Literal["auto", "required"]
+    tools: list[ChatTool]
 
 
 def read_tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice | None:

@@ -27,7 +27,7 @@ from gangline.dialects.responses_fields import (
     text,
 )
 from gangline.dialects.responses_items import read_input
-from gangline.dialects.responses_tools import read_tool_choice, read_tools
+from gangline.dialects.responses_tools import read_allowed, read_tool_choice, read_tools
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text
 
 __all__ = ["RESPONSES_FIELDS", "RESPONSE_ID_PREFIX", "parse_responses_call", "parse_responses_count"]
@@ -132,6 +132,8 @@ def _call(body: bytes, *, counting: bool) -> ModelCall:
     fields = decode_body(body)
     _refuse_what_cannot_be_carried(fields)
     tools, tools_left_out = read_tools(fields.get("tools"))
+    allowed = read_allowed(fields.get("tool_choice"), tools)
+    tools, choice = allowed or (tools, read_tool_choice(fields.get("tool_choice"), tools))
     messages, items_left_out = _messages(fields)
     response_format, text_left_out = _response_format(fields)
     num_top_logprobs, includes_left_out = _includes(fields)
@@ -151,7 +153,7 @@ def _call(body: bytes, *, counting: bool) -> ModelCall:
         model=(string(fields, "model") or "") if counting else text(fields, "model"),
         messages=messages,
         tools=tools,
-        tool_choice=read_tool_choice(fields.get("tool_choice"), tools),
+        tool_choice=choice,
         parallel_tool_calls=flag(fields, "parallel_tool_calls"),
         sampling=_sampling(fields),
         stream=bool(flag(fields, "stream")),

@@ -14,7 +14,7 @@ from gangline.dialects.responses_fields import Fields, flag, invalid, optional_r
 from gangline.dialects.responses_items import MALFORMED, flat_name
 from gangline.domain.conversation import ToolCall, ToolChoice, ToolDefinition
 
-__all__ = ["read_tool_choice", "read_tools", "tool_call_item"]
+__all__ = ["read_allowed", "read_tool_choice", "read_tools", "tool_call_item"]
 
 
 def read_tools(value: object) -> tuple[tuple[ToolDefinition, ...], list[str]]:
@@ -76,6 +76,26 @@ def _check_names(tools: list[ToolDefinition]) -> None:
         if tool.name in seen:
             raise invalid("tools", f"two tools are named {tool.name!r}.")
         seen.add(tool.name)
+
+
+def read_allowed(
+    value: object, tools: tuple[ToolDefinition, ...]
+) -> tuple[tuple[ToolDefinition, ...], ToolChoice] | None:
+    """The tools that `allowed_tools` leaves, and the choice among them; None for any other choice.
+
+    Hosted tools among them are left out, as they are from `tools`. Raises: InvalidRequest.
+    """
+    if not isinstance(value, dict) or cast("Fields", value).get("type") != "allowed_tools":
+        return None
+    fields = cast("Fields", value)
+    mode = string(fields, "mode", "tool_choice")
+    if mode not in ("auto", "required"):
+        raise invalid("tool_choice.mode", f"{mode!r} is none of auto, required.")
+    entries = records(fields.get("tools"), "tool_choice.tools")
+    names = {_chosen(entry, tools).name for entry in entries if entry.get("type") in ("function", "custom")}
+    if not names:
+        raise invalid("tool_choice.tools", "must name functions or custom tools.")
+    return tuple(tool for tool in tools if tool.name in names), ToolChoice(mode)
 
 
 def read_tool_choice(value: object, tools: tuple[ToolDefinition, ...]) -> ToolChoice | None:
