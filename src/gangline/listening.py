@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from gangline.domain.errors import LimitExceeded, RequestTimeout
+from gangline.domain.errors import InvalidRequest, LimitExceeded, RequestTimeout
 
 __all__ = ["LIMITS", "ListenLimits", "listening", "read_body"]
 
@@ -144,7 +144,8 @@ async def read_body(
 ) -> bytes:
     """The whole body.
 
-    Raises: LimitExceeded, before much more than `max_bytes` are held; RequestTimeout when nothing comes for `idle_s`,
+    Raises: InvalidRequest when it is compressed and cannot be read; LimitExceeded,
+    before much more than `max_bytes` are held; RequestTimeout when nothing comes for `idle_s`,
     or not all within `body_s`.
     """
     pieces, num_bytes = list[bytes](), 0
@@ -158,6 +159,10 @@ async def read_body(
                 num_bytes += len(pieces[-1])
                 if num_bytes > max_bytes:
                     raise LimitExceeded(f"the body has more than {max_bytes} bytes.", max_bytes=max_bytes)
+    except web.RequestPayloadError as error:
+        raise InvalidRequest(
+            "The request body is not valid for its Content-Encoding.", error_code="request_body_encoding_invalid"
+        ) from error
     except TimeoutError:
         if loop.time() >= ends_at:
             raise RequestTimeout(f"the request body took longer than {body_s:g} s; {num_bytes} bytes came.") from None
