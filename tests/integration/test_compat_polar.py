@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -271,43 +272,115 @@ REGISTRATION = {
 }
 
 
-async def test_a_gateway_joins_beats_with_its_metrics_and_reports_a_session(trainer: Trainer, client: ServerClient):
+class Gateway:
+    """A gateway node as the paper has it: it registers, beats, is given sessions, and calls back."""
+
+    def __init__(self) -> None:
+        self.created: asyncio.Queue[Any] = asyncio.Queue()
+        self.deleted: asyncio.Queue[str] = asyncio.Queue()
+        self.answer = 201
+
+    async def create(self, call: web.Request) -> web.Response:
+        assert call.headers["Authorization"] == f"Bearer {TOKEN}"
+        await self.created.put(await call.json())
+        return web.json_response({"detail": "no such harness"} if self.answer >= 400 else {}, status=self.answer)
+
+    async def delete(self, call: web.Request) -> web.Response:
+        await self.deleted.put(call.match_info["session"])
+        return web.Response()
+
+    @asynccontextmanager
+    async def registered(self, trainer: Trainer) -> AsyncIterator[str]:
+        app = web.Application()
+        app.router.add_post("/sessions", self.create)
+        app.router.add_delete("/sessions/{session}", self.delete)
+        async with listening(app, shutdown_s=1.0, host="127.0.0.1", port=0) as (host, port, *_):
+            url = f"http://{host}:{port}"
+            status, joined = await trainer.post("/nodes/register", REGISTRATION | {"gateway_url": url})
+            assert (status, joined["gateway_url"], joined["healthy"]) == (200, url, True)
+            yield url
+
+    async def next(self) -> Any:
+        return await asyncio.wait_for(self.created.get(), 30)
+
+
+async def test_a_gateway_that_registers_is_given_work_and_calls_back(trainer: Trainer, client: ServerClient):
     assert (await trainer.post("/nodes/gateway-1/heartbeat", {"metrics": {}}))[0] == 404
-    status, joined = await trainer.post("/nodes/register", REGISTRATION)
-    assert (status, joined["gateway_url"], joined["healthy"]) == (200, "http://10.0.0.7:8100", True)
-    await trainer.post("/rollout/task/submit", PAYLOAD | {"num_samples": 1})
-    (lease,) = await FakeNode(client, "gateway-1").lease()
-    beat = {"metrics": {"run_inflight": 1}, "sessions": {lease.session_id: [lease.fence, "run"]}}
-    _, seen = await trainer.post("/nodes/gateway-1/heartbeat", beat)
-    assert (seen["renewed"], seen["metrics"]["run_inflight"]) == ([lease.session_id], 1)
-    assert (await client.status()).nodes[0].capacity == 2
-    result = {
-        "session_id": lease.session_id,
-        "task_id": lease.task_id,
-        "node_id": "gateway-1",
-        "status": "COMPLETED",
-        "trajectory": {
+    gateway = Gateway()
+    async with gateway.registered(trainer):
+        await trainer.post("/rollout/task/submit", PAYLOAD)
+        given = [await gateway.next() for _ in range(2)]
+        # What a session has (3.1), in the words in which the task was submitted.
+        first = given[0]
+        same = ("task_id", "instruction", "timeout_seconds", "agent", "builder", "evaluator", "metadata")
+        assert {name: first[name] for name in same} == {name: PAYLOAD[name] for name in same}
+        assert first["runtime"]["network"] == "host"
+        assert first["runtime"]["image"] == PAYLOAD["runtime"]["image"]
+        assert len({one["session_id"] for one in given}) == 2
+        _, seen = await trainer.post("/nodes/gateway-1/heartbeat", {"metrics": {"run_inflight": 2}})
+        assert (len(seen["renewed"]), seen["metrics"]["run_inflight"]) == (2, 2)
+        assert gateway.created.empty()  # two run workers, and no more
+        path = first["callback_url"].removeprefix(trainer.url)
+        result = {
+            "session_id": first["session_id"],
+            "task_id": first["task_id"],
+            "node_id": "gateway-1",
             "status": "COMPLETED",
-            "traces": [
-                {
-                    "prompt_ids": [1],
-                    "response_ids": [2, 3],
-                    "loss_mask": [1, 0],
-                    "response_logprobs": [{"token": "x", "token_id": 2, "logprob": -0.5}, {"logprob": 0.0}],
-                    "prompt_messages": [{"role": "user", "content": "hi"}],
-                    "reward": 0.75,
-                }
-            ],
-        },
-    }
-    wrong = await trainer.post("/callbacks/session_result", result | {"node_id": "another"})
-    assert wrong[0] == 409
-    assert await trainer.post("/callbacks/session_result", result) == (200, {"status": "accepted"})
-    assert await trainer.post("/callbacks/session_result", result) == (200, {"status": "accepted"})
+            "trajectory": {
+                "status": "COMPLETED",
+                "traces": [
+                    {
+                        "prompt_ids": [1],
+                        "response_ids": [2, 3],
+                        "loss_mask": [1, 0],
+                        "response_logprobs": [{"token": "x", "token_id": 2, "logprob": -0.5}, {"logprob": 0.0}],
+                        "prompt_messages": [{"role": "user", "content": "hi"}],
+                        "reward": 0.75,
+                    }
+                ],
+            },
+        }
+        assert (await trainer.post(path, result | {"node_id": "another"}))[0] == 409
+        assert await trainer.post(path, result) == (200, {"status": "accepted"})
+        assert await trainer.post(path, result) == (200, {"status": "accepted"})
+        third = await gateway.next()  # its place is free
+        assert third["session_id"] not in {one["session_id"] for one in given}
+        assert await asyncio.wait_for(gateway.deleted.get(), 30) == first["session_id"]
     _, task = await trainer.get("/rollout/task/polar-swegym-0-0")
     (trace,) = task["results"][0]["trajectory"]["traces"]
-    assert (task["status"], trace["response_ids"], trace["reward"]) == ("completed", [2, 3], 0.75)
+    assert (trace["response_ids"], trace["reward"]) == ([2, 3], 0.75)
     assert trace["prompt_messages"] == [{"role": "user", "content": "hi"}]
+
+
+async def test_a_session_that_a_gateway_refuses_fails_with_its_reason(trainer: Trainer, client: ServerClient):
+    gateway = Gateway()
+    gateway.answer = 422
+    async with gateway.registered(trainer):
+        await trainer.post("/rollout/task/submit", PAYLOAD | {"num_samples": 1, "max_attempts": 1})
+        task = await client.wait("polar-swegym-0-0", timeout_s=30)
+    (session,) = task.sessions
+    assert (session.outcome, session.failure and session.failure.code) == ("infra_error", "polar_refused")
+    assert session.failure is not None
+    assert "no such harness" in session.failure.message
+
+
+async def test_a_gateway_that_does_not_answer_holds_no_session(trainer: Trainer, client: ServerClient):
+    await trainer.post("/nodes/register", REGISTRATION | {"gateway_url": "http://127.0.0.1:9"})
+    await trainer.post("/rollout/task/submit", PAYLOAD | {"num_samples": 1})
+    async for event in client.events(after=0, task_id="polar-swegym-0-0"):
+        if event.kind == "session.released":
+            break
+    (lease,) = await FakeNode(client).lease()
+    assert lease.attempt == 1  # no attempt was spent
+
+
+async def test_a_session_that_was_cancelled_is_deleted_on_its_gateway(trainer: Trainer, client: ServerClient):
+    gateway = Gateway()
+    async with gateway.registered(trainer):
+        await trainer.post("/rollout/task/submit", PAYLOAD | {"num_samples": 1})
+        given = await gateway.next()
+        await client.cancel(given["task_id"])
+        assert await asyncio.wait_for(gateway.deleted.get(), 30) == given["session_id"]
 
 
 async def test_a_gateway_that_says_error_is_not_scored(trainer: Trainer, client: ServerClient):

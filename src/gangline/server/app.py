@@ -16,6 +16,7 @@ from gangline.same_origin import JSON, OwnNames, require_json
 from gangline.server.acting import acting
 from gangline.server.caller_sessions import CallerSessionRoutes, CallerSessions
 from gangline.server.compat_polar import PolarRoutes
+from gangline.server.compat_polar_dispatch import PolarDispatch
 from gangline.server.compat_polar_nodes import PolarNodeRoutes
 from gangline.server.compat_prorl import ProrlRoutes
 from gangline.server.compat_prorl_nodes import NodeEngines
@@ -43,6 +44,7 @@ def create_app(
     names: OwnNames | None = None,
     handlers_folder: Path | None = None,
     engines: NodeEngines | None = None,
+    polar: PolarDispatch | None = None,
     actions: ActionLog | None = None,
     max_task_bytes: int = MAX_TASK_BYTES,
     max_result_bytes: int = MAX_RESULT_BYTES,
@@ -54,6 +56,7 @@ def create_app(
     names: under which the server is reached; None is loopback. Requests for others, and of web pages, are refused.
     handlers_folder: task templates by data source, for `/process`.
     engines: what `/add_llm_server` adds; its owner hands them to nodes that join later.
+    polar: what sends sessions to Polar's gateways; its owner lets it.
     actions: where every change, and every refusal, is written down.
     max_task_bytes, max_result_bytes: of one request's body.
     keep_alive_s: between comments on an event stream on which nothing happens.
@@ -63,6 +66,7 @@ def create_app(
         control_token=control_token,
         handlers_folder=handlers_folder,
         engines=engines,
+        polar=polar,
         max_task_bytes=max_task_bytes,
         max_result_bytes=max_result_bytes,
         keep_alive_s=keep_alive_s,
@@ -84,6 +88,7 @@ def all_routes(
     control_token: str | None = None,
     handlers_folder: Path | None = None,
     engines: NodeEngines | None = None,
+    polar: PolarDispatch | None = None,
     max_task_bytes: int = MAX_TASK_BYTES,
     max_result_bytes: int = MAX_RESULT_BYTES,
     keep_alive_s: float = 15.0,
@@ -98,7 +103,9 @@ def all_routes(
         *CallerSessionRoutes(CallerSessions(service, control_token)).routes(),
         *MetricsRoutes(service).routes(),
         *PolarRoutes(service, max_task_bytes=max_task_bytes).routes(),
-        *PolarNodeRoutes(service, max_result_bytes=max_result_bytes).routes(),
+        *PolarNodeRoutes(
+            service, polar or PolarDispatch(service, control_token), max_result_bytes=max_result_bytes
+        ).routes(),
         *ProrlRoutes(service, engines, template_of, max_task_bytes=max_task_bytes).routes(),
         Route("GET", "/health", health, "Whether the server answers.", open=True, errors=()),
     ]

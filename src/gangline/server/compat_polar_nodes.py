@@ -1,7 +1,7 @@
 """Polar's routes for gateway nodes, over the same core as ours: join, beat, report.
 
-A node that speaks these leases its sessions with `POST /v1/nodes/{node_id}/lease` like any other; the server never
-pushes. Its callback counts while it holds the lease, and names no fence: the one that it holds is taken.
+A node that joins here is sent its sessions (see `compat_polar_dispatch`). Its callback counts while it holds the lease,
+and names no fence: the one that it holds is taken.
 
 Source: Polar, A.5.
 """
@@ -18,11 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from gangline.domain.conversation import Message, Role, Text
 from gangline.domain.errors import Conflict, Failure, InvalidRequest, LeaseLost, NotFound
 from gangline.domain.ids import ID_PATTERN, validated_id
-from gangline.domain.lifecycle import Outcome, Stage
+from gangline.domain.lifecycle import Outcome
 from gangline.domain.session import Heartbeat, SessionResult
 from gangline.domain.tokens import encode_msgpack
 from gangline.domain.trajectory import Trace, Trajectory
 from gangline.domain.views import NodeView, SessionView
+from gangline.server.compat_polar_dispatch import PolarDispatch
+from gangline.server.live_nodes import is_polar_gateway
 from gangline.server.problems import read_body
 from gangline.server.routing import Route, answer_json, path_id
 from gangline.server.service import RolloutService
@@ -61,8 +63,6 @@ class PolarBeat(_Record):
 
     metrics: dict[str, float] = Field(default={}, max_length=256)
     """Queue depths and what is in flight, by name."""
-    sessions: dict[str, tuple[int, Stage]] = Field(default={}, max_length=100_000)
-    """Ours: session id -> (fence, stage), of leases to renew."""
 
 
 class PolarTrace(_Record):
@@ -116,8 +116,9 @@ class PolarReceipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolarNodeRoutes:
-    def __init__(self, service: RolloutService, *, max_result_bytes: int) -> None:
+    def __init__(self, service: RolloutService, dispatch: PolarDispatch, *, max_result_bytes: int) -> None:
         self._service = service
+        self._dispatch = dispatch
         self._max_result_bytes = max_result_bytes
 
     async def register_polar_node(self, request: web.Request) -> web.Response:
@@ -131,7 +132,7 @@ class PolarNodeRoutes:
             metrics={name: float(value) for name, value in knobs.items()},
         )
         await self._service.heartbeat(beat)
-        return answer_json(_seen(await self._node(told.node_id)))
+        return answer_json(self._heard(await self._node(told.node_id)))
 
     async def beat_polar_node(self, request: web.Request) -> web.Response:
         node = await self._node(path_id(request, "node_id"))
@@ -141,14 +142,14 @@ class PolarNodeRoutes:
             Heartbeat(
                 node_id=node.node_id,
                 url=node.url,
-                sessions=told.sessions,
+                sessions=self._dispatch.held(node.node_id),
                 capacity=node.capacity,
                 draining=node.draining,
                 backends=node.backends,
                 metrics=told.metrics | kept,
             )
         )
-        seen = _seen(await self._node(node.node_id))
+        seen = self._heard(await self._node(node.node_id))
         return answer_json(msgspec.structs.replace(seen, renewed=reply.renewed, lost=reply.lost))
 
     async def take_polar_result(self, request: web.Request) -> web.Response:
@@ -160,12 +161,17 @@ class PolarNodeRoutes:
         await self._service.report(told.session_id, encode_msgpack(result))
         return answer_json(PolarReceipt(status="accepted"))
 
+    def _heard(self, node: NodeView) -> PolarNode:
+        seen = _seen(node)
+        self._dispatch.heard(node.node_id, node.url, slots=node.capacity, interval_s=_interval_s(node))
+        return seen
+
     async def _node(self, node_id: str) -> NodeView:
         """Raises: NotFound."""
         status = await self._service.store.query(self._service.store.status)
         found = next((node for node in status.nodes if node.node_id == node_id), None)
-        if found is None:
-            raise NotFound(f"no node {node_id!r}; it registers with POST /nodes/register.")
+        if found is None or not is_polar_gateway(found):
+            raise NotFound(f"no gateway {node_id!r}; it registers with POST /nodes/register.")
         return found
 
     def routes(self) -> list[Route]:
@@ -182,12 +188,15 @@ class PolarNodeRoutes:
 _KNOBS = {"max_init_workers", "max_run_workers", "max_postrun_workers", "heartbeat_interval_seconds"}
 
 
+def _interval_s(node: NodeView) -> float:
+    return node.metrics.get("heartbeat_interval_seconds", 30.0)
+
+
 def _seen(node: NodeView) -> PolarNode:
-    interval_s = node.metrics.get("heartbeat_interval_seconds", 30.0)
     return PolarNode(
         node_id=node.node_id,
         gateway_url=node.url,
-        healthy=node.age_s <= 3 * interval_s,
+        healthy=node.age_s <= 3 * _interval_s(node),
         draining=node.draining,
         last_heartbeat=node.last_seen_at,
         metrics=node.metrics,

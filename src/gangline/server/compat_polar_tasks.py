@@ -1,4 +1,4 @@
-"""A task in Polar's words becomes one of ours; pure.
+"""A task in Polar's words becomes one of ours, and a session of ours one for a gateway of Polar's; pure.
 
 Source: Polar, A.3, 3.2.1 (MCP servers), 3.3.2 (one deadline for the whole session), 3.5 (evaluators). Where its
 published code has more fields than the paper, those that have a meaning here are understood, and others are refused
@@ -11,16 +11,19 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.session import Lease
 from gangline.domain.task import TaskRequest
 from gangline.evaluators.swe_bench_rows import TEST_TIMEOUT_S
 
-__all__ = ["task_from_polar"]
+__all__ = ["session_for_gateway", "task_from_polar"]
 
 _NETWORKS = {"host": "full", "bridge": "full", None: "proxy"}
 _EVALUATORS = {"swebench_harness": "swe_bench"}
 _HTTP_TRANSPORTS = ("http", "streamable-http", "streamable_http")
 _GRADING_MARGIN_S = 60.0
 """What an evaluation has beside the tests' own time."""
+_RUNTIME_FIELDS = ("backend", "image", "network", "workdir", "env", "prepare")
+_EVALUATOR_FIELDS = ("strategy", "refresh_runtime", "config")
 _MEBIBYTE = 1024**2
 
 
@@ -123,3 +126,36 @@ def _evaluator(given: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(strategy, str):
         evaluator["strategy"] = _EVALUATORS.get(strategy, strategy)
     return evaluator
+
+
+def session_for_gateway(lease: Lease, callback_url: str) -> dict[str, Any]:
+    """What a gateway needs to run a session, by 3.1: ids, budget, specifications, evaluator, callback."""
+    task = lease.task
+    runtime = _set({name: task["runtime"].get(name) for name in _RUNTIME_FIELDS})
+    network = runtime.pop("network", "proxy")
+    agent = _set(task["agent"])
+    if servers := agent.pop("mcp_servers", None):
+        agent["mcp_servers"] = [{"name": name, **_set(server)} for name, server in servers.items()]
+    builder = dict(task.get("builder", {}))
+    evaluator = {name: task.get("evaluator", {}).get(name) for name in _EVALUATOR_FIELDS}
+    if evaluator.get("strategy") == "swe_bench" and "instance" in (evaluator["config"] or {}):
+        evaluator["strategy"] = "swebench_harness"
+    strategy = builder.pop("strategy", "prefix_merging")
+    return {
+        "session_id": lease.session_id,
+        "task_id": lease.task_id,
+        "sample_index": lease.sample_index,
+        "instruction": task["instruction"],
+        "timeout_seconds": task.get("timeout_seconds"),
+        "runtime": runtime | ({"network": "host"} if network == "full" else {}),
+        "agent": agent,
+        "builder": {"strategy": strategy} | ({"config": builder} if builder else {}),
+        "evaluator": _given(evaluator),
+        "callback_url": callback_url,
+        "metadata": task.get("metadata", {}),
+    }
+
+
+def _set(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what says nothing."""
+    return {name: value for name, value in fields.items() if value not in (None, [], {}, ())}

@@ -8,11 +8,11 @@ import fcntl
 import importlib
 import ipaddress
 import os
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -26,6 +26,7 @@ from gangline.same_origin import OwnNames
 from gangline.server.app import create_app
 from gangline.server.callbacks import Courier
 from gangline.server.compat_polar import polar_task
+from gangline.server.compat_polar_dispatch import PolarDispatch
 from gangline.server.compat_prorl_nodes import NodeEngines
 from gangline.server.housekeeping import Housekeeper, follow_forever
 from gangline.server.service import RolloutService
@@ -146,25 +147,29 @@ async def serving(
             service = RolloutService(store, results, check_task=check_task, sweep_every_s=sweep_every_s)
             await service.start()
             engines = NodeEngines(service, control_token)
+            polar = PolarDispatch(service, control_token)
             app = create_app(
                 service,
                 engines=engines,
+                polar=polar,
                 control_token=control_token,
                 names=names,
                 handlers_folder=folder / "handlers",
                 actions=ActionLog(folder / "actions", where="server"),
             )
             async with _listening(app, service, host, port) as bound_port:
+                own_url = reachable_url(host, bound_port, public_url)
                 courier = Courier(
                     Outbox(store.database),
                     service.bells,
-                    public_url=reachable_url(host, bound_port, public_url),
+                    public_url=own_url,
                     polar_task=partial(polar_task, service),
                     control_token=control_token,
                     base_s=callback_base_s,
                 )
                 watch = None if on_task_ended is None else TaskWatch(service, on_task_ended)
-                async with _background(service, courier, engines, storage.keep, watch) as work:
+                own_work = [engines.hand_out_forever(), polar.send_forever(own_url)]
+                async with _background(service, courier, own_work, storage.keep, watch) as work:
                     yield Running(local_url(host, bound_port), work)
         finally:
             await asyncio.to_thread(store.close)
@@ -172,13 +177,17 @@ async def serving(
 
 @asynccontextmanager
 async def _background(
-    service: RolloutService, courier: Courier, engines: NodeEngines, keep: Keep, watch: TaskWatch | None
+    service: RolloutService,
+    courier: Courier,
+    more: Sequence[Coroutine[Any, Any, None]],
+    keep: Keep,
+    watch: TaskWatch | None,
 ) -> AsyncGenerator[Sequence[asyncio.Task[None]]]:
     """Sweeping, delivering, forgetting and following, for as long as the block lasts."""
     work = [
         asyncio.create_task(service.sweep_forever(), name="server.sweep"),
         asyncio.create_task(courier.deliver_forever(), name="server.callbacks"),
-        asyncio.create_task(engines.hand_out_forever(), name="server.engines"),
+        *map(asyncio.create_task, more),
         asyncio.create_task(service.metrics.loop_lag.watch(), name="server.loop_lag"),
     ]
     if keep != Keep():

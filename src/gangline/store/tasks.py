@@ -184,6 +184,12 @@ class TaskStore(TaskReader):
             lost = set(beat.sessions) - renewed - reported
             return HeartbeatReply(renewed=tuple(sorted(renewed)), lost=tuple(sorted(lost)), lease_s=self.lease_s)
 
+    @repeated
+    def renew(self, beat: Heartbeat) -> set[str]:
+        """Renew leases that the server itself keeps for a node, which is not thereby heard. Returns those it holds."""
+        with self._unit() as unit:
+            return self._renew(unit, rows_named(unit, list(beat.sessions)), beat)
+
     def _take_back_unheard(self, unit: Unit, beat: Heartbeat) -> None:
         """Put back leases whose answer never reached the node: given out a while ago, and not named by its heartbeat.
 
