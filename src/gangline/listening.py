@@ -15,8 +15,11 @@ from typing import Any
 import msgspec
 from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
 
 from gangline.domain.errors import InvalidRequest, LimitExceeded, RequestTimeout
+from gangline.domain.ids import new_id
+from gangline.telemetry.logs import request_in_logs, stays_request_in_logs
 
 __all__ = ["LIMITS", "ListenLimits", "listening", "read_body"]
 
@@ -68,6 +71,8 @@ async def listening(
     shutdown_s: at the end, for requests under way.
     address: `sock`, or `host` and `port`, as for `loop.create_server`. Raises: OSError.
     """
+    app.middlewares.insert(0, _numbered)
+    app.on_response_prepare.append(_tell_number)
     # A handler is cancelled when its client leaves: a node that is gone must not be given sessions.
     runner = web.AppRunner(
         app,
@@ -91,6 +96,20 @@ async def listening(
             server.close()
     finally:
         await runner.cleanup()
+
+
+@web.middleware
+async def _numbered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Each request has an id of ours, which its log lines and its answer carry; a client's own is not taken."""
+    stays_request_in_logs(new_id("req"))
+    return await handler(request)
+
+
+async def _tell_number(request: web.Request, response: web.StreamResponse) -> None:
+    request_id = request_in_logs() or new_id("req")
+    response.headers["x-request-id"] = request_id
+    if "/v1/messages" in request.path or "anthropic-version" in request.headers:
+        response.headers["request-id"] = request_id
 
 
 class _Door:

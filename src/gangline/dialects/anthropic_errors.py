@@ -20,6 +20,7 @@ from gangline.domain.errors import (
     SessionOver,
     Unauthorized,
 )
+from gangline.telemetry.logs import request_in_logs
 
 __all__ = ["messages_error"]
 
@@ -33,7 +34,7 @@ def messages_error(error: GanglineError) -> ErrorAnswer:
     status, kind = _status_and_type(error)
     message = _overflow_message(error.message) if isinstance(error, ContextOverflow) else error.message
     inner = {"type": kind, "message": message} | _error_code(error)
-    body = {"type": "error", "error": inner, "request_id": None}
+    body = {"type": "error", "error": inner, "request_id": request_in_logs()}
     headers: dict[str, str] = {}
     if status == 429:
         headers["retry-after"] = str(error.details.get("retry_after_s") or 1)

@@ -122,6 +122,7 @@ class Proxy:
             _log.exception("proxy.internal_error path=%s", request.path)
             known = NodeError(f"{type(error).__name__}: {error}")
         self._on_error(known)
+        _log.info("call.refused path=%s code=%s message=%s", request.path, known.code, known)
         return _shaped(match.dialect, known)
 
     async def _dispatch(self, request: web.Request, match: Match, path: str) -> web.StreamResponse:

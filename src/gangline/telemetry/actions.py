@@ -87,6 +87,7 @@ ACTIONS: dict[str, str] = {
     "control.failed": "A request to the node's own routes failed for a reason on our side.",
     "control.crashed": "A request to the node's own routes met a defect.",
     # Model calls.
+    "call.refused": "A model call was answered with an error before its first byte.",
     "call.complete": "A model call is in the journal, with what is exact about it.",
     "call.aborted": "A model call was cut off; what was sampled until then is in the journal.",
     "call.attached": "A retry joined the same call in flight.",

@@ -17,7 +17,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
 
-__all__ = ["FIELDS", "LineFormatter", "LogFormat", "session_in_logs", "stays_session_in_logs"]
+__all__ = [
+    "FIELDS",
+    "LineFormatter",
+    "LogFormat",
+    "request_in_logs",
+    "session_in_logs",
+    "stays_request_in_logs",
+    "stays_session_in_logs",
+]
 
 LogFormat = Literal["text", "json"]
 
@@ -35,6 +43,7 @@ _UNSAFE = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)
     0x2029: "\\u2029",
 }
 
+_request: ContextVar[str | None] = ContextVar("request_in_logs", default=None)
 _session: ContextVar[str | None] = ContextVar("session_in_logs", default=None)
 
 
@@ -46,6 +55,16 @@ def session_in_logs(session_id: str) -> Generator[None]:
         yield
     finally:
         _session.reset(token)
+
+
+def stays_request_in_logs(request_id: str) -> None:
+    """For what is done for one HTTP request, from here until the next one of its connection."""
+    _request.set(request_id)
+
+
+def request_in_logs() -> str | None:
+    """The id of the HTTP request that is being answered."""
+    return _request.get()
 
 
 def stays_session_in_logs(session_id: str) -> None:
@@ -73,6 +92,10 @@ class LineFormatter(logging.Formatter):
             fields["session"] = session
             if action:
                 text = f"{text} session={session}"
+        if "request" not in fields and (request := _request.get()) is not None:
+            fields["request"] = request
+            if action:
+                text = f"{text} request={request}"
         at = f"{self.formatTime(record, self.datefmt)}.{int(record.msecs):03d}Z"
         trace = self._trace(record)
         if not self._as_json:
