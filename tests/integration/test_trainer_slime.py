@@ -42,14 +42,18 @@ ARGS = SimpleNamespace(
 )
 
 
-def to_samples(groups: Any, num_samples: int) -> list[list[Sample]]:
+def to_samples(groups: Any, num_samples: int) -> list[list[list[Sample]]]:
     return adapter.to_samples(groups, num_samples, sample_type=Sample)
 
 
-def read(batch: list[list[Sample]]) -> list[ReadRow]:
+def flat(batch: list[list[list[Sample]]]) -> list[Sample]:
+    return [sample for group in batch for session in group for sample in session]
+
+
+def read(batch: list[list[list[Sample]]]) -> list[ReadRow]:
     """By length and mask, as slime's rollout manager and trainer do."""
     found = list[ReadRow]()
-    for sample in [sample for samples in batch for sample in samples]:
+    for sample in flat(batch):
         length, mask = sample.response_length, sample.loss_mask
         assert mask is not None
         assert sample.rollout_log_probs is not None
@@ -62,7 +66,7 @@ def read(batch: list[list[Sample]]) -> list[ReadRow]:
         found.append(
             ReadRow(
                 task_id=str(sample.group_index),
-                session_id=str(sample.index),
+                session_id=str(sample.rollout_id),
                 prompt_ids=sample.tokens[:-length],
                 response_ids=sample.tokens[-length:],
                 loss_mask=mask,
@@ -80,7 +84,7 @@ def test_the_adapter_keeps_the_contract(check: Check) -> None:
 
 
 def test_a_sample_says_what_slime_shows_of_it() -> None:
-    (first, _), (third, _) = to_samples([group(1.0, 0.0), group(0.0, 1.0)], 2)
+    first, _, third, _ = flat(to_samples([group(1.0, 0.0), group(0.0, 1.0)], 2))
     assert (first.group_index, first.index, third.group_index, third.index) == (0, 0, 1, 2)
     assert first.session_id == first.metadata["session_id"] == "s0"
     assert first.metadata["task_id"] == "task-1"
@@ -91,7 +95,7 @@ def test_a_sample_says_what_slime_shows_of_it() -> None:
 def test_a_session_that_was_cut_short_is_truncated(outcome: str) -> None:
     cut = session("s0", 0.0, outcome=outcome)
     long = session("s1", 0.0, trace(finish_reason="length"))
-    samples = to_samples([Group("task-1", (cut, long, session("s2", 1.0)))], 3)[0]
+    samples = flat(to_samples([Group("task-1", (cut, long, session("s2", 1.0)))], 3))
     assert [sample.status for sample in samples] == [Status.TRUNCATED, Status.TRUNCATED, Status.COMPLETED]
 
 
@@ -113,7 +117,7 @@ def test_without_slime_it_says_where_to_run() -> None:
 @pytest.mark.parametrize("divided", [True, False])
 def test_rewards_are_compared_as_by_slime_where_sessions_have_one_trace(divided: bool) -> None:
     args = SimpleNamespace(**{**vars(ARGS), "grpo_std_normalization": divided})
-    samples = [one for some in to_samples([group(1.0, 0.2, 0.0), group(0.5, 0.5, 0.5)], 3) for one in some]
+    samples = flat(to_samples([group(1.0, 0.2, 0.0), group(0.5, 0.5, 0.5)], 3))
     raw, compared = adapter.post_process_rewards(args, samples)
     assert raw == [1.0, 0.2, 0.0, 0.5, 0.5, 0.5]
     assert compared == pytest.approx(normalised(samples, 3, divided=divided), abs=1e-9)
@@ -122,7 +126,7 @@ def test_rewards_are_compared_as_by_slime_where_sessions_have_one_trace(divided:
 def test_a_session_of_several_traces_weighs_one_when_rewards_are_compared() -> None:
     several = session("s0", 1.0, trace(), trace(turns=[(12, 2)]), trace(turns=[(13, 2)]))
     one, other = Group("task-1", (several, session("s1", 0.0))), group(0.0, 1.0)
-    samples = [sample for some in to_samples([one, other], 2) for sample in some]
+    samples = flat(to_samples([one, other], 2))
     _, compared = adapter.post_process_rewards(ARGS, samples)
     half = 0.5 / (0.5**0.5 + 1e-6)
     assert compared == pytest.approx([half] * 3 + [-half] + [-half, half])
@@ -130,7 +134,31 @@ def test_a_session_of_several_traces_weighs_one_when_rewards_are_compared() -> N
 
 def test_rewards_that_slime_does_not_compare_stay_as_they_are() -> None:
     args = SimpleNamespace(**{**vars(ARGS), "advantage_estimator": "ppo"})
-    assert adapter.post_process_rewards(args, to_samples([group(1.0, 0.0)], 2)[0]) == ([1.0, 0.0], [1.0, 0.0])
+    assert adapter.post_process_rewards(args, flat(to_samples([group(1.0, 0.0)], 2))) == ([1.0, 0.0], [1.0, 0.0])
+
+
+def test_an_estimator_whose_baseline_is_unknown_is_refused(tmp_path: Path) -> None:
+    args = SimpleNamespace(**{**vars(ARGS), "advantage_estimator": "vapo"})
+    with pytest.raises(InvalidRequest, match="'vapo' is not known here"):
+        adapter.post_process_rewards(args, flat(to_samples([group(1.0, 0.0)], 2)))
+    rollout = adapter.SlimeRollout("http://127.0.0.1:9", task_of, tmp_path, sample_type=Sample)
+    with pytest.raises(InvalidRequest, match="'vapo' is not known here"):
+        rollout(args, 0, Prompts())
+
+
+def test_samples_of_one_session_share_a_rollout_id_that_no_other_has() -> None:
+    several = session("s0", 1.0, trace(), trace(turns=[(12, 2)]))
+    batch = to_samples([Group("task-1", (several, session("s1", 0.0))), group(0.0, 1.0)], 2)
+    assert [[[one.rollout_id for one in samples] for samples in some] for some in batch] == [[[0, 0], [1]], [[2], [3]]]
+
+
+def test_the_best_trace_of_a_good_session_takes_all_of_its_advantage() -> None:
+    told = session("s0", 1.0, trace(reward=0.0), trace(turns=[(12, 2)], reward=1.0))
+    samples = flat(to_samples([Group("task-1", (told, session("s1", 0.0)))], 2))
+    raw, compared = adapter.post_process_rewards(ARGS, samples)
+    half = 0.5 / (0.5**0.5 + 1e-6)
+    assert raw == [0.0, 1.0, 0.0]
+    assert compared == pytest.approx([0.0, half, -half])
 
 
 # The callback flow, at a real server.
@@ -147,7 +175,7 @@ async def service(tmp_path: Path) -> AsyncIterator[ServerClient]:
 
 
 @asynccontextmanager
-async def node_at(service: ServerClient, *rewards: float, broken: str = "") -> AsyncIterator[None]:
+async def node_at(service: ServerClient, *rewards: float, broken: str = "", traces: int = 1) -> AsyncIterator[None]:
     """A node that gives the sessions of each task these rewards; the last of the task `broken` has none."""
 
     async def work() -> None:
@@ -156,7 +184,8 @@ async def node_at(service: ServerClient, *rewards: float, broken: str = "") -> A
             for lease in await node.lease(wait_s=30.0):
                 is_broken = lease.task_id == broken and lease.sample_index == len(rewards) - 1
                 reward = None if is_broken else rewards[lease.sample_index]
-                trajectory = session(lease.session_id, reward).trajectory
+                several = (trace(turns=[(10 + number, 2)]) for number in range(traces))
+                trajectory = session(lease.session_id, reward, *several).trajectory
                 await node.finish([lease], reward=reward, trajectory=trajectory)
 
     working = asyncio.create_task(work())
@@ -197,7 +226,7 @@ async def test_slime_collects_groups_as_callbacks_arrive(service: ServerClient, 
     async with node_at(service, 0.0, 1.0):
         first = await asyncio.to_thread(rollout, ARGS, 0, prompts)
         second = await asyncio.to_thread(rollout, ARGS, 1, prompts)
-        samples = [sample for some in (*first, *second) for sample in some]
+        samples = flat([*first, *second])
         assert [sample.reward for sample in samples] == [0.0, 1.0] * 4
         assert [sample.group_index for sample in samples] == [0, 0, 1, 1, 2, 2, 3, 3]
         assert len({sample.metadata["session_id"] for sample in samples}) == 8
@@ -218,7 +247,7 @@ async def test_slime_is_told_why_a_group_is_refused_and_goes_on(
         with pytest.raises(InvalidGroup, match=r"1 of 2 sessions of prompt0 are valid .*it has no reward"):
             await asyncio.to_thread(rollout, ARGS, 0, prompts)
         samples = await asyncio.to_thread(rollout, ARGS, 0, prompts)
-        assert [some[0].metadata["task_id"] for some in samples] == ["prompt1", "prompt2"]
+        assert [some[0][0].metadata["task_id"] for some in samples] == ["prompt1", "prompt2"]
         await asyncio.to_thread(rollout.stop)
 
 
@@ -236,14 +265,35 @@ def test_groups_may_not_shrink(tmp_path: Path) -> None:
         adapter.SlimeRollout("http://127.0.0.1:9", task_of, tmp_path, validity=ValiditySettings(on_invalid="shrink"))
 
 
-def test_samples_that_slime_would_leave_out_are_told_of(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"global_batch_size": 3}, "would drop 1 of the 4"),
+        ({"rollout_top_p": 0.9}, "--rollout-top-p is 0.9"),
+    ],
+)
+def test_options_under_which_slime_would_train_wrongly_are_refused(
+    changes: dict[str, Any], told: str, tmp_path: Path
+) -> None:
     rollout = adapter.SlimeRollout("http://127.0.0.1:9", task_of, tmp_path, sample_type=Sample)
-    for changes, told in (({}, 1), ({"disable_rollout_trim_samples": True}, 0)):
-        caplog.clear()
-        rollout._tell_of_what_is_cut(SimpleNamespace(**vars(ARGS), **changes), 10)
-        assert len(caplog.records) == told
-    rollout._tell_of_what_is_cut(ARGS, 8)
-    assert not caplog.records
+    with pytest.raises(InvalidRequest, match=told):
+        rollout(SimpleNamespace(**{**vars(ARGS), **changes}), 0, Prompts())
+
+
+async def test_sessions_of_several_samples_need_rewards_compared_by_session(
+    service: ServerClient, tmp_path: Path, token_env: str
+) -> None:
+    path = {"custom_reward_post_process_path": "gangline.integrations.slime.post_process_rewards"}
+    rollout = adapter.SlimeRollout(
+        service.url, task_of, tmp_path / "inbox", token_env=token_env, num_in_flight=1, sample_type=Sample
+    )
+    prompts = Prompts()
+    async with node_at(service, 0.0, 1.0, traces=2):
+        with pytest.raises(InvalidRequest, match="--custom-reward-post-process-path gangline"):
+            await asyncio.to_thread(rollout, ARGS, 0, prompts)
+        batch = await asyncio.to_thread(rollout, SimpleNamespace(**vars(ARGS), **path), 0, prompts)
+        assert [[len(samples) for samples in some] for some in batch] == [[2, 2], [2, 2]]
+        await asyncio.to_thread(rollout.stop)
 
 
 async def finish(service: ServerClient, reward: float = 1.0) -> None:

@@ -147,6 +147,10 @@ BROKEN: dict[str, tuple[Callable[[Sequence[Group], int], Rows], str]] = {
     "sorts by length": (ordered(lambda row: -len(row.response_ids)), "keeps_rows_of_different_lengths"),
     "sorts by reward": (ordered(lambda row: row.reward), "keeps_the_order_of_groups_and_sessions"),
     "clips rewards": (each(reward=lambda row: max(row.reward, 0.0)), "keeps_rewards_as_they_are"),
+    "gives every trace its session's reward": (
+        each(reward=lambda row: row.session_reward),
+        "keeps_the_rewards_that_traces_have_of_their_own",
+    ),
     "joins groups of one prompt": (
         each(task_id=lambda row: str(row.prompt_ids)),
         "keeps_groups_apart_that_have_the_same_tokens",

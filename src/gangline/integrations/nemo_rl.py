@@ -39,7 +39,7 @@ __all__ = ["CONTRACT", "NemoActor", "NemoCollector", "NemoSettings", "Push", "to
 
 _log = logging.getLogger(__name__)
 
-CONTRACT = 2
+CONTRACT = 3
 """Version of the contract with trainers that this keeps."""
 
 _FULL_S = 0.2
@@ -115,7 +115,13 @@ def _is_cut_short(row: TrainerRow) -> bool:
 
 def _about(row: TrainerRow) -> dict[str, Any]:
     spans = [(span.version, span.start, span.end) for span in version_spans(row.versions)]
-    return {"task_id": row.task_id, "session_id": row.session_id, "trace_id": row.trace_id, "version_spans": spans}
+    return {
+        "task_id": row.task_id,
+        "session_id": row.session_id,
+        "trace_id": row.trace_id,
+        "session_reward": row.session_reward,
+        "version_spans": spans,
+    }
 
 
 class NemoSettings(TrainingOptions):

@@ -3,12 +3,13 @@
     # my_rollout.py, for slime's --rollout-function-path my_rollout.generate_rollout
     generate_rollout = SlimeRollout(server_url, task_of, folder)
 
-A sample is one trace. slime's own normalisation cuts a batch into groups by counting samples, which is wrong as soon as
-a session has two: `post_process_rewards` compares sessions, whatever their traces
+A sample is one trace, and the samples of one session share its `rollout_id`: slime counts steps and averages losses by
+it. slime's own normalisation cuts a batch into groups by counting samples, which is wrong as soon as a session has two:
+`post_process_rewards` compares sessions, whatever their traces
 (--custom-reward-post-process-path gangline.integrations.slime.post_process_rewards).
 
-Source: slime, github.com/THUDM/slime at 0d234f3, `slime/utils/types.py` (Sample), `slime/ray/rollout.py` (what becomes
-of samples), `slime/rollout/base_types.py` (the rollout function); Polar, figure 5a and A.3 (the callback flow).
+Source: slime, github.com/THUDM/slime at 624b824, `slime/utils/types.py` (Sample), `slime/ray/rollout.py` (the fate of
+samples), `slime/rollout/base_types.py` (the rollout function); Polar, figure 5a and A.3 (the callback flow).
 """
 
 from __future__ import annotations
@@ -36,18 +37,23 @@ from gangline.training.admission import version_spans
 from gangline.training.advantages import AdvantageSettings, group_advantages
 from gangline.training.collector import Admit, ReplenishingCollector
 from gangline.training.contract import TrainerRow, rows_of
+from gangline.training.credit import CreditSettings, spread_advantage
 from gangline.training.groups import Group, ValiditySettings
 
 __all__ = ["CONTRACT", "DataSource", "SlimeRollout", "post_process_rewards", "to_samples"]
 
 _log = logging.getLogger(__name__)
 
-CONTRACT = 2
+CONTRACT = 3
 """Version of the contract with trainers that this keeps."""
 
+_OWN = CreditSettings(scheme="own")
 _CUT_SHORT = ("agent_timeout", "turn_limit", "token_limit")
-_NORMALISED = ("grpo", "gspo", "reinforce_plus_plus_baseline")
-_DIVIDED = ("grpo", "gspo")
+_NORMALISED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
+_DIVIDED = ("grpo", "gspo", "cispo")
+_NOT_COMPARED = ("reinforce_plus_plus", "ppo")
+"""Estimators that take rewards as they are."""
+_POST_PROCESS = "gangline.integrations.slime.post_process_rewards"
 
 
 def to_samples(
@@ -57,8 +63,11 @@ def to_samples(
     sample_type: Any = None,
     first_group: int = 0,
     temperature: float = 1.0,
-) -> list[list[Any]]:
-    """For each group its samples: by session, then by trace; those of a session share their `index`.
+) -> list[list[list[Any]]]:
+    """For each group the samples of each session, as slime nests compact rollouts: [group][session][trace].
+
+    Those of a session share `rollout_id` and `index`, which no other session of these groups has. `reward` is the
+    trace's own where the evaluator told traces apart; `metadata["session_reward"]` is the session's.
 
     num_samples: sessions of each group. sample_type: slime's `Sample`, which is imported where None. first_group:
     `group_index` of the first. temperature: slime's `rollout_temperature`. `weight_versions` has one entry a turn, or
@@ -70,8 +79,11 @@ def to_samples(
     make = _maker(_slime_sample() if sample_type is None else sample_type)
     rows = [rows_of(group, num_samples, temperature=temperature) for group in groups]
     return [
-        [make(row, first_group + at, (first_group + at) * num_samples + number) for number, row in _by_session(group)]
-        for at, group in enumerate(rows)
+        [
+            [make(row, number, number * num_samples + place) for row in session]
+            for place, session in enumerate(_by_session(group))
+        ]
+        for number, group in enumerate(rows, first_group)
     ]
 
 
@@ -85,18 +97,20 @@ def _slime_sample() -> Any:
         ) from error
 
 
-def _by_session(rows: Sequence[TrainerRow]) -> Iterator[tuple[int, TrainerRow]]:
-    """Each row, with the number of its session in the group."""
-    numbers: dict[str, int] = {}
+def _by_session(rows: Sequence[TrainerRow]) -> list[list[TrainerRow]]:
+    """The rows of each session, in the order of the group."""
+    sessions: dict[str, list[TrainerRow]] = {}
     for row in rows:
-        yield numbers.setdefault(row.session_id, len(numbers)), row
+        sessions.setdefault(row.session_id, []).append(row)
+    return list(sessions.values())
 
 
 def _maker(sample_type: Any) -> Callable[[TrainerRow, int, int], Any]:
     known = {field.name for field in dataclasses.fields(sample_type)}
 
     def make(row: TrainerRow, group_index: int, index: int) -> Any:
-        fields = _fields(row, sample_type.Status) | {"group_index": group_index, "index": index}
+        numbers = {"group_index": group_index, "index": index, "rollout_id": index}
+        fields = _fields(row, sample_type.Status) | numbers
         if missing := fields.keys() - known:
             raise InvalidRequest(
                 f"this version of slime has no {', '.join(sorted(missing))} in its Sample: without it what was "
@@ -125,6 +139,7 @@ def _fields(row: TrainerRow, status: Any) -> dict[str, Any]:
             "task_id": row.task_id,
             "session_id": row.session_id,
             "trace_id": row.trace_id,
+            "session_reward": row.session_reward,
             "version_spans": [(span.version, span.start, span.end) for span in spans],
         },
     }
@@ -143,22 +158,41 @@ def _text(messages: Sequence[Message]) -> str:
 def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
     """slime's normalisation, in which each session weighs one: (rewards, compared rewards), by sample.
 
-    The same numbers as slime's own where every session has one trace.
+    The same numbers as slime's own where every session has one trace. Where the evaluator told traces apart, the best
+    trace takes all of a good outcome and the worst all of a bad one (`gangline.training.credit`, scheme `own`).
+    Raises: InvalidRequest for an estimator whose baseline is not known here.
     """
-    raw = [float(sample.get_reward_value(args)) for sample in samples]
+    _require_known(args.advantage_estimator)
+    raw = np.array([float(sample.get_reward_value(args)) for sample in samples])
     if args.advantage_estimator not in _NORMALISED or not args.rewards_normalization:
-        return raw, raw
+        return raw.tolist(), raw.tolist()
     divided = args.advantage_estimator in _DIVIDED and args.grpo_std_normalization
     settings = AdvantageSettings(scale="deviation" if divided else "none", deviation="sample")
     groups = np.array([sample.group_index for sample in samples])
     sessions = np.array([sample.metadata["session_id"] for sample in samples])
+    outcomes = np.array([sample.metadata["session_reward"] for sample in samples])
     compared = np.zeros(len(raw))
     for group in np.unique(groups):
-        mine = groups == group
-        numbers, size = np.unique(sessions[mine], return_inverse=True, return_counts=True)[1:]
-        values = np.bincount(numbers, weights=np.array(raw)[mine]) / size
-        compared[mine] = group_advantages(values, settings)[numbers]
-    return raw, compared.tolist()
+        mine = np.flatnonzero(groups == group)
+        first, numbers = np.unique(sessions[mine], return_index=True, return_inverse=True)[1:]
+        advantages = group_advantages(outcomes[mine][first], settings)
+        own_range = float(np.ptp(raw[mine]))
+        for number, advantage in enumerate(advantages):
+            traces = mine[numbers == number]
+            compared[traces] = spread_advantage(
+                float(advantage), len(traces), _OWN, own=raw[traces], own_range=own_range
+            )
+    return raw.tolist(), compared.tolist()
+
+
+def _require_known(estimator: str) -> None:
+    """Raises: InvalidRequest."""
+    if estimator not in (*_NORMALISED, *_NOT_COMPARED):
+        raise InvalidRequest(
+            f"slime's advantage estimator {estimator!r} is not known here, so its rewards would not be compared as it "
+            f"needs them. Use one of {', '.join((*_NORMALISED, *_NOT_COMPARED))}, or a reward post-processing of your "
+            "own (--custom-reward-post-process-path)."
+        )
 
 
 class DataSource(Protocol):
@@ -210,10 +244,14 @@ class SlimeRollout:
 
     def __call__(
         self, args: Any, rollout_id: int, data_source: DataSource, evaluation: bool = False
-    ) -> list[list[Any]]:
-        """`args.rollout_batch_size` groups. Raises: InvalidGroup, OutOfTasks, the service's errors."""
+    ) -> list[list[list[Any]]]:
+        """`args.rollout_batch_size` groups.
+
+        Raises: InvalidRequest when slime would train wrongly on them, InvalidGroup, OutOfTasks, the service's errors.
+        """
         if evaluation:
             raise InvalidRequest("this rollout function is for training: give slime another --eval-function-path.")
+        _require_fitting(args)
         if self._worker is None or self._worker.has_ended:
             self._worker = _Worker(lambda requests: self._collect(requests, args, data_source))
         groups = self._worker.collect(args.rollout_batch_size)
@@ -225,7 +263,7 @@ class SlimeRollout:
             temperature=args.rollout_temperature,
         )
         self._num_groups += len(groups)
-        self._tell_of_what_is_cut(args, sum(map(len, samples)))
+        _require_compared_by_session(args, samples)
         return samples
 
     def stop(self) -> None:
@@ -254,11 +292,38 @@ class SlimeRollout:
             for group in data_source.get_samples(1):
                 yield {**self._task_of(group[0]), "num_samples": args.n_samples_per_prompt}
 
-    def _tell_of_what_is_cut(self, args: Any, num: int) -> None:
-        """slime trains on a multiple of its batch size, and leaves the last samples out."""
-        other_rule = ("disable_rollout_trim_samples", "use_dynamic_global_batch_size")
-        if not any(getattr(args, name, False) for name in other_rule) and (cut := num % args.global_batch_size):
-            _log.warning("slime.trims samples=%d of=%d global_batch_size=%d", cut, num, args.global_batch_size)
+
+def _require_fitting(args: Any) -> None:
+    """Options of slime under which it would leave sessions out, or train on incomparable log-probs.
+
+    Raises: InvalidRequest.
+    """
+    if getattr(args, "custom_reward_post_process_path", None) is None:
+        _require_known(args.advantage_estimator)
+    num_sessions = args.rollout_batch_size * args.n_samples_per_prompt
+    if cut := num_sessions % args.global_batch_size:
+        raise InvalidRequest(
+            f"slime trains on whole steps of --global-batch-size {args.global_batch_size} sessions and would drop "
+            f"{cut} of the {num_sessions} of each rollout (--rollout-batch-size times --n-samples-per-prompt): choose "
+            "a divisor of it."
+        )
+    if getattr(args, "rollout_top_p", 1.0) != 1.0:
+        raise InvalidRequest(
+            f"--rollout-top-p is {args.rollout_top_p:g}: slime would replay the tokens that top-p kept, which rows do "
+            "not have. Sample with --rollout-top-p 1."
+        )
+
+
+def _require_compared_by_session(args: Any, samples: Sequence[Sequence[Sequence[Any]]]) -> None:
+    """Raises: InvalidRequest when a session has several samples and slime would compare samples."""
+    is_compared = args.advantage_estimator in _NORMALISED and args.rewards_normalization
+    if not is_compared or getattr(args, "custom_reward_post_process_path", None) is not None:
+        return
+    if several := [session[0] for group in samples for session in group if len(session) > 1]:
+        raise InvalidRequest(
+            f"session {several[0].session_id} has several samples, and slime would compare the whole batch as one "
+            f"group. Give it --custom-reward-post-process-path {_POST_PROCESS}."
+        )
 
 
 @dataclasses.dataclass(frozen=True)

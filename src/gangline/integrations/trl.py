@@ -150,13 +150,19 @@ def rollout_rows(
 def session_reward(
     *, session: Sequence[SessionResult], log_extra: Callable[[str, list[str]], None] | None = None, **_: object
 ) -> list[float | None]:
-    """A reward function of TRL's: what the evaluator gave each session.
+    """A reward function of TRL's: the evaluator's reward of each session, or of its one trace where that has its own.
 
     Another one takes `session` too, and makes of it what it likes.
     """
     if log_extra is not None:  # in TRL's table of completions, whose prompts say nothing here
         log_extra("session_id", [one.session_id for one in session])
-    return [one.reward for one in session]
+    return [_reward(one) for one in session]
+
+
+def _reward(session: SessionResult) -> float | None:
+    traces = trainable_traces(session)
+    own = traces[0].reward if len(traces) == 1 else None
+    return session.reward if own is None else own
 
 
 def one_trace_each(group: Group) -> Group | None:

@@ -1,9 +1,9 @@
 """verl: groups as its `DataProto`, as its agent loops hand them to its trainer.
 
 A row is one trace: the prompt padded on the left, the response (tool output included) on the right, `response_mask` 1
-where the model is trained. The session's reward is the score of the response's last token. verl groups rows by `uid`,
-the task's id here, and a row counts as one in the group: where sessions have several traces, give an `algorithm`, and
-take the advantages that come with the batch instead of `compute_advantage`'s.
+where the model is trained. The reward (the trace's own where the evaluator told traces apart) is the score of the last
+token. verl groups rows by `uid`, the task's id here, and a row counts as one in the group: where sessions have several
+traces, give an `algorithm`, and take the advantages that come with the batch instead of `compute_advantage`'s.
 
 Source: verl 0.9.1, `protocol.DataProto`, `experimental/agent_loop/agent_loop.py`, `trainer/ppo/ray_trainer.py`.
 """
@@ -31,7 +31,7 @@ except ImportError as error:
 
 __all__ = ["CONTRACT", "to_data_proto"]
 
-CONTRACT = 2
+CONTRACT = 3
 """Version of the contract with trainers that this keeps."""
 
 
@@ -52,8 +52,8 @@ def to_data_proto(
 
     Tensors: `prompts` [B, P], `responses`, `response_mask`, `rollout_log_probs`, `rm_scores`, `token_level_scores`,
     `rollout_versions` (-1 where masked) [B, T], `input_ids`, `attention_mask`, `position_ids` [B, P + T].
-    Beside them, [B]: `uid`, `session_id`, `trace_id`, `__num_turns__`, and the oldest and newest policy version as
-    `min_global_steps`, `max_global_steps`.
+    Beside them, [B]: `uid`, `session_id`, `trace_id`, `session_reward`, `__num_turns__`, and the oldest and newest
+    policy version as `min_global_steps`, `max_global_steps`.
 
     Raises: InvalidGroup when a group is not whole or of another temperature, InvalidRequest when a row does not fit the
     widths: nothing is cut.
@@ -137,6 +137,7 @@ def _labels(rows: Sequence[TrainerRow]) -> dict[str, NDArray[Any]]:
         "uid": of_each(lambda row: row.task_id),
         "session_id": of_each(lambda row: row.session_id),
         "trace_id": of_each(lambda row: row.trace_id),
+        "session_reward": np.array([row.session_reward for row in rows], np.float32),
         "__num_turns__": np.array([len(row.trace.spans) for row in rows], np.int32),
         "min_global_steps": of_each(lambda row: int(row.versions[row.loss_mask != 0].min())),
         "max_global_steps": of_each(lambda row: int(row.versions[row.loss_mask != 0].max())),

@@ -274,6 +274,14 @@ def keeps_rewards_as_they_are(subject: Subject[Any]) -> None:
 
 
 @_check
+def keeps_the_rewards_that_traces_have_of_their_own(subject: Subject[Any]) -> None:
+    """An evaluator of the process told traces apart: what it gave them arrives, not the session's reward."""
+    own = _trace(turns=[(10, 2)], reward=0.25)
+    traces = [own] if subject.one_trace_per_session else [own, _trace(turns=[(11, 2)], number=1, reward=0.75)]
+    _handed_over(subject, _group(_session(0, 1.0, *traces), _session(1, 0.0, _trace(turns=[(12, 2)], number=2))))
+
+
+@_check
 def hands_over_a_group_of_one_reward(subject: Subject[Any]) -> None:
     """Whether it is worth training on was asked before."""
     _handed_over(subject, _group(_plain(0, 1.0), _plain(1, 1.0), _plain(2, 1.0)))

@@ -42,7 +42,7 @@ __all__ = [
     "updating",
 ]
 
-CONTRACT_VERSION = 2
+CONTRACT_VERSION = 3
 """Grows when an adapter that kept the contract would no longer keep it."""
 
 
@@ -62,7 +62,10 @@ class TrainerRow:
     versions: Versions
     """-1 where masked."""
     reward: float
-    """The session's, unshaped: shaping, credit and advantages are the algorithm's."""
+    """The trace's own where the evaluator told traces apart, else the session's. Unshaped: shaping, credit and
+    advantages are the algorithm's."""
+    session_reward: float
+    """The session's, which sessions of a group are compared by."""
     outcome: Outcome
     """Of the session."""
     trace: Trace
@@ -125,7 +128,8 @@ def _rows(task_id: str, session: SessionResult) -> Iterator[TrainerRow]:
             loss_mask=trace.loss_mask,
             logprobs=trace.response_logprobs,
             versions=trace.response_versions,
-            reward=session.reward,
+            reward=session.reward if trace.reward is None else trace.reward,
+            session_reward=session.reward,
             outcome=session.outcome,
             trace=trace,
         )

@@ -1,0 +1,153 @@
+"""Our samples in slime itself, from a checkout named by GANGLINE_SLIME: its rollout manager, checks and schedule.
+
+    git clone https://github.com/THUDM/slime && GANGLINE_SLIME=slime make test-peers
+
+SGLang is absent: nothing of what is used here calls it, and its names are stand-ins so that slime can be imported.
+Last run with slime at 624b824 on 2026-11-22.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from gangline.integrations import slime as adapter
+from gangline.training.groups import Group
+from training_samples import group, session, trace
+
+CHECKOUT = os.environ.get("GANGLINE_SLIME")
+pytestmark = [
+    pytest.mark.skipif(CHECKOUT is None, reason="GANGLINE_SLIME names no checkout of slime"),
+    pytest.mark.filterwarnings("ignore"),
+]
+ARGS = SimpleNamespace(
+    reward_key=None,
+    advantage_estimator="grpo",
+    rewards_normalization=True,
+    grpo_std_normalization=True,
+    rollout_batch_size=2,
+    n_samples_per_prompt=2,
+    global_batch_size=4,
+    use_dynamic_batch_size=False,
+    micro_batch_size=1,
+    balance_data=False,
+    balance_by_flops=False,
+)
+PARALLEL = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
+
+
+class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Modules that slime imports and does not use here."""
+
+    names = ("sglang", "sglang_router", "wandb", "megatron")
+
+    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        if name.partition(".")[0] in self.names:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
+        return MagicMock(name=spec.name, __path__=[], __spec__=spec, __name__=spec.name)
+
+    def exec_module(self, module: ModuleType) -> None: ...
+
+
+@pytest.fixture(scope="module", autouse=True)
+def slime() -> Iterator[None]:
+    absent = _Absent()
+    sys.meta_path.insert(0, absent)
+    sys.path.insert(0, str(CHECKOUT))
+    yield
+    sys.meta_path.remove(absent)
+    sys.path.remove(str(CHECKOUT))
+
+
+def manager(**changes: Any) -> Any:
+    """slime's rollout manager without its engines."""
+    actor = importlib.import_module("slime.ray.rollout").RolloutManager
+    made = object.__new__(actor.__ray_metadata__.modified_class)
+    made.args = SimpleNamespace(**{**vars(ARGS), **changes})
+    made.custom_reward_post_process_func = adapter.post_process_rewards
+    made.custom_convert_samples_to_train_data_func = None
+    return made
+
+
+def flat(samples: Any) -> list[Any]:
+    """As `RolloutManager._get_rollout_data` does, its check included."""
+    importlib.import_module("slime.observability.rollout_data_utils").validate_rollout_id_annotated(samples)
+    while isinstance(samples[0], list):
+        samples = list(itertools.chain.from_iterable(samples))
+    return samples
+
+
+def several() -> list[Group]:
+    """Four sessions, one of them with three traces."""
+    long = session("s0", 1.0, trace(), trace(turns=[(12, 2)]), trace(turns=[(13, 2)]))
+    return [Group("task-1", (long, session("s1", 0.0))), group(0.0, 1.0)]
+
+
+def trained(data: dict[str, Any]) -> set[int]:
+    """Places of the samples that slime's schedule puts into a step."""
+    build = importlib.import_module("slime.utils.dp_schedule").build_dp_schedule
+    lengths = [len(tokens) for tokens in data["tokens"]]
+    partitions = build(
+        ARGS, PARALLEL, lengths, global_batch_size=ARGS.global_batch_size, rollout_indices=data["rollout_ids"]
+    )[0]
+    return {place for partition in partitions for place in partition}
+
+
+def test_every_sample_of_every_session_is_trained_and_each_session_counts_once() -> None:
+    samples = flat(adapter.to_samples(several(), 2))
+    data = manager()._convert_samples_to_train_data(samples)
+    assert data["rollout_ids"] == [0, 0, 0, 1, 2, 3]
+    assert data["rollout_mask_sums"][:3] == [sum(sum(one.loss_mask) for one in samples[:3])] * 3
+    assert trained(data) == set(range(6))
+
+
+def test_without_the_ids_of_sessions_slime_would_drop_some() -> None:
+    """What the adapter did before: so the test above can fail."""
+    samples = flat(adapter.to_samples(several(), 2))
+    for sample in samples:
+        sample.rollout_id = None
+    assert trained(manager()._convert_samples_to_train_data(samples)) == set(range(4))
+
+
+def test_rewards_of_traces_reach_slimes_batch() -> None:
+    told = session("s0", 1.0, trace(reward=0.25), trace(turns=[(12, 2)], reward=0.75))
+    data = manager()._convert_samples_to_train_data(
+        flat(adapter.to_samples([Group("task-1", (told, session("s1", 0.0))), group(0.0, 1.0)], 2))
+    )
+    assert data["raw_reward"] == [0.25, 0.75, 0.0, 0.0, 1.0]
+    assert 0 < data["rewards"][0] < data["rewards"][1]
+
+
+def choices() -> list[str]:
+    source = (Path(str(CHECKOUT)) / "slime/utils/arguments.py").read_text()
+    found = re.search(r'"--advantage-estimator".*?choices=\[(.*?)\]', source, re.DOTALL)
+    assert found
+    return re.findall(r'"(\w+)"', found[1])
+
+
+def test_rewards_are_compared_as_by_slime_for_each_of_its_estimators() -> None:
+    assert choices()
+    for estimator in choices():
+        for divided in (True, False):
+            here = manager(advantage_estimator=estimator, grpo_std_normalization=divided)
+            samples = flat(adapter.to_samples([group(1.0, 0.25), group(0.5, 0.5)], 2))
+            ours = here._post_process_rewards(samples)
+            here.custom_reward_post_process_func = None
+            theirs = here._post_process_rewards(samples)
+            assert ours[0] == theirs[0], estimator
+            assert ours[1] == pytest.approx(theirs[1], abs=1e-5), estimator
