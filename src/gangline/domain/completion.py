@@ -17,6 +17,7 @@ from gangline.domain.conversation import Message, SamplingParams, ToolDefinition
 from gangline.domain.tokens import Logprobs, TokenIds, token_ids
 
 __all__ = [
+    "MEDIA",
     "Certificate",
     "Completion",
     "CompletionTree",
@@ -61,6 +62,10 @@ DivergenceCause = Literal[
     "unknown",
 ]
 
+
+MEDIA = ("images", "documents")
+"""Why a call is untrainable whose prompt holds more than token ids: pixels do not travel with rows, and ids alone say
+nothing of them. Documents are those that are not text."""
 
 Relation = Literal["root", "continuation", "branch", "sibling", "retry", "changed", "spawned", "compacted"]
 """How a call came out of an earlier one of its session, the origin.

@@ -80,7 +80,15 @@ def call_fields(call: ModelCall) -> dict[str, Any]:
 
 def has_media(messages: Sequence[Message]) -> bool:
     """Whether a message brings what no token ids can hold: an image, or a document that is not text."""
-    return any(_is_media(piece) for message in messages for part in message.parts for piece in _pieces(part))
+    return media_in(messages) is not None
+
+
+def media_in(messages: Sequence[Message]) -> str | None:
+    """Which of `MEDIA` the messages bring; images where they bring both."""
+    pieces = [piece for message in messages for part in message.parts for piece in _pieces(part) if _is_media(piece)]
+    if not pieces:
+        return None
+    return "images" if any(isinstance(piece, Image) for piece in pieces) else "documents"
 
 
 def messages_fields(messages: Sequence[Message]) -> list[dict[str, Any]]:

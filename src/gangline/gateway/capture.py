@@ -10,6 +10,7 @@ import numpy as np
 from gangline.domain.completion import Certificate, Completion, Constraint, Context, DivergenceCause, PromptSource
 from gangline.domain.conversation import Message, ModelCall, Part, Text, ToolCall
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
+from gangline.engines.chat_fields import media_in
 from gangline.engines.contract import EngineCapabilities, EngineChoice
 from gangline.gateway.placing import Place
 
@@ -111,7 +112,9 @@ def _certificate(
         first_divergence=prompt.first_divergence,
         cause=prompt.cause,
         fallback=prompt.fallback,
-        untrainable=cut_off or _untrainable(choice) or _outside(choice, prompt, capabilities.num_ids),
+        untrainable=(
+            cut_off or media_in(call.messages) or _untrainable(choice) or _outside(choice, prompt, capabilities.num_ids)
+        ),
         stop_reason=choice.stop_reason,
         sampling=call.sampling,
         constraint=_constraint(call),

@@ -6,6 +6,7 @@ Laws that every builder here keeps:
   masked is in its certificate (`untrainable`);
 - the ids before a turn are the ids that the engine conditioned it on, but after a declared splice.
 
+A call whose prompt holds images extends no chain without any, and no row with one is trained on.
 An aborted completion extends no chain and none extends it: it stands alone in a trace whose mask is all 0.
 """
 
@@ -18,7 +19,7 @@ import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from gangline.domain.completion import Certificate, Completion, CompletionTree
+from gangline.domain.completion import MEDIA, Certificate, Completion, CompletionTree
 from gangline.domain.conversation import Message
 from gangline.domain.errors import BuilderError
 from gangline.domain.tokens import LossMask, TokenIds, Versions, token_ids
@@ -132,8 +133,14 @@ def find_chains(tree: CompletionTree, *, merge: bool) -> list[Chain]:
 def _extends(tree: CompletionTree, completion: Completion) -> bool:
     if completion.status != "complete" or completion.parent_id is None:
         return False
-    same_key = tree[completion.parent_id].branch_key == completion.branch_key
-    return same_key and is_exact(tree, completion)
+    parent = tree[completion.parent_id]
+    if _has_media(completion) and not _has_media(parent):
+        return False  # what stands before the first image is trained on, in a row of its own
+    return parent.branch_key == completion.branch_key and is_exact(tree, completion)
+
+
+def _has_media(completion: Completion) -> bool:
+    return completion.certificate.untrainable in MEDIA
 
 
 def _fill_ids(chain: Chain, chain_of: dict[str, Chain]) -> None:
@@ -196,6 +203,10 @@ def make_trajectory(
     }
     role_of = assign_roles(tree)
     masked = {one.completion_id: why_masked(one) or _left_out(role_of[one.completion_id], roles) for one in tree}
+    for _, turns in rows:
+        media = next((turn.completion.certificate.untrainable for turn in turns if _has_media(turn.completion)), None)
+        if media is not None:  # no row whose ids stand for pixels is trained on
+            masked |= {turn.completion.completion_id: media for turn in turns}
     traces: list[Trace] = []
     for chain, turns in rows:
         first = turns[0].completion
