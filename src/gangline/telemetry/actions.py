@@ -143,7 +143,6 @@ ACTIONS: dict[str, str] = {
     "nemo_rl.too_old": "A group was sampled too many versions ago for the next step; another is collected.",
     "nemo_rl.stopped": "Collecting for NeMo RL ended with an error; its buffer will run empty.",
     "nemo_rl.out_of_tasks": "There are no more tasks; what was collected stays in NeMo RL's buffer.",
-    "slime.trims": "slime leaves out the last samples: their number is no multiple of its `global_batch_size`.",
     "group.not_whole": "Sessions of a group cannot be compared with the others; it is dropped, or its task run again.",
     "weights.updated": "All engines sample from a trainer's new weights.",
     "weights.lease_not_renewed": "A node did not answer while its gate was held closed; its lease may run out.",
