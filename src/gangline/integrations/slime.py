@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import dataclasses
 import importlib
-import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -41,8 +40,6 @@ from gangline.training.credit import CreditSettings, spread_advantage
 from gangline.training.groups import Group, ValiditySettings
 
 __all__ = ["CONTRACT", "DataSource", "SlimeRollout", "post_process_rewards", "to_samples"]
-
-_log = logging.getLogger(__name__)
 
 CONTRACT = 3
 """Version of the contract with trainers that this keeps."""
