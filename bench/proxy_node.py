@@ -21,6 +21,7 @@ from gangline.engines.vllm import VllmEngine
 from gangline.gateway.heap import settle_heap
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.proxy import Proxy
+from gangline.gateway.readers import Readers
 from gangline.store.journal import AttemptKey, AttemptOpened, Journal
 
 KEY = "gls-bench"
@@ -31,7 +32,8 @@ class BenchNode:
     def __init__(self, engine_url: str, folder: Path) -> None:
         self.engine = VllmEngine(engine_url)
         self.journal = Journal.open(folder)
-        self.proxy = Proxy()
+        self.readers = Readers()
+        self.proxy = Proxy(readers=self.readers)
         self.lags_s: list[float] = []
         self._sessions: dict[str, ModelSession] = {}
 
@@ -85,7 +87,7 @@ async def main(engine_url: str, port: str, folder: str, num_sessions: str) -> No
     app.add_routes(
         [web.get("/bench/stats", node.stats), web.post("/bench/renew/{session}", node.renew), *node.proxy.routes()]
     )
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, auto_decompress=False)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", int(port), backlog=1024).start()
     settle_heap()

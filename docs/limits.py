@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gangline.domain.ids import ID_PATTERN
 from gangline.domain.task import MAX_DEPTH, MAX_SAMPLES
-from gangline.gateway import attempt, control, control_sessions, external, harness_logs, proxy
+from gangline.gateway import attempt, control, control_sessions, external, harness_logs
+from gangline.gateway.call_limits import CallLimits
 from gangline.listening import LIMITS
 from gangline.runtimes import relay
 from gangline.server import app, compat_prorl, event_routes, node_routes, routing, service
@@ -24,6 +25,20 @@ def _size(num_bytes: int) -> str:
         if num_bytes >= size and num_bytes % size == 0:
             return f"{num_bytes // size} {unit}"
     return f"{num_bytes:,} bytes"
+
+
+def _call_rows() -> list[tuple[str, str, str]]:
+    limits = CallLimits()
+    refused = "413 in the provider's shape; `--call-limits` sets `{}`".format
+    in_flight = "429 in the provider's shape; `--call-limits` sets `max_in_flight_bytes`"
+    return [
+        ("body of a model call, decompressed", _size(limits.max_body_bytes), refused("max_body_bytes")),
+        ("messages of a model call", f"{limits.max_messages:,}", refused("max_messages")),
+        ("content parts of a model call", f"{limits.max_parts:,}", refused("max_parts")),
+        ("tools of a model call", f"{limits.max_tools:,}", refused("max_tools")),
+        ("any other field of one", _size(limits.max_definition_bytes), refused("max_definition_bytes")),
+        ("bodies of a session's calls in flight", _size(limits.max_in_flight_bytes), in_flight),
+    ]
 
 
 def _rows() -> list[tuple[str, list[tuple[str, str, str]]]]:
@@ -51,7 +66,7 @@ def _rows() -> list[tuple[str, list[tuple[str, str, str]]]]:
         ("log of actions", f"{actions.MAX_FILES} files of {_size(actions.MAX_FILE_BYTES)}", "the oldest goes"),
     ]
     node = [
-        ("body of a model call", _size(proxy.MAX_CALL_BYTES), "413 in the provider's shape"),
+        *_call_rows(),
         ("body of `/generate`", _size(control_sessions.MAX_GENERATE_BYTES), "413"),
         ("other bodies", _size(control.MAX_CONTROL_BYTES), "413"),
         ("open external sessions", f"{external.MAX_OPEN:,}", "429"),

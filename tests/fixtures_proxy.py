@@ -16,7 +16,7 @@ from gangline.gateway.model_session import ModelSession
 from gangline.gateway.proxy import Proxy
 from gangline.testing.scripted_engine import scripted_server
 
-_OF_PROXY = ("dialects", "max_body_bytes", "keep_alive_s", "body_idle_s")
+_OF_PROXY = ("dialects", "limits", "readers", "keep_alive_s", "body_idle_s")
 
 
 class MemoryJournal:
@@ -54,7 +54,7 @@ class Proxied:
 async def served(proxy: Proxy) -> AsyncGenerator[str, None]:
     app = web.Application()
     app.add_routes(proxy.routes())
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, auto_decompress=False, shutdown_timeout=1.0)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()

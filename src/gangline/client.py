@@ -64,6 +64,10 @@ class _HttpClient:
         self._timeout_s = timeout_s
         self._http: aiohttp.ClientSession | None = None
 
+    def twin(self, *, timeout_s: float) -> Self:
+        """The same server by the same token, over connections of its own; for another event loop."""
+        return type(self)(self.url, self._token, timeout_s=timeout_s)
+
     async def __aenter__(self) -> Self:
         headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
         # No limit of connections: a long poll must not keep a heartbeat waiting.

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+import zlib
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
-from aiohttp import StreamReader, web
+from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
@@ -26,6 +27,9 @@ __all__ = ["LIMITS", "ListenLimits", "listening", "read_body"]
 log = logging.getLogger("gangline.listening")
 
 _BACKLOG = 1024
+_ENCODING = "request_body_encoding_invalid"
+_WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+"""Content codings that are read, with zlib's name for each."""
 
 
 class _NotOfStrangers(logging.Filter):
@@ -73,12 +77,14 @@ async def listening(
     """
     app.middlewares.insert(0, _numbered)
     app.on_response_prepare.append(_tell_number)
-    # A handler is cancelled when its client leaves: a node that is gone must not be given sessions.
+    # A handler is cancelled when its client leaves: a node that is gone must not be given sessions. What comes
+    # compressed is decompressed by `read_body`, off the event loop; here it would also go on once it was refused.
     runner = web.AppRunner(
         app,
         access_log=None,
         logger=_http_log,
         handler_cancellation=True,
+        auto_decompress=False,
         shutdown_timeout=shutdown_s,
         keepalive_timeout=limits.idle_s,
         max_line_size=limits.max_line_bytes,
@@ -159,33 +165,83 @@ class _TurnedAway(asyncio.Protocol):
 
 
 async def read_body(
-    content: StreamReader, max_bytes: int, *, idle_s: float = LIMITS.body_idle_s, body_s: float = LIMITS.body_s
+    request: web.Request,
+    max_bytes: int,
+    *,
+    idle_s: float = LIMITS.body_idle_s,
+    body_s: float = LIMITS.body_s,
+    on_piece: Callable[[int], None] = lambda _num_bytes: None,
 ) -> bytes:
-    """The whole body.
+    """The whole body, decompressed.
 
-    Raises: InvalidRequest when it is compressed and cannot be read; LimitExceeded,
-    before much more than `max_bytes` are held; RequestTimeout when nothing comes for `idle_s`,
-    or not all within `body_s`.
+    on_piece: called with the length of each piece that comes, and of what a compressed body has more than came; what it
+    raises ends the reading.
+
+    Raises: LimitExceeded, before much more than `max_bytes` are held; RequestTimeout when nothing comes for `idle_s`,
+    or not all within `body_s`; InvalidRequest for a body that is not compressed as its head says.
     """
+    if (request.content_length or 0) > max_bytes:
+        raise _too_long(max_bytes)
     pieces, num_bytes = list[bytes](), 0
-    loop = asyncio.get_running_loop()
+
+    def take(piece: bytes) -> None:
+        nonlocal num_bytes
+        pieces.append(piece)
+        num_bytes += len(piece)
+        on_piece(len(piece))
+        if num_bytes > max_bytes:
+            raise _too_long(max_bytes)
+
+    content, loop = request.content, asyncio.get_running_loop()
+    if content.is_eof():  # a short one is here already
+        take(content.read_nowait())
     ends_at = loop.time() + body_s
     try:
-        async with asyncio.timeout(None) as patience:
-            while not content.at_eof():
-                patience.reschedule(min(loop.time() + idle_s, ends_at))
-                pieces.append(await content.readany())
-                num_bytes += len(pieces[-1])
-                if num_bytes > max_bytes:
-                    raise LimitExceeded(f"the body has more than {max_bytes} bytes.", max_bytes=max_bytes)
+        while not content.at_eof():
+            async with asyncio.timeout_at(min(loop.time() + idle_s, ends_at)):
+                take(await content.readany())
     except web.RequestPayloadError as error:
-        raise InvalidRequest(
-            "The request body is not valid for its Content-Encoding.", error_code="request_body_encoding_invalid"
-        ) from error
+        raise InvalidRequest(f"the request body cannot be read: {error}.", error_code=_ENCODING) from error
     except TimeoutError:
         if loop.time() >= ends_at:
             raise RequestTimeout(f"the request body took longer than {body_s:g} s; {num_bytes} bytes came.") from None
         raise RequestTimeout(
             f"the request body stalled: nothing came for {idle_s:g} s after {num_bytes} bytes"
         ) from None
-    return b"".join(pieces)
+    body = b"".join(pieces)
+    coding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if coding == "identity" or not body:
+        return body
+    # In a thread: zlib lets others run meanwhile.
+    decoded = await asyncio.to_thread(_decompressed, body, coding, max_bytes)
+    on_piece(max(len(decoded) - num_bytes, 0))
+    return decoded
+
+
+def _decompressed(body: bytes, coding: str, max_bytes: int) -> bytes:
+    """Raises: LimitExceeded, before more than `max_bytes` are held; InvalidRequest."""
+    if coding not in _WINDOW_BITS:
+        raise InvalidRequest(
+            f"Content-Encoding {coding!r} is not read here. Send gzip, deflate, or no encoding.", error_code=_ENCODING
+        )
+    # "deflate" is zlib's format, but some clients send it without zlib's head.
+    bits = -zlib.MAX_WBITS if coding == "deflate" and body[0] & 0xF != 8 else _WINDOW_BITS[coding]
+    decoder = zlib.decompressobj(bits)
+    try:
+        decoded = decoder.decompress(body, max_bytes + 1)
+    except zlib.error as error:
+        raise InvalidRequest(
+            f"the body is not {coding}, as its Content-Encoding says: {error}.", error_code=_ENCODING
+        ) from error
+    if len(decoded) > max_bytes:
+        raise _too_long(max_bytes)
+    if not decoder.eof or decoder.unused_data:
+        raise InvalidRequest(
+            f"the body is not {coding}, as its Content-Encoding says: it ends too early or too late.",
+            error_code=_ENCODING,
+        )
+    return decoded
+
+
+def _too_long(max_bytes: int) -> LimitExceeded:
+    return LimitExceeded(f"the body has more than {max_bytes} bytes.", max_bytes=max_bytes)

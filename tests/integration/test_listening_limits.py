@@ -87,7 +87,7 @@ async def quick_service(limits: ListenLimits = QUICK) -> AsyncIterator[str]:
 
     async def count(request: web.Request) -> web.Response:
         try:
-            body = await read_body(request.content, 1000, idle_s=limits.body_idle_s, body_s=limits.body_s)
+            body = await read_body(request, 1000, idle_s=limits.body_idle_s, body_s=limits.body_s)
         except (LimitExceeded, RequestTimeout) as error:
             return web.Response(status=error.status, text=error.message)
         return web.Response(text=str(len(body)))
@@ -109,7 +109,7 @@ async def drip(url: str, pieces: int, every_s: float) -> bytes:
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
-        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10000\r\n\r\n")
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n")
         for _ in range(pieces):
             writer.write(b" ")
             await asyncio.sleep(every_s)

@@ -13,6 +13,7 @@ from fixtures_proxy import MemoryJournal, Proxied, proxied, proxied_engine
 from gangline.domain.errors import DiskFull
 from gangline.engines.serving.app import serving
 from gangline.engines.vllm import VllmEngine
+from gangline.gateway.call_limits import CallLimits
 from gangline.gateway.model_session import ModelSession
 from gangline.testing.scripted_engine import ScriptedSampler, create_scripted_app
 from gangline.testing.scripted_engine_script import Script
@@ -75,7 +76,7 @@ async def test_a_body_over_the_limit_is_413(chunked: bool) -> None:
         for _ in range(4):
             yield b"x" * 500
 
-    async with proxied({}, max_body_bytes=1000) as running:
+    async with proxied({}, limits=CallLimits(max_body_bytes=1024)) as running:
         status, answer, _ = await _post(running, data=pieces() if chunked else b"x" * 2000)
         assert status == 413
         assert answer["error"]["code"] == "request_too_large"

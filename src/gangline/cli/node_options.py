@@ -11,15 +11,18 @@ from gangline.domain.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from gangline.domain.task import SamplingPolicy
+    from gangline.gateway.call_limits import CallLimits
 
 __all__ = [
     "AdoptGraceOption",
     "AffinityOption",
+    "CallLimitsOption",
     "CaptureOption",
     "EngineKeyOption",
     "EngineKindOption",
     "EngineOptionsOption",
     "SamplingOption",
+    "read_call_limits",
     "read_capture",
     "read_engine_options",
     "read_policy",
@@ -36,6 +39,14 @@ AdoptGraceOption = Annotated[
 CaptureOption = Annotated[
     str,
     typer.Option("--capture", help="ids; or text, for engines that report no token ids: nothing can be trained."),
+]
+CallLimitsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--call-limits",
+        help='Limits of one model call, as JSON: {"max_body_bytes": 8388608, "max_messages": 4096}.',
+        show_default=False,
+    ),
 ]
 AffinityOption = Annotated[
     int,
@@ -72,6 +83,13 @@ SamplingOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+def read_call_limits(text: str | None) -> CallLimits:
+    """Raises: InvalidRequest."""
+    from gangline.gateway.call_limits import read_limits
+
+    return read_limits(text)
 
 
 def read_capture(text: str) -> Literal["ids", "text"]:

@@ -27,11 +27,13 @@ from gangline.cli.cluster_options import (
 from gangline.cli.node_options import (
     AdoptGraceOption,
     AffinityOption,
+    CallLimitsOption,
     CaptureOption,
     EngineKeyOption,
     EngineKindOption,
     EngineOptionsOption,
     SamplingOption,
+    read_call_limits,
     read_capture,
     read_engine_options,
     read_policy,
@@ -124,6 +126,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     capture: str = "ids"
     sampling: str | None = None
     """The operator's sampling policy, as JSON."""
+    call_limits: str | None = None
+    """Of a model call, as JSON."""
     storage: StorageChoice = StorageChoice()
     cluster: ClusterChoice | None = None
     """Where nodes run in a Ray cluster; None is one node on this machine."""
@@ -244,6 +248,7 @@ def _node_options(plan: Plan, engine_url: str) -> tuple[str, ...]:
         *("--engine-kind", plan.engine_kind, *_option("--engine-options", plan.engine_options)),
         *("--affinity-slack", str(plan.affinity_slack), *_option("--engine-key-env", plan.engine_key_env)),
         *("--capture", plan.capture, *_option("--sampling", plan.sampling), *_allowed(plan)),
+        *_option("--call-limits", plan.call_limits),
     )
 
 
@@ -383,6 +388,7 @@ def up(
     affinity_slack: AffinityOption = 0,
     capture: CaptureOption = "ids",
     sampling: SamplingOption = None,
+    call_limits: CallLimitsOption = None,
     database: DatabaseOption = None,
     results: ResultsOption = None,
     keep_days: KeepDaysOption = None,
@@ -409,6 +415,7 @@ def up(
     log_to_stderr(log_format)
     read_capture(capture)
     read_policy(sampling)
+    read_call_limits(call_limits)
     read_engine_options(engine_options)
     choice = ClusterChoice(
         ray_address=ray_address,
@@ -449,6 +456,7 @@ def up(
         engine_wait_s=engine_wait,
         capture=capture,
         sampling=sampling,
+        call_limits=call_limits,
         storage=StorageChoice(
             database=database or settings.database_url, results=results, keep_days=keep_days, keep_gb=keep_gb
         ).checked(),

@@ -18,6 +18,7 @@ from gangline.domain.errors import (
     RequestTimeout,
     ServerUnavailable,
     SessionOver,
+    TooMany,
     Unauthorized,
 )
 from gangline.telemetry.logs import request_in_logs
@@ -60,7 +61,7 @@ def _status_and_type(error: GanglineError) -> tuple[int, str]:
         case RequestTimeout():
             return 408, "timeout_error"
         case LimitExceeded():
-            too_many = error.details.get("status") == 429
+            too_many = isinstance(error, TooMany) or error.details.get("status") == 429
             return (429, "rate_limit_error") if too_many else (413, "request_too_large")
         case ContextOverflow():
             return 400, "invalid_request_error"

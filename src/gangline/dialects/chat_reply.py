@@ -21,6 +21,7 @@ from gangline.domain.errors import (
     LimitExceeded,
     NotFound,
     SessionOver,
+    TooMany,
     Unauthorized,
 )
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, TokenLogprob, ToolCallDelta
@@ -224,6 +225,8 @@ def _error_class(error: GanglineError) -> tuple[int, str, str]:
             return 403, "permission_error", error.code
         case NotFound():
             return 404, "invalid_request_error", error.code
+        case TooMany():
+            return 429, "requests", "rate_limit_exceeded"
         case LimitExceeded():
             return 413, "invalid_request_error", "request_too_large"
         case ContextOverflow():

@@ -24,6 +24,7 @@ from gangline.domain.errors import (
     LimitExceeded,
     NotFound,
     SessionOver,
+    TooMany,
     Unauthorized,
 )
 
@@ -64,6 +65,8 @@ def _error_class(error: GanglineError) -> tuple[int, str]:
         case Conflict():
             return 409, "ABORTED"
         case LimitExceeded() if error.details.get("status") == 429 or "retry_after_s" in error.details:
+            return 429, "RESOURCE_EXHAUSTED"
+        case TooMany():
             return 429, "RESOURCE_EXHAUSTED"
         case LimitExceeded():
             return 413, "INVALID_ARGUMENT"

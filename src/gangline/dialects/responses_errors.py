@@ -16,6 +16,7 @@ from gangline.domain.errors import (
     NotFound,
     ReplyNotFound,
     SessionOver,
+    TooMany,
     Unauthorized,
 )
 
@@ -57,6 +58,8 @@ def _error_class(error: GanglineError) -> tuple[int, str, str]:
         case NotFound():
             return 404, "invalid_request_error", error.code
         case LimitExceeded() if "retry_after_s" in error.details:
+            return 429, "rate_limit_error", "rate_limit_exceeded"
+        case TooMany():
             return 429, "rate_limit_error", "rate_limit_exceeded"
         case LimitExceeded():
             return 413, "invalid_request_error", "request_too_large"

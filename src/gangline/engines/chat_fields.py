@@ -6,6 +6,7 @@ its grammar in the description; a tool result's error flag as the first word of 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from collections.abc import Sequence
@@ -27,7 +28,17 @@ from gangline.domain.conversation import (
     ToolResult,
 )
 
-__all__ = ["NEUTRAL_SAMPLING", "call_fields", "has_media", "message_fields", "messages_fields", "tool_fields"]
+__all__ = [
+    "NEUTRAL_SAMPLING",
+    "call_fields",
+    "has_media",
+    "message_fields",
+    "messages_fields",
+    "messages_in_turns",
+    "tool_fields",
+]
+
+_TURN_MESSAGES = 256
 
 _MEDIA_AS_TEXT = ("text/", "application/json", "application/xml")
 
@@ -52,11 +63,14 @@ NEUTRAL_SAMPLING: dict[str, Any] = {
 (Qwen3's: temperature 0.6, top-k 20), and the record would say neither."""
 
 
-def call_fields(call: ModelCall) -> dict[str, Any]:
-    """All of the call but model and stream; what was not asked for is left out."""
+def call_fields(call: ModelCall, messages: Sequence[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """All of the call but model and stream; what was not asked for is left out.
+
+    messages: those of the call, where they were made before; see `messages_in_turns`.
+    """
     sampling = call.sampling
     fields: dict[str, Any] = {
-        "messages": messages_fields(call.messages),
+        "messages": messages_fields(call.messages) if messages is None else messages,
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -94,6 +108,15 @@ def media_in(messages: Sequence[Message]) -> str | None:
 def messages_fields(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """One entry per message; of a message with several tool results, one per result, then the rest of it."""
     return [fields for message in messages for fields in _split(message)]
+
+
+async def messages_in_turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The same, for a long conversation: other tasks of the event loop get their turn again and again."""
+    fields = messages_fields(messages[:_TURN_MESSAGES])
+    for start in range(_TURN_MESSAGES, len(messages), _TURN_MESSAGES):
+        await asyncio.sleep(0)
+        fields += messages_fields(messages[start : start + _TURN_MESSAGES])
+    return fields
 
 
 def _split(message: Message) -> list[dict[str, Any]]:

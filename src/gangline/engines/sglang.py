@@ -19,6 +19,7 @@ import numpy as np
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolDefinition
 from gangline.domain.errors import EngineError, EngineIncapable, EngineRefused, EngineUnavailable
 from gangline.domain.tokens import TokenIds, token_ids
+from gangline.engines.chat_fields import messages_in_turns
 from gangline.engines.chat_replies import decode
 from gangline.engines.contract import (
     EngineCapabilities,
@@ -103,7 +104,8 @@ class SglangEngine:
         return reply.prompt_ids
 
     async def chat(self, request: EngineRequest) -> EngineReply:
-        wire = await self._chat(chat_body(request, await self._model_name()))
+        messages = await messages_in_turns(request.call.messages)
+        wire = await self._chat(chat_body(request, await self._model_name(), messages))
         try:
             return engine_reply(wire, show_logprobs=request.call.num_top_logprobs is not None)
         except (msgspec.ValidationError, ValueError) as error:

@@ -62,12 +62,12 @@ class Detokenized(msgspec.Struct):
     text: str | list[str] = ""
 
 
-def chat_body(request: EngineRequest, model: str) -> bytes:
+def chat_body(request: EngineRequest, model: str, messages: Sequence[dict[str, Any]] | None = None) -> bytes:
     """The body of `POST /v1/chat/completions`. Never a stream: SGLang reports ids in whole replies only."""
     call = request.call
     body = (
         NEUTRAL_SAMPLING
-        | call_fields(call)
+        | call_fields(call, messages)
         | {
             "model": model,
             "stream": False,

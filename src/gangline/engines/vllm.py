@@ -18,6 +18,7 @@ from gangline.domain.completion import LogprobKind
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolDefinition
 from gangline.domain.errors import EngineError, EngineIncapable, EngineRefused, EngineUnavailable
 from gangline.domain.tokens import TokenIds, token_ids
+from gangline.engines.chat_fields import messages_in_turns
 from gangline.engines.contract import (
     EngineCapabilities,
     EngineDelta,
@@ -122,7 +123,8 @@ class VllmEngine:
         return reply.prompt_ids is not None and ids is not None and values is not None and 0 < len(ids) == len(values)
 
     async def chat(self, request: EngineRequest) -> EngineReply:
-        body = chat_body(request, await self._model_name(), stream=False)
+        messages = await messages_in_turns(request.call.messages)
+        body = chat_body(request, await self._model_name(), messages, stream=False)
         answer = await self._http.post("/v1/chat/completions", body)
         wire = decode_reply(answer, reply_type(request.call), self.url)
         if wire.error is not None:
@@ -132,7 +134,8 @@ class VllmEngine:
         return engine_reply(wire)
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
-        body = chat_body(request, await self._model_name(), stream=True)
+        messages = await messages_in_turns(request.call.messages)
+        body = chat_body(request, await self._model_name(), messages, stream=True)
         events = SseLines()
         kind = reply_type(request.call)
         async with self._http.request("POST", "/v1/chat/completions", body) as response:

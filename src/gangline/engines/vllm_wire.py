@@ -95,12 +95,17 @@ class Rendered(msgspec.Struct):
     tokens: list[TokenId]
 
 
-def chat_body(request: EngineRequest, model: str, *, stream: bool) -> bytes:
-    """The body of `POST /v1/chat/completions`: the call, and everything asked for that makes it trainable."""
+def chat_body(
+    request: EngineRequest, model: str, messages: Sequence[dict[str, Any]] | None = None, *, stream: bool
+) -> bytes:
+    """The body of `POST /v1/chat/completions`: the call, and everything asked for that makes it trainable.
+
+    messages: those of the call, where they were made before; see `messages_in_turns`.
+    """
     call = request.call
     body = (
         NEUTRAL_SAMPLING
-        | call_fields(call)
+        | call_fields(call, messages)
         | {
             "model": model,
             "stream": stream,

@@ -37,7 +37,7 @@ from gangline.gateway.capture import Prompt, completion_of, tool_call_id, with_o
 from gangline.gateway.divergence import find_cause
 from gangline.gateway.gate import Gate, GateMeter
 from gangline.gateway.ledger import Ledger
-from gangline.gateway.placing import Place
+from gangline.gateway.placing import Digests, Place, unknown
 from gangline.gateway.references import INSTRUCTIONS
 from gangline.gateway.stitch import Decision, PromptTier
 from gangline.gateway.versions import VersionStamps
@@ -68,10 +68,12 @@ class CallInFlight:
         meter: GateMeter,
         wished: SamplingParams | None = None,
         retry_key: str | None = None,
+        known: Digests = unknown,
     ) -> None:
         """
         wished: what the harness asked for, where a seed or a sampling policy made something else of it.
         retry_key: what a retry is known by, should it come in another life of the node; None where it cannot be.
+        known: see `PlaceIndex.place`.
         """
         self.call = call
         self.record_key = secrets.token_hex(8)
@@ -86,6 +88,7 @@ class CallInFlight:
         self._meter = meter
         self._wished = wished
         self._retry_key = retry_key
+        self._known = known
         self._gathered = ReplyAccumulator()
         self._stamps = VersionStamps(gate)
         self._sent_ids: TokenIds | None = None
@@ -115,6 +118,7 @@ class CallInFlight:
         # A finished call may be kept for retries: they need its reply, and send their own body along.
         self.call = msgspec.structs.replace(self.call, messages=(), tools=())
         self._gathered, self._sent_ids, self._place = ReplyAccumulator(), None, None
+        self._known = unknown
         self.compact()
         self._wake()
 
@@ -210,7 +214,7 @@ class CallInFlight:
             raise SessionOver(self._abort_message) from None
 
     async def _sample_and_commit(self) -> Reply:
-        self._place = place = self._ledger.index.place(self.call)
+        self._place = place = await self._ledger.index.place_in_turns(self.call, self._known)
         self._pin(place)
         capabilities = await self._engine.capabilities()
         decision = await self._tier.decide(self.call, place, capabilities)

@@ -176,10 +176,8 @@ def answer(request: web.Request, record: Any) -> web.Response:
 
 
 async def read_model(request: web.Request, kind: type[ModelT], *, max_bytes: int = MAX_CONTROL_BYTES) -> ModelT:
-    """The body; an empty one is `{}`. Raises: LimitExceeded, RequestTimeout, ValidationError."""
-    if (request.content_length or 0) > max_bytes:
-        raise LimitExceeded(f"the body has more than {max_bytes} bytes.", max_bytes=max_bytes)
-    return kind.model_validate_json(await read_body(request.content, max_bytes) or b"{}")
+    """The body; an empty one is `{}`. Raises: LimitExceeded, RequestTimeout, InvalidRequest, ValidationError."""
+    return kind.model_validate_json(await read_body(request, max_bytes) or b"{}")
 
 
 def path_id(request: web.Request, what: str) -> str:

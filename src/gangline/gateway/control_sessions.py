@@ -22,7 +22,7 @@ from gangline.gateway.token_call import TokenCall, TokenRequest
 
 __all__ = ["GenerateRequest", "SessionRoutes", "TokenSampling"]
 
-MAX_GENERATE_BYTES = 64 << 20
+MAX_GENERATE_BYTES = 8 << 20
 _GONE = "client disconnected"
 
 

@@ -27,6 +27,7 @@ from gangline.gateway.answered import answered_calls
 from gangline.gateway.calls import CallInFlight
 from gangline.gateway.gate import Gate, GateMeter
 from gangline.gateway.ledger import CompletionJournal, Ledger
+from gangline.gateway.placing import Digests, unknown
 from gangline.gateway.references import resolved
 from gangline.gateway.retries import MAX_FINISHED, Attendance, CallMark, Retries
 from gangline.gateway.sampling_policy import apply_policies
@@ -123,18 +124,23 @@ class ModelSession:
         return self._ledger.tree
 
     @property
+    def volatile_rules(self) -> tuple[str, ...]:
+        """See `VolatileText`."""
+        return self._ledger.index.volatile.rules
+
+    @property
     def num_calls(self) -> int:
         """Model calls that were admitted, without those that failed and left no record."""
         return self._num_calls
 
-    def attend(self, call: ModelCall, mark: CallMark) -> Attendance:
+    def attend(self, call: ModelCall, mark: CallMark, known: Digests = unknown) -> Attendance:
         """Listen to `call`: a new one, or the one that it is a retry of. Raises: SessionOver, InvalidRequest."""
         if self._fence_message is not None:
             raise SessionOver(self._fence_message)
-        return self._retries.attend(mark, lambda: self.start_call(call, mark.retry_key))
+        return self._retries.attend(mark, lambda: self.start_call(call, mark.retry_key, known))
 
-    def start_call(self, call: ModelCall, retry_key: str | None = None) -> CallInFlight:
-        """`retry_key`: see `CallMark`. Raises: SessionOver, InvalidRequest."""
+    def start_call(self, call: ModelCall, retry_key: str | None = None, known: Digests = unknown) -> CallInFlight:
+        """`retry_key`: see `CallMark`; `known`: see `PlaceIndex.place`. Raises: SessionOver, InvalidRequest."""
         call = resolved(call, self._ledger)
         number = self._admit()
         used = self._used(call.sampling, number)
@@ -150,6 +156,7 @@ class ModelSession:
             meter=self.meter,
             wished=wished,
             retry_key=retry_key,
+            known=known,
         )
         self._in_flight[flight] = number
         flight.start(self._ended)

@@ -28,6 +28,7 @@ from gangline.gateway.backends import BackendPool
 from gangline.gateway.backends_memory import BackendMemory
 from gangline.gateway.backends_records import BackendSpec
 from gangline.gateway.breaker import Breaker
+from gangline.gateway.call_limits import CallLimits
 from gangline.gateway.control import ControlRoute, answer, as_routes
 from gangline.gateway.control_backends import BackendRoutes
 from gangline.gateway.control_gate import GateRoutes
@@ -43,6 +44,7 @@ from gangline.gateway.model_session import ModelSession
 from gangline.gateway.pipeline import Pipeline
 from gangline.gateway.pools import Pools, PoolSizes
 from gangline.gateway.proxy import Proxy
+from gangline.gateway.readers import Readers
 from gangline.gateway.watchdog import Watchdog
 from gangline.listening import listening
 from gangline.private import close_to_others, make_private_folder, open_data_folder
@@ -75,6 +77,7 @@ async def serve(
     affinity_slack: int = 0,
     capture: Literal["ids", "text"] = "ids",
     sampling: SamplingPolicy | None = None,
+    call_limits: CallLimits | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
     public_url: str | None = None,
@@ -98,6 +101,7 @@ async def serve(
     allowed_hosts: more names under which the control routes are reached.
     capture: `text` accepts engines that report no token ids; what they answer cannot be trained on.
     sampling: the operator's policy, applied after a task's own.
+    call_limits: what one model call may hold; None is the usual limits.
     stuck_after_s: how late a session may be, by its budget, before it is told as stuck.
     hooks, hook_budget_s: see `Hooks`.
     adopt_grace_s: how long sandboxes outlive this process if it dies, for its next life to go on with; 0 is not at all.
@@ -137,7 +141,9 @@ async def serve(
         url = reachable_url(host, bound_port, public_url)
         metrics = NodeMetrics()
         journal.on_kept = metrics.kept
-        proxy = Proxy(on_error=metrics.error_told)
+        readers = Readers()
+        stack.push_async_callback(readers.close)
+        proxy = Proxy(limits=call_limits, readers=readers, on_error=metrics.error_told)
         parts = NodeParts(
             node_id=node_id,
             owner=owner,

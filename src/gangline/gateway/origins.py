@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from gangline.domain.completion import Completion, CompletionTree, DivergenceCause, Lineage
-from gangline.domain.conversation import Message, ModelCall
-from gangline.gateway.meaning import calls_of, said_by
+from gangline.domain.conversation import Message, ModelCall, ToolCall
+from gangline.gateway.meaning import said_by
 
 __all__ = ["HistoryDigest", "Origins", "Step"]
 
@@ -130,4 +130,4 @@ def _systems(messages: Iterable[Message]) -> list[int]:
 
 
 def _is_telling(message: Message) -> bool:
-    return bool(calls_of(message)) or len(said_by(message)) >= _TELLING_CHARS
+    return any(isinstance(part, ToolCall) for part in message.parts) or len(said_by(message)) >= _TELLING_CHARS

@@ -20,6 +20,7 @@ from gangline.gateway.breaker import Breaker
 from gangline.gateway.delivery import Delivery
 from gangline.gateway.external import is_external
 from gangline.gateway.metrics import NodeNow
+from gangline.gateway.renewals import Renewals
 from gangline.gateway.watchdog import Watchdog
 from gangline.store.journal import AttemptKey, AttemptOpened
 from gangline.telemetry.logs import stays_session_in_logs
@@ -58,6 +59,7 @@ class Pipeline:
         self._breaker = breaker or Breaker()
         self._watchdog = watchdog or Watchdog()
         self._heartbeat_s = heartbeat_s
+        self._renewals = Renewals(client, every_s=heartbeat_s)
         self._lease_wait_s = lease_wait_s
         self._attempts: dict[_LeaseKey, Attempt] = {}
         self._tasks: dict[_LeaseKey, asyncio.Task[None]] = {}
@@ -68,6 +70,14 @@ class Pipeline:
         self._draining = asyncio.Event()
 
     async def run(self) -> None:
+        self._renewals.start()
+        try:
+            await self._run()
+        finally:
+            await self._renewals.stop()
+        log.info("node.drained node=%s", self._parts.node_id)
+
+    async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             recovering = group.create_task(self._recover())
             beating = group.create_task(self._beat())
@@ -79,7 +89,6 @@ class Pipeline:
                 await asyncio.wait(self._tasks.values())
             beating.cancel()
         await self._beat_once()
-        log.info("node.drained node=%s", self._parts.node_id)
 
     def drain(self) -> None:
         """Lease no more; what is here goes on to its end. Idempotent."""
@@ -238,6 +247,7 @@ class Pipeline:
             backends=tuple(msgspec.to_builtins(view) for view in now.backends),
             metrics=self._parts.metrics.numbers(now).as_metrics() | now.troubles(),
         )
+        self._renewals.sending(beat)
         try:
             reply = await self._client.heartbeat(beat)
         except GanglineError as error:

@@ -12,25 +12,40 @@ completion it would have continued, and what the client changed. That decides no
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree, Lineage
-from gangline.domain.conversation import Message, ModelCall, Thinking, ToolCall
+from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall
 from gangline.gateway.meaning import calls_of, is_echo, normal_form, said_by
 from gangline.gateway.origins import HistoryDigest, Origins, Step
 from gangline.gateway.volatile import VolatileText
 
-__all__ = ["Place", "PlaceIndex", "branch_key", "history_of_key", "signed_reply_id"]
+__all__ = ["Digests", "Place", "PlaceIndex", "branch_key", "history_of_key", "meaning_of", "signed_reply_id", "unknown"]
 
 
 _MAX_WALKS = 3
 """Conversations that take turns without being digested anew."""
+
+_TURN_MESSAGES = 256
+"""Digested before others get their turn."""
+
+_MAX_ECHO_CHARS = 64 << 10
+"""A longer message of the assistant, with its arguments, is compared as it is only."""
+
+Digests = Callable[[Message], bytes | None]
+"""What is known of a message's meaning already."""
+
+
+def unknown(_message: Message) -> bytes | None:
+    """Nothing."""
+    return None
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -75,7 +90,7 @@ class PlaceIndex:
         self._tree = tree
         self.volatile = VolatileText() if volatile is None else volatile
         # No method of ours: what refers to itself is not freed with the session.
-        self._meaning = partial(_meaning, self.volatile)
+        self._meaning = partial(meaning_of, self.volatile)
         self._origins = Origins(tree, self._meaning)
         self._ends: dict[str, HistoryDigest] = {}
         """completion id -> digest of its history and response"""
@@ -87,9 +102,18 @@ class PlaceIndex:
         self._walks: list[_Walk] = []
         """The latest, newest last."""
 
-    def place(self, call: ModelCall) -> Place:
+    async def place_in_turns(self, call: ModelCall, known: Digests) -> Place:
+        """The same as `place`, for a long history: others get their turn again and again."""
         key = branch_key(call)
-        steps = self._walk(key, call.messages).steps
+        for end in range(_TURN_MESSAGES, len(call.messages), _TURN_MESSAGES):
+            self._walk(key, call.messages[:end], known)
+            await asyncio.sleep(0)
+        return self.place(call, known)
+
+    def place(self, call: ModelCall, known: Digests = unknown) -> Place:
+        """`known`: the digests of messages that were computed in advance, by `meaning_of` and the same rules."""
+        key = branch_key(call)
+        steps = self._walk(key, call.messages, known).steps
         keyed: set[str] = set()
         parent_id, num_shared = None, 0
         for position, (message, step) in enumerate(zip(call.messages, steps, strict=True), start=1):
@@ -146,7 +170,7 @@ class PlaceIndex:
 
     # -- passing over a history ----------------------------------------------------------------------------------
 
-    def _walk(self, key: str, messages: tuple[Message, ...]) -> _Walk:
+    def _walk(self, key: str, messages: tuple[Message, ...], digests: Digests) -> _Walk:
         known = max(reversed(self._walks), key=lambda walk: _num_equal(walk.messages, messages), default=None)
         digest = history_of_key(key)
         num_known = 0
@@ -162,7 +186,8 @@ class PlaceIndex:
                 meaning, _, owners = known.steps[position]
             else:
                 owners = self._named_by(message)
-                meaning = self._meaning(self._as_sampled(message, owners))
+                said = self._as_sampled(message, owners)
+                meaning = digests(said) or self._meaning(said)
             digest = _rolled(digest, message, meaning)
             steps.append(Step(meaning, digest, owners))
         walk = _Walk(key, messages, tuple(steps))
@@ -186,7 +211,7 @@ class PlaceIndex:
     def _as_sampled(self, message: Message, named: tuple[str, ...]) -> Message:
         """The response that `message` echoes, when its tool-call ids say so and it only lost its text beside them, or
         arguments that were no JSON object: dialects and clients that cannot send those send `{}`."""
-        if not named:
+        if not named or _num_chars(message) > _MAX_ECHO_CHARS:
             return message
         owners = {self._by_call_id.get(part.call_id) for part in message.parts if isinstance(part, ToolCall)}
         owner = owners.pop() if len(owners) == 1 else None
@@ -234,7 +259,18 @@ def _of_parent(parent_id: str | None) -> Lineage:
     return Lineage() if parent_id is None else Lineage(relation="continuation", origin_id=parent_id)
 
 
-def _meaning(volatile: VolatileText, message: Message) -> bytes:
+def _num_chars(message: Message) -> int:
+    """Of its text and the arguments of its calls."""
+    texts = (
+        part.text if isinstance(part, Text) else part.arguments
+        for part in message.parts
+        if isinstance(part, Text | ToolCall)
+    )
+    return sum(map(len, texts))
+
+
+def meaning_of(volatile: VolatileText, message: Message) -> bytes:
+    """Digest of the message alone."""
     # SHA-256: today's processors have instructions for it, so a long prompt costs a fifth of BLAKE2's time.
     return hashlib.sha256(normal_form(message, volatile)).digest()
 

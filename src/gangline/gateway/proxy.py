@@ -11,6 +11,7 @@ import hmac
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from typing import Literal
 
 from aiohttp import ClientConnectionResetError, web
 
@@ -24,15 +25,19 @@ from gangline.domain.errors import (
     NodeError,
     NotFound,
     RequestTimeout,
+    TooMany,
     Unauthorized,
     UpgradeRefused,
 )
 from gangline.engines.contract import EngineCapabilities
 from gangline.gateway.answered import AnsweredCall
+from gangline.gateway.call_limits import BytesInFlight, CallLimits, TakenBytes, too_many_bytes
 from gangline.gateway.calls import CallInFlight
 from gangline.gateway.dialect_routes import DialectRoutes, Match
 from gangline.gateway.model_session import ModelSession, key_digest
-from gangline.gateway.retries import Attendance, mark_of
+from gangline.gateway.readers import Readers
+from gangline.gateway.reading import CallRead, is_large, read_here
+from gangline.gateway.retries import Attendance
 from gangline.listening import LIMITS, read_body
 from gangline.telemetry.logs import stays_session_in_logs
 
@@ -42,9 +47,6 @@ _APART_S = 0.1
 """Long enough for what was sent before to be read, by a client that reads."""
 
 _log = logging.getLogger("gangline.proxy")
-
-MAX_CALL_BYTES = 64 << 20
-"""Of one model call."""
 
 _SESSION_ROOTS = ("s", "sessions")
 """A session's base URL is `/s/SESSION`, or `/sessions/SESSION` as in 002."""
@@ -58,24 +60,29 @@ class Proxy:
         self,
         *,
         dialects: Sequence[Dialect] | None = None,
-        max_body_bytes: int = MAX_CALL_BYTES,
+        limits: CallLimits | None = None,
+        readers: Readers | None = None,
         keep_alive_s: float = 10.0,
         body_idle_s: float = LIMITS.body_idle_s,
         on_error: Callable[[GanglineError], None] | None = None,
     ) -> None:
         """
         dialects: None is all that are installed.
+        limits: None is the usual ones.
+        readers: where large requests are read; None reads them on the event loop.
         keep_alive_s: a stream that has nothing to say for so long sends a sign of life.
         body_idle_s: a client that sends nothing more of its body for so long is told so.
         on_error: hears of every error that a client is told.
         """
         self._on_error = on_error or _ignored
         self._routes = DialectRoutes(_installed() if dialects is None else dialects)
-        self._max_body_bytes = max_body_bytes
+        self._limits = limits or CallLimits()
+        self._readers = readers
         self._keep_alive_s = keep_alive_s
         self._body_idle_s = body_idle_s
         self._sessions: dict[str, ModelSession] = {}
         self._by_key: dict[bytes, ModelSession] = {}
+        self._in_flight: dict[str, BytesInFlight] = {}
 
     def add(self, session: ModelSession) -> None:
         """Raises: Conflict when another session of this id is served: its key must go on opening that one alone."""
@@ -92,6 +99,7 @@ class Proxy:
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self._by_key.pop(session.key_digest, None)
+            self._in_flight.pop(session_id, None)
 
     def routes(self) -> list[web.RouteDef]:
         probes = [web.head(path, _alive) for path in ("/", "/api/hello")]
@@ -135,10 +143,13 @@ class Proxy:
         session = self._authorised(request, match)
         if route.kind == "models" or route.kind == "model":
             return _json(_models(match, route, await session.engine.capabilities()))
-        match = match.with_body(await self._body(request))
-        if route.kind == "count":
-            return _json(match.dialect.count_body(await session.count(match.dialect.parse_count(match.request))))
-        return await self._call(request, session, match, path)
+        held = self._in_flight.setdefault(session.session_id, BytesInFlight(self._limits.max_in_flight_bytes))
+        with held.body() as taken:
+            match = match.with_body(await self._body(request, taken))
+            read = await self._read(session, match, "count" if route.kind == "count" else "call", path)
+            if route.kind == "count":
+                return _json(match.dialect.count_body(await session.count(read.call)))
+            return await self._call(request, session, match.dialect, read)
 
     def _authorised(self, request: web.Request, match: Match) -> ModelSession:
         """Raises: Unauthorized, in the same words for a wrong key, another session's key and an unknown session."""
@@ -152,27 +163,34 @@ class Proxy:
             raise Unauthorized("Incorrect API key provided: it is not the key of this session, or the session is over.")
         return session
 
-    async def _body(self, request: web.Request) -> bytes:
-        """Raises: LimitExceeded, RequestTimeout."""
-        limit, content = self._max_body_bytes, request.content
-        if (request.content_length or 0) > limit:
-            raise LimitExceeded(f"the body has more than {limit} bytes.")
-        # A short one is here already.
-        body = content.read_nowait() if content.is_eof() else await read_body(content, limit, idle_s=self._body_idle_s)
-        if len(body) > limit:
-            raise LimitExceeded(f"the body has more than {limit} bytes.")
-        return body
+    async def _body(self, request: web.Request, taken: TakenBytes) -> bytes:
+        """Raises: LimitExceeded, TooMany, RequestTimeout, InvalidRequest."""
+        limit = self._limits.max_body_bytes
+        try:
+            return await read_body(request, limit, idle_s=self._body_idle_s, on_piece=taken.add)
+        except TooMany:
+            raise
+        except LimitExceeded:
+            raise too_many_bytes(self._limits) from None
+
+    async def _read(self, session: ModelSession, match: Match, kind: Literal["call", "count"], path: str) -> CallRead:
+        """Raises: LimitExceeded, InvalidRequest, NodeError."""
+        if self._readers is not None and is_large(match.request.body):
+            return await self._readers.read(session, match.dialect, match.request, kind, path, self._limits)
+        return read_here(match.dialect, match.request, kind, path, self._limits)
 
     # -- model calls ---------------------------------------------------------------------------------------------
 
-    async def _call(self, request: web.Request, session: ModelSession, match: Match, path: str) -> web.StreamResponse:
-        call = match.dialect.parse_call(match.request)
+    async def _call(
+        self, request: web.Request, session: ModelSession, dialect: Dialect, read: CallRead
+    ) -> web.StreamResponse:
+        call = read.call
         stays_session_in_logs(session.session_id)
-        attendance = session.attend(call, mark_of(match.dialect.name, path, match.request))
+        attendance = session.attend(call, read.mark, read.known)
         try:
             if call.stream:
-                return await self._stream(request, match.dialect, call, attendance)
-            response = _json(match.dialect.reply_body(call, await attendance.flight.reply()))
+                return await self._stream(request, dialect, call, attendance)
+            response = _json(dialect.reply_body(call, await attendance.flight.reply()))
             await response.prepare(request)
             await response.write_eof()
             attendance.delivered()

@@ -27,7 +27,8 @@ class VolatileText:
 
     def __init__(self, rules: Iterable[str] | None = None) -> None:
         """`rules`: regular expressions, each tried at any place of a system message's text; None is the usual ones."""
-        self._patterns = [re.compile(rule) for rule in (USUAL_RULES if rules is None else rules)]
+        self.rules = tuple(USUAL_RULES if rules is None else rules)
+        self._patterns = [re.compile(rule) for rule in self.rules]
 
     def without(self, text: str) -> str:
         for pattern in self._patterns:

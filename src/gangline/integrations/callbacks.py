@@ -114,7 +114,7 @@ class CallbackClient:
     async def take(self, request: web.Request) -> web.Response:
         """A callback: 204 when its group is on this disk, else why not; the server tries again."""
         try:
-            body = await read_body(request.content, _MAX_BODY_BYTES)
+            body = await read_body(request, _MAX_BODY_BYTES)
             if not self._is_signed(body, request.headers.get("X-Gangline-Signature", "")):
                 return web.Response(status=401, text="the signature is not of this body and key.")
             task_id = validated_id(msgspec.json.decode(body, type=_Callback).task_id, "task_id")

@@ -34,8 +34,8 @@ from gangline.domain.ids import new_id, validated_id
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import encode_msgpack
 from gangline.domain.views import NodeView
+from gangline.listening import read_body
 from gangline.server.live_nodes import live_nodes
-from gangline.server.problems import read_body
 from gangline.server.routing import (
     MAX_WAIT_S,
     MSGPACK,

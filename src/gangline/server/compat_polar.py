@@ -16,9 +16,9 @@ from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import encode_json
 from gangline.domain.views import TaskView
+from gangline.listening import read_body
 from gangline.server.compat_polar_records import LogprobForm, polar_result, polar_task_status
 from gangline.server.compat_polar_tasks import task_from_polar
-from gangline.server.problems import read_body
 from gangline.server.routing import SUBJECT, Query, Route, answer_json, path_id
 from gangline.server.service import RolloutService
 

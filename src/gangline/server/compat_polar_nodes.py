@@ -23,9 +23,9 @@ from gangline.domain.session import Heartbeat, SessionResult
 from gangline.domain.tokens import encode_msgpack
 from gangline.domain.trajectory import Trace, Trajectory
 from gangline.domain.views import NodeView, SessionView
+from gangline.listening import read_body
 from gangline.server.compat_polar_dispatch import PolarDispatch
 from gangline.server.live_nodes import is_polar_gateway
-from gangline.server.problems import read_body
 from gangline.server.routing import Route, answer_json, path_id
 from gangline.server.service import RolloutService
 

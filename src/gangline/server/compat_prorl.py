@@ -21,9 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from gangline.domain.errors import NotFound, ServerUnavailable
 from gangline.domain.ids import new_id, validated_id
 from gangline.domain.lifecycle import TaskState
+from gangline.listening import read_body
 from gangline.server.compat_prorl_jobs import JOB_PREFIX, job_result, task_id_of, task_of_instance
 from gangline.server.compat_prorl_nodes import NodeEngines
-from gangline.server.problems import read_body
 from gangline.server.routing import MAX_WAIT_S, SUBJECT, Route, answer_json
 from gangline.server.service import RolloutService
 

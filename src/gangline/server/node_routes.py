@@ -10,7 +10,7 @@ from aiohttp import web
 from gangline.domain.errors import InvalidRequest, LeaseLost
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.views import ResultReceipt
-from gangline.server.problems import read_body
+from gangline.listening import read_body
 from gangline.server.routing import MAX_WAIT_S, MSGPACK, Route, answer_json, path_id
 from gangline.server.service import RolloutService
 

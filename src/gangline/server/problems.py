@@ -10,11 +10,10 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from pydantic import ValidationError
 
-from gangline import listening
-from gangline.domain.errors import CallerError, GanglineError, InvalidRequest, LimitExceeded
+from gangline.domain.errors import CallerError, GanglineError, InvalidRequest
 from gangline.plugins import explain
 
-__all__ = ["Problem", "problem_response", "problems", "read_body"]
+__all__ = ["Problem", "problem_response", "problems"]
 
 log = logging.getLogger("gangline.server")
 
@@ -81,10 +80,3 @@ def _response(error: GanglineError, status: int, code: str | None = None) -> web
     return web.Response(
         body=msgspec.json.encode(problem), status=status, content_type="application/problem+json", headers=headers
     )
-
-
-async def read_body(request: web.Request, max_bytes: int) -> bytes:
-    """The whole body. Raises: LimitExceeded, before more than `max_bytes` are held; RequestTimeout."""
-    if (request.content_length or 0) > max_bytes:
-        raise LimitExceeded(f"the body has more than {max_bytes} bytes.", max_bytes=max_bytes)
-    return await listening.read_body(request.content, max_bytes)

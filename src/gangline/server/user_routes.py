@@ -24,7 +24,7 @@ from gangline.domain.views import (
     TaskPage,
     TaskView,
 )
-from gangline.server.problems import read_body
+from gangline.listening import read_body
 from gangline.server.routing import (
     MAX_WAIT_S,
     MSGPACK,

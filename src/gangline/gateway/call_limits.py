@@ -1,0 +1,138 @@
+"""Bounds of one model call, and of the bodies that one session has in flight.
+
+A call beyond a bound is refused in the provider's own shape, with the limit and the option that raises it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gangline.domain.conversation import ModelCall, ToolResult
+from gangline.domain.errors import InvalidRequest, LimitExceeded, TooMany
+from gangline.plugins import explain
+
+__all__ = ["BytesInFlight", "CallLimits", "TakenBytes", "check_body", "check_call", "read_limits", "too_many_bytes"]
+
+OPTION = "--call-limits"
+_CONVERSATION = ("messages", "input", "contents")
+"""Fields of a body that hold its messages, in any dialect."""
+_TEXT = (*_CONVERSATION, "system", "instructions", "systemInstruction", "system_instruction")
+_SHORTEN = "shorten or compact the conversation"
+
+
+class CallLimits(BaseModel):
+    """What one model call may hold. Each is set by its name in `--call-limits`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    max_body_bytes: int = Field(default=8 << 20, ge=1024)
+    """Bytes of a body, decompressed."""
+    max_messages: int = Field(default=4096, ge=1)
+    """Messages or items of a conversation."""
+    max_tools: int = Field(default=1024, ge=0)
+    max_parts: int = Field(default=8192, ge=1)
+    """Content parts of all messages together."""
+    max_definition_bytes: int = Field(default=1 << 20, ge=1024)
+    """Bytes of one field that is no part of the conversation: the tools with their schemas, a response format."""
+    max_in_flight_bytes: int = Field(default=32 << 20, ge=1024)
+    """Bytes of all bodies whose calls one session has in flight."""
+
+
+class BytesInFlight:
+    """The bodies of one session whose calls have not ended."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+
+    @contextmanager
+    def body(self) -> Generator[TakenBytes]:
+        """One body: what it takes inside the block is given back at its end."""
+        taken = TakenBytes(self)
+        try:
+            yield taken
+        finally:
+            self.num_bytes -= taken.num_bytes
+
+
+class TakenBytes:
+    def __init__(self, held: BytesInFlight) -> None:
+        self._held = held
+        self.num_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Raises: TooMany."""
+        if self._held.num_bytes + num_bytes > self._held.max_bytes:
+            raise TooMany(
+                f"the calls that this session has in flight would hold more than {self._held.max_bytes} bytes. Wait "
+                f"for some to end, or raise max_in_flight_bytes in the node's {OPTION}.",
+                max_in_flight_bytes=self._held.max_bytes,
+            )
+        self._held.num_bytes += num_bytes
+        self.num_bytes += num_bytes
+
+
+def check_body(body: bytes, limits: CallLimits) -> None:
+    """Refuse by its outline a body that would take long to parse. Bodies that are no JSON object pass: the dialect
+    refuses them in its own words.
+
+    Raises: LimitExceeded.
+    """
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        for name in _CONVERSATION:
+            num = _num_items(fields.get(name))
+            _check(num, limits.max_messages, "max_messages", f"{num} {name}", _SHORTEN)
+        num = _num_items(fields.get("tools"))
+        _check(num, limits.max_tools, "max_tools", f"{num} tools", "offer fewer")
+    except (msgspec.MsgspecError, RecursionError):
+        return
+    for name, value in fields.items():
+        if name not in _TEXT:
+            size = len(memoryview(value))
+            _check(size, limits.max_definition_bytes, "max_definition_bytes", f"{size} bytes of {name}", "shorten it")
+
+
+def check_call(call: ModelCall, limits: CallLimits) -> None:
+    """Raises: LimitExceeded."""
+    num_messages, num_tools = len(call.messages), len(call.tools)
+    num_parts = sum(
+        len(part.content) + 1 if isinstance(part, ToolResult) else 1 for one in call.messages for part in one.parts
+    )
+    _check(num_messages, limits.max_messages, "max_messages", f"{num_messages} messages", _SHORTEN)
+    _check(num_tools, limits.max_tools, "max_tools", f"{num_tools} tools", "offer fewer")
+    _check(num_parts, limits.max_parts, "max_parts", f"{num_parts} content parts", _SHORTEN)
+
+
+def too_many_bytes(limits: CallLimits) -> LimitExceeded:
+    return LimitExceeded(
+        f"the body has more than {limits.max_body_bytes} bytes: shorten or compact the conversation, or raise "
+        f"max_body_bytes in the node's {OPTION}.",
+        max_body_bytes=limits.max_body_bytes,
+    )
+
+
+def read_limits(text: str | None) -> CallLimits:
+    """The option's JSON. Raises: InvalidRequest."""
+    try:
+        return CallLimits.model_validate_json(text or "{}")
+    except ValidationError as error:
+        raise InvalidRequest(f"{OPTION}: {explain(error)}") from error
+
+
+def _num_items(value: msgspec.Raw | None) -> int:
+    if value is None or bytes(memoryview(value)[:1]) != b"[":
+        return 0
+    return len(msgspec.json.decode(value, type=list[msgspec.Raw]))
+
+
+def _check(value: int, limit: int, name: str, has: str, way_out: str) -> None:
+    if value > limit:
+        raise LimitExceeded(
+            f"the request has {has}, and {limit} is the most: {way_out}, or raise {name} in the node's {OPTION}.",
+            **{name: limit},
+        )

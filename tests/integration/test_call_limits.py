@@ -1,0 +1,190 @@
+"""Model calls that are too large, and large ones that are read in a process of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import zlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from fixtures_proxy import Proxied, proxied
+from gangline.gateway.call_limits import CallLimits
+from gangline.gateway.model_session import ModelSession
+from gangline.gateway.readers import Readers
+
+SMALL = CallLimits(
+    max_body_bytes=400_000,
+    max_messages=3000,
+    max_parts=4000,
+    max_tools=8,
+    max_definition_bytes=4096,
+    max_in_flight_bytes=900_000,
+)
+ASKED: Any = {"role": "user", "content": "hello"}
+SLOW = {"rules": [{"pattern": "slow", "text": "a b c d e f g h", "token_delay_s": 0.2}, {"pattern": "", "text": "ok"}]}
+
+ROUTES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "chat": ("/v1/chat/completions", {"model": "m"}, "messages"),
+    "responses": ("/v1/responses", {"model": "m"}, "input"),
+    "anthropic": ("/v1/messages", {"model": "m", "max_tokens": 9}, "messages"),
+    "google": ("/v1beta/models/m:generateContent", {}, "contents"),
+}
+
+
+def said(dialect: str, num: int, text: str = "x", num_parts: int = 1) -> list[dict[str, Any]]:
+    """A history of so many messages."""
+    key, part = ("parts", {"text": text}) if dialect == "google" else ("content", {"type": "text", "text": text})
+    if dialect == "responses":
+        part = part | {"type": "input_text"}
+    return [{"role": "user", key: [part] * num_parts}] * num
+
+
+async def post(running: Proxied, dialect: str, body: bytes, **headers: str) -> tuple[int, Any, Any]:
+    keys = {"Authorization": "Bearer gls-right", "x-api-key": "gls-right", "x-goog-api-key": "gls-right"}
+    url = f"{running.url}/s/s1{ROUTES[dialect][0]}"
+    async with aiohttp.ClientSession() as http, http.post(url, data=body, headers=keys | headers) as response:
+        return response.status, await response.json(content_type=None), response.headers
+
+
+def body_of(dialect: str, messages: Any, **fields: Any) -> bytes:
+    _, given, name = ROUTES[dialect]
+    return json.dumps(given | {name: messages} | fields).encode()
+
+
+@pytest.fixture
+async def readers() -> AsyncGenerator[Readers]:
+    readers = Readers()
+    yield readers
+    await readers.close()
+
+
+@pytest.mark.parametrize("dialect", ROUTES)
+@pytest.mark.parametrize("limit", ["max_body_bytes", "max_messages", "max_parts", "max_definition_bytes", "max_tools"])
+async def test_a_call_beyond_a_limit_is_413_and_names_the_limit_and_its_option(
+    dialect: str, limit: str, readers: Readers
+) -> None:
+    bodies = {
+        "max_body_bytes": lambda: body_of(dialect, said(dialect, 1, "a" * 400_000)),
+        "max_messages": lambda: body_of(dialect, said(dialect, 3001)),
+        "max_parts": lambda: body_of(dialect, said(dialect, 1, num_parts=4001)),
+        "max_definition_bytes": lambda: body_of(dialect, said(dialect, 1), metadata={"a": "b" * 4096}),
+        "max_tools": lambda: body_of(dialect, said(dialect, 1), tools=[{}] * 9),
+    }
+    async with proxied({}, limits=SMALL, readers=readers) as running:
+        status, answer, _ = await post(running, dialect, bodies[limit]())
+        assert status == 413, answer
+        message = json.dumps(answer["error"])
+        assert limit in message
+        assert "--call-limits" in message
+        assert running.journal.completions == []
+        status, answer, _ = await post(running, dialect, body_of(dialect, said(dialect, 1)))
+        assert status == 200, answer
+
+
+async def test_a_body_that_unpacks_beyond_the_limit_is_413_and_nothing_more_of_it_is_unpacked(readers: Readers) -> None:
+    packed = gzip.compress(b" " * (256 << 20), 9)
+    async with proxied({}, limits=SMALL, readers=readers) as running:
+        status, answer, _ = await post(running, "chat", packed, **{"Content-Encoding": "gzip"})
+        assert (status, answer["error"]["code"]) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
+@pytest.mark.parametrize("dialect", ROUTES)
+async def test_a_body_that_is_not_compressed_as_it_says_is_400_in_the_providers_shape(
+    dialect: str, coding: str
+) -> None:
+    async with proxied({}) as running:
+        status, answer, _ = await post(running, dialect, b"no " + coding.encode(), **{"Content-Encoding": coding})
+        assert status == 400
+        assert coding in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+async def test_a_compressed_body_is_read(coding: str) -> None:
+    plain = body_of("chat", [ASKED])
+    packed = gzip.compress(plain) if coding == "gzip" else zlib.compress(plain)
+    async with proxied({}) as running:
+        status, _, _ = await post(running, "chat", packed, **{"Content-Encoding": coding})
+        assert status == 200
+
+
+@pytest.mark.parametrize("dialect", ROUTES)
+async def test_a_large_call_leaves_the_same_record_as_read_on_the_loop(dialect: str, readers: Readers) -> None:
+    messages = [*said(dialect, 1200, "a word, \u00e9 and \U0001f600"), *said(dialect, 1, "2026-11-22 " * 50)]
+    records: list[Any] = []
+    for where in (None, readers):
+        async with proxied({}, readers=where) as running:
+            for size in (1100, 1201):  # the second one goes on from nothing that was sampled
+                status, answer, _ = await post(running, dialect, body_of(dialect, messages[:size]))
+                assert status == 200, answer
+            records.append(
+                [
+                    (one.new_messages, one.messages_shared, one.branch_key, one.prompt_suffix_ids.tolist(), one.lineage)
+                    for one in running.journal.completions
+                ]
+            )
+    assert records[0] == records[1]
+
+
+async def test_a_large_conversation_goes_on_from_what_was_sampled(readers: Readers) -> None:
+    async with proxied({}, readers=readers) as running, running.client() as client:
+        messages: Any = [ASKED, *[{"role": "user", "content": "a, b"}] * 1200]
+        for _ in range(3):
+            reply = await client.chat.completions.create(model="m", messages=messages)
+            messages += [{"role": "assistant", "content": reply.choices[0].message.content}, ASKED]
+        first, second, third = running.journal.completions
+        assert (second.parent_id, third.parent_id) == (first.completion_id, second.completion_id)
+
+
+async def test_a_session_with_too_much_in_flight_is_429_until_its_calls_have_ended(readers: Readers) -> None:
+    slow = body_of("chat", [{"role": "user", "content": "slow"}]) + b" " * 390_000
+    async with proxied(SLOW, limits=SMALL, readers=readers) as running:
+        other = ModelSession(
+            session_id="s2", attempt=1, key="gls-other", engine=running.engine, journal=running.journal
+        )
+        running.proxy.add(other)
+        answers = await asyncio.gather(*(post(running, "chat", slow) for _ in range(3)))
+        assert sorted(status for status, _, _ in answers) == [200, 200, 429]
+        refused = next(answer for status, answer, _ in answers if status == 429)
+        assert "max_in_flight_bytes" in refused["error"]["message"]
+        assert (await post(running, "chat", slow))[0] == 200
+        await other.fence("the test is over")
+
+
+async def test_the_sdk_is_refused_a_huge_conversation_at_once_and_its_neighbour_answered(readers: Readers) -> None:
+    async with proxied({}, readers=readers) as running, running.client() as client:
+        other = ModelSession(
+            session_id="s2", attempt=1, key="gls-other", engine=running.engine, journal=running.journal
+        )
+        running.proxy.add(other)
+        neighbour = running.client(base_url=f"{running.url}/s/s2/v1", api_key="gls-other")
+        huge: Any = [ASKED] * 200_000
+
+        async def attack() -> None:
+            with pytest.raises(openai.APIStatusError) as refused:
+                await client.chat.completions.create(model="m", messages=huge)
+            assert refused.value.status_code == 413
+
+        attacking = asyncio.create_task(attack())
+        while not attacking.done():
+            assert (await neighbour.chat.completions.create(model="m", messages=[ASKED])).choices
+        await attacking
+        await neighbour.close()
+        await other.fence("the test is over")
+
+
+async def test_a_request_that_is_not_read_in_time_is_413_and_the_next_one_is_read() -> None:
+    readers = Readers(num_processes=1, max_s=0.01)
+    try:
+        async with proxied({}, readers=readers) as running:
+            status, answer, _ = await post(running, "chat", body_of("chat", [ASKED] * 4000))
+            assert (status, answer["error"]["code"]) == (413, "request_too_large")
+            assert (await post(running, "chat", body_of("chat", [ASKED])))[0] == 200
+    finally:
+        await readers.close()
