@@ -12,13 +12,14 @@ from collections.abc import Iterable
 
 import msgspec
 
+from gangline.domain.public_addresses import is_public
+
 __all__ = ["USUAL_PORTS", "NetworkRule", "is_named", "may_dial", "normal_host", "split_host_port"]
 
 USUAL_PORTS = (80, 443)
 """What a rule without a port means."""
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -97,7 +98,7 @@ def may_dial(rules: Iterable[NetworkRule], address: str, port: int) -> bool:
     found = _address(address)
     if found is None:
         return False
-    return _is_public(found) or is_named((rule for rule in rules if not rule.is_wildcard), str(found), port)
+    return is_public(found) or is_named((rule for rule in rules if not rule.is_wildcard), str(found), port)
 
 
 def _address(text: str) -> _Address | None:
@@ -105,15 +106,3 @@ def _address(text: str) -> _Address | None:
         return ipaddress.ip_address(text)
     except ValueError:
         return None
-
-
-def _is_public(address: _Address) -> bool:
-    """What IPv6 carries of IPv4 counts as what it carries."""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return _is_public(address.ipv4_mapped)
-        if address in _NAT64:
-            return _is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        if address.sixtofour is not None or address.teredo is not None:
-            return False
-    return address.is_global and not address.is_multicast
