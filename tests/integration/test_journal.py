@@ -18,7 +18,7 @@ from gangline.domain.completion import Certificate, Completion
 from gangline.domain.conversation import Message, Text
 from gangline.domain.errors import DiskFull, StoreError
 from gangline.domain.tokens import encode_msgpack, logprobs, token_ids
-from gangline.store.frames import frame_head
+from gangline.store.frames import Unframed, frame_head
 from gangline.store.journal import AttemptKey, AttemptOpened, Journal
 
 KEY = AttemptKey("s-1", 1)
@@ -135,7 +135,10 @@ async def test_choices_of_different_prompts_stay_different(tmp_path: Path) -> No
 
 async def test_an_id_used_again_is_a_new_session_even_where_damage_took_the_end_of_the_old_one(tmp_path: Path) -> None:
     for life, number in enumerate((0, 7)):
-        journal = Journal.open(tmp_path / f"life{life}", segment_bytes=1)
+        folder = tmp_path / f"life{life}"
+        folder.mkdir()
+        (folder / "marker").write_bytes(b"8 bytes!")
+        journal = Journal.open(folder, segment_bytes=1)
         await journal.open_attempt(opened())
         await journal.append(completion(number))
         await journal.close()
@@ -305,6 +308,59 @@ async def test_damage_under_a_running_journal_is_told_to_whoever_reads(tmp_path:
     await journal.close()
 
 
+async def test_damage_between_entries_costs_its_own_entry_and_what_follows_it_in_its_attempt(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    sizes: list[int] = []
+    for number in range(6):
+        await journal.append(completion(number, session=f"s-{number % 2}"))
+        sizes.append(next(tmp_path.glob("*.log")).stat().st_size)
+    await journal.close()
+    (segment,) = tmp_path.glob("*.log")
+    damaged = bytearray(segment.read_bytes())
+    damaged[sizes[1] + 40] ^= 1  # the second one of the first session
+    segment.write_bytes(damaged)
+    for _ in range(2):
+        journal = Journal.open(tmp_path)
+        assert [c.completion_id for c in await journal.read(AttemptKey("s-0", 1))] == ["c000000"]
+        assert [c.completion_id for c in await journal.read(AttemptKey("s-1", 1))] == ["c000001", "c000003", "c000005"]
+        await journal.close()
+    assert segment.read_bytes() == damaged
+
+
+async def test_a_frame_that_an_agent_wrote_into_its_text_is_not_taken_for_one_behind_damage(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    forged = msgspec.msgpack.encode(opened())
+    frames = [frame_head(marker, Unframed(0, 0, forged)) + forged for marker in (b"8 bytes!", bytes(8))]
+    text = b"".join(frames).decode("latin-1").encode().decode()
+    await journal.append(msgspec.structs.replace(completion(0), metadata={"said": b"".join(frames), "text": text}))
+    await journal.append(completion(1, session="s-9"))
+    await journal.close()
+    (segment,) = tmp_path.glob("*.log")
+    damaged = bytearray(segment.read_bytes())
+    damaged[30] ^= 1
+    segment.write_bytes(damaged)
+    again = Journal.open(tmp_path)
+    assert again.unclosed() == []
+    assert [c.completion_id for c in await again.read(AttemptKey("s-9", 1))] == ["c000001"]
+    await again.close()
+
+
+async def test_a_lost_marker_is_found_again_and_entries_without_any_are_refused(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    await journal.append(completion(0))
+    await journal.close()
+    for lost in (b"", b"damaged!"):
+        (tmp_path / "marker").write_bytes(lost)
+        journal = Journal.open(tmp_path)
+        assert len(await journal.read(KEY)) == 1
+        await journal.close()
+    (tmp_path / "marker").unlink()
+    (tmp_path / "00000001.log").write_bytes(b"of an older version")
+    with pytest.raises(StoreError, match="another version of Gangline"):
+        Journal.open(tmp_path)
+    assert (tmp_path / "00000001.log").read_bytes() == b"of an older version"
+
+
 async def test_what_was_cut_off_is_set_aside_not_thrown_away(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path)
     for number in range(3):
@@ -313,7 +369,7 @@ async def test_what_was_cut_off_is_set_aside_not_thrown_away(tmp_path: Path) -> 
     (segment,) = tmp_path.glob("*.log")
     whole = segment.read_bytes()
     damaged = bytearray(whole)
-    damaged[len(whole) // 2] ^= 1
+    damaged[-1] ^= 1
     segment.write_bytes(damaged)
     await Journal.open(tmp_path).close()
     (aside,) = tmp_path.glob("*.damaged")
@@ -322,7 +378,7 @@ async def test_what_was_cut_off_is_set_aside_not_thrown_away(tmp_path: Path) -> 
 
 async def test_entries_of_a_newer_format_are_refused_not_cut(tmp_path: Path) -> None:
     payload = msgspec.msgpack.encode({"type": "of the future", "session_id": "s-1", "attempt": 1})
-    (tmp_path / "00000001.log").write_bytes(frame_head(0, payload) + payload)
+    (tmp_path / "00000001.log").write_bytes(frame_head(b"8 bytes!", Unframed(0, 0, payload)) + payload)
     for _ in range(2):  # it does not keep the lock either
         with pytest.raises(StoreError, match="another version of Gangline"):
             Journal.open(tmp_path)
@@ -366,7 +422,6 @@ import asyncio, sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from test_journal import completion
-from gangline.store.frames import frame_head
 from gangline.store.journal import Journal
 async def main():
     journal = Journal.open(Path(sys.argv[1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ class Written:
     kind: str
     completion_ids: tuple[str, ...]
     number: int
+    era: int
+    """Of its session: another one begins with each number 0."""
     segment: str
     begin: int
     end: int
@@ -64,6 +67,7 @@ class Writer:
         self.num_sampled = 0
         self.journal = Journal.open(folder, segment_bytes=SEGMENT_BYTES)
         self.numbers: dict[str, int] = {}
+        self.eras: Counter[str] = Counter()
 
     async def write(self, session_id: str, kind: str, num_choices: int) -> None:
         if kind == "opened" and session_id in self.numbers:
@@ -85,7 +89,8 @@ class Writer:
             self.numbers[session_id] = number + 1
         begin = before[1] if before[0] == segment else 0
         ids = tuple(one.completion_id for one in completions)
-        self.entries.append(Written(session_id, kind, ids, number, segment, begin, end))
+        self.eras[session_id] += number == 0
+        self.entries.append(Written(session_id, kind, ids, number, self.eras[session_id], segment, begin, end))
 
     def _end(self) -> tuple[str, int]:
         last = max(self.folder.glob("*.log"))
@@ -95,11 +100,14 @@ class Writer:
 def expected(entries: list[Written]) -> dict[str, list[str]]:
     """Of the sessions that are open: what may be read of them, given the entries that are still whole."""
     kept: dict[str, list[tuple[str, ...]]] = {}
+    eras: dict[str, int] = {}
     for entry in entries:
         if entry.kind == "closed" or (entry.kind == "opened" and entry.number == 0):
             kept.pop(entry.session_id, None)
-        if entry.kind != "closed" and entry.number == len(kept.get(entry.session_id, ())):
+        num = len(kept.get(entry.session_id, ()))
+        if entry.kind != "closed" and entry.number == num and (num == 0 or eras[entry.session_id] == entry.era):
             kept.setdefault(entry.session_id, []).append(entry.completion_ids)
+            eras[entry.session_id] = entry.era
     return {session_id: [one for ids in found for one in ids] for session_id, found in kept.items()}
 
 
@@ -112,26 +120,30 @@ actions = st.lists(
     min_size=1,
     max_size=24,
 )
-damages = st.sampled_from(["flip", "truncate", "zeros", "noise", "none"])
+damages = st.sampled_from(["flip", "burst", "truncate", "zeros", "noise", "none"])
 
 
-def damage(path: Path, kind: str, at: int, bit: int, noise: bytes) -> int:
-    """Does it; returns the first byte that is no longer as it was (the size, where none is)."""
+def damage(path: Path, kind: str, at: int, bit: int, noise: bytes) -> tuple[int, int]:
+    """Does it; returns the first byte that is no longer as it was (the size, where none is), and the end of those."""
     data = bytearray(path.read_bytes())
+    size = len(data)
     if kind == "none" or not data:
-        return len(data)
-    at %= len(data)
+        return size, size
+    at %= size
     if kind == "flip":
         data[at] ^= 1 << bit
-    elif kind == "truncate":
-        del data[at:]
-    else:  # what a power failure leaves: the size is there, the bytes are not
-        tail = bytes(len(data) - at) if kind == "zeros" else (noise * len(data))[: len(data) - at]
-        same = next((i for i, (old, new) in enumerate(zip(data[at:], tail, strict=True)) if old != new), len(tail))
-        data[at:] = tail
-        at += same
+        path.write_bytes(data)
+        return at, at + 1
+    if kind == "truncate":
+        path.write_bytes(data[:at])
+        return at, size
+    # What a power failure leaves: the size is there, the bytes are not; or a bad sector in the middle.
+    end = min(at + 64, size) if kind == "burst" else size
+    new = bytes(end - at) if kind == "zeros" else (noise * size)[: end - at]
+    changed = [at + i for i, (old, now) in enumerate(zip(data[at:end], new, strict=True)) if old != now]
+    data[at:end] = new
     path.write_bytes(data)
-    return at
+    return (changed[0], changed[-1] + 1) if changed else (size, size)
 
 
 @given(actions, damages, st.data())
@@ -150,12 +162,13 @@ async def _damaged(folder: Path, done: list[tuple[str, str, int]], kind: str, da
 
     segments = sorted(folder.glob("*.log"))
     hit = data.draw(st.sampled_from(segments))
-    first_bad = damage(
+    first_bad, end_of_bad = damage(
         hit, kind, data.draw(st.integers(0, 10_000)), data.draw(st.integers(0, 7)), data.draw(st.binary(min_size=1))
     )
     names = {path.name for path in segments}
     assert expected(writer.entries) == expected([e for e in writer.entries if e.segment in names]), "deleted too much"
-    whole = [e for e in writer.entries if e.segment in names and (e.segment != hit.name or e.end <= first_bad)]
+    is_hit = [e.segment == hit.name and e.begin < end_of_bad and first_bad < e.end for e in writer.entries]
+    whole = [e for e, bad in zip(writer.entries, is_hit, strict=True) if e.segment in names and not bad]
     records: list[Any] = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign]
@@ -170,9 +183,14 @@ async def _damaged(folder: Path, done: list[tuple[str, str, int]], kind: str, da
     for session_id in ("s1", "s2", "s3"):
         found = await journal.read(AttemptKey(session_id, 1))
         assert [one.completion_id for one in found] == want.get(session_id, [])
-    is_short = any(e.segment == hit.name and e.begin <= first_bad < e.end for e in writer.entries)
-    ends_inside = is_short and (kind != "truncate" or all(e.begin != first_bad for e in writer.entries))
-    assert any("journal.cut" in record.msg for record in records) == ends_inside
+    last_good = max((e.end for e in whole if e.segment == hit.name), default=0)
+    size = max((e.end for e in writer.entries if e.segment == hit.name), default=0)
+    size = min(size, first_bad) if kind == "truncate" else size
+    assert any("journal.cut" in record.msg for record in records) == (last_good < size)
+    is_between = kind != "truncate" and any(
+        bad and e.end <= last_good for e, bad in zip(writer.entries, is_hit, strict=True)
+    )
+    assert any("journal.damaged" in record.msg for record in records) == is_between
 
     # It goes on: what is appended now is there the next time, and nothing is cut again.
     session_id = next(iter(want), "s1")

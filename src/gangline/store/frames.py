@@ -1,11 +1,16 @@
 """A file of frames: what a journal's segment is made of. Each frame is there whole, or it is not there.
 
-frame = length u32 | number u32 | crc32 u32 | payload [length bytes], little-endian. The CRC covers length, number and
-payload, so that no run of zeros (what a power failure leaves at the end of a file) passes for a frame.
+frame = marker [8 bytes] | length u32 | number u32 | era u32 | crc32 u32 | payload [length bytes], little-endian. The
+CRC covers all else, so that no run of zeros (what a power failure leaves at the end of a file) passes for a
+frame.
+
+The marker is random and the same for all files of one writer. Behind damage it shows where the next frame may begin,
+and nobody who only chooses what payloads say can write it.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import struct
@@ -16,49 +21,89 @@ from typing import BinaryIO, NamedTuple
 
 from gangline.private import open_private
 
-__all__ = ["FRAME_HEAD_BYTES", "Frame", "FrameWriter", "cut_off", "frame_head", "read_frame", "read_frames"]
+__all__ = [
+    "FRAME_HEAD_BYTES",
+    "MARKER_BYTES",
+    "Frame",
+    "FrameWriter",
+    "Unframed",
+    "cut_off",
+    "frame_head",
+    "read_frame",
+    "read_frames",
+    "sync_folder",
+]
 
-_HEAD = struct.Struct("<III")
-_CRC_COVERS = struct.Struct("<II")
+MARKER_BYTES = 8
+_HEAD = struct.Struct("<8sIIII")
+_CRC_COVERS = struct.Struct("<8sIII")
 FRAME_HEAD_BYTES = _HEAD.size
+
+
+class Unframed(NamedTuple):
+    """What is to stand in a frame."""
+
+    number: int
+    era: int
+    payload: bytes
 
 
 class Frame(NamedTuple):
     offset: int
     """Where it begins in its file, bytes."""
     number: int
+    era: int
     payload: bytes
 
-
-def frame_head(number: int, payload: bytes) -> bytes:
-    return _HEAD.pack(len(payload), number, _crc(number, payload))
-
-
-def _crc(number: int, payload: bytes) -> int:
-    return zlib.crc32(payload, zlib.crc32(_CRC_COVERS.pack(len(payload), number)))
+    @property
+    def end(self) -> int:
+        return self.offset + FRAME_HEAD_BYTES + len(self.payload)
 
 
-def read_frame(file: BinaryIO, offset: int, end: int) -> Frame | None:
-    """The frame that begins at `offset`; None when it is torn or damaged, or would not end by `end`."""
+def frame_head(marker: bytes, unframed: Unframed) -> bytes:
+    return _HEAD.pack(marker, len(unframed.payload), unframed.number, unframed.era, _crc(marker, unframed))
+
+
+def _crc(marker: bytes, unframed: Unframed) -> int:
+    covered = _CRC_COVERS.pack(marker, len(unframed.payload), unframed.number, unframed.era)
+    return zlib.crc32(unframed.payload, zlib.crc32(covered))
+
+
+def read_frame(file: BinaryIO, offset: int, end: int, marker: bytes | None) -> Frame | None:
+    """The frame that begins at `offset`; None when it is torn or damaged, or would not end by `end`.
+
+    marker: None takes any.
+    """
     file.seek(offset)
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size:
         return None
-    length, number, crc = _HEAD.unpack(head)
-    if (
-        offset + _HEAD.size + length > end
-    ):  # not read before it is known to be there: a damaged length may say gigabytes
+    found, length, number, era, crc = _HEAD.unpack(head)
+    # Not read before it is known to be there: a damaged length may say gigabytes.
+    if (marker is not None and found != marker) or offset + _HEAD.size + length > end:
         return None
     payload = file.read(length)
-    return Frame(offset, number, payload) if len(payload) == length and _crc(number, payload) == crc else None
+    if len(payload) != length or _crc(found, Unframed(number, era, payload)) != crc:
+        return None
+    return Frame(offset, number, era, payload)
 
 
-def read_frames(file: BinaryIO, end: int) -> Iterator[Frame]:
-    """From the beginning of the file, up to the first frame that is not whole."""
-    offset = 0
-    while (frame := read_frame(file, offset, end)) is not None:
-        yield frame
-        offset += _HEAD.size + len(frame.payload)
+def read_frames(file: BinaryIO, end: int, marker: bytes) -> Iterator[Frame]:
+    """All that are whole, in order; damage between them is passed over."""
+    offset: int | None = 0
+    while offset is not None:
+        while (frame := read_frame(file, offset, end, marker)) is not None:
+            yield frame
+            offset = frame.end
+        offset = _next_marker(file, offset + 1, end, marker)
+
+
+def _next_marker(file: BinaryIO, start: int, end: int, marker: bytes) -> int | None:
+    if start >= end:
+        return None
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        found = whole.find(marker, start, end)
+    return None if found < 0 else found
 
 
 def cut_off(path: Path, end: int) -> Path:
@@ -80,27 +125,28 @@ class FrameWriter:
     Blocking; to be used by one thread at a time.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, marker: bytes) -> None:
         """Goes on at the end of the file; makes it if missing, its name durable."""
+        self._marker = marker
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self.size = os.fstat(self._file).st_size
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         except OSError:
             os.close(self._file)
             raise
         self._is_torn = False
         """Whether a failed write has left bytes behind `size`."""
 
-    def append(self, frames: list[tuple[int, bytes]]) -> list[int]:
-        """All or none, durable on return: (number, payload) of each -> their offsets."""
+    def append(self, frames: list[Unframed]) -> list[int]:
+        """All or none, durable on return; their offsets."""
         if self._is_torn:
             self._cut()
         offsets, pieces, end = list[int](), list[bytes](), self.size
-        for number, payload in frames:
+        for frame in frames:
             offsets.append(end)
-            pieces += (frame_head(number, payload), payload)
-            end += _HEAD.size + len(payload)
+            pieces += (frame_head(self._marker, frame), frame.payload)
+            end += _HEAD.size + len(frame.payload)
         self._is_torn = True
         try:
             _write_all(self._file, b"".join(pieces))
@@ -126,7 +172,7 @@ def _write_all(file: int, data: bytes) -> None:
         view = view[os.write(file, view) :]
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -5,7 +5,9 @@ Invariants
   power loss. All choices of one call are one entry: they are there together, or not at all.
 - Appends of concurrent sessions share one sync (group commit): a thread of its own writes whatever waits, then answers.
 - Entries are MessagePack in frames with checksums (see `frames`), numbered within their attempt. What cannot be read is
-  told loudly, set aside, and never guessed at: of each attempt there is an intact beginning, without holes.
+  logged and never guessed at: of each attempt there is an intact beginning, without holes. Damage costs the entries
+  that it hit, and what came after them in their attempts; the end of a segment that cannot be read is set aside.
+- Each opening of an attempt begins an era, and entries of two eras are never joined, even where an opening was lost.
 - Memory holds an index (about 150 bytes an entry), not the entries; they are read when they are asked for.
 - A segment whose sessions are all closed is deleted, but never the one being written.
 - One process at a time has a journal open.
@@ -18,6 +20,7 @@ import errno
 import fcntl
 import logging
 import os
+import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +34,7 @@ from gangline.domain.completion import Completion
 from gangline.domain.errors import DiskFull, StoreError
 from gangline.domain.tokens import encode_msgpack
 from gangline.private import make_private_folder
-from gangline.store.frames import FRAME_HEAD_BYTES, Frame, FrameWriter, cut_off, read_frame, read_frames
+from gangline.store.frames import FRAME_HEAD_BYTES, Frame, FrameWriter, Unframed, cut_off, read_frame, read_frames
 from gangline.store.journal_entries import (
     Appended,
     AttemptClosed,
@@ -43,6 +46,7 @@ from gangline.store.journal_entries import (
     decode_head,
     key_of,
 )
+from gangline.store.journal_marker import journal_marker
 
 __all__ = ["Appended", "AttemptClosed", "AttemptKey", "AttemptOpened", "Journal"]
 
@@ -54,6 +58,7 @@ class _Place(NamedTuple):
     offset: int
     length: int
     """Of the payload, bytes."""
+    era: int
 
 
 class _Waiting(NamedTuple):
@@ -67,9 +72,10 @@ class _Waiting(NamedTuple):
 class Journal:
     """Raises StoreError (DiskFull when there is no space) from every method that writes."""
 
-    def __init__(self, folder: Path, lock: int, *, segment_bytes: int) -> None:
-        """`lock`: the open lock file. Use `Journal.open`."""
+    def __init__(self, folder: Path, lock: int, marker: bytes, *, segment_bytes: int) -> None:
+        """`lock`: the open lock file; `marker`: of its frames. Use `Journal.open`."""
         self._folder = folder
+        self._marker = marker
         self._lock = lock
         self._segment_bytes = segment_bytes
         self._places: defaultdict[AttemptKey, list[_Place]] = defaultdict(list)
@@ -93,7 +99,7 @@ class Journal:
         """
         lock = _locked(folder)
         try:
-            journal = cls(folder, lock, segment_bytes=segment_bytes)
+            journal = cls(folder, lock, journal_marker(folder), segment_bytes=segment_bytes)
             journal._load_all()
         except OSError as error:
             os.close(lock)
@@ -144,31 +150,36 @@ class Journal:
                     waiting.done.set_result(None)
         self._flushing = None
 
-    def _numbered(self, batch: list[_Waiting]) -> list[tuple[int, bytes]]:
-        """Each payload with its number in its attempt; given when it is written: a failed write uses none up."""
-        numbers: dict[AttemptKey, int] = {}
-        numbered: list[tuple[int, bytes]] = []
+    def _numbered(self, batch: list[_Waiting]) -> list[Unframed]:
+        """Each payload with its number and era in its attempt; given when it is written: a failed write uses none
+        up."""
+        last: dict[AttemptKey, tuple[int, int]] = {}
+        frames: list[Unframed] = []
         for waiting in batch:
             key = key_of(waiting.entry)
-            begins = isinstance(waiting.entry, AttemptOpened)
-            number = 0 if begins else numbers.get(key, self._num_entries(key))
-            numbered.append((number, waiting.payload))
-            numbers[key] = 0 if isinstance(waiting.entry, AttemptClosed) else number + 1
-        return numbered
+            number, era = last.get(key) or self._next_number(key)
+            if number == 0 or isinstance(waiting.entry, AttemptOpened):
+                number, era = 0, secrets.randbits(32)
+            frames.append(Unframed(number, era, waiting.payload))
+            last[key] = (0 if isinstance(waiting.entry, AttemptClosed) else number + 1, era)
+        return frames
 
-    def _num_entries(self, key: AttemptKey) -> int:
-        return len(self._places.get(key, ()))
+    def _next_number(self, key: AttemptKey) -> tuple[int, int]:
+        """And the era."""
+        places = self._places.get(key)
+        return (len(places), places[-1].era) if places else (0, 0)
 
-    def _write_frames(self, frames: list[tuple[int, bytes]]) -> list[_Place]:
+    def _write_frames(self, frames: list[Unframed]) -> list[_Place]:
         """On the journal's thread. All or none."""
         assert self._writer is not None
         if self._writer.size >= self._segment_bytes:
-            full, self._writer = self._writer, FrameWriter(self._path(self._segment + 1))
+            full, self._writer = self._writer, FrameWriter(self._path(self._segment + 1), self._marker)
             self._segment += 1
             full.close()
         offsets = self._writer.append(frames)
         return [
-            _Place(self._segment, offset, len(payload)) for offset, (_, payload) in zip(offsets, frames, strict=True)
+            _Place(self._segment, offset, len(frame.payload), frame.era)
+            for offset, frame in zip(offsets, frames, strict=True)
         ]
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -196,7 +207,7 @@ class Journal:
 
     def _payload(self, file: BinaryIO, place: _Place) -> bytes:
         """Raises: StoreError."""
-        frame = read_frame(file, place.offset, place.offset + FRAME_HEAD_BYTES + place.length)
+        frame = read_frame(file, place.offset, place.offset + FRAME_HEAD_BYTES + place.length, self._marker)
         if frame is None:
             raise StoreError(f"the journal is damaged: {self._path(place.segment)}, at byte {place.offset}.")
         return frame.payload
@@ -212,7 +223,7 @@ class Journal:
             self._load(number)
         self._segment = segments[-1] if segments else 1
         self._live.setdefault(self._segment, 0)
-        self._writer = FrameWriter(self._path(self._segment))
+        self._writer = FrameWriter(self._path(self._segment), self._marker)
         self._drop_dead_segments()
 
     def _load(self, segment: int) -> None:
@@ -220,9 +231,13 @@ class Journal:
         path, end = self._path(segment), 0
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            for frame in read_frames(file, size):
+            for frame in read_frames(file, size, self._marker):
+                if frame.offset > end:
+                    log.error(
+                        "journal.damaged segment=%d offset=%d bytes=%d: passed over", segment, end, frame.offset - end
+                    )
                 self._restore(segment, frame)
-                end = frame.offset + FRAME_HEAD_BYTES + len(frame.payload)
+                end = frame.end
         if end < size:
             aside = cut_off(path, end)
             log.error(
@@ -240,13 +255,15 @@ class Journal:
                 "Finish its sessions with that version, or use another data folder."
             ) from error
         key = key_of(entry)
-        if not isinstance(entry, AttemptOpened | AttemptClosed) and frame.number != self._num_entries(key):
+        number, era = self._next_number(key)
+        goes_on = frame.number == number and (number == 0 or frame.era == era)
+        if not isinstance(entry, AttemptOpened | AttemptClosed) and not goes_on:
             log.error(
                 "journal.hole session=%s attempt=%d has=%d found=%d: not used, for what came before it is lost",
-                *(*key, self._num_entries(key), frame.number),
+                *(*key, number, frame.number),
             )
             return
-        self._index(entry, _Place(segment, frame.offset, len(frame.payload)))
+        self._index(entry, _Place(segment, frame.offset, len(frame.payload), frame.era))
 
     def _index(self, entry: Entry | EntryHead, place: _Place) -> None:
         key = key_of(entry)

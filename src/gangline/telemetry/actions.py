@@ -124,6 +124,8 @@ ACTIONS: dict[str, str] = {
     "gate.drain_abandoned": "Who waited for calls in flight to end has left; the gate opens soon.",
     "gate.lease_expired": "The gate opened by itself: whoever closed it did not renew its lease.",
     # The journal.
+    "journal.damaged": "Bytes between a journal's entries cannot be read; those around them are used.",
+    "journal.marker_restored": "A journal's marker file was lost or damaged, and was made again from its segments.",
     "journal.cut": "The end of a segment was torn or damaged; it was set aside.",
     "journal.hole": "Entries behind a hole are not used.",
     "journal.not_deleted": "A segment that is not needed could not be deleted.",

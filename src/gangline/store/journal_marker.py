@@ -1,0 +1,63 @@
+"""The marker of a journal's frames (see `frames`): in a file of its own, and at the beginning of every segment."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from pathlib import Path
+
+from gangline.domain.errors import StoreError
+from gangline.store.frames import MARKER_BYTES, read_frame, sync_folder
+
+__all__ = ["journal_marker"]
+
+log = logging.getLogger("gangline.journal")
+
+_NAME = "marker"
+
+
+def journal_marker(folder: Path) -> bytes:
+    """The journal's own, made with a new journal. A lost one is found again in the segments.
+
+    Raises: StoreError when there are entries, and no marker of theirs; OSError.
+    """
+    path = folder / _NAME
+    kept = path.read_bytes() if path.exists() else b""
+    segments = [segment for segment in sorted(folder.glob("*.log")) if segment.stat().st_size]
+    found = next((marker for segment in segments if (marker := _first_of(segment)) is not None), None)
+    if found is None and len(kept) != MARKER_BYTES:
+        if segments:
+            raise StoreError(
+                f"the entries in {folder} cannot be read: they are of another version of Gangline, or {path} and the "
+                "beginning of every segment are lost. Move the folder away, or use another data folder."
+            )
+        found = secrets.token_bytes(MARKER_BYTES)
+    if found is None or found == kept:
+        return kept
+    if segments:
+        log.error("journal.marker_restored file=%s", path)
+    _write(path, found)
+    return found
+
+
+def _first_of(segment: Path) -> bytes | None:
+    """What stands before the first frame, where that is whole."""
+    with segment.open("rb") as file:
+        if read_frame(file, 0, os.fstat(file.fileno()).st_size, None) is None:
+            return None
+        file.seek(0)
+        return file.read(MARKER_BYTES)
+
+
+def _write(path: Path, marker: bytes) -> None:
+    """Whole and durable, or not at all."""
+    new = path.with_suffix(".new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, marker)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    new.replace(path)
+    sync_folder(path.parent)
