@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from gangline.domain.trajectory import Trace, Trajectory
 from gangline.evaluators.swe_bench import SweBenchConfig
 from gangline.listening import listening
 from gangline.server.run import serving
-from papers import filled
+from papers import filled, listing
 from service import FakeNode
 
 TOKEN = "control-secret"
@@ -237,6 +238,32 @@ async def test_the_callback_says_what_the_poll_says(trainer: Trainer, client: Se
     assert body["results"][0]["trajectory"]["traces"][0]["reward"] == 1.0
 
 
+async def test_traces_have_the_printed_fields(trainer: Trainer, client: ServerClient):
+    """A.4; the page break in it keeps it from being JSON, so its field names are read off the text."""
+    text = listing("001-a4-trace.txt")
+    printed = set(re.findall(r'^  "(\w+)":', text, re.MULTILINE))
+    about = set(re.findall(r'^    "(\w+)":', text, re.MULTILINE))
+    await trainer.post("/rollout/task/submit", PAYLOAD | {"num_samples": 1})
+    node = FakeNode(client)
+    (lease,) = await node.lease()
+    await node.finish([lease], trajectory=trajectory_of(lease.session_id, lease.task_id))
+    _, task = await trainer.get("/rollout/task/polar-swegym-0-0")
+    (trace,) = task["results"][0]["trajectory"]["traces"]
+    assert set(trace) == printed == TRACE_FIELDS
+    assert about <= set(trace["metadata"])
+    assert {"token_id", "logprob"} <= set(re.findall(r'^      "(\w+)":', text, re.MULTILINE))
+    assert all({"token_id", "logprob"} <= set(entry) for entry in trace["response_logprobs"])
+
+
+async def test_every_printed_route_is_served(client: ServerClient):
+    printed = re.findall(r"(GET|POST) `(\S+?)`", listing("001-a5-routes.txt"))
+    assert len(printed) == 6
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with aiohttp.ClientSession(headers=headers) as http, http.get(f"{client.url}/openapi.json") as reply:
+        paths = (await reply.json())["paths"]
+    assert [(method, path) for method, path in printed if method.lower() not in paths.get(path, {})] == []
+
+
 async def test_status_tells_tasks_nodes_and_pending_sessions(trainer: Trainer, client: ServerClient):
     await trainer.post("/rollout/task/submit", PAYLOAD)
     await FakeNode(client).lease(max_sessions=1)
@@ -290,7 +317,7 @@ class Gateway:
         return web.Response()
 
     @asynccontextmanager
-    async def registered(self, trainer: Trainer) -> AsyncIterator[str]:
+    async def registered(self, trainer: Trainer) -> AsyncGenerator[str]:
         app = web.Application()
         app.router.add_post("/sessions", self.create)
         app.router.add_delete("/sessions/{session}", self.delete)
