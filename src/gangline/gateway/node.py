@@ -8,6 +8,7 @@ import ipaddress
 import logging
 import resource
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -113,8 +114,13 @@ async def serve(
     """
     _refuse_open_door(host, control_token)
     names = OwnNames(host, public_url=public_url, allowed_hosts=allowed_hosts)
-    sizes = sizes or PoolSizes()
-    _allow_many_files()
+    wanted, max_files = sizes or PoolSizes(), _allow_many_files()
+    sizes = wanted.fitted(max_files)
+    if sizes != wanted:
+        log.warning(
+            "node.slots_fitted run=%d ready=%d wanted_run=%d wanted_ready=%d max_files=%d: raise LimitNOFILE for more",
+            *(sizes.run_slots, sizes.ready_slots, wanted.run_slots, wanted.ready_slots, max_files),
+        )
     folder = await asyncio.to_thread(_open_folder, data_dir, node_id)
     owner = _owner_of(folder)
     async with AsyncExitStack() as stack:
@@ -247,10 +253,11 @@ def _refuse_open_door(host: str, control_token: str | None) -> None:
         )
 
 
-def _allow_many_files() -> None:
-    """A sandbox takes about eight descriptors of the node; the usual soft limit of 1024 is for other programs."""
+def _allow_many_files() -> int:
+    """How many may be open. The usual soft limit of 1024 is for programs that wait by `select`."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
 def _folder_of(data_dir: Path, node_id: str) -> Path:

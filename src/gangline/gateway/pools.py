@@ -15,7 +15,14 @@ from types import TracebackType
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gangline.domain.errors import InvalidRequest
+
 __all__ = ["Pool", "PoolSizes", "Pools"]
+
+_FILES_OF_NODE = 128
+"""Its listeners, journal, engines and libraries."""
+_FILES_OF_SESSION = 16
+"""About eight of its sandbox, and its connections to the proxy and from there to the engine."""
 
 
 class PoolSizes(BaseModel):
@@ -37,6 +44,21 @@ class PoolSizes(BaseModel):
     def capacity(self) -> int:
         """Sessions that the node holds at most, in all stages."""
         return self.ready_slots + self.run_slots + self.postrun_workers
+
+    def fitted(self, max_files: int) -> PoolSizes:
+        """The same, with fewer slots where the process may not have enough files open for all of their sessions.
+
+        Raises: InvalidRequest when there is no room for one session.
+        """
+        room = (max_files - _FILES_OF_NODE) // _FILES_OF_SESSION - self.postrun_workers
+        if room < 1:
+            raise InvalidRequest(
+                f"this process may have {max_files} files open, too few for one session beside "
+                f"{self.postrun_workers} that are graded. Raise the limit (`ulimit -Hn`, LimitNOFILE), or lower "
+                "--postrun-workers."
+            )
+        run_slots = min(self.run_slots, room)
+        return self.model_copy(update={"run_slots": run_slots, "ready_slots": min(self.ready_slots, room - run_slots)})
 
 
 class Pool:
