@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,13 @@ def test_a_run_goes_on_after_ctrl_c_and_after_a_kill_and_trains_on_no_group_twic
     assert [(one.step, one.num_sessions, one.num_invalid) for one in evaluations] == [(0, 2, 0), (NUM_STEPS, 2, 0)]
     assert results.last_evaluation == evaluations[-1].reward_mean
     versions = [record.version for record in records]
-    assert versions == sorted(set(versions)), "each step trained another version"
+    assert versions == sorted(versions)
+    for record, following in pairwise(records):
+        assert following.version > record.version or record.update is None, "each update made another version"
+    assert results.held_out_difference is not None
+    assert results.held_out_difference.num_tasks == 2
+    gained = evaluations[-1].reward_mean - evaluations[0].reward_mean
+    assert results.held_out_difference.mean == pytest.approx(gained)
     assert all(record.learner["engine_gap_mean"] < 1e-3 for record in records if set(record.lag) == {0})
     found = Checkpoints(run / "checkpoints").latest()
     assert found is not None
@@ -152,6 +158,19 @@ def test_what_does_not_fit_is_said_before_anything_starts(tmp_path: Path, change
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_held_out_tasks_that_are_trained_on_are_refused_whatever_they_are_called(tmp_path: Path) -> None:
+    path = spec(tmp_path)
+    trained = json.loads((tmp_path / "tasks.jsonl").read_text().splitlines()[4])
+    same = {**trained, "task_id": "other", "num_samples": 1, "priority": 3, "metadata": {"split": "test"}}
+    with (tmp_path / "held_out.jsonl").open("a") as lines:
+        lines.write(json.dumps(same) + "\n")
+    for command in ("validate", "run"):
+        done = gangline("train", command, path)
+        assert done.returncode == 2, done.stderr
+        assert "held-out task 3 is task 5" in done.stderr
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_specification_that_fits_is_shown_resolved(tmp_path: Path) -> None:

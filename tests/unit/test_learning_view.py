@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from gangline.cli.learning_view import LearningView, draw_curves, remaining_s, reward_chart, shown_reward
+from gangline.cli.learning_view import LearningView, draw_curves, notes_on, remaining_s, reward_chart, shown_reward
 from gangline.training.run_log import EvaluationRecord, StepRecord
 from trainer_fakes import PROFILE
 
@@ -23,6 +23,7 @@ def step(number: int, reward: float) -> StepRecord:
         reward_deviation=0.5,
         collected_reward_mean=None,
         num_groups=2,
+        num_one_reward=0,
         num_sessions=4,
         num_trained_tokens=8,
         left_out={},
@@ -45,6 +46,7 @@ def evaluation(number: int, reward: float, error: float | None = 0.05) -> Evalua
         wall_s=1.0,
         reward_mean=reward,
         standard_error=error,
+        task_means=(reward,) * 32,
         num_tasks=32,
         num_sessions=64,
         num_invalid=0,
@@ -108,6 +110,20 @@ def test_tokens_that_must_not_be_trained_on_are_named_with_the_reason() -> None:
     assert isinstance(console.file, io.StringIO)
     _, note = console.file.getvalue().splitlines()
     assert note == "step 1/2: 40 sampled tokens were not trained on: sampled with top_p 0.9: set it to 1"
+
+
+def test_groups_that_teach_nothing_are_counted_and_a_step_of_nothing_else_says_that_weights_stay() -> None:
+    some = msgspec.structs.replace(STEPS[0], num_groups=10, num_one_reward=8)
+    assert notes_on(some) == ["8 of 10 groups had one reward: nothing to learn"]
+    sampled = msgspec.structs.replace(STEPS[0], num_groups=2, num_not_admitted=8)
+    assert notes_on(sampled) == ["8 of 10 groups had one reward: nothing to learn"]
+    nothing = msgspec.structs.replace(STEPS[0], num_one_reward=2, update=None, version=7)
+    (note,) = notes_on(nothing)
+    assert note.endswith(
+        "2 groups had one reward: nothing to learn; no weights were pushed, the policy stays at version 7"
+    )
+    assert notes_on(STEPS[0]) == []
+    assert printed(reward_chart([nothing]))
 
 
 def test_a_mean_without_an_error_claims_none() -> None:

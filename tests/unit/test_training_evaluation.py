@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gangline.domain.errors import Failure, InvalidGroup, InvalidRequest, ServerUnavailable
@@ -17,8 +18,15 @@ from gangline.domain.task import TaskRequest
 from gangline.domain.views import Submitted, TaskView
 from gangline.training.algorithms import algorithm
 from gangline.training.controls import shuffled_rewards
-from gangline.training.evaluation import Evaluation
-from gangline.training.run_log import EvaluationRecord, RunLog, read_evaluations, read_records
+from gangline.training.evaluation import Evaluation, require_disjoint
+from gangline.training.run_log import (
+    EvaluationRecord,
+    PairedDifference,
+    RunLog,
+    paired_difference,
+    read_evaluations,
+    read_records,
+)
 from gangline.training.samples import Sample
 from gangline.training.task_stream import TaskStream
 from gangline.training.trainer import ScheduleSettings, Trainer
@@ -47,6 +55,47 @@ async def test_tasks_are_the_independent_draws_and_a_missing_reward_is_no_zero()
     assert (found.num_tasks, found.num_sessions, found.num_invalid) == (3, 5, 1)
     assert found.wall_s == 100.0 + found.took_s
     assert found.scalars()["evaluation/reward_mean"] == found.reward_mean
+
+
+async def test_two_evaluations_are_compared_task_by_task() -> None:
+    """What tasks differ by themselves is in the error of each mean, and not in that of the difference."""
+    rewards = {
+        **dict(zip(ids(), [(1.0, 0.0), (0.0, 0.0), (0.5, None)], strict=True)),
+        **dict(zip(ids(2, 1), [(1.0, 1.0), (1.0, 0.0), (None, None)], strict=True)),
+    }
+    service = VersionedService(**rewards)
+    before, after = [await evaluation(service).measure(step, step // 2, 0.0) for step in (0, 2)]
+    assert (before.task_means, after.task_means) == ((0.5, 0.0, 0.5), (1.0, 0.5, None))
+    difference = paired_difference(before, after)
+    assert difference == PairedDifference(mean=0.5, standard_error=0.0, num_tasks=2)
+    assert str(difference) == "+0.50 ± 0.00"
+    uneven = msgspec.structs.replace(after, task_means=(0.5, 0.5, 0.5))
+    assert paired_difference(before, uneven) == PairedDifference(
+        mean=pytest.approx(1 / 6), standard_error=pytest.approx(1 / 6), num_tasks=3
+    )
+    assert paired_difference(before, msgspec.structs.replace(after, task_means=(None,) * 3)) is None
+    one = paired_difference(before, msgspec.structs.replace(after, task_means=(0.25, None, None)))
+    assert one == PairedDifference(mean=-0.25, standard_error=None, num_tasks=1)
+    assert str(one) == "-0.25"
+
+
+class VersionedService(FakeService):
+    """Its sessions were sampled by the version that is in the task's id."""
+
+    async def result(self, task_id: str) -> list[SessionResult]:
+        version = int(task_id.partition("-v")[2].partition("-")[0])
+        rewards = self.rewards[task_id]
+        return [session(f"s{index}", reward, trace(versions=[version])) for index, reward in enumerate(rewards)]
+
+
+def test_what_is_trained_on_is_not_held_out() -> None:
+    agent = {"harness": "shell"}
+    trained = [{"task_id": "a", "instruction": "add", "agent": agent}, {"instruction": "count", "agent": agent}]
+    require_disjoint(trained, [{"instruction": "divide", "agent": agent}])
+    renamed = {"task_id": "z", "instruction": "count", "agent": {"harness": "shell", "settings": {}}, "max_attempts": 1}
+    for held_out in (renamed, {"task_id": "a", "instruction": "other", "agent": agent}):
+        with pytest.raises(InvalidRequest, match="1 of 1 held-out tasks are trained on"):
+            require_disjoint(trained, [held_out])
 
 
 async def test_one_task_has_no_standard_error() -> None:
@@ -369,6 +418,7 @@ def test_records_of_steps_that_are_done_again_are_taken_back(tmp_path: Path) -> 
             wall_s=1.0,
             reward_mean=0.5,
             standard_error=None,
+            task_means=(0.5,),
             num_tasks=1,
             num_sessions=1,
             num_invalid=0,

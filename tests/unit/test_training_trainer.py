@@ -86,6 +86,24 @@ async def test_dynamic_sampling_leaves_out_groups_of_one_reward_and_says_how_man
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_a_step_without_a_signal_pushes_no_weights_and_keeps_the_version(tmp_path: Path, mode: str) -> None:
+    """Its first four groups have one reward: two steps. The learner's moments alone would move the weights."""
+    engines, learner, told = Engines(), Learner(), list[StepRecord]()
+    service = Service(engines, lambda number: DULL if number < 4 else GOOD)
+    options: dict[str, Any] = {"mode": mode, "groups_in_flight": 1, "on_step": told.append}
+    assert await trainer(tmp_path, engines, service, learner, **options).run() == 2
+    assert [version for version, _ in engines.pushed] == [1, 2]
+    assert [(one.version, one.num_one_reward, one.update) for one in told] == [
+        (1, 2, None),
+        (1, 2, None),
+        (1, 0, PROFILE),
+    ]
+    assert [one.num_trained_tokens for one in told] == [0, 0, 12]
+    assert sum(learner.seen.values()) == 2
+    assert read_records(tmp_path / "metrics.jsonl") == told
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("kill_at", range(1, 12, 2))
 @pytest.mark.parametrize("kill_in", ["step", "save_weights", "save_state"])
@@ -270,6 +288,7 @@ def test_a_record_is_read_as_it_was_written_and_a_cut_line_is_left_out(tmp_path:
         reward_deviation=0.5,
         collected_reward_mean=None,
         num_groups=2,
+        num_one_reward=0,
         num_sessions=4,
         num_trained_tokens=8,
         left_out={},

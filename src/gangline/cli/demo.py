@@ -317,13 +317,20 @@ def _print_sessions(report: Report) -> None:
     )
 
 
+def _difference(learned: LearningReport) -> str:
+    if learned.difference is None:
+        return ""
+    error = "" if learned.difference_error is None else f" ± {learned.difference_error:.2f}"
+    return f" ({learned.difference:+.2f}{error}, file by file)"
+
+
 def _print_learning(learned: LearningReport) -> None:
     control = " (control: shuffled rewards)" if learned.shuffled else ""
     out = console()
     out.print(
         f"\nlearning{control}: mean reward on {learned.num_held_out_tasks} files that it never trained on: "
-        f"{learned.first_reward:.2f} before, {learned.last_reward:.2f} after, in {len(learned.rewards)} steps and "
-        f"{learned.minutes:.1f} minutes\n"
+        f"{learned.first_reward:.2f} before, {learned.last_reward:.2f} after{_difference(learned)}, in "
+        f"{len(learned.rewards)} steps and {learned.minutes:.1f} minutes\n"
     )
     out.print(f"curve    {learned.chart}\nmodel    {learned.run}/model\n", markup=False, soft_wrap=True)
 

@@ -32,6 +32,9 @@ class LearningReport(msgspec.Struct, frozen=True, kw_only=True):
     first_error: float | None
     last_error: float | None
     """Standard errors of these; None where only one task's sessions count."""
+    difference: float | None
+    difference_error: float | None
+    """Mean gain file by file, and its standard error; None where no file's sessions, or only one's, count in both."""
     num_held_out_tasks: int
     minutes: float
     """Both evaluations included."""
@@ -81,12 +84,15 @@ async def learn(
 
 def report_of(ran: Ran, *, shuffled: bool) -> LearningReport:
     first, last = ran.evaluations[0], ran.evaluations[-1]
+    difference = ran.results.held_out_difference
     return LearningReport(
         rewards=tuple(record.reward_mean for record in ran.records),
         first_reward=first.reward_mean,
         last_reward=last.reward_mean,
         first_error=first.standard_error,
         last_error=last.standard_error,
+        difference=None if difference is None else difference.mean,
+        difference_error=None if difference is None else difference.standard_error,
         num_held_out_tasks=last.num_tasks,
         minutes=ran.results.wall_s / 60,
         shuffled=shuffled,

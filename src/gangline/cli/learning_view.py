@@ -53,13 +53,22 @@ def reward_chart(records: Sequence[StepRecord], evaluations: Sequence[Evaluation
 
 def _step_cells(record: StepRecord) -> list[str]:
     lag = record.scalars().get("rollout/lag_mean", 0.0)
-    seconds = (record.waited_s, record.trained_s, record.update.total_s)
+    seconds = (record.waited_s, record.trained_s, _update_s(record))
     return [str(record.num_groups), f"{lag:.1f}", *(f"{one:.1f}" for one in seconds)]
+
+
+def _update_s(record: StepRecord) -> float:
+    return 0.0 if record.update is None else record.update.total_s
 
 
 def notes_on(record: StepRecord) -> list[str]:
     """What a reader should know of a step beside its numbers."""
-    return [f"{number} sampled tokens were not trained on: {why}" for why, number in record.left_out.items()]
+    notes = [f"{number} sampled tokens were not trained on: {why}" for why, number in record.left_out.items()]
+    num_dull, num_all = record.num_one_reward + record.num_not_admitted, record.num_groups + record.num_not_admitted
+    if num_dull:
+        kept = "" if record.update else f"; no weights were pushed, the policy stays at version {record.version}"
+        notes.append(f"{num_dull} of {num_all} groups had one reward: nothing to learn{kept}")
+    return notes
 
 
 def shown_reward(record: EvaluationRecord) -> str:
@@ -83,7 +92,7 @@ def remaining_s(
     if not records:
         return None
     steps_left = max(num_steps - len(records), 0)
-    step_s = np.mean([one.waited_s + one.trained_s + one.update.total_s for one in records[-_RECENT:]])
+    step_s = np.mean([one.waited_s + one.trained_s + _update_s(one) for one in records[-_RECENT:]])
     evaluations_left = max(num_evaluations - len(evaluations), 0)
     evaluation_s = np.mean([one.took_s for one in evaluations[-_RECENT:]]) if evaluations else 0.0
     return float(steps_left * step_s + evaluations_left * evaluation_s)
@@ -142,7 +151,7 @@ class LearningView:
         self._records.append(record)
         self._note(
             f"step {record.step}/{self._num_steps}: reward {record.reward_mean:.3f}, waited {record.waited_s:.1f} s, "
-            f"trained {record.trained_s:.1f} s, weights {record.update.total_s:.1f} s"
+            f"trained {record.trained_s:.1f} s, weights {_update_s(record):.1f} s"
         )
         if self._live is None:
             for note in notes_on(record):

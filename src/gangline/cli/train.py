@@ -16,8 +16,8 @@ from gangline.cli.task_files import read_tasks, validated
 from gangline.settings import Settings
 
 if TYPE_CHECKING:
+    from gangline.cli.training_run import Ran
     from gangline.training.experiment import Experiment
-    from gangline.training.run_log import EvaluationRecord
 
 __all__ = ["register"]
 
@@ -109,30 +109,38 @@ def run_command(spec: SpecArgument, data: DataOption = None, as_json: JsonOption
         return
     console().print(reward_chart(ran.records, ran.evaluations))
     console().print(
-        f"\nmean reward {ran.results.first_reward:.2f} at first, {ran.results.last_reward:.2f} at last, in "
-        f"{ran.results.num_steps} steps and {ran.results.wall_s / 60:.1f} minutes\n"
-        f"{_on_held_out(ran.evaluations)}"
+        f"\n{_outcome(ran)}\nin {ran.results.num_steps} steps and {ran.results.wall_s / 60:.1f} minutes\n"
         f"chart    {ran.chart}\nmodel    {ran.results.weights}\nrun      {ran.folder}",
         markup=False,
         soft_wrap=True,
     )
 
 
-def _on_held_out(evaluations: Sequence[EvaluationRecord]) -> str:
-    if not evaluations:
-        return ""
-    first, last = evaluations[0], evaluations[-1]
-    return f"on {last.num_tasks} held-out tasks {shown_reward(first)} at first, {shown_reward(last)} at last\n"
+def _outcome(ran: Ran) -> str:
+    """The headline: the paired difference, never that of the first and the last training step."""
+    if (difference := ran.results.held_out_difference) is None:
+        return (
+            "What was learned was not measured: there is no evaluation on held-out tasks. The rewards of training "
+            "steps are of other tasks each time."
+        )
+    first, last = ran.evaluations[0], ran.evaluations[-1]
+    return (
+        f"on {difference.num_tasks} held-out tasks the mean reward changed by {difference} (the same tasks before and "
+        f"after): {shown_reward(first)} at first, {shown_reward(last)} at last"
+    )
 
 
 def _read(spec: Path) -> tuple[Experiment, list[dict[str, Any]], list[dict[str, Any]]]:
     """Tasks, and held-out ones. Raises: InvalidRequest, UnknownPlugin."""
+    from gangline.training.evaluation import require_disjoint
     from gangline.training.experiment import read_experiment
 
     experiment = read_experiment(spec)
     data, evaluation = experiment.data, experiment.evaluation
     held_out = [] if evaluation is None else _checked_tasks(evaluation.tasks, evaluation.num_samples)
-    return experiment, _checked_tasks(data.tasks, data.num_samples), held_out
+    tasks = _checked_tasks(data.tasks, data.num_samples)
+    require_disjoint(tasks, held_out)
+    return experiment, tasks, held_out
 
 
 def _checked_tasks(path: Path, num_samples: int) -> list[dict[str, Any]]:

@@ -82,13 +82,18 @@ async def train_through(
     data_dir: Path,
     held_out: Sequence[Mapping[str, Any]] = (),
 ) -> Ran:
-    """All steps of an experiment that are not done yet. Raises: Conflict when its folder is in use, or another's."""
+    """All steps of an experiment that are not done yet.
+
+    Raises: Conflict when its folder is in use, or another's; InvalidRequest when held-out tasks are trained on.
+    """
+    from gangline.training.evaluation import require_disjoint
     from gangline.training.lineage import key_of
     from gangline.training.run_log import read_evaluations, read_records
     from gangline.training.task_stream import TaskStream
     from gangline.training.trainer import Trainer
     from gangline.training.weight_update import ServiceWeights
 
+    require_disjoint(tasks, held_out)
     folder = data_dir / "runs" / experiment.name
     data, steps = experiment.data, experiment.schedule.steps
     with _held(folder), _logged(folder / "trainer.log"):

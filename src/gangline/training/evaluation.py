@@ -30,6 +30,7 @@ from pydantic import Field
 
 from gangline.domain.errors import GanglineError, InvalidGroup, InvalidRequest
 from gangline.domain.session import SessionResult
+from gangline.domain.task import TaskRequest
 from gangline.training.admission import lag_of
 from gangline.training.collector import RolloutClient, answered
 from gangline.training.groups import why_without_reward
@@ -37,15 +38,17 @@ from gangline.training.options import TrainingOptions
 from gangline.training.run_log import EvaluationRecord
 from gangline.training.task_stream import seeded_task
 
-__all__ = ["Evaluation", "EvaluationSettings"]
+__all__ = ["Evaluation", "EvaluationSettings", "require_disjoint"]
 
 _log = logging.getLogger("gangline.trainer")
+
+_ASKED = {"instruction", "runtime", "agent", "evaluator"}
 
 
 class EvaluationSettings(TrainingOptions):
     tasks: Path
-    """Held out: none that is trained on. As for `gangline submit`; relative to the experiment's file. Ids are
-    replaced."""
+    """Held out: one that is trained on too is refused. As for `gangline submit`; relative to the experiment's file. Ids
+    are replaced."""
     num_samples: int = Field(default=1, ge=1)
     """Sessions of each task."""
     every: int | None = Field(default=None, ge=1)
@@ -124,6 +127,7 @@ class Evaluation:
             wall_s=wall_s + took_s,
             reward_mean=float(np.mean(means)),
             standard_error=float(np.std(means, ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else None,
+            task_means=tuple(float(np.mean(one.rewards)) if one.rewards else None for one in judged),
             num_tasks=len(means),
             num_sessions=num_sessions,
             num_invalid=len(self._tasks) * self._num_samples - num_sessions,
@@ -169,6 +173,30 @@ class Evaluation:
         # Not there yet, there no longer, or nobody answers: its sessions end by their own budgets.
         with contextlib.suppress(GanglineError):
             await self._service.cancel(task_id)
+
+
+def require_disjoint(tasks: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]]) -> None:
+    """Raises: InvalidRequest when a held-out task is trained on too, under whatever id."""
+    ids = {task["task_id"]: number for number, task in enumerate(tasks, 1) if task.get("task_id")}
+    contents = {_content(task): number for number, task in enumerate(tasks, 1)}
+    shared = [
+        (number, trained)
+        for number, task in enumerate(held_out, 1)
+        if (trained := contents.get(_content(task), ids.get(task.get("task_id")))) is not None
+    ]
+    if shared:
+        named = ", ".join(f"held-out task {number} is task {trained}" for number, trained in shared[:3])
+        more = f" and {len(shared) - 3} more" if len(shared) > 3 else ""
+        raise InvalidRequest(
+            f"{len(shared)} of {len(held_out)} held-out tasks are trained on ({named}{more}): they have the same "
+            "content or the same id, and would measure what the model remembers. Take them out of one of the files."
+        )
+
+
+def _content(task: Mapping[str, Any]) -> bytes:
+    """What is asked, where, of which agent, and how it is judged; defaults written out."""
+    found = TaskRequest.model_validate(task).model_dump(mode="json", include=_ASKED)
+    return hashlib.sha256(msgspec.json.encode(found, order="deterministic")).digest()
 
 
 def _judged(sessions: Sequence[SessionResult], version: int) -> _Judged:

@@ -22,7 +22,7 @@ from gangline import __version__
 from gangline.domain.errors import Conflict
 from gangline.private import make_private_folder, open_private
 from gangline.training.experiment import Experiment, digest_of, resolved_settings
-from gangline.training.run_log import EvaluationRecord, StepRecord
+from gangline.training.run_log import EvaluationRecord, PairedDifference, StepRecord, paired_difference
 
 __all__ = ["Life", "Results", "begin_life", "key_of", "write_results"]
 
@@ -64,6 +64,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     first_evaluation: float | None
     last_evaluation: float | None
     """Mean rewards on held-out tasks; None where there are none."""
+    held_out_difference: PairedDifference | None
+    """The last evaluation against the first, task by task: what the run came to."""
     wall_s: float
     """Evaluations included."""
     weights: str
@@ -130,6 +132,7 @@ def write_results(
         last_reward=sum(record.reward_mean for record in records[-part:]) / part,
         first_evaluation=evaluations[0].reward_mean if evaluations else None,
         last_evaluation=evaluations[-1].reward_mean if evaluations else None,
+        held_out_difference=paired_difference(evaluations[0], evaluations[-1]) if evaluations else None,
         wall_s=max(record.wall_s for record in (records[-1], *evaluations[-1:])),
         weights=str(weights),
     )

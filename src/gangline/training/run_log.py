@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import msgspec
+import numpy as np
 
 from gangline.private import make_private_folder, open_private
 from gangline.training.weight_update import UpdateProfile
 
-__all__ = ["EvaluationRecord", "RunLog", "StepRecord", "read_evaluations", "read_records"]
+__all__ = [
+    "EvaluationRecord",
+    "PairedDifference",
+    "RunLog",
+    "StepRecord",
+    "paired_difference",
+    "read_evaluations",
+    "read_records",
+]
 
 R = TypeVar("R", bound="StepRecord | EvaluationRecord")
 
@@ -33,6 +43,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     collected_reward_mean: float | None
     """Over all whole groups that ended since the step before, those that were not admitted included."""
     num_groups: int
+    num_one_reward: int
+    """Of them, those in which no session did better than another: there is nothing to learn from them."""
     num_sessions: int
     num_trained_tokens: int
     left_out: dict[str, int]
@@ -48,8 +60,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     trained_s: float
     checkpoint_s: float
     """Of the step before."""
-    update: UpdateProfile
-    """The weight update that followed."""
+    update: UpdateProfile | None
+    """The weight update that followed; None where there was nothing to learn, and the policy kept its version."""
     learner: dict[str, float]
 
     def scalars(self) -> dict[str, float]:
@@ -57,7 +69,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
         found = dict[str, float]()
         for name, value in msgspec.to_builtins(self).items():
             if name in ("update", "learner"):
-                found |= {f"{name}/{inner}": float(one) for inner, one in value.items()}
+                found |= {f"{name}/{inner}": float(one) for inner, one in dict[str, float](value or {}).items()}
             elif isinstance(value, int | float) and name not in ("step", "version"):
                 found[f"rollout/{name}"] = float(value)
         found["rollout/num_left_out_tokens"] = float(sum(self.left_out.values()))
@@ -80,6 +92,8 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Over the tasks, of the mean over each one's sessions."""
     standard_error: float | None
     """Of that mean, over tasks: sessions of one task are no independent draws. None of a single task."""
+    task_means: tuple[float | None, ...]
+    """Of each task's sessions, in the order of the tasks; None where none counts."""
     num_tasks: int
     """With a session that counts."""
     num_sessions: int
@@ -94,8 +108,33 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True):
         return {
             f"evaluation/{name}": float(value)
             for name, value in numbers.items()
-            if name not in ("step", "version") and value is not None
+            if name not in ("step", "version", "task_means") and value is not None
         }
+
+
+class PairedDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """How much better one evaluation is than another, task by task: what tasks differ by themselves is not in it."""
+
+    mean: float
+    """Mean over the tasks of what each one's mean reward gained."""
+    standard_error: float | None
+    """Of that mean, over tasks: sessions of one task are no independent draws. None of a single task."""
+    num_tasks: int
+    """With a session that counts in both."""
+
+    def __str__(self) -> str:
+        error = "" if self.standard_error is None else f" ± {self.standard_error:.2f}"
+        return f"{self.mean:+.2f}{error}"
+
+
+def paired_difference(before: EvaluationRecord, after: EvaluationRecord) -> PairedDifference | None:
+    """None where no task counts in both. Source: Miller, Adding error bars to evals (arXiv 2411.00640), 4."""
+    both = zip(before.task_means, after.task_means, strict=True)
+    gains = [last - first for first, last in both if first is not None and last is not None]
+    if not gains:
+        return None
+    error = float(np.std(gains, ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else None
+    return PairedDifference(mean=float(np.mean(gains)), standard_error=error, num_tasks=len(gains))
 
 
 class RunLog:

@@ -4,10 +4,11 @@
     async   collecting goes on while it trains; what has become too old is dropped, or corrected for by the loss
 
 A step: take groups, make samples, update, push the weights under the next version, write the step down, save a
-checkpoint, and where one is due, evaluate. Killed at any moment, it goes on from its last checkpoint: a group that
-those weights have seen is not trained on again, what the service collected meanwhile is taken from there, and the
-weights are pushed anew, whatever the engines hold. What is evaluated has a checkpoint, or is what training began with:
-the evaluation of a step is of the same weights in every life.
+checkpoint, and where one is due, evaluate. Groups of one reward teach nothing: a step of nothing else has no update, no
+push and no new version. Killed at any moment, it goes on from its last checkpoint: a group that those weights have seen
+is not trained on again, what the service collected meanwhile is taken from there, and the weights are pushed anew,
+whatever the engines hold. What is evaluated has a checkpoint, or is what training began with: the evaluation of a step
+is of the same weights in every life.
 
 Source: learning.md of the design; 003, asynchronous training.
 """
@@ -22,7 +23,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -109,6 +110,19 @@ class Weights(WeightUpdater, Protocol):
 
 Prepare = Callable[[Group], Group]
 """Changes a group before it is looked at, for experiments: other rows, other rewards."""
+
+
+class _Learned(NamedTuple):
+    """What a step did."""
+
+    num_one_reward: int
+    num_tokens: int
+    metrics: dict[str, float] | None
+    """None where there was nothing to learn: the learner was not asked, for its moments alone would move weights."""
+
+
+def _has_signal(sample: Sample) -> bool:
+    return bool((sample.weights * sample.advantages).any())
 
 
 class Trainer:
@@ -294,16 +308,19 @@ class Trainer:
     async def _train(
         self, groups: Sequence[Group], collector: PlainCollector | ReplenishingCollector, *, waited_s: float
     ) -> StepRecord:
-        """One step; its weights are in the engines when it returns."""
+        """One step; its weights are in the engines when it returns. One without a signal keeps weights and version."""
         version, began = self._version, time.monotonic()
         try:
-            num_tokens, learned = await asyncio.to_thread(self._learn, groups)
+            learned = await asyncio.to_thread(self._learn, groups)
         except asyncio.CancelledError:
             self._learner.abandon()  # else the process could not end before the step does
             raise
         trained_s = time.monotonic() - began
-        self._step, self._version = self._step + 1, self._version + 1
-        update = await self._push()
+        self._step += 1
+        update = None
+        if learned.metrics is not None:
+            self._version += 1
+            update = await self._push()
         rewards = [reward for group in groups for reward in group.rewards]
         traces = [trace for group in groups for session in group.sessions for trace in trainable_traces(session)]
         record = StepRecord(
@@ -314,8 +331,9 @@ class Trainer:
             reward_deviation=float(np.mean([group.deviation for group in groups])),
             collected_reward_mean=float(np.mean(self._collected_rewards)) if self._collected_rewards else None,
             num_groups=len(groups),
+            num_one_reward=learned.num_one_reward,
             num_sessions=sum(len(group.sessions) for group in groups),
-            num_trained_tokens=num_tokens,
+            num_trained_tokens=learned.num_tokens,
             left_out=tokens_left_out(session for group in groups for session in group.sessions),
             lag=lag_histogram(traces, version),
             num_not_admitted=collector.counts.not_admitted - self._counted.not_admitted,
@@ -325,7 +343,7 @@ class Trainer:
             trained_s=trained_s,
             checkpoint_s=self._checkpoint_s,
             update=update,
-            learner=learned,
+            learner=learned.metrics or {},
         )
         self._counted = dataclasses.replace(collector.counts)
         self._num_stale, self._collected_rewards = 0, []
@@ -379,11 +397,15 @@ class Trainer:
         with self._learner_is_used:
             self._learner.save_weights(folder)
 
-    def _learn(self, groups: Sequence[Group]) -> tuple[int, dict[str, float]]:
-        samples = [sample for group in groups for sample in make_samples(group, self._algorithm)]
+    def _learn(self, groups: Sequence[Group]) -> _Learned:
+        by_group = [make_samples(group, self._algorithm) for group in groups]
+        num_one_reward = sum(not any(map(_has_signal, samples)) for samples in by_group)
+        if num_one_reward == len(groups) and self._algorithm.loss.kl.coefficient == 0:
+            return _Learned(num_one_reward, 0, None)
+        samples = [sample for mine in by_group for sample in mine]
         num_tokens = sum(int(np.count_nonzero(sample.weights)) for sample in samples)
         with self._learner_is_used:
-            return num_tokens, self._learner.step(samples)
+            return _Learned(num_one_reward, num_tokens, self._learner.step(samples))
 
     async def _save(self) -> None:
         """A checkpoint, where one is due."""
