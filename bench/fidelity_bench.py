@@ -67,14 +67,14 @@ class Arm:
     colour: str
 
 
-PLAIN = algorithm("grpo")
+BY_ROW = {"loss.aggregation": "sequence_mean"}
+"""As it was measured: each row weighs one."""
+PLAIN = algorithm("grpo", BY_ROW)
 ARMS = {
     "exact": Arm("stitched", "split", PLAIN, recomputes=False, colour="#1f3b73"),
     "split": Arm("rendered", "split", PLAIN, recomputes=False, colour="#4d8f6f"),
     "spliced": Arm("rendered", "splice", PLAIN, recomputes=False, colour="#c2185b"),
-    "corrected": Arm(
-        "rendered", "splice", algorithm("grpo", {"loss.correction.level": "token"}), recomputes=True, colour="#e0a100"
-    ),
+    "corrected": Arm("rendered", "splice", algorithm("grpo", BY_ROW), recomputes=True, colour="#e0a100"),
 }
 
 
