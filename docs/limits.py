@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gangline.domain.ids import ID_PATTERN
-from gangline.domain.task import MAX_DEPTH, MAX_SAMPLES
-from gangline.gateway import attempt, control, control_sessions, external, harness_logs
+from gangline.domain.task import MAX_DEPTH, MAX_SAMPLES, LimitsSpec
+from gangline.gateway import attempt, control, control_sessions, disk_guard, external, harness_logs
 from gangline.gateway.call_limits import CallLimits
 from gangline.listening import LIMITS
-from gangline.runtimes import relay
+from gangline.runtimes import bubblewrap, relay
 from gangline.server import app, compat_prorl, event_routes, node_routes, routing, service
 from gangline.store import actions
 
@@ -72,6 +72,11 @@ def _rows() -> list[tuple[str, list[tuple[str, str, str]]]]:
         ("open external sessions", f"{external.MAX_OPEN:,}", "429"),
         ("`metadata` of a session, `info` of a claim", _size(external.MAX_STRANGER_BYTES), "400"),
         ("one long poll", f"{control.MAX_WAIT_S:g} s", "answered then; ask again"),
+        (
+            "free space of the data folder's disk (`--disk-reserve`)",
+            f"{_size(disk_guard.DEFAULT_RESERVE_BYTES)}, or {disk_guard.MAX_SHARE:.0%} of a smaller disk",
+            "no session is taken; below half of it the agent with the largest sandbox is ended (`disk_limit`)",
+        ),
         ("connections out of one sandbox", f"{relay.MAX_CONNECTIONS}", "the next one is closed"),
         (
             "output of a harness that is kept, each stream",
@@ -81,10 +86,22 @@ def _rows() -> list[tuple[str, list[tuple[str, str, str]]]]:
         ("log files of a harness that are kept", f"{harness_logs.MAX_FILES}", "the others are left out"),
         ("each of them", _size(harness_logs.MAX_FILE_BYTES), "what comes before the end is dropped"),
     ]
+    usual = LimitsSpec()
+    assert usual.memory_bytes is not None
+    assert usual.disk_bytes is not None
+    sandbox = [
+        ("`memory_bytes`", _size(usual.memory_bytes), "its largest process is ended, or gets no more"),
+        ("`cpus`", f"{usual.cpus:g}", "it waits"),
+        ("`max_pids`", f"{usual.max_pids}", "no process is started"),
+        ("`disk_bytes`", _size(usual.disk_bytes), "its processes are ended: `agent_error`, `disk_limit`"),
+        ("`max_file_bytes`", "as `disk_bytes`", "the write fails (SIGXFSZ)"),
+        ("/dev/shm", _size(bubblewrap.SHM_BYTES), "the write fails (ENOSPC)"),
+    ]
     return [
         ("Server and node, before anyone asks who it is", before),
         ("Server", server),
         ("Node", node),
+        ("Sandbox, where its task names no others in `runtime.limits`", sandbox),
     ]
 
 
@@ -100,6 +117,6 @@ def limits() -> str:
 
 
 _MORE = """\
-What a task allows its own agent (time, turns, tokens, memory, processes, files) stands in the task:
-[runtimes](../guides/runtimes.md).
+What a task allows its own agent beside that (time, turns, tokens) stands in the task. Which limits of a sandbox a
+runtime enforces, and how, `limits()` reports with each result: [runtimes](../guides/runtimes.md#limits).
 """

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gangline.domain.contracts import ExecResult, OutputSink, RuntimeUser
+from gangline.domain.contracts import ExecResult, OutputSink, RuntimeUser, Usage
 from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound
 from gangline.runtimes.files import SharedFolders
 
@@ -105,6 +105,9 @@ class FolderRuntime:
 
     async def stop(self) -> None:
         self.log.append("stop")
+
+    async def usage(self) -> Usage:
+        return Usage(disk_bytes=None)
 
     def limits(self) -> dict[str, str]:
         return {}

@@ -340,6 +340,17 @@ async def test_a_solution_passes_no_hidden_output_on_to_another_task(
     assert (second.outcome, second.reward, printed) == ("completed", 0.0, "nothing nothing\n")
 
 
+async def test_an_agent_that_fills_the_disk_fails_by_itself(client: ServerClient) -> None:
+    fill = "for n in $(seq 64); do head -c 1M /dev/urandom > $n; done; echo kept > answer; sleep 600"
+    config = {"command": "sleep 3; ls | grep -c . > /dev/null && echo 0.25 > reward.txt"}
+    evaluator = {"strategy": "script", "config": config}
+    result, _ = await run(client, fill, limits={"disk_bytes": 16 << 20}, evaluator=evaluator)
+    assert result.failure is not None
+    assert (result.outcome, result.failure.boundary, result.failure.code) == ("agent_error", "harness", "disk_limit")
+    assert result.reward == 0.25
+    assert result.limits["disk_bytes"] == "measured every few seconds"
+
+
 def test_no_data_folder_is_seen_wherever_it_lies() -> None:
     """In one that everyone may read, in a folder of the host that every sandbox sees."""
     need(os.access("/opt", os.W_OK), "only root can put a data folder in /opt")

@@ -128,9 +128,16 @@ def test_limits_fall_back_one_by_one_and_say_so() -> None:
         "cpus": "not enforced",
         "max_pids": "cgroup v2",
         "max_file_bytes": "not set",
+        "disk_bytes": "not enforced",
     }
     assert chosen.rlimits == {resource.RLIMIT_CORE: 0, resource.RLIMIT_DATA: 1 << 30}
     assert enforcement(limits, {}, own_user=False).told["max_pids"] == "not enforced"
+
+
+def test_no_file_may_be_larger_than_all_of_them_together() -> None:
+    for asked, size in ((None, 5), (3, 3), (9, 5)):
+        limits = LimitsSpec(disk_bytes=5, max_file_bytes=asked)
+        assert enforcement(limits, {"disk_bytes": "measured"}, own_user=True).rlimits[resource.RLIMIT_FSIZE] == size
 
 
 def _v2(root: Path, handed: str) -> Path:

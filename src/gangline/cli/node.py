@@ -35,6 +35,7 @@ from gangline.cli.serving import (
 from gangline.cli.stage_options import (
     BreakerFaultsOption,
     BreakerPauseOption,
+    DiskReserveOption,
     HookOption,
     HookTimeoutOption,
     InitWorkersOption,
@@ -80,6 +81,7 @@ def node(
     breaker_faults: BreakerFaultsOption = 8,
     breaker_pause: BreakerPauseOption = 10,
     stuck_after: StuckAfterOption = 60,
+    disk_reserve: DiskReserveOption = None,
     hook: HookOption = None,
     hook_timeout: HookTimeoutOption = 60,
     adopt_grace: AdoptGraceOption = 60,
@@ -110,6 +112,7 @@ def node(
         breaker_faults=breaker_faults,
         breaker_pause=breaker_pause,
         stuck_after=stuck_after,
+        disk_reserve=disk_reserve,
         hooks=tuple(hook or ()),
         hook_timeout=hook_timeout,
     )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BreakerFaultsOption",
     "BreakerPauseOption",
+    "DiskReserveOption",
     "HookOption",
     "HookTimeoutOption",
     "InitWorkersOption",
@@ -57,6 +58,16 @@ StuckAfterOption = Annotated[
     float,
     typer.Option("--stuck-after", min=0, help="Seconds beyond its budget after which a session is told as stuck."),
 ]
+DiskReserveOption = Annotated[
+    float | None,
+    typer.Option(
+        "--disk-reserve",
+        min=0,
+        help="GiB kept free on the data folder's disk: below it no session is taken, below half of it the agent with "
+        "the largest sandbox is ended. 0 keeps none. Default: 2, or 5 % of a smaller disk.",
+        show_default=False,
+    ),
+]
 HookOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -79,12 +90,15 @@ class StageChoice(msgspec.Struct, frozen=True, kw_only=True):
     breaker_faults: int = 8
     breaker_pause: float = 10.0
     stuck_after: float = 60.0
+    disk_reserve: float | None = None
+    """GiB."""
     hooks: tuple[str, ...] = ()
     hook_timeout: float = 60.0
 
     def arguments(self) -> tuple[str, ...]:
         """For a node in another process."""
-        given = {name: value for name, value in msgspec.structs.asdict(self).items() if name != "hooks"}
+        fields = msgspec.structs.asdict(self)
+        given = {name: value for name, value in fields.items() if name != "hooks" and value is not None}
         numbers = (text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value)))
         return (*numbers, *(text for hook in self.hooks for text in ("--hook", hook)))
 
@@ -104,6 +118,7 @@ class StageChoice(msgspec.Struct, frozen=True, kw_only=True):
             "sizes": self.sizes(),
             "breaker": self.breaker(),
             "stuck_after_s": self.stuck_after,
+            "disk_reserve_bytes": None if self.disk_reserve is None else int(self.disk_reserve * (1 << 30)),
             "hooks": self.hooks,
             "hook_budget_s": self.hook_timeout,
         }

@@ -52,6 +52,7 @@ from gangline.cli.serving import AllowedHostOption, PublicUrlOption
 from gangline.cli.stage_options import (
     BreakerFaultsOption,
     BreakerPauseOption,
+    DiskReserveOption,
     HookOption,
     HookTimeoutOption,
     InitWorkersOption,
@@ -379,6 +380,7 @@ def up(
     breaker_faults: BreakerFaultsOption = 8,
     breaker_pause: BreakerPauseOption = 10,
     stuck_after: StuckAfterOption = 60,
+    disk_reserve: DiskReserveOption = None,
     hook: HookOption = None,
     hook_timeout: HookTimeoutOption = 60,
     adopt_grace: AdoptGraceOption = 60,
@@ -449,6 +451,7 @@ def up(
             breaker_faults=breaker_faults,
             breaker_pause=breaker_pause,
             stuck_after=stuck_after,
+            disk_reserve=disk_reserve,
             hooks=tuple(hook or ()),
             hook_timeout=hook_timeout,
         ),

@@ -39,6 +39,7 @@ __all__ = [
     "RuntimeStart",
     "RuntimeUser",
     "Taker",
+    "Usage",
     "Wish",
 ]
 
@@ -84,6 +85,15 @@ class RuntimeStart(msgspec.Struct, frozen=True, kw_only=True):
     `list`."""
     hidden: tuple[Path, ...] = ()
     """Host folders that the sandbox must not see, also where they lie in a folder that it does see."""
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sandbox takes of its machine."""
+
+    disk_bytes: int | None
+    """Of the disk; None where it is not measured, or not yet."""
+    exceeded: str | None = None
+    """Name of a limit for which the runtime ended the sandbox's processes, once."""
 
 
 class RuntimeHandle(Protocol):
@@ -156,6 +166,10 @@ class RuntimeHandle(Protocol):
         An enforcement that holds each process for itself, not all together, says `per process`. `grader_user` is there
         where `exec` takes the user `grader`.
         """
+        ...
+
+    async def usage(self) -> Usage:
+        """As it was last measured. Raises: RuntimeFailed when the sandbox is gone."""
         ...
 
 

@@ -89,12 +89,16 @@ PrepareAction = Annotated[ExecAction | WriteAction, Field(discriminator="type")]
 
 
 class LimitsSpec(_Spec):
-    """What a runtime may use. A runtime reports which of these it really enforces."""
+    """What a sandbox may use; None is no limit. A runtime reports which of these it enforces, and how."""
 
-    memory_bytes: int | None = Field(default=None, gt=0)
-    cpus: float | None = Field(default=None, gt=0)
+    memory_bytes: int | None = Field(default=4 << 30, gt=0)
+    """Of all its processes together, where control groups hold it; else of each one."""
+    cpus: float | None = Field(default=2.0, gt=0)
     max_pids: int | None = Field(default=512, gt=0)
     max_file_bytes: int | None = Field(default=None, gt=0)
+    """Size of one file; None is as much as `disk_bytes`."""
+    disk_bytes: int | None = Field(default=10 << 30, gt=0)
+    """What its files take in all. An agent that goes beyond it is ended: outcome `agent_error`, code `disk_limit`."""
 
 
 class RuntimeSpec(_Spec):

@@ -33,6 +33,7 @@ from gangline.domain.contracts import (
     Reward,
     RuntimeHandle,
     RuntimeStart,
+    Usage,
 )
 from gangline.domain.errors import (
     BuilderError,
@@ -135,6 +136,8 @@ class Attempt:
         self._fresh: asyncio.Task[RuntimeHandle] | None = None
         self._timings: list[StageTiming] = []
         self._run_clock: RunClock | None = None
+        self._evicted: Failure | None = None
+        """Why it was ended for what it took of the machine."""
         self._adopted: tuple[AttemptNote, KeptHandle] | None = None
         self._artifacts: dict[str, bytes] = {}
         self._outcome: Outcome = "infra_error"
@@ -390,15 +393,48 @@ class Attempt:
             await asyncio.wait({execution}, timeout=_KILL_GRACE_S)
             execution.cancel()
             await asyncio.wait({execution, limit, budget})
+        await self._note_usage(handle)
         harness = plugins.make_harness(self._task.agent.harness, self._task.agent.settings)
         if isinstance(harness, Logged):
             self._artifacts |= await collect_logs(handle, harness.logs)
         result = result or _cut_short(execution)
-        if session.limit is not None:
+        if self._evicted is not None:
+            self._outcome, self._failure = "agent_error", self._evicted
+            self._exit = HarnessExit(exit_code=result.exit_code, signal=result.signal)
+            self._keep_output(result)
+        elif session.limit is not None:
             self._stop_at_limit(session.limit, result)
         else:
             self._judge(harness, result)
         await annotate(handle, self._note())
+
+    async def evict(self, why: str) -> bool:
+        """End an agent that took too much of the machine. It is the agent's failure, and is graded like others.
+
+        Returns whether it was running.
+        """
+        if self.stage != "run" or self._evicted is not None:
+            return False
+        self._evicted = _disk_limit(why)
+        with suppress(RuntimeFailed):  # gone already
+            await self._handles[0].kill()
+        return True
+
+    async def usage(self) -> Usage:
+        """Of the agent's sandbox. Raises: RuntimeFailed when it is gone."""
+        return await self._handles[0].usage() if self._handles else Usage(disk_bytes=None)
+
+    def exceeds(self, usage: Usage) -> str | None:
+        """Why the agent's own limit ends it, if it does."""
+        if usage.exceeded is None:
+            return None
+        return f"the agent's files took more than limits.disk_bytes ({self._task.runtime.limits.disk_bytes}) allows"
+
+    async def _note_usage(self, handle: RuntimeHandle) -> None:
+        """Whether the runtime itself ended the harness for what it took."""
+        with suppress(RuntimeFailed):
+            if self._evicted is None and (why := self.exceeds(await handle.usage())) is not None:
+                self._evicted = _disk_limit(why)
 
     def _stop_at_limit(self, limit: Outcome, result: ExecResult) -> None:
         """A limit is an outcome, whatever the harness made of the refused call."""
@@ -590,6 +626,10 @@ class Attempt:
                 await handle.stop()
             except GanglineError as error:
                 log.error("runtime.stop_failed runtime=%s message=%s", handle.runtime_id, error)
+
+
+def _disk_limit(why: str) -> Failure:
+    return Failure(boundary="harness", code="disk_limit", message=why, retryable=False)
 
 
 def _empty_trajectory(lease: Lease, task: TaskRequest) -> Trajectory:

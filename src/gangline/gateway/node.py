@@ -36,6 +36,7 @@ from gangline.gateway.control_gate import GateRoutes
 from gangline.gateway.control_openapi import described_by_itself
 from gangline.gateway.control_sessions import SessionRoutes
 from gangline.gateway.delivery import Delivery
+from gangline.gateway.disk_guard import DiskGuard
 from gangline.gateway.external import ExternalSessions
 from gangline.gateway.external_store import ExternalStore
 from gangline.gateway.heap import settle_heap
@@ -86,6 +87,7 @@ async def serve(
     sizes: PoolSizes | None = None,
     breaker: Breaker | None = None,
     stuck_after_s: float = 60.0,
+    disk_reserve_bytes: int | None = None,
     hooks: Sequence[str] = (),
     hook_budget_s: float = 60.0,
     adopt_grace_s: float = 60.0,
@@ -104,6 +106,7 @@ async def serve(
     sampling: the operator's policy, applied after a task's own.
     call_limits: what one model call may hold; None is the usual limits.
     stuck_after_s: how late a session may be, by its budget, before it is told as stuck.
+    disk_reserve_bytes: see `DiskGuard`.
     hooks, hook_budget_s: see `Hooks`.
     adopt_grace_s: how long sandboxes outlive this process if it dies, for its next life to go on with; 0 is not at all.
     on_result: told of each attempt that ended, on the event loop.
@@ -178,6 +181,7 @@ async def serve(
             url=url,
             breaker=breaker,
             watchdog=Watchdog(stuck_after_s),
+            disk=await asyncio.to_thread(DiskGuard, runtimes_folder, disk_reserve_bytes),
             num_external=external.num_open,
         )
         routes = control_routes(parts, external, pipeline, memory.keep, public_url)

@@ -18,6 +18,7 @@ from gangline.gateway.adoption import RESTARTED
 from gangline.gateway.attempt import Attempt, NodeParts
 from gangline.gateway.breaker import Breaker
 from gangline.gateway.delivery import Delivery
+from gangline.gateway.disk_guard import DiskGuard
 from gangline.gateway.external import is_external
 from gangline.gateway.metrics import NodeNow
 from gangline.gateway.renewals import Renewals
@@ -47,6 +48,7 @@ class Pipeline:
         num_external: Callable[[], int] = int,
         breaker: Breaker | None = None,
         watchdog: Watchdog | None = None,
+        disk: DiskGuard | None = None,
         heartbeat_s: float = 3.0,
         lease_wait_s: float = 20.0,
     ) -> None:
@@ -58,6 +60,7 @@ class Pipeline:
         self._num_external = num_external
         self._breaker = breaker or Breaker()
         self._watchdog = watchdog or Watchdog()
+        self._disk = disk or DiskGuard(parts.runtimes_folder)
         self._heartbeat_s = heartbeat_s
         self._renewals = Renewals(client, every_s=heartbeat_s)
         self._lease_wait_s = lease_wait_s
@@ -66,6 +69,7 @@ class Pipeline:
         self._left: dict[str, int] = {}
         """session id -> fence, of an earlier life's attempts that the server has not heard the end of."""
         self._room = asyncio.Event()
+        self._disk.on_change = self._room.set
         self._num_ended = 0
         self._draining = asyncio.Event()
 
@@ -81,6 +85,7 @@ class Pipeline:
         async with asyncio.TaskGroup() as group:
             recovering = group.create_task(self._recover())
             beating = group.create_task(self._beat())
+            guarding = group.create_task(self._disk.watch(self._attempts.values))
             pulling = group.create_task(self._pull_after(recovering))
             await self._draining.wait()
             pulling.cancel()
@@ -88,6 +93,7 @@ class Pipeline:
             while self._tasks:
                 await asyncio.wait(self._tasks.values())
             beating.cancel()
+            guarding.cancel()
         await self._beat_once()
 
     def drain(self) -> None:
@@ -121,6 +127,7 @@ class Pipeline:
             "draining": self._draining.is_set(),
             "breaker": self._breaker.view(),
             "stuck": self._watchdog.stuck,
+            "disk": self._disk.state(),
         }
 
     def _num_in_stages(self) -> dict[str, int]:
@@ -143,6 +150,8 @@ class Pipeline:
 
     def _free_places(self) -> int:
         stages = self._num_in_stages()
+        if self._disk.is_low:
+            return 0
         free = self._parts.pools.num_free(stages["init"], stages["ready"], len(self._attempts))
         return self._breaker.allowed(free)
 
@@ -165,7 +174,7 @@ class Pipeline:
                 log.warning("lease.failed message=%s", error)
                 await asyncio.sleep(1.0)
                 continue
-            allowed = self._breaker.allowed(len(leases))  # it may have opened meanwhile
+            allowed = 0 if self._disk.is_low else self._breaker.allowed(len(leases))  # it may have opened meanwhile
             for lease in leases[:allowed]:
                 self._start(lease)
             for lease in leases[allowed:]:

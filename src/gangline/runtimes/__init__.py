@@ -17,6 +17,7 @@ threads.py               blocking work that ends before its caller does
 limits.py, cgroups.py    what a sandbox may use, and how that is enforced
 keeper.py, kept.py       the process that keeps sandboxes over a death of the node, and the node's side of it
 keeper_link.py, keeper_wire.py  the connection between the two, and what is said on it
+disk.py                  how much of the disk a sandbox takes, and its end when that is too much
 leftovers.py             what a crash left: labelled processes, marked folders
 helpers/                 programs of ours that run as their own short-lived process
 """

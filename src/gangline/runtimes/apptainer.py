@@ -69,7 +69,9 @@ class ApptainerRuntime:
             start = RuntimeStart(
                 runtime_id=new_id("check"),
                 owner=new_id("check"),
-                spec=RuntimeSpec(backend=self.name, network="none", limits=LimitsSpec(max_pids=None)),
+                spec=RuntimeSpec(
+                    backend=self.name, network="none", limits=LimitsSpec(**dict.fromkeys(LimitsSpec.model_fields))
+                ),
                 folder=Path(folder) / "sandbox",
             )
             try:

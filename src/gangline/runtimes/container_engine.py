@@ -39,6 +39,8 @@ class Inspected(msgspec.Struct, frozen=True):
     """Of its first process, on this machine."""
     env: dict[str, str]
     """What its image sets, and we at its start."""
+    folders: list[Path]
+    """On this machine, with what the container has written: its layer and its volumes; none where they are not told."""
 
 
 class Engine:
@@ -90,7 +92,13 @@ class Engine:
         """Raises: RuntimeFailed."""
         told: Any = msgspec.json.decode(await self._done("container", "inspect", _PREFIX + runtime_id))[0]
         env = dict(line.partition("=")[::2] for line in told["Config"]["Env"] or ())
-        return Inspected(pid=int(told["State"]["Pid"]), env=env)
+        driver: dict[str, Any] = told.get("GraphDriver") or {}
+        mounts: list[dict[str, Any]] = told.get("Mounts") or []
+        data: dict[str, Any] = driver.get("Data") or {}
+        layer = data.get("UpperDir")
+        volumes = [Path(str(mount["Source"])) for mount in mounts if mount.get("Type") == "volume"]
+        folders = [] if layer is None else [Path(str(layer)), *volumes]
+        return Inspected(pid=int(told["State"]["Pid"]), env=env, folders=folders)
 
     async def containers(self, labels: Sequence[str]) -> set[str]:
         """Ids of our runtimes whose containers carry all these labels, running or not. Raises: RuntimeFailed."""

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal, TypeVar
 
-from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, RuntimeUser
+from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, RuntimeUser, Usage
 from gangline.domain.errors import (
     GanglineError,
     InvalidRequest,
@@ -34,6 +34,7 @@ from gangline.domain.task import LimitsSpec
 from gangline.runtimes.cgroups import Cgroups, joined_groups
 from gangline.runtimes.container_engine import Engine, checked_image
 from gangline.runtimes.container_life import PIPES, ContainerLife, Pipes, first_process
+from gangline.runtimes.disk import MEASURED, DiskWatch
 from gangline.runtimes.environment import argv_of, exposed_folders, image_environment
 from gangline.runtimes.execution import Executions, Order
 from gangline.runtimes.files import SharedFolders
@@ -196,6 +197,9 @@ class _ContainerHandle:
         """Of system calls; none where they cannot be read."""
         self._groups = Cgroups()
         self._limits = enforcement(start.spec.limits, {}, own_user=True)
+        self._written: list[Path] = []
+        """Host folders with what it has written; none where the engine does not tell."""
+        self._disk = DiskWatch(start.spec.limits.disk_bytes, lambda: self._written, self.kill)
         self._executions = Executions(mark.label)
         self._life: ContainerLife | None = None
         self._openings = Openings()
@@ -207,6 +211,7 @@ class _ContainerHandle:
         await run_to_end(self._make_folder)
         async with self._lock:
             await self._started()
+        self._disk.begin()
 
     def _make_folder(self) -> None:
         write_mark(self._start.folder, self._mark)
@@ -241,7 +246,8 @@ class _ContainerHandle:
             )
         self._engine_filters = await asyncio.to_thread(_filters, self._life.pid)
         self._groups = joined_groups(Path(f"/proc/{self._life.pid}/cgroup"), self._inner_limits())
-        self._limits = enforcement(self._start.spec.limits, self._groups.enforced, own_user=True)
+        held = {**self._groups.enforced, **({"disk_bytes": MEASURED} if self._written else {})}
+        self._limits = enforcement(self._start.spec.limits, held, own_user=True)
         return self._life
 
     async def _first_pid(self) -> int:
@@ -254,6 +260,7 @@ class _ContainerHandle:
             await self._engine.run(self.runtime_id, self._run_options(), self._image, argv, self._start.folder)
             self._was_made = True
         inspected = await self._engine.inspect(self.runtime_id)
+        self._written = inspected.folders
         self._env = {name: value for name, value in inspected.env.items() if name not in _NOT_THE_IMAGE_S}
         return inspected.pid
 
@@ -374,6 +381,7 @@ class _ContainerHandle:
             await _to_end(self._engine.kill(self.runtime_id))
 
     async def stop(self) -> None:
+        await self._disk.close()
         async with self._lock:
             if self._stopped:
                 return
@@ -388,6 +396,11 @@ class _ContainerHandle:
             if self._user is not None:
                 self._user.release()
             self._stopped = True
+
+    async def usage(self) -> Usage:
+        if self._stopped:
+            raise RuntimeFailed(f"container {self.runtime_id} was stopped.")
+        return self._disk.usage
 
     def limits(self) -> dict[str, str]:
         network = NOT_ENFORCED if self._start.spec.network == "full" else "network namespace"

@@ -237,6 +237,8 @@ class _Service:
                 await self._sandbox(request.runtime_id).handle.clear(request.path)
             case wire.Kill():
                 await self._sandbox(request.runtime_id).handle.kill()
+            case wire.AskUsage():
+                return await self._sandbox(request.runtime_id).handle.usage()
             case wire.Stop():
                 sandbox = self._keeper.sandboxes.get(request.runtime_id)
                 if sandbox is not None:

@@ -23,6 +23,7 @@ __all__ = [
     "VERSION",
     "Annotate",
     "Answered",
+    "AskUsage",
     "Asked",
     "Cancel",
     "Clear",
@@ -142,13 +143,17 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     runtime_id: str
 
 
+class AskUsage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    runtime_id: str
+
+
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Unknown ones are no error."""
 
     runtime_id: str
 
 
-Request = Start | Exec | Rejoin | Annotate | Upload | Download | Clear | Kill | Stop
+Request = Start | Exec | Rejoin | Annotate | Upload | Download | Clear | Kill | Stop | AskUsage
 
 
 class Asked(msgspec.Struct, frozen=True, tag=True):

@@ -27,6 +27,7 @@ from gangline.domain.contracts import (
     RuntimeHandle,
     RuntimeStart,
     RuntimeUser,
+    Usage,
 )
 from gangline.domain.errors import RuntimeFailed
 from gangline.runtimes import keeper_wire as wire
@@ -313,6 +314,9 @@ class KeptHandle:
             await self._keeper.settled(self._link)
         finally:
             self._let_go()
+
+    async def usage(self) -> Usage:
+        return await self._link.ask(wire.AskUsage(runtime_id=self.runtime_id), Usage)
 
     def limits(self) -> dict[str, str]:
         return dict(self._limits)

@@ -3,7 +3,7 @@
 A control group limits a sandbox as a whole. Where there is none, an rlimit limits each process: memory as
 RLIMIT_DATA (RLIMIT_AS would stop programs that only reserve address space, as every JavaScript engine does), the
 number of processes as RLIMIT_NPROC (per user, so true only where the sandbox has a user of its own). Nothing stands in
-for cpus.
+for cpus. Disk space is measured: see `disk`.
 """
 
 from __future__ import annotations
@@ -43,25 +43,27 @@ class Enforcement:
         """Limit name -> how it is enforced."""
 
 
-def enforcement(limits: LimitsSpec, by_cgroup: Mapping[str, str], *, own_user: bool) -> Enforcement:
+def enforcement(limits: LimitsSpec, held: Mapping[str, str], *, own_user: bool) -> Enforcement:
     """Choose for each limit what enforces it.
 
-    `by_cgroup`: limit name -> cgroup version, for those that a control group holds. `own_user`: processes of other
+    `held`: limit name -> how, for those that a control group or a watch holds. `own_user`: processes of other
     sandboxes and of the node do not count against this one's RLIMIT_NPROC.
     """
     fallbacks = {"memory_bytes": resource.RLIMIT_DATA, "max_file_bytes": resource.RLIMIT_FSIZE}
     if own_user:
         fallbacks["max_pids"] = resource.RLIMIT_NPROC
     rlimits: dict[int, int] = {resource.RLIMIT_CORE: 0}
+    if limits.disk_bytes is not None and "disk_bytes" in held:
+        rlimits[resource.RLIMIT_FSIZE] = limits.disk_bytes  # at once, where a measure comes seconds later
     told: dict[str, str] = {}
     for name in LimitsSpec.model_fields:
         value = getattr(limits, name)
         if value is None:
             told[name] = NOT_SET
-        elif name in by_cgroup:
-            told[name] = by_cgroup[name]
+        elif name in held:
+            told[name] = held[name]
         elif name in fallbacks:
-            rlimits[fallbacks[name]] = int(value)
+            rlimits[fallbacks[name]] = min(int(value), rlimits.get(fallbacks[name], int(value)))
             told[name] = "rlimit" if name == "max_pids" else PER_PROCESS
         else:
             told[name] = NOT_ENFORCED

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, RuntimeUser
+from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, RuntimeUser, Usage
 from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.domain.ids import validated_id
 from gangline.runtimes.cgroups import Cgroups, group_name, make_groups
+from gangline.runtimes.disk import MEASURED, DiskWatch
 from gangline.runtimes.environment import argv_of
 from gangline.runtimes.execution import Executions, Order
 from gangline.runtimes.files import SharedFolders
@@ -146,7 +147,8 @@ class NamespacedHandle:
         self._user = user
         uid = self._uid = None if user is None else user.uid
         self._groups = groups
-        self._limits = enforcement(start.spec.limits, groups.enforced, own_user=True)
+        self._limits = enforcement(start.spec.limits, {**groups.enforced, "disk_bytes": MEASURED}, own_user=True)
+        self._disk = DiskWatch(start.spec.limits.disk_bytes, lambda: [start.folder], self.kill)
         self._shared = shared
         owners = {} if uid is None else {GRADER_HOME: grader_uid(uid)}
         self._files = SharedFolders(shared, self.workdir, uid=uid, owners=owners)
@@ -162,6 +164,7 @@ class NamespacedHandle:
         await run_to_end(self._make_folders)
         async with self._lock:
             await self._started()
+        self._disk.begin()
 
     def _make_folders(self) -> None:
         write_mark(self._start.folder, self._mark)
@@ -279,6 +282,7 @@ class NamespacedHandle:
             self._holder = None
 
     async def stop(self) -> None:
+        await self._disk.close()
         async with self._lock:
             if self._stopped:
                 return
@@ -289,6 +293,10 @@ class NamespacedHandle:
             if self._user is not None:
                 self._user.release()
             self._stopped = True
+
+    async def usage(self) -> Usage:
+        self._check_not_stopped()
+        return self._disk.usage
 
     def limits(self) -> dict[str, str]:
         network = NOT_ENFORCED if self._start.spec.network == "full" else "network namespace"

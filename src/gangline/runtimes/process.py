@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, RuntimeUser
+from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, RuntimeUser, Usage
 from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.domain.ids import validated_id
+from gangline.runtimes.disk import MEASURED, DiskWatch
 from gangline.runtimes.environment import argv_of, clean_environment, exposed_folders
 from gangline.runtimes.execution import Executions, Order
 from gangline.runtimes.files import SharedFolders
@@ -52,6 +53,7 @@ class ProcessRuntime:
         except BaseException:
             await asyncio.shield(handle.stop())
             raise
+        handle.watch()
         return handle
 
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
@@ -73,7 +75,8 @@ class _ProcessHandle:
         self._expose = expose
         self._mark = mark
         self._label = mark.label
-        self._limits = enforcement(start.spec.limits, {}, own_user=False)
+        self._limits = enforcement(start.spec.limits, {"disk_bytes": MEASURED}, own_user=False)
+        self._disk = DiskWatch(start.spec.limits.disk_bytes, lambda: [folder], self.kill)
         self._allowed = start.spec.system_calls_allow
         program = filter_for(self._allowed)
         self._filters = () if program is None else (program,)
@@ -91,6 +94,9 @@ class _ProcessHandle:
         for path in self._paths():
             Path(path).mkdir(exist_ok=True)
 
+    def watch(self) -> None:
+        self._disk.begin()
+
     async def exec(
         self,
         command: str | Sequence[str],
@@ -103,7 +109,8 @@ class _ProcessHandle:
         max_output_bytes: int = 1 << 20,
         user: RuntimeUser = "agent",
     ) -> ExecResult:
-        self._check_not_stopped()
+        async with self._lock:  # a kill that has begun would end this one too
+            self._check_not_stopped()
         if user == "grader":
             raise refuse_grader(ProcessRuntime.name)
         extra = {"TMPDIR": self._tmp, **self._env, **(env or {}), LABEL: self._label}
@@ -149,6 +156,7 @@ class _ProcessHandle:
             await asyncio.to_thread(self._kill_labelled)
 
     async def stop(self) -> None:
+        await self._disk.close()
         async with self._lock:
             if self._removed:
                 return
@@ -157,6 +165,10 @@ class _ProcessHandle:
             await run_to_end(self._kill_labelled)
             await run_to_end(remove_folder, self._folder)
             self._removed = True
+
+    async def usage(self) -> Usage:
+        self._check_not_stopped()
+        return self._disk.usage
 
     def limits(self) -> dict[str, str]:
         filtered = enforced(self._allowed) if self._filters else NOT_ENFORCED

@@ -62,7 +62,7 @@ class SandboxRuntime:
             start = RuntimeStart(
                 runtime_id=new_id("check"),
                 owner=new_id("check"),
-                spec=RuntimeSpec(network="none", limits=LimitsSpec(max_pids=None)),
+                spec=RuntimeSpec(network="none", limits=LimitsSpec(**dict.fromkeys(LimitsSpec.model_fields))),
                 folder=Path(folder) / "sandbox",
             )
             try:

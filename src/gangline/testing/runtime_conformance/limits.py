@@ -30,12 +30,18 @@ def _take(size_bytes: int, then: str = "") -> list[str]:
 
 @CHECKS.add
 async def every_limit_is_told(bench: Bench) -> None:
-    limits = LimitsSpec(memory_bytes=_MEMORY_BYTES, max_pids=40, max_file_bytes=1 << 20, cpus=1.0)
+    limits = LimitsSpec(memory_bytes=_MEMORY_BYTES, max_pids=40, max_file_bytes=1 << 20, cpus=1.0, disk_bytes=1 << 30)
     told = (await bench.start(limits=limits)).limits()
     assert {*LimitsSpec.model_fields, "network"} <= set(told)
     assert all(told.values())
-    unlimited = (await bench.start(limits=LimitsSpec(max_pids=None))).limits()
-    assert unlimited["memory_bytes"] == unlimited["max_pids"] == "not set"
+    unlimited = (await bench.start(limits=LimitsSpec(**dict.fromkeys(LimitsSpec.model_fields)))).limits()
+    assert {unlimited[name] for name in LimitsSpec.model_fields} == {"not set"}
+
+
+@CHECKS.add
+async def a_task_that_names_no_limits_has_some(bench: Bench) -> None:
+    told = (await bench.start()).limits()
+    assert "not set" not in {told[name] for name in ("memory_bytes", "cpus", "max_pids", "disk_bytes")}, told
 
 
 @CHECKS.add
@@ -90,6 +96,48 @@ async def a_files_size_is_limited(bench: Bench) -> None:
     assert not result.ok
     assert await _size(handle, "small") == 1_000_000
     assert await _size(handle, "big") <= 1 << 20, "the size of files was said to be limited"
+
+
+@CHECKS.add
+async def what_a_sandbox_takes_of_the_disk_is_limited(bench: Bench) -> None:
+    """Its processes end, and what they wrote is kept. What lies in a folder that is closed to everyone counts."""
+    handle = await bench.start(limits=LimitsSpec(disk_bytes=24 << 20))
+    promised(handle, "disk_bytes")
+    write = "for n in $(seq 16); do head -c 1M /dev/urandom > $n || exit 3; done"
+    assert (await handle.exec(f"mkdir shut; cd shut; {write}; chmod 0 .")).ok
+    result = await handle.exec(f"{write}; sleep 100000")
+    assert result.exit_code is None, f"the disk was said to be limited: {result}"
+    assert (await handle.usage()).exceeded == "disk_bytes"
+    assert (await handle.exec("ls 1 && chmod 700 shut && ls shut/16")).ok, "what was written is gone"
+    assert (await handle.exec("sleep 5; echo graded")).ok, "what was there already ended a later command"
+
+
+@CHECKS.add
+async def no_file_outgrows_the_disks_limit_before_it_is_measured(bench: Bench) -> None:
+    handle = await bench.start(limits=LimitsSpec(disk_bytes=8 << 20))
+    promised(handle, "disk_bytes")
+    result = await handle.exec("head -c 64M /dev/zero > big")
+    assert not result.ok
+    assert await _size(handle, "big") <= 8 << 20, "the disk was said to be limited"
+
+
+@CHECKS.add
+async def a_sandbox_within_its_limits_is_left_alone(bench: Bench) -> None:
+    handle = await bench.start(limits=LimitsSpec(disk_bytes=64 << 20))
+    assert (await handle.exec("head -c 4M /dev/urandom > small; sleep 5; echo alive")).stdout == b"alive\n"
+    assert (await handle.usage()).exceeded is None
+
+
+@CHECKS.isolation
+async def file_systems_in_memory_have_a_size(bench: Bench) -> None:
+    """Of all that an agent can write to; what they hold counts as memory, where that is limited."""
+    handle = await bench.start()
+    seen = await handle.exec(
+        "awk '$3 == \"tmpfs\" {print $2}' /proc/mounts | while read -r at; do"
+        ' if touch "$at/probe" 2>/dev/null; then rm "$at/probe"; stat -f -c \'%n %b %S\' "$at"; fi; done'
+    )
+    sizes = {line.split()[0]: int(line.split()[1]) * int(line.split()[2]) for line in seen.stdout.decode().splitlines()}
+    assert all(0 < size <= 1 << 30 for size in sizes.values()), f"file systems in memory without a small size: {sizes}"
 
 
 async def _size(handle: RuntimeHandle, path: str) -> int:

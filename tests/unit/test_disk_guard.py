@@ -1,0 +1,95 @@
+"""A node's reserve of disk: when it leases no more, and whom it ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gangline.domain.contracts import Usage
+from gangline.domain.errors import RuntimeFailed
+from gangline.gateway.disk_guard import LITTLE_BYTES, DiskGuard
+from gangline.store.journal import AttemptKey
+
+GIB = 1 << 30
+
+
+class Agent:
+    def __init__(self, name: str, used: int | None, *, exceeded: str | None = None, runs: bool = True) -> None:
+        self.key = AttemptKey(name, 1)
+        self._usage = Usage(disk_bytes=used, exceeded=exceeded)
+        self._runs = runs
+        self.evicted: str | None = None
+
+    async def usage(self) -> Usage:
+        return self._usage
+
+    def exceeds(self, usage: Usage) -> str | None:
+        return usage.exceeded
+
+    async def evict(self, why: str) -> bool:
+        if self._runs:
+            self.evicted = why
+        return self._runs
+
+
+class GoneAgent(Agent):
+    async def usage(self) -> Usage:
+        raise RuntimeFailed("the sandbox is gone")
+
+
+class Disk:
+    def __init__(self, free: int, size: int = 500 * GIB) -> None:
+        self.free = free
+        self.size = size
+
+    def __call__(self, _folder: Path) -> tuple[int, int]:
+        return self.free, self.size
+
+
+async def test_no_session_is_leased_below_the_reserve_until_there_is_room_again(tmp_path: Path) -> None:
+    disk, told = Disk(3 * GIB), list[bool]()
+    guard = DiskGuard(tmp_path, free_bytes=disk)
+    guard.on_change = lambda: told.append(guard.is_low)
+    await guard.look([])
+    assert not guard.is_low
+    for free in (2 * GIB - 1, GIB + 1, 5 * GIB):
+        disk.free = free
+        await guard.look([])
+    assert told == [True, False]
+
+
+async def test_the_largest_is_ended_below_half_of_the_reserve_and_one_at_a_time(tmp_path: Path) -> None:
+    disk = Disk(GIB + 1)
+    guard = DiskGuard(tmp_path, free_bytes=disk)
+    agents = [Agent("small", GIB), GoneAgent("gone", 0), Agent("large", 9 * GIB), Agent("ended", 50 * GIB, runs=False)]
+    await guard.look(agents)
+    assert [agent.evicted for agent in agents] == [None] * 4
+    disk.free = GIB - 1
+    await guard.look(agents)
+    assert [agent.key.session_id for agent in agents if agent.evicted] == ["large"]
+
+
+async def test_nobody_is_ended_for_what_others_than_agents_wrote(tmp_path: Path) -> None:
+    guard = DiskGuard(tmp_path, free_bytes=Disk(0))
+    agents = [Agent("one", LITTLE_BYTES - 1), Agent("two", None)]
+    await guard.look(agents)
+    assert guard.is_low
+    assert [agent.evicted for agent in agents] == [None, None]
+
+
+async def test_an_agent_beyond_its_own_limit_is_ended_however_much_is_free(tmp_path: Path) -> None:
+    agent = Agent("one", 20 * GIB, exceeded="disk_bytes")
+    await DiskGuard(tmp_path, free_bytes=Disk(400 * GIB)).look([agent])
+    assert agent.evicted == "disk_bytes"
+
+
+@pytest.mark.parametrize(
+    ("reserve", "size", "kept"),
+    [(None, 500 * GIB, 2 * GIB), (None, 20 * GIB, GIB), (7 * GIB, 20 * GIB, 7 * GIB), (0, 20 * GIB, 0)],
+)
+async def test_the_reserve_is_as_told_or_fits_the_disk(
+    tmp_path: Path, reserve: int | None, size: int, kept: int
+) -> None:
+    state = DiskGuard(tmp_path, reserve, free_bytes=Disk(GIB // 2, size)).state()
+    assert (state.reserve_bytes, state.is_low) == (kept, kept > GIB // 2)
