@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from gangline.domain.contracts import Builder, Evaluator, Harness, Runtime, Taker, Wish
+from gangline.domain.contracts import Builder, Evaluator, GradesClean, Harness, Runtime, Taker, Wish
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
-from gangline.domain.task import AgentSpec, TaskRequest
+from gangline.domain.task import AgentSpec, EvaluatorSpec, TaskRequest
 
 __all__ = [
     "Kind",
@@ -125,7 +125,16 @@ def check_task(task: TaskRequest) -> None:
     load("runtime", task.runtime.backend)
     _check_wishes(task.agent, make_harness(task.agent.harness, task.agent.settings))
     make_builder(task.builder.strategy, task.builder.config)
-    make_evaluator(task.evaluator.strategy, task.evaluator.config)
+    _check_refresh(task.evaluator, make_evaluator(task.evaluator.strategy, task.evaluator.config))
+
+
+def _check_refresh(spec: EvaluatorSpec, evaluator: Evaluator) -> None:
+    """Raises: InvalidRequest when the evaluator would ignore that a clean runtime is asked for."""
+    if spec.refresh_runtime and not (isinstance(evaluator, GradesClean) and evaluator.grades_clean):
+        raise InvalidRequest(
+            f"evaluator.refresh_runtime: evaluator {spec.strategy!r} grades in no clean runtime; leave refresh_runtime "
+            "out, or choose an evaluator that does, such as `script`."
+        )
 
 
 def _check_wishes(agent: AgentSpec, harness: Harness) -> None:

@@ -6,14 +6,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
+import msgspec
 import pytest
+from pydantic import BaseModel
 
+from gangline.domain.completion import CompletionTree
 from gangline.domain.errors import UnknownPlugin
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.domain.trajectory import Trajectory
 from gangline.plugins import make_builder
-from gangline.trajectories.audit import audit
+from gangline.trajectories.audit import audit, merge_reports
+from gangline.trajectories.building import built
 from strategies import session_sample
 
 BUILDER = '''
@@ -97,6 +102,43 @@ def test_it_is_chosen_by_name_configured_and_its_rows_pass_the_audit(installed: 
     assert trajectory.traces[0].spans[0].completion_id == "c0005"
     assert {trace.metadata["label"] for trace in trajectory.traces} == {"mine"}
     assert audit(trajectory, session_sample().tree).violations == ()
+
+
+class _LastOnly:
+    """Keeps one trace, as builders do that train on the last turn alone."""
+
+    name: ClassVar[str] = "last_only"
+    Config: ClassVar[type[BaseModel]] = BaseModel
+    drops_turns: ClassVar[str] = "only the last turn is trained on"
+
+    def build(self, tree: CompletionTree, *, session_id: str, task_id: str) -> Trajectory:
+        whole = make_builder("per_request", {}).build(tree, session_id=session_id, task_id=task_id)
+        last = msgspec.structs.replace(whole.traces[-1], parent_trace_id=None)
+        return msgspec.structs.replace(whole, traces=(last,))
+
+
+class _Loses:
+    """Does the same and declares nothing."""
+
+    name: ClassVar[str] = "loses"
+    Config: ClassVar[type[BaseModel]] = BaseModel
+
+    def build(self, tree: CompletionTree, *, session_id: str, task_id: str) -> Trajectory:
+        return _LastOnly().build(tree, session_id=session_id, task_id=task_id)
+
+
+def test_turns_that_a_builder_drops_by_declaration_are_counted_and_others_are_lost() -> None:
+    completions = tuple(session_sample().tree)
+    trajectory = built(_LastOnly(), completions, session_id="s1", task_id="t1")
+    report = audit(trajectory, completions)
+    assert not [one for one in report.violations if one.rule == "once"]
+    assert report.dropped.turns == len(completions) - 1
+    assert report.dropped.tokens > 0
+    assert merge_reports([report, report]).dropped.turns == 2 * report.dropped.turns
+    assert report.drop_reasons == ("only the last turn is trained on",)
+    lost = audit(built(_Loses(), completions, session_id="s1", task_id="t1"), completions)
+    assert len([one for one in lost.violations if one.rule == "once"]) == len(completions) - 1
+    assert lost.dropped.turns == 0
 
 
 def test_its_settings_are_checked_by_its_own_config(installed: Path) -> None:

@@ -166,6 +166,14 @@ def print_audit(name: str, document: dict[str, Any]) -> None:
         f"{report['num_trained_tokens']} of them trainable"
     )
     out.print(_classes_table(document))
+    if report["dropped"]["turns"]:
+        out.print(
+            f"dropped by the builder: {report['dropped']['turns']} turns, "
+            f"{report['dropped']['tokens']} sampled tokens: "
+            f"{'; '.join(report['drop_reasons'])}",
+            markup=False,
+            soft_wrap=True,
+        )
     for reason, num in report["left_out"].items():
         out.print(f"left out by trainers: {num} tokens, {reason}", markup=False, soft_wrap=True)
     for reason, num in document["not_comparable"].items():

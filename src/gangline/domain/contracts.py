@@ -23,9 +23,11 @@ __all__ = [
     "AgentRun",
     "Builder",
     "Controlled",
+    "DropsTurns",
     "EvaluationContext",
     "Evaluator",
     "ExecResult",
+    "GradesClean",
     "Harness",
     "HarnessContext",
     "HarnessVerdict",
@@ -334,6 +336,22 @@ class Evaluator(Protocol):
         """Raises: EvaluatorError when no reward can be given; never answer 0 because *we* broke. GradingSpoiled when
         the agent kept it from grading."""
         ...
+
+
+@runtime_checkable
+class GradesClean(Protocol):
+    """What an evaluator declares that grades in `EvaluationContext.fresh_runtime` where a task asks for it. Of others
+    `refresh_runtime` is refused when the task is submitted."""
+
+    grades_clean: ClassVar[bool]
+
+
+@runtime_checkable
+class DropsTurns(Protocol):
+    """What a builder declares that leaves completions out of all traces, and why. Of others, a completion that is in no
+    trace is lost: the audit tells the two apart."""
+
+    drops_turns: ClassVar[str]
 
 
 @runtime_checkable

@@ -89,3 +89,5 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     traces: tuple[Trace, ...]
     num_completions: int
     reward: float | None = None
+    drops_turns: str | None = None
+    """Why completions may be in no trace: the builder's declaration. None: a completion in no trace is lost."""

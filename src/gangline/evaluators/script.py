@@ -119,6 +119,7 @@ class ScriptEvaluator:
 
     name: ClassVar[str] = "script"
     Config: ClassVar[type[BaseModel]] = ScriptConfig
+    grades_clean: ClassVar[bool] = True
     is_controlled: ClassVar[bool] = True
 
     def __init__(self, config: ScriptConfig) -> None:

@@ -123,6 +123,7 @@ class SweBenchEvaluator:
 
     name: ClassVar[str] = "swe_bench"
     Config: ClassVar[type[BaseModel]] = SweBenchConfig
+    grades_clean: ClassVar[bool] = True
 
     def __init__(self, config: SweBenchConfig) -> None:
         self._config = config

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gangline import plugins
-from gangline.domain.completion import Completion, CompletionTree
+from gangline.domain.completion import Completion
 from gangline.domain.contracts import (
     AgentRun,
     EvaluationContext,
@@ -60,6 +60,7 @@ from gangline.gateway.pools import Pools
 from gangline.gateway.proxy import Proxy
 from gangline.runtimes.kept import Keeper, KeptHandle
 from gangline.store.journal import AttemptKey, AttemptOpened, Journal
+from gangline.trajectories.building import built
 from gangline.trajectories.rewards import apply_reward
 
 __all__ = ["Attempt", "NodeParts"]
@@ -503,7 +504,7 @@ class Attempt:
         builder = plugins.make_builder(self._task.builder.strategy, self._task.builder.config)
         budget_s = self._task.evaluation_timeout_seconds
         building = asyncio.to_thread(
-            builder.build, CompletionTree(completions), session_id=self.lease.session_id, task_id=self.lease.task_id
+            built, builder, completions, session_id=self.lease.session_id, task_id=self.lease.task_id
         )
         return await within(
             budget_s, building, BuilderError(f"no trajectory within the evaluation's budget of {budget_s:g} s")

@@ -23,7 +23,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gangline import plugins
-from gangline.domain.completion import Completion, CompletionTree
+from gangline.domain.completion import Completion
 from gangline.domain.contracts import Reward
 from gangline.domain.errors import (
     Conflict,
@@ -45,6 +45,7 @@ from gangline.gateway.external_store import Claim, ExternalState, ExternalStore
 from gangline.gateway.model_session import ModelSession, key_digest
 from gangline.gateway.proxy import Proxy
 from gangline.store.journal import AttemptKey, AttemptOpened, Journal
+from gangline.trajectories.building import built
 from gangline.trajectories.rewards import apply_reward
 
 __all__ = [
@@ -475,7 +476,7 @@ def _build(session_id: str, task_id: str, spec: BuilderSpec, completions: list[C
     if not completions:
         return Trajectory(session_id=session_id, task_id=task_id, builder=spec.strategy, traces=(), num_completions=0)
     builder = plugins.make_builder(spec.strategy, spec.config)
-    return builder.build(CompletionTree(completions), session_id=session_id, task_id=task_id)
+    return built(builder, completions, session_id=session_id, task_id=task_id)
 
 
 def _told(claim: Claim) -> dict[str, Any]:

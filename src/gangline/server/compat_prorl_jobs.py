@@ -122,7 +122,7 @@ def job_result(
         "job_id": job_id,
         "instance_id": instance.get("instance_id"),
         "trajectory_id": instance.get("trajectory_id"),
-        "resolved": result.reward is not None and result.reward > 0,
+        "resolved": result.reward is not None and result.reward >= 1.0,  # in full: partial credit resolves nothing
         "reward": result.reward,
         "report": result.reward_details,
         "success": result.outcome == "completed",

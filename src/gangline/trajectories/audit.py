@@ -2,7 +2,8 @@
 
 Nothing here calls a builder. The checks hold for the rows of any builder: every id with `loss_mask = 1` is a sampled
 id of the completion that its span names, in order, exactly once, with that completion's log-probs and versions; the
-ids before a turn are its prompt, but after a declared splice; nothing sampled is lost or doubled.
+ids before a turn are its prompt, but after a declared splice; nothing sampled is lost or doubled, but for completions
+that a builder drops by its own declaration: those are counted.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     classes: dict[str, ClassCount]
     """By `turn_class`."""
     violations: tuple[Violation, ...]
+    dropped: ClassCount = ClassCount(0, 0)
+    """In no trace, by declaration of the builder (`Trajectory.drops_turns`)."""
+    drop_reasons: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -83,6 +87,7 @@ def audit(trajectory: Trajectory, completions: Iterable[Completion]) -> AuditRep
             f"session {trajectory.session_id}: the journal is not a tree of completions: {error}"
         ) from error
     violations = list(_check_session(trajectory, tree))
+    dropped = _dropped(trajectory, tree)
     classes: dict[str, ClassCount] = {}
     left_out: Counter[str] = Counter()
     for trace in _with_whole_prompts(trajectory):
@@ -99,6 +104,8 @@ def audit(trajectory: Trajectory, completions: Iterable[Completion]) -> AuditRep
         left_out=dict(left_out),
         classes=classes,
         violations=tuple(violations),
+        dropped=ClassCount(len(dropped), sum(len(completion.sampled_ids) for completion in dropped)),
+        drop_reasons=(trajectory.drops_turns,) if dropped and trajectory.drops_turns is not None else (),
     )
 
 
@@ -119,7 +126,17 @@ def merge_reports(reports: Iterable[AuditReport]) -> AuditReport:
         left_out=dict(sum((Counter(part.left_out) for part in parts), Counter[str]())),
         classes=classes,
         violations=tuple(violation for part in parts for violation in part.violations),
+        dropped=ClassCount(sum(part.dropped.turns for part in parts), sum(part.dropped.tokens for part in parts)),
+        drop_reasons=tuple(dict.fromkeys(reason for part in parts for reason in part.drop_reasons)),
     )
+
+
+def _dropped(trajectory: Trajectory, tree: CompletionTree) -> list[Completion]:
+    """Completions in no trace, where the builder declares that it drops some."""
+    if trajectory.drops_turns is None:
+        return []
+    kept = {span.completion_id for trace in trajectory.traces for span in trace.spans}
+    return [completion for completion in tree if completion.completion_id not in kept]
 
 
 def _count_classes(trace: Trace, classes: dict[str, ClassCount]) -> None:
@@ -160,7 +177,7 @@ def _check_session(trajectory: Trajectory, tree: CompletionTree) -> Iterator[Vio
     spans = Counter(span.completion_id for trace in trajectory.traces for span in trace.spans)
     for completion in tree:
         times = spans[completion.completion_id]
-        if times != 1:
+        if times != 1 and not (times == 0 and trajectory.drops_turns is not None):
             what = "is in no trace: its sampled tokens are lost" if times == 0 else f"is a turn {times} times"
             yield broken("once", f"{completion.completion_id} {what}", completion=completion.completion_id)
     if trajectory.num_completions != len(tree):
