@@ -171,10 +171,18 @@ def _labelled(wanted: Callable[[str], bool]) -> Iterator[tuple[int, str]]:
         if not name.isdigit() or int(name) == os.getpid():
             continue
         with suppress(OSError):
-            for variable in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+            for variable in _environment(name).split(b"\0"):
                 text = variable.removeprefix(prefix).decode(errors="replace")
                 if variable.startswith(prefix) and wanted(text):
                     yield int(name), text
+
+
+def _environment(pid: str) -> bytes:
+    """A process whose first thread has ended shows it by its other threads only. Raises: OSError when it is gone."""
+    if found := Path("/proc", pid, "environ").read_bytes():
+        return found
+    threads = (Path("/proc", pid, "task", thread, "environ") for thread in os.listdir(f"/proc/{pid}/task"))
+    return next((found for thread in threads if (found := thread.read_bytes())), b"")
 
 
 def reap(runtime: str, owner: str, root: Path, keep: frozenset[str]) -> set[str]:

@@ -185,13 +185,17 @@ def _descendants() -> set[int]:
 
 
 def _parent(pid: str) -> int | None:
-    """Parent of a living process; None for one that is gone or a zombie."""
+    """Parent of a living process; None for one that is gone or a zombie.
+
+    A process whose first thread has ended looks like a zombie while its other threads run: it has threads still.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            state, parent = file.read(4096).rpartition(b")")[2].split()[:2]
-    except (OSError, ValueError):
+            fields = file.read(4096).rpartition(b")")[2].split()
+        state, parent, threads = fields[0], int(fields[1]), int(fields[17])
+    except (OSError, ValueError, IndexError):
         return None
-    return None if state == b"Z" else int(parent)
+    return None if state == b"Z" and threads == 0 else parent
 
 
 def _point_streams_nowhere() -> None:

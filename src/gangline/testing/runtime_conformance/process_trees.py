@@ -31,6 +31,15 @@ _HOPPER = (
 """A process that is never the same for long: each one leaves a child and ends."""
 
 
+_LEADERLESS = (
+    "import ctypes, fcntl, os, threading, time\n"
+    "lock = open('lock', 'w'); fcntl.flock(lock, fcntl.LOCK_EX)\n"
+    "threading.Thread(target=time.sleep, args=(100000,)).start(); open('lock.held', 'w').close()\n"
+    "ctypes.CDLL(None).syscall({'x86_64': 60}.get(os.uname().machine, 93), 0)\n"
+)
+"""A process whose first thread has ended and whose second sleeps. 60 and 93 are `exit`, of one thread."""
+
+
 async def _is_gone_after_timeout(handle: RuntimeHandle, command: str, what: str) -> None:
     result = await timed_out_beside(handle, command)
     assert (result.exit_code, result.signal, result.timed_out) == (None, None, True)
@@ -63,6 +72,14 @@ async def timeout_kills_who_is_never_the_same_process(bench: Bench) -> None:
     handle = await bench.start()
     await handle.upload("hopper.py", _HOPPER.encode())
     await _is_gone_after_timeout(handle, "exec python3 hopper.py", "a process that moves on by forking")
+
+
+@CHECKS.add
+async def timeout_kills_who_has_ended_its_first_thread(bench: Bench) -> None:
+    """The kernel shows such a process as a zombie, although its other threads run."""
+    handle = await bench.start()
+    await handle.upload("leaderless.py", _LEADERLESS.encode())
+    await _is_gone_after_timeout(handle, "python3 leaderless.py & sleep 100000", "a process without its first thread")
 
 
 @CHECKS.add
