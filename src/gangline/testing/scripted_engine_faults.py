@@ -106,7 +106,7 @@ def _faults(script: Script, tokenizer: ChatTokenizer, body: bytes) -> Faults:
 def _fields(body: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}
 
 

@@ -230,6 +230,9 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             raise
         failure = ApiError(f"{request.method} {request.path}: {error.reason}", status=error.status, type="HTTPError")
         return _json(failure.body(), status=error.status)
+    except web.RequestPayloadError as error:
+        failure = ApiError(f"the body cannot be read: {error}; is it of its Content-Encoding?")
+        return _json(failure.body(), status=failure.status)
     except Exception as error:  # the boundary: whatever broke is reported in the client's own error shape
         _log.exception("engine.crashed method=%s path=%s", request.method, request.path)
         return _json(as_api_error(error).body(), status=500)
