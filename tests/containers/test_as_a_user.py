@@ -1,86 +1,20 @@
-"""The same tests of podman once more, as an ordinary user: made for this, with users of its own, removed after."""
+"""The same tests of podman once more, as an ordinary user."""
 
 from __future__ import annotations
 
-import os
-import shlex
-import signal
-import subprocess
-import sys
-from collections.abc import Generator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from containers.conftest import ENGINES
 from containers.engines import installed
-from requirements import TOOLS, need
-
-USER = "gangline-test"
-REPOSITORY = Path(__file__).parents[2]
-_REACHED = (REPOSITORY, Path(sys.base_prefix), Path(sys.prefix), TOOLS.resolve())
-
-
-@pytest.fixture
-def home() -> Generator[Path]:
-    """Of the user."""
-    need(os.geteuid() == 0, "only root can become an ordinary user")
-    need("podman" in ENGINES and installed("podman", "newuidmap", "useradd"), "apt-get install -y podman uidmap passwd")
-    folder = Path("/tmp") / USER
-    subprocess.run(["useradd", "--create-home", "--home-dir", folder, USER], check=True)
-    uid = folder.stat().st_uid
-    try:
-        yield folder
-    finally:
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            with suppress(OSError):
-                if Path("/proc", pid).stat().st_uid == uid:
-                    os.kill(int(pid), signal.SIGKILL)
-        subprocess.run(["userdel", "--remove", USER], check=True, capture_output=True)
-
-
-def _opened(paths: tuple[Path, ...]) -> list[str]:
-    """Lines of a shell, in a mount namespace of its own, by which everyone reaches folders that lie in closed ones."""
-    closed = sorted(
-        {
-            next(p for p in reversed(path.parents) if not p.stat().st_mode & 1)
-            for path in paths
-            if any(not p.stat().st_mode & 1 for p in path.parents)
-        }
-    )
-    lines: list[str] = []
-    for folder in closed:
-        inside = [path for path in dict.fromkeys(paths) if folder in path.parents and path.exists()]
-        inside = [path for path in inside if not any(other in path.parents for other in inside)]
-        held = [(f"/run/{USER}/{number}", str(path)) for number, path in enumerate(inside)]
-        lines += [f"mkdir -p {one} && mount --bind {shlex.quote(path)} {one}" for one, path in held]
-        lines += [f"mount -t tmpfs -o mode=755 tmpfs {shlex.quote(str(folder))}"]
-        lines += [f"mkdir -p {shlex.quote(path)} && mount --move {one} {shlex.quote(path)}" for one, path in held]
-    return lines
+from ordinary_user import ordinary_user, run_tests_as_a_user
+from requirements import need
 
 
 @pytest.mark.timeout(1200)
-def test_an_ordinary_users_podman_passes_the_same_tests(home: Path) -> None:
-    variables = {
-        "HOME": home,
-        "PATH": os.environ["PATH"],
-        "GANGLINE_TEST_CONTAINERS": "podman",
-        "GANGLINE_REQUIRE_ALL": os.environ.get("GANGLINE_REQUIRE_ALL", ""),
-        "GANGLINE_TOOLS": TOOLS.resolve(),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    tests = sorted(str(path) for path in Path(__file__).parent.glob("test_container*.py"))
-    command = ["setpriv", "--reuid", USER, "--regid", USER, "--init-groups", "env", "--ignore-environment"]
-    command += [f"{name}={value}" for name, value in variables.items()]
-    command += [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={home}/pytest", "-q", *tests]
-    lines = [
-        f"mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/{USER}",
-        *_opened(_REACHED),
-        f"cd {shlex.quote(str(REPOSITORY))}",
-        f"exec {shlex.join(map(str, command))}",
-    ]
-    ran = subprocess.run(
-        ["unshare", "--mount", "sh", "-ec", "\n".join(lines)], capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
+def test_an_ordinary_users_podman_passes_the_same_tests() -> None:
+    need("podman" in ENGINES and installed("podman", "newuidmap"), "apt-get install -y podman uidmap")
+    with ordinary_user() as home:
+        tests = sorted(Path(__file__).parent.glob("test_container*.py"))
+        run_tests_as_a_user(home, tests, GANGLINE_TEST_CONTAINERS="podman")

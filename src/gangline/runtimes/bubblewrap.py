@@ -19,7 +19,7 @@ from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.runtimes.holder import PATH, WAITING
 from gangline.runtimes.masks import masked, refuse_hidden_image
 
-__all__ = ["HOST_ROOTS", "RESERVED", "BubblewrapLaunch", "View", "arguments", "private_files"]
+__all__ = ["HOST_ROOTS", "RESERVED", "SHM_BYTES", "BubblewrapLaunch", "View", "arguments", "private_files"]
 
 HOST_ROOTS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
 """Top-level folders of the host that a sandbox sees."""
@@ -40,7 +40,7 @@ RESERVED = (
 )
 """Where no workdir can be."""
 _MADE_BY_US = ("proc", "dev", "sys", "run", "tmp")
-_SHM_BYTES = 256 << 20
+SHM_BYTES = 256 << 20
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,7 +178,7 @@ def _resolver() -> list[str]:
 
 
 def _devices(view: View) -> list[str]:
-    shm = ["--perms", "1777", "--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm"]
+    shm = ["--perms", "1777", "--size", str(SHM_BYTES), "--tmpfs", "/dev/shm"]
     keys = [word for path in _LISTS_OF_KEYS if os.path.exists(path) for word in ("--ro-bind", "/dev/null", path)]
     return ["--proc", "/proc", *keys, "--dev", "/dev", *shm, "--perms", "0755", "--dir", "/run"]
 

@@ -1,0 +1,147 @@
+"""A runtime without a single wall, in which every attack must succeed: an attack that cannot is no check.
+
+Never use it for an agent. Commands run on this machine with all rights, all descriptors and the whole environment of
+this process; files are moved through links; `kill` and `stop` know only the processes that they started, and clean up
+as the files' owner would, without privileges, so that modes of files stand in the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar
+
+from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, RuntimeUser
+from gangline.domain.errors import NotFound
+from gangline.testing.hostility.open_forwarding import OpenForwarding
+
+__all__ = ["OpenRuntime"]
+
+_ENDLESS_BYTES = 8 << 20
+_REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
+
+
+class OpenRuntime:
+    name: ClassVar[str] = "open"
+
+    async def check(self) -> None:
+        """Always possible."""
+
+    async def start(self, start: RuntimeStart) -> RuntimeHandle:
+        forwarding = OpenForwarding() if start.spec.network == "list" else None
+        if forwarding is not None:
+            await forwarding.open()
+        return _OpenHandle(start, forwarding)
+
+    async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
+        return 0
+
+
+class _OpenHandle:
+    def __init__(self, start: RuntimeStart, forwarding: OpenForwarding | None) -> None:
+        self.runtime_id = start.runtime_id
+        self._folder = start.folder
+        self.workdir = str(start.folder / "work")
+        self.home = str(start.folder / "home")
+        self.grader_home: str | None = None
+        self.proxy_url = f"http://127.0.0.1:{start.proxy_port}" if start.proxy_port else None
+        self._forwarding = forwarding
+        self._env = dict(start.spec.env) | ({} if forwarding is None else forwarding.env)
+        self._children: set[asyncio.subprocess.Process] = set()
+        for path in (self.workdir, self.home):
+            Path(path).mkdir(parents=True)
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float | None = None,
+        on_output: OutputSink | None = None,
+        max_output_bytes: int = 1 << 20,
+        user: RuntimeUser = "agent",
+    ) -> ExecResult:
+        argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
+        child = await asyncio.create_subprocess_exec(
+            *argv,
+            cwd=Path(self.workdir, cwd or ""),
+            env={**os.environ, **self._env, **(env or {}), "HOME": self.home},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            close_fds=False,
+        )
+        self._children.add(child)
+        timed_out, stdout, stderr = False, b"", b""
+        try:
+            async with asyncio.timeout(timeout_s):
+                stdout, stderr = await child.communicate(stdin or b"")
+        except TimeoutError:
+            timed_out = True
+        finally:
+            with suppress(ProcessLookupError):
+                child.kill()
+            child._transport.close()  # type: ignore[attr-defined]  # pipes that survivors hold
+            await child.wait()
+            self._children.discard(child)
+        code = child.returncode
+        ended = code is not None and not timed_out
+        return ExecResult(
+            exit_code=code if ended and code is not None and code >= 0 else None,
+            signal=-code if ended and code is not None and code < 0 else None,
+            timed_out=timed_out,
+            stdout=stdout,
+            stderr=stderr,
+        )
+
+    async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        await asyncio.to_thread(self._write, Path(self.workdir, path), data, mode)
+
+    def _write(self, target: Path, data: bytes, mode: int) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+        target.chmod(mode)
+
+    async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
+        target = Path(self.workdir, path)
+        if not await asyncio.to_thread(os.path.lexists, target):
+            raise NotFound(str(target))
+        argv = ["head", "-c", str(_ENDLESS_BYTES), str(target)]
+        reader = await asyncio.create_subprocess_exec(*argv, stdout=-1, stderr=-3, close_fds=False)
+        try:
+            return (await reader.communicate())[0]
+        finally:
+            if reader.returncode is None:
+                reader.kill()
+                await reader.wait()
+
+    async def kill(self) -> None:
+        for child in tuple(self._children):
+            with suppress(ProcessLookupError):
+                child.kill()
+
+    async def clear(self, path: str) -> None:
+        await asyncio.to_thread(shutil.rmtree, Path(self.workdir, path), ignore_errors=True)
+
+    async def stop(self) -> None:
+        await self.kill()
+        if self._forwarding is not None:
+            await self._forwarding.close()
+        argv = [sys.executable, "-c", _REMOVE, str(self._folder)]
+        if os.geteuid() == 0:
+            argv = ["setpriv", "--inh-caps=-all", "--bounding-set=-all", *argv]
+        remover = await asyncio.create_subprocess_exec(*argv)
+        await remover.wait()
+
+    def limits(self) -> dict[str, str]:
+        """A promise of everything, so that every attack is tried."""
+        names = ("memory_bytes", "cpus", "max_pids", "max_file_bytes", "disk_bytes", "network", "system_calls")
+        return dict.fromkeys(names, "cgroup v2")

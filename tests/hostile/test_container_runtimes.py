@@ -1,0 +1,26 @@
+"""Docker and podman withstand every attack that the sandbox withstands."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import pytest
+import pytest_asyncio
+
+from containers.engines import IMAGE
+from gangline.plugins import make_runtime
+from gangline.testing.hostility import Attack, Grounds, assert_held, attacked_grounds, attacks
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def containers(container_runtime: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Grounds]:
+    root = tmp_path_factory.mktemp(container_runtime)
+    runtime = make_runtime(container_runtime)
+    async with attacked_grounds(runtime, root, attacks(isolated=True), image=IMAGE) as grounds:
+        yield grounds
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("attack", attacks(isolated=True), ids=lambda attack: attack.name)
+async def test_a_container_withstands(attack: Attack, containers: Grounds) -> None:
+    assert_held(await containers.attacked(attack))
