@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import zlib
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,6 +17,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
+from gangline.content_codings import BODY_UNREADABLE, checked_coding, decompressed
 from gangline.domain.errors import InvalidRequest, LimitExceeded, RequestTimeout
 from gangline.domain.ids import new_id
 from gangline.telemetry.logs import request_in_logs, stays_request_in_logs
@@ -27,9 +27,6 @@ __all__ = ["LIMITS", "ListenLimits", "listening", "read_body"]
 log = logging.getLogger("gangline.listening")
 
 _BACKLOG = 1024
-_ENCODING = "request_body_encoding_invalid"
-_WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-"""Content codings that are read, with zlib's name for each."""
 
 
 class _NotOfStrangers(logging.Filter):
@@ -178,8 +175,10 @@ async def read_body(
     raises ends the reading.
 
     Raises: LimitExceeded, before much more than `max_bytes` are held; RequestTimeout when nothing comes for `idle_s`,
-    or not all within `body_s`; InvalidRequest for a body that is not compressed as its head says.
+    or not all within `body_s`; InvalidRequest for a body that is not compressed as its head says; UnsupportedMediaType,
+    before anything is read, for a coding that is not known.
     """
+    coding = checked_coding(", ".join(request.headers.getall("Content-Encoding", ())))
     if (request.content_length or 0) > max_bytes:
         raise _too_long(max_bytes)
     pieces, num_bytes = list[bytes](), 0
@@ -201,7 +200,7 @@ async def read_body(
             async with asyncio.timeout_at(min(loop.time() + idle_s, ends_at)):
                 take(await content.readany())
     except web.RequestPayloadError as error:
-        raise InvalidRequest(f"the request body cannot be read: {error}.", error_code=_ENCODING) from error
+        raise InvalidRequest(f"the request body cannot be read: {error}.", error_code=BODY_UNREADABLE) from error
     except TimeoutError:
         if loop.time() >= ends_at:
             raise RequestTimeout(f"the request body took longer than {body_s:g} s; {num_bytes} bytes came.") from None
@@ -209,37 +208,11 @@ async def read_body(
             f"the request body stalled: nothing came for {idle_s:g} s after {num_bytes} bytes"
         ) from None
     body = b"".join(pieces)
-    coding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if coding == "identity" or not body:
         return body
-    # In a thread: zlib lets others run meanwhile.
-    decoded = await asyncio.to_thread(_decompressed, body, coding, max_bytes)
+    # In a thread: decoders let others run meanwhile.
+    decoded = await asyncio.to_thread(decompressed, body, coding, max_bytes)
     on_piece(max(len(decoded) - num_bytes, 0))
-    return decoded
-
-
-def _decompressed(body: bytes, coding: str, max_bytes: int) -> bytes:
-    """Raises: LimitExceeded, before more than `max_bytes` are held; InvalidRequest."""
-    if coding not in _WINDOW_BITS:
-        raise InvalidRequest(
-            f"Content-Encoding {coding!r} is not read here. Send gzip, deflate, or no encoding.", error_code=_ENCODING
-        )
-    # "deflate" is zlib's format, but some clients send it without zlib's head.
-    bits = -zlib.MAX_WBITS if coding == "deflate" and body[0] & 0xF != 8 else _WINDOW_BITS[coding]
-    decoder = zlib.decompressobj(bits)
-    try:
-        decoded = decoder.decompress(body, max_bytes + 1)
-    except zlib.error as error:
-        raise InvalidRequest(
-            f"the body is not {coding}, as its Content-Encoding says: {error}.", error_code=_ENCODING
-        ) from error
-    if len(decoded) > max_bytes:
-        raise _too_long(max_bytes)
-    if not decoder.eof or decoder.unused_data:
-        raise InvalidRequest(
-            f"the body is not {coding}, as its Content-Encoding says: it ends too early or too late.",
-            error_code=_ENCODING,
-        )
     return decoded
 
 

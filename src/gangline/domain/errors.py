@@ -10,7 +10,7 @@
     │   ├── NotFound           404
     │   ├── Conflict           409
     │   ├── RequestTimeout     408: the body did not come
-    │   ├── UnsupportedMediaType 415: a body that is not JSON
+    │   ├── UnsupportedMediaType 415: a body that is not JSON, or compressed in an unknown way
     │   ├── UpgradeRefused     426: WebSocket is not spoken
     │   ├── LimitExceeded      413: more than one request may have
     │   │   └── TooMany        429, retryable: as many as are allowed at once are there

@@ -27,6 +27,7 @@ from gangline.domain.errors import (
     RequestTimeout,
     TooMany,
     Unauthorized,
+    UnsupportedMediaType,
     UpgradeRefused,
 )
 from gangline.engines.contract import EngineCapabilities
@@ -274,8 +275,7 @@ def _shaped(dialect: Dialect, error: GanglineError) -> web.Response:
     status = error.status if isinstance(error, (RequestTimeout, UpgradeRefused)) else shaped.status
     headers = dict(shaped.headers) | ({"Upgrade": "HTTP/1.1"} if isinstance(error, UpgradeRefused) else {})
     response = web.Response(body=shaped.body, status=status, headers=headers, content_type="application/json")
-    is_unread = error.details.get("error_code") == "request_body_encoding_invalid"
-    if is_unread or isinstance(error, (LimitExceeded, RequestTimeout, UpgradeRefused)):
+    if isinstance(error, (LimitExceeded, RequestTimeout, UnsupportedMediaType, UpgradeRefused)):
         response.force_close()  # the rest of what the client sends is not read
     return response
 
