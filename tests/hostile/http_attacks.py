@@ -538,7 +538,7 @@ def ends_and_grades_sessions_with_a_key(surface: Surface) -> Iterator[bytes]:
     own, other = surface.calls[0].split("/")[2], surface.other_calls[0].split("/")[2]
     key = f"Authorization: Bearer {surface.key}"
     body = b'{"reward": 1000.0, "reward_info": {"reward": 1000.0}}'
-    for path in (f"/s/{other}/complete", f"/sessions/{other}/complete", f"/v1/sessions/{own}/complete"):
+    for path in (f"/s/{other}/complete", f"/sessions/{other}/complete", f"/v1/sessions/{other}/complete"):
         yield _request(surface, "POST", path, key, body=body)
     for session in (own, other):
         yield _request(surface, "POST", f"/v1/sessions/{session}/finalize", key, body=body)
