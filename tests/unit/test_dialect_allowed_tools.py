@@ -1,4 +1,4 @@
-"""`tool_choice: allowed_tools`, in the two forms of OpenAI."""
+"""A choice among allowed tools: the two forms of OpenAI, and Google's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from gangline.dialects.chat_request import parse_chat_call
+from gangline.dialects.contract import RawRequest
+from gangline.dialects.google import GoogleDialect
 from gangline.dialects.responses_request import parse_responses_call
 from gangline.domain.conversation import ModelCall, ToolChoice
 from gangline.domain.errors import InvalidRequest
@@ -32,12 +34,21 @@ def _responses(mode: str, names: list[str]) -> ModelCall:
     return parse_responses_call(json.dumps(body).encode())
 
 
-@pytest.mark.parametrize("parse", [_chat, _responses])
+def _google(mode: str, names: list[str]) -> ModelCall:
+    calling = {"mode": {"auto": "AUTO", "required": "ANY"}[mode], "allowedFunctionNames": names}
+    body: dict[str, Any] = {"contents": [{"role": "user", "parts": [{"text": "x"}]}]}
+    body |= {"tools": [{"functionDeclarations": [{"name": name} for name in "abc"]}]}
+    body |= {"toolConfig": {"functionCallingConfig": calling}}
+    return GoogleDialect().parse_call(RawRequest(body=json.dumps(body).encode(), params={"model": "m"}))
+
+
+@pytest.mark.parametrize("parse", [_chat, _responses, _google])
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_only_the_allowed_tools_are_offered_in_the_order_of_the_request(parse: Any, mode: Any) -> None:
     call = parse(mode, ["c", "a"])
     assert [tool.name for tool in call.tools] == ["a", "c"]
     assert call.tool_choice == ToolChoice(mode)
+    assert call.dropped == () or parse is _responses
 
 
 @pytest.mark.parametrize("parse", [_chat, _responses])

@@ -99,7 +99,7 @@ def _call(body: Fields, request: RawRequest, *, streams: bool = False, as_array:
     tools, hosted = _tools(body)
     config = body.object("generationConfig") or Fields({}, "generationConfig")
     _refuse(config, GOOGLE_CONFIG_FIELDS)
-    choice, choice_dropped = _tool_choice(body, tools)
+    allowed, choice, choice_dropped = _tool_choice(body, tools)
     shows_thoughts, template_kwargs, thinking_dropped = _thinking(config)
     sampling, num_choices, num_top_logprobs = _sampling(config), _num_choices(config), _num_top_logprobs(config)
     response_format = _response_format(config)
@@ -108,7 +108,7 @@ def _call(body: Fields, request: RawRequest, *, streams: bool = False, as_array:
         dialect="google",
         model=request.params.get("model", ""),
         messages=tuple(reader.messages),
-        tools=tools,
+        tools=allowed,
         tool_choice=choice,
         sampling=sampling,
         num_choices=num_choices,
@@ -172,36 +172,33 @@ def _function(fields: Fields, dropped: list[str]) -> ToolDefinition:
     return tool
 
 
-def _tool_choice(body: Fields, tools: tuple[ToolDefinition, ...]) -> tuple[ToolChoice | None, list[str]]:
+def _tool_choice(
+    body: Fields, tools: tuple[ToolDefinition, ...]
+) -> tuple[tuple[ToolDefinition, ...], ToolChoice | None, list[str]]:
+    """The tools that are allowed, the choice among them, and what was left out."""
     config = body.object("toolConfig")
     calling = config.object("functionCallingConfig") if config else None
     if config is None or calling is None:
-        return None, config.left() if config else []
-    mode, allowed = (calling.text("mode") or "AUTO").upper(), calling.texts("allowedFunctionNames")
+        return tools, None, config.left() if config else []
+    mode, names = (calling.text("mode") or "AUTO").upper(), set(calling.texts("allowedFunctionNames"))
     dropped = [*config.left(), *calling.left()]
-    unknown = set(allowed) - {tool.name for tool in tools}
+    unknown = names - {tool.name for tool in tools}
     if unknown:
         raise invalid(calling.at("allowedFunctionNames"), f"No such function is declared: {sorted(unknown)}.")
+    allowed = tuple(tool for tool in tools if not names or tool.name in names)
     match mode:
         case "AUTO" | "MODE_UNSPECIFIED" | "VALIDATED":
             # VALIDATED also constrains the arguments; that is the engine's to do, or not.
             validated = [f"{calling.at('mode')}: VALIDATED"] if mode == "VALIDATED" else []
-            return ToolChoice("auto"), dropped + validated + ([calling.at("allowedFunctionNames")] if allowed else [])
+            return allowed, ToolChoice("auto"), dropped + validated
         case "NONE":
-            return ToolChoice("none"), dropped
+            return tools, ToolChoice("none"), dropped
+        case "ANY" if len(names) == 1:
+            return tools, ToolChoice("named", names.pop()), dropped
         case "ANY":
-            return _any_of(allowed, tools, calling), dropped
+            return allowed, ToolChoice("required"), dropped
         case _:
             raise invalid(calling.at("mode"), f"Invalid value {mode!r}; it is AUTO, ANY, NONE or VALIDATED.")
-
-
-def _any_of(allowed: tuple[str, ...], tools: tuple[ToolDefinition, ...], calling: Fields) -> ToolChoice:
-    names = set(allowed)
-    if not names or names == {tool.name for tool in tools}:
-        return ToolChoice("required")
-    if len(names) == 1:
-        return ToolChoice("named", names.pop())
-    raise invalid(calling.at("allowedFunctionNames"), "It can name one function here, or all of them.")
 
 
 # -- generation config -------------------------------------------------------------------------------------------
