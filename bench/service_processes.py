@@ -30,7 +30,7 @@ async def _serve(role: str, folder: Path, urls: Sequence[str]) -> None:
         print(url, flush=True)
 
     if role == "server":
-        serving = serve_server(data_dir=folder, on_ready=ready)
+        serving = serve_server(data_dir=folder, control_token=None, on_ready=ready)
     else:
         plugins.make_runtime = lambda name: NoRuntime()
         serving = serve_node(

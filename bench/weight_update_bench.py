@@ -113,12 +113,12 @@ async def _service(folder: Path) -> AsyncGenerator[tuple[str, list[str]]]:
         async def start(kind: str, *arguments: str) -> str:
             return await stack.enter_async_context(_program(kind, folder, *arguments))
 
-        server = await start("server", "--data", str(folder))
+        server = await start("server", "--data", str(folder), "--no-token")
         nodes: list[str] = []
         for number in range(NUM_NODES):
             engine = await start("engine", "--model", "smollm2", "--threads", "1")
             data = str(folder / f"node{number}")
-            where = ("--engine", engine, "--server", server, "--data", data, "--id", f"n{number}")
+            where = ("--engine", engine, "--server", server, "--data", data, "--id", f"n{number}", "--no-token")
             nodes.append(await start("node", *where))
         yield server, nodes
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import typer.main
+from access import access
 from aiohttp import web
 from dialect_fields import dialect_fields
 from harness_table import harness_table
@@ -180,6 +181,7 @@ def _plain_routes(routes: Any) -> Iterator[str]:
 
 
 PAGES: dict[str, Callable[[], str]] = {
+    "access.md": access,
     "cli.md": command_line,
     "dialect-fields.md": dialect_fields,
     "harnesses.md": harness_table,

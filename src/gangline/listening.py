@@ -155,7 +155,8 @@ class _TurnedAway(asyncio.Protocol):
         body = msgspec.json.encode(problem)
         head = (
             "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\n"
-            f"Content-Length: {len(body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
+            f"Content-Length: {len(body)}\r\nRetry-After: 1\r\nX-Request-Id: {new_id('req')}\r\n"
+            "Connection: close\r\n\r\n"
         )
         transport.write(head.encode() + body)
         asyncio.get_running_loop().call_later(_TOLD_WITHIN_S, transport.close)

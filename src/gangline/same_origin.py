@@ -22,7 +22,7 @@ from aiohttp import hdrs, web
 
 from gangline.domain.errors import ForeignRequest, InvalidRequest, UnsupportedMediaType
 
-__all__ = ["JSON", "OwnNames", "require_json"]
+__all__ = ["JSON", "OwnNames", "is_loopback", "require_json"]
 
 JSON = "application/json"
 _EVERYWHERE = ("0.0.0.0", "::", "")
@@ -68,7 +68,7 @@ class OwnNames:
             name = _plain(urlsplit(f"//{host}").hostname or "")
         except ValueError:
             return False
-        return name in self._names or _is_loopback(name) or name == _arrived_at(request)
+        return name in self._names or is_loopback(name) or name == _arrived_at(request)
 
 
 def require_json(request: web.BaseRequest, *more: str) -> None:
@@ -92,11 +92,12 @@ def _plain(name: str) -> str:
     return str(mapped or address)
 
 
-def _is_loopback(name: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a name or an address."""
     try:
-        return ipaddress.ip_address(name).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False
+        return host == "localhost"
 
 
 def _arrived_at(request: web.BaseRequest) -> str | None:

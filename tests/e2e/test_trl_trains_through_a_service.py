@@ -79,7 +79,7 @@ def test_an_unmodified_agent_is_trained_by_trl(tmp_path: Path) -> None:
         try:
             async with (
                 engine_serving(create_app(sampler)) as engine_url,
-                serving(data_dir=tmp_path / "server") as server,
+                serving(data_dir=tmp_path / "server", control_token=None) as server,
                 running_node(tmp_path, engine_url, server_url=server.url, control_token=None),
                 ServerClient(server.url) as client,
                 PlainCollector(client, tasks()) as collector,

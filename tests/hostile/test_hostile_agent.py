@@ -183,7 +183,7 @@ async def test_no_control_route_opens_for_a_sessions_key(client: ServerClient, n
 async def test_control_routes_stay_closed_to_agents_where_no_token_is_set(tmp_path: Path) -> None:
     async with (
         scripted_server({"default": {"text": "as you wish"}}) as engine_url,
-        serving(data_dir=tmp_path / "server") as server,
+        serving(data_dir=tmp_path / "server", control_token=None) as server,
         running_node(tmp_path, engine_url, server_url=server.url, control_token=None) as node,
         ServerClient(server.url, None) as client,
     ):

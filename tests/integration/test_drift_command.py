@@ -109,7 +109,10 @@ def test_nothing_recorded_is_said_so(tmp_path: Path) -> None:
 
 
 async def test_a_server_gives_the_same_report(tmp_path: Path) -> None:
-    async with serving(data_dir=tmp_path, check_task=any_plugin) as running, ServerClient(running.url) as client:
+    async with (
+        serving(data_dir=tmp_path, control_token=None, check_task=any_plugin) as running,
+        ServerClient(running.url) as client,
+    ):
         await client.submit(request("task-1", num_samples=1))
         node = FakeNode(client)
         await node.finish(await node.lease(), completions=result("task-1", 0).completions)

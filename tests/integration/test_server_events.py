@@ -18,7 +18,7 @@ from service import FakeNode, any_plugin, request
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[ServerClient]:
     async with (
-        serving(data_dir=tmp_path, check_task=any_plugin) as running,
+        serving(data_dir=tmp_path, control_token=None, check_task=any_plugin) as running,
         ServerClient(running.url) as client,
     ):
         yield client
@@ -78,15 +78,15 @@ async def test_a_live_stream_begins_now_and_can_resume_before_its_first_event(cl
 
 
 async def test_a_stream_resumes_after_the_server_came_back(tmp_path: Path):
-    async with serving(data_dir=tmp_path, check_task=any_plugin) as running:
+    async with serving(data_dir=tmp_path, control_token=None, check_task=any_plugin) as running:
         port = int(running.url.rsplit(":", 1)[1])
         async with ServerClient(running.url) as client:
             await run_task(client, "a")
     async with ServerClient(f"http://127.0.0.1:{port}") as client:
         stream = client.events(after=0, retry_s=0.01)
-        async with serving(data_dir=tmp_path, port=port, check_task=any_plugin):
+        async with serving(data_dir=tmp_path, control_token=None, port=port, check_task=any_plugin):
             first = [await anext(stream) for _ in range(3)]
-        async with serving(data_dir=tmp_path, port=port, check_task=any_plugin):
+        async with serving(data_dir=tmp_path, control_token=None, port=port, check_task=any_plugin):
             await run_task(client, "b")
             rest = await until_task_ends(stream, num_tasks=2)
     seqs = [event.seq for event in (*first, *rest)]

@@ -125,7 +125,7 @@ async def test_bytes_are_counted_as_they_are_stored(service: RolloutService, tmp
 async def test_large_results_can_be_fetched_where_they_lie(tmp_path: Path):
     storage = Storage(results_url=f"file://{tmp_path}/elsewhere")
     async with (
-        serving(data_dir=tmp_path, check_task=any_plugin, storage=storage) as running,
+        serving(data_dir=tmp_path, control_token=None, check_task=any_plugin, storage=storage) as running,
         ServerClient(running.url) as client,
     ):
         await client.submit(request())
@@ -150,7 +150,10 @@ async def test_large_results_can_be_fetched_where_they_lie(tmp_path: Path):
 
 
 async def test_sessions_are_listed_page_by_page_and_by_what_they_are(tmp_path: Path):
-    async with serving(data_dir=tmp_path, check_task=any_plugin) as running, ServerClient(running.url) as client:
+    async with (
+        serving(data_dir=tmp_path, control_token=None, check_task=any_plugin) as running,
+        ServerClient(running.url) as client,
+    ):
         await client.submit(request("a", num_samples=3, submitter="ann"))
         await client.submit(request("b", num_samples=1))
         await FakeNode(client).finish(await FakeNode(client).lease(1))

@@ -353,7 +353,7 @@ async def test_every_mistake_is_answered_as_a_problem(
 
 
 async def test_an_unknown_plugin_is_refused_and_the_nearest_one_named(tmp_path: Path):
-    async with serving(data_dir=tmp_path) as running, ServerClient(running.url) as client:
+    async with serving(data_dir=tmp_path, control_token=None) as running, ServerClient(running.url) as client:
         with pytest.raises(UnknownPlugin, match=r"unknown runtime 'sandbx'\. Did you mean 'sandbox'"):
             await client.submit(request(runtime={"backend": "sandbx"}))
         assert (await client.tasks()).tasks == ()
@@ -366,26 +366,26 @@ async def test_a_body_over_the_limit_is_refused(client: ServerClient):
 
 async def test_without_a_control_token_only_loopback_is_listened_on(tmp_path: Path):
     with pytest.raises(InvalidRequest, match="GANGLINE_TOKEN"):
-        await serve(data_dir=tmp_path, host="0.0.0.0")
+        await serve(data_dir=tmp_path, control_token=None, host="0.0.0.0")
 
 
 async def test_a_port_in_use_is_an_error_that_names_it(tmp_path: Path):
-    async with serving(data_dir=tmp_path / "a") as running:
+    async with serving(data_dir=tmp_path / "a", control_token=None) as running:
         port = int(running.url.rsplit(":", 1)[1])
         with pytest.raises(PortUnavailable, match=f"127.0.0.1:{port}: it is in use"):
-            await serve(data_dir=tmp_path / "b", port=port)
+            await serve(data_dir=tmp_path / "b", control_token=None, port=port)
 
 
 async def test_two_servers_cannot_share_a_data_folder(tmp_path: Path):
-    async with serving(data_dir=tmp_path):
+    async with serving(data_dir=tmp_path, control_token=None):
         with pytest.raises(Conflict, match="another server is using"):
-            await serve(data_dir=tmp_path)
-    async with serving(data_dir=tmp_path):
+            await serve(data_dir=tmp_path, control_token=None)
+    async with serving(data_dir=tmp_path, control_token=None):
         pass
 
 
 async def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path):
-    async with serving(data_dir=tmp_path) as running:
+    async with serving(data_dir=tmp_path, control_token=None) as running:
         url = running.url
     async with ServerClient(url) as client:
         with pytest.raises(ServerUnavailable, match="gangline up"):

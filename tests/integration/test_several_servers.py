@@ -114,8 +114,8 @@ def test_who_follows_events_by_number_misses_none_of_those_that_several_servers_
 async def two_servers(url: str, folder: Path, results_url: str) -> AsyncIterator[list[ServerClient]]:
     storage = Storage(database_url=url, results_url=results_url)
     async with (
-        serving(data_dir=folder / "a", check_task=any_plugin, storage=storage) as first,
-        serving(data_dir=folder / "b", check_task=any_plugin, storage=storage) as second,
+        serving(data_dir=folder / "a", control_token=None, check_task=any_plugin, storage=storage) as first,
+        serving(data_dir=folder / "b", control_token=None, check_task=any_plugin, storage=storage) as second,
         ServerClient(first.url) as a,
         ServerClient(second.url) as b,
     ):
@@ -168,7 +168,9 @@ async def test_a_database_that_was_away_for_a_while_is_used_again_and_has_forgot
     with running_cluster() as cluster:
         storage = Storage(database_url=cluster.new_database())
         async with (
-            serving(data_dir=tmp_path, check_task=any_plugin, sweep_every_s=0.05, storage=storage) as running,
+            serving(
+                data_dir=tmp_path, control_token=None, check_task=any_plugin, sweep_every_s=0.05, storage=storage
+            ) as running,
             ServerClient(running.url) as client,
         ):
             await client.submit(request())

@@ -262,7 +262,7 @@ def test_the_wrong_model_fails_the_audit(tmp_path: Path) -> None:
 
 async def test_results_are_read_from_a_server_that_is_not_on_this_machine(tmp_path: Path) -> None:
     async with (
-        serving(data_dir=tmp_path, check_task=any_plugin) as running,
+        serving(data_dir=tmp_path, control_token=None, check_task=any_plugin) as running,
         ServerClient(running.url) as client,
     ):
         await client.submit(request("task-1", num_samples=2))

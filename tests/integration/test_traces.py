@@ -159,7 +159,7 @@ async def test_the_server_sends_the_root_that_sessions_hang_from(
             told.set()
 
         async with (
-            serving(data_dir=tmp_path, check_task=any_plugin, on_task_ended=ended) as running,
+            serving(data_dir=tmp_path, control_token=None, check_task=any_plugin, on_task_ended=ended) as running,
             ServerClient(running.url) as client,
         ):
             await client.submit(request("t", num_samples=1))

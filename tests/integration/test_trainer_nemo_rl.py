@@ -330,7 +330,7 @@ async def test_the_gate_of_a_real_node_is_closed_around_a_refit(tmp_path: Path) 
     async with (
         scripted_server(script) as engine_url,
         running_node(tmp_path, engine_url) as node,
-        serving(data_dir=tmp_path / "server") as server,
+        serving(data_dir=tmp_path / "server", control_token=None) as server,
     ):
         clients = (ServerClient(server.url), NodeClient(node.client.url, TOKEN))
         service, gate = pickle.loads(pickle.dumps(clients))

@@ -22,7 +22,7 @@ from training_samples import session
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[ServerClient]:
     async with (
-        serving(data_dir=tmp_path, check_task=any_plugin) as running,
+        serving(data_dir=tmp_path, control_token=None, check_task=any_plugin) as running,
         ServerClient(running.url) as client,
     ):
         yield client

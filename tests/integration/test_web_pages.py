@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,9 +17,15 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
+from aiohttp import web
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+
+from access import accesses
 
 from fixtures_node import running_node
 from gangline.domain.errors import InvalidRequest
+from gangline.engines.serving.app import serving as engine_serving
 from gangline.gateway.node import control_routes
 from gangline.same_origin import OwnNames
 from gangline.server.app import all_routes
@@ -80,7 +87,9 @@ class Service:
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Service]:
-    async with serving(data_dir=tmp_path, check_task=any_plugin, allowed_hosts=["gangline.lab"]) as running:
+    async with serving(
+        data_dir=tmp_path, control_token=None, check_task=any_plugin, allowed_hosts=["gangline.lab"]
+    ) as running:
         yield Service(running.url, SERVER)
 
 
@@ -192,6 +201,48 @@ async def test_own_names_and_pages_are_served(server: Service, node: Service, en
     status, _, body = await server.ask("POST", "/v1/tasks", {"Content-Type": "application/json; charset=utf-8"}, b"{")
     assert status == 400
     assert b"cannot be read" in body or b"instruction" in body or b"JSON" in body
+
+
+def _example(path: str) -> str:
+    """A path that a route serves. The proxy's end in a pattern: what follows a session, or a provider's whole path."""
+    before, is_pattern, pattern = path.partition("{path:")
+    root = pattern.partition("(")[0]
+    return re.sub(r"\{[a-z_]+(:[^}]*)?\}", "x1", before) + (f"{root}/models" if is_pattern else "")
+
+
+async def test_the_page_of_access_says_how_each_route_answers(tmp_path: Path, engine: Service):
+    async with (
+        serving(data_dir=tmp_path, control_token="right") as of_server,
+        running_node(tmp_path / "n", f"http://{engine.authority}", control_token="right") as of_node,
+    ):
+        urls = {"server": of_server.url, "node": of_node.url}
+        for row in accesses():
+            service = engine if row.service == "engine" else Service(urls[row.service], [])
+            path = _example(row.path)
+            method = "POST" if row.method == "*" else row.method
+            foreign, _, _ = await service.ask(method, path, {"Origin": "https://evil.example"})
+            assert (foreign == 403) == row.own_names, (row, foreign)
+            body = b"" if method in ("GET", "HEAD") else b"{}"
+            json_body = {"Content-Type": "application/json"} if body else {}
+            unknown, _, _ = await service.ask(method, path, {"Authorization": "Bearer no", **json_body}, body)
+            assert (unknown == 401) == bool(row.opened_by), (row, unknown)
+
+
+def test_a_server_without_a_token_has_to_be_asked_for(tmp_path: Path):
+    with pytest.raises(TypeError, match="control_token"):
+        cast(Any, serving)(data_dir=tmp_path)
+
+
+@pytest.mark.parametrize(("host", "num_warnings"), [("127.0.0.1", 0), ("::1", 0), ("localhost", 0), ("0.0.0.0", 1)])
+async def test_an_engine_server_that_others_may_reach_says_so_at_every_start(
+    host: str, num_warnings: int, caplog: pytest.LogCaptureFixture
+):
+    for _ in range(2):
+        caplog.clear()
+        async with engine_serving(web.Application(), host=host):
+            told = [line.getMessage() for line in caplog.records if line.levelname == "WARNING"]
+        assert len(told) == num_warnings
+        assert all(line.startswith(f"engine.open host={host}: it has no key") for line in told)
 
 
 async def test_health_answers_whoever_asks(service: Service):

@@ -11,7 +11,7 @@ import pytest
 
 from gangline.cli.output import read_log_format
 from gangline.domain.errors import InvalidRequest
-from gangline.telemetry.logs import FIELDS, LineFormatter, session_in_logs
+from gangline.telemetry.logs import FIELDS, FewRefusals, LineFormatter, session_in_logs
 
 
 def record(template: Any, *args: Any, **extra: Any) -> logging.LogRecord:
@@ -95,6 +95,27 @@ def test_lines_inside_a_sessions_work_name_it() -> None:
 
 def test_numbers_that_json_does_not_have_are_text() -> None:
     assert as_json(record("gate.paused lease_s=%g", float("inf")))["lease_s"] == "inf"
+
+
+def test_what_callers_cause_is_logged_so_often_in_a_minute_and_the_rest_is_counted() -> None:
+    now = [0.0]
+    few = FewRefusals("call.refused", per_minute=3, now=lambda: now[0])
+    assert [few.filter(record("call.refused path=%s", "/")) for _ in range(10)] == [True] * 3 + [False] * 7
+    assert few.filter(record("call.complete session=%s", "s"))
+    now[0] = 61.0
+    later = record("call.refused path=%s", "/")
+    assert few.filter(later)
+    assert as_json(later)["left_out"] == 7
+    now[0] = 122.0
+    quiet = record("call.refused path=%s", "/")
+    assert few.filter(quiet)
+    assert "left_out" not in as_json(quiet)
+
+
+def test_at_level_debug_every_refusal_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "gangline.node")
+    few = FewRefusals("call.refused", per_minute=1)
+    assert all(few.filter(record("call.refused path=%s", "/")) for _ in range(10))
 
 
 def test_the_format_is_text_or_json(monkeypatch: pytest.MonkeyPatch) -> None:

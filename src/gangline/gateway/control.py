@@ -27,10 +27,12 @@ from gangline.listening import read_body
 from gangline.plugins import explain
 from gangline.same_origin import OwnNames, require_json
 from gangline.store.actions import REFUSED, Action, ActionLog, who
+from gangline.telemetry.logs import FewRefusals
 
 __all__ = ["MAX_WAIT_S", "ControlRoute", "answer", "as_routes", "key_of", "number", "path_id", "read_model"]
 
 log = logging.getLogger("gangline.node")
+log.addFilter(FewRefusals("control.refused"))
 
 MAX_WAIT_S = 300.0
 """The longest long poll; longer ones are answered then, and asked again."""
@@ -118,19 +120,11 @@ def _in_problems(route: ControlRoute, control_token: str | None, names: OwnNames
             require_json(request)
             return await route.handler(request)
         except GanglineError as error:
-            if error.status >= 500:
-                log.error(
-                    "control.failed method=%s path=%s code=%s message=%s",
-                    request.method,
-                    request.path,
-                    error.code,
-                    error,
-                )
-            return _problem(error)
+            known = error
         except ValidationError as error:
-            return _problem(InvalidRequest(explain(error)))
+            known = InvalidRequest(explain(error))
         except web.HTTPRequestEntityTooLarge:
-            return _problem(LimitExceeded("the body is too long."))
+            known = LimitExceeded("the body is too long.")
         except web.HTTPException:
             raise
         except Exception as error:
@@ -138,8 +132,19 @@ def _in_problems(route: ControlRoute, control_token: str | None, names: OwnNames
                 raise
             log.exception("control.crashed method=%s path=%s", request.method, request.path)
             return _problem(NodeError(f"the node made a mistake ({type(error).__name__}); its log says more."))
+        _log_error(request, known)
+        return _problem(known)
 
     return handler
+
+
+def _log_error(request: web.Request, error: GanglineError) -> None:
+    """A refusal without its message, which may quote the body."""
+    asked = (request.method, request.path)
+    if error.status >= 500:
+        log.error("control.failed method=%s path=%s code=%s message=%s", *asked, error.code, error)
+    else:
+        log.info("control.refused method=%s path=%.200s status=%d code=%s", *asked, error.status, error.code)
 
 
 def _check_token(request: web.Request, token: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 import logging
 import resource
 import socket
@@ -51,7 +50,7 @@ from gangline.gateway.watchdog import Watchdog
 from gangline.listening import listening
 from gangline.private import close_to_others, make_private_folder, open_data_folder
 from gangline.runtimes.kept import Keeper, reap_keeper
-from gangline.same_origin import OwnNames
+from gangline.same_origin import OwnNames, is_loopback
 from gangline.settings import Settings, local_url, reachable_url
 from gangline.store.actions import ActionLog
 from gangline.store.journal import AttemptKey, Journal
@@ -246,11 +245,7 @@ async def _end_runtimes(
 
 def _refuse_open_door(host: str, control_token: str | None) -> None:
     """Raises: InvalidRequest."""
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = host == "localhost"
-    if not (control_token or is_loopback):
+    if not (control_token or is_loopback(host)):
         raise InvalidRequest(
             f"{host} can be reached from elsewhere, and no control token is set: anyone could open sessions here. "
             "Set GANGLINE_TOKEN, or listen on 127.0.0.1."

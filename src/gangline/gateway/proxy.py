@@ -40,7 +40,7 @@ from gangline.gateway.readers import Readers
 from gangline.gateway.reading import CallRead, is_large, read_here
 from gangline.gateway.retries import Attendance
 from gangline.listening import LIMITS, read_body
-from gangline.telemetry.logs import stays_session_in_logs
+from gangline.telemetry.logs import FewRefusals, stays_session_in_logs
 
 __all__ = ["Proxy"]
 
@@ -48,6 +48,7 @@ _APART_S = 0.1
 """Long enough for what was sent before to be read, by a client that reads."""
 
 _log = logging.getLogger("gangline.proxy")
+_log.addFilter(FewRefusals("call.refused"))
 
 _SESSION_ROOTS = ("s", "sessions")
 """A session's base URL is `/s/SESSION`, or `/sessions/SESSION` as in 002."""
@@ -131,7 +132,7 @@ class Proxy:
             _log.exception("proxy.internal_error path=%s", request.path)
             known = NodeError(f"{type(error).__name__}: {error}")
         self._on_error(known)
-        _log.info("call.refused path=%s code=%s message=%s", request.path, known.code, known)
+        _log.info("call.refused path=%.200s code=%s message=%s", request.path, known.code, known)
         return _shaped(match.dialect, known)
 
     async def _dispatch(self, request: web.Request, match: Match, path: str) -> web.StreamResponse:

@@ -12,10 +12,12 @@ from pydantic import ValidationError
 
 from gangline.domain.errors import CallerError, GanglineError, InvalidRequest
 from gangline.plugins import explain
+from gangline.telemetry.logs import FewRefusals
 
 __all__ = ["Problem", "problem_response", "problems"]
 
 log = logging.getLogger("gangline.server")
+log.addFilter(FewRefusals("request.refused"))
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,22 +39,25 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
     try:
         return await handler(request)
     except GanglineError as error:
-        if error.status >= 500:
-            log.error(
-                "request.failed method=%s path=%s code=%s message=%s", request.method, request.path, error.code, error
-            )
-        return problem_response(error)
+        known = error
     except ValidationError as error:
-        return problem_response(InvalidRequest(explain(error)))
+        known = InvalidRequest(explain(error))
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        return problem_response(InvalidRequest(f"the body cannot be read: {error}"))
+        known = InvalidRequest(f"the body cannot be read: {error}")
     except RecursionError:
-        return problem_response(InvalidRequest("the body is nested too deeply."))
+        known = InvalidRequest("the body is nested too deeply.")
     except web.HTTPException as error:
         return _of_http(request, error)
     except Exception:
         log.exception("request.crashed method=%s path=%s", request.method, request.path)
         return problem_response(GanglineError("the server made a mistake; its log says more."))
+    if known.status >= 500:
+        log.error(
+            "request.failed method=%s path=%s code=%s message=%s", request.method, request.path, known.code, known
+        )
+    else:
+        _log_refused(request, known.status, known.code)
+    return problem_response(known)
 
 
 def problem_response(error: GanglineError) -> web.Response:
@@ -63,7 +68,14 @@ def _of_http(request: web.Request, error: web.HTTPException) -> web.StreamRespon
     if error.status < 400:
         return error
     found = CallerError(f"{request.method} {request.path}: {error.reason}; GET /openapi.json lists the routes.")
-    return _response(found, error.status, "not_found" if error.status == 404 else None)
+    code = "not_found" if error.status == 404 else found.code
+    _log_refused(request, error.status, code)
+    return _response(found, error.status, code)
+
+
+def _log_refused(request: web.Request, status: int, code: str) -> None:
+    """Without the message: it may quote the body."""
+    log.info("request.refused method=%s path=%.200s status=%d code=%s", request.method, request.path, status, code)
 
 
 def _response(error: GanglineError, status: int, code: str | None = None) -> web.Response:

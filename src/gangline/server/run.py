@@ -6,7 +6,6 @@ import asyncio
 import errno
 import fcntl
 import importlib
-import ipaddress
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -22,7 +21,7 @@ from gangline.domain.task import TaskRequest
 from gangline.domain.views import TaskView
 from gangline.listening import listening
 from gangline.private import close_to_others, open_data_folder
-from gangline.same_origin import OwnNames
+from gangline.same_origin import OwnNames, is_loopback
 from gangline.server.app import create_app
 from gangline.server.callbacks import Courier
 from gangline.server.compat_polar import polar_task
@@ -79,9 +78,9 @@ def results_path(data_dir: Path) -> Path:
 async def serve(
     *,
     data_dir: Path,
+    control_token: str | None,
     host: str = "127.0.0.1",
     port: int = 0,
-    control_token: str | None = None,
     public_url: str | None = None,
     allowed_hosts: Sequence[str] = (),
     on_ready: Callable[[str], None] | None = None,
@@ -121,9 +120,9 @@ async def serve(
 async def serving(
     *,
     data_dir: Path,
+    control_token: str | None,
     host: str = "127.0.0.1",
     port: int = 0,
-    control_token: str | None = None,
     public_url: str | None = None,
     allowed_hosts: Sequence[str] = (),
     lease_s: float = 30.0,
@@ -134,7 +133,10 @@ async def serving(
     check_task: Callable[[TaskRequest], None] = plugins.check_task,
     on_task_ended: Callable[[TaskView], None] | None = None,
 ) -> AsyncGenerator[Running]:
-    """A running server inside the block. Raises: as `serve`."""
+    """A running server inside the block. Nobody is let in without a token unless `control_token=None` says so.
+
+    Raises: as `serve`.
+    """
     _refuse_open_door(host, control_token)
     names = OwnNames(host, public_url=public_url, allowed_hosts=allowed_hosts)
     folder = data_dir / "server"
@@ -228,19 +230,12 @@ async def _listening(app: web.Application, service: RolloutService, host: str, p
 
 
 def _refuse_open_door(host: str, control_token: str | None) -> None:
-    if control_token or _is_loopback(host):
+    if control_token or is_loopback(host):
         return
     raise InvalidRequest(
         f"{host} can be reached from elsewhere, and no control token is set: anyone could run commands here. "
         "Set GANGLINE_TOKEN, or listen on 127.0.0.1."
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _open_folders(data_dir: Path, folder: Path) -> None:

@@ -38,6 +38,7 @@ ACTIONS: dict[str, str] = {
     "polar.store_failed": "The database failed while sessions were sent to a gateway; it is tried again.",
     "engines.store_failed": "What engines the nodes are to have could not be read or written; it is tried again.",
     "session.not_placed": "A node could not take a session that a caller opened at the server; the next one is asked.",
+    "request.refused": "A request was answered with an error that is the caller's.",
     "request.failed": "A request failed for a reason on our side.",
     "request.crashed": "A request met a defect of the server.",
     # A node and its sessions.
@@ -93,6 +94,7 @@ ACTIONS: dict[str, str] = {
     "keeper.forgotten": "A keeper stops sandboxes that its node holds no more: stopping failed, or nobody asked.",
     "keeper.not_stopped": "A keeper could not stop a sandbox; the reaper will.",
     "keeper.internal_error": "A request to a keeper met a defect.",
+    "control.refused": "A request to the node's own routes was answered with an error that is the caller's.",
     "control.failed": "A request to the node's own routes failed for a reason on our side.",
     "control.crashed": "A request to the node's own routes met a defect.",
     # Model calls.
@@ -136,6 +138,7 @@ ACTIONS: dict[str, str] = {
     "journal.hole": "Entries behind a hole are not used.",
     "journal.not_deleted": "A segment that is not needed could not be deleted.",
     # An engine server of ours.
+    "engine.open": "An engine server, which has no key, listens where other machines may reach it.",
     "engine.crashed": "A request met a defect of the engine server.",
     "engine.stream_failed": "A stream failed while it was sampled.",
     # `gangline up`.

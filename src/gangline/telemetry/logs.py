@@ -12,13 +12,14 @@ import json
 import logging
 import re
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
 
 __all__ = [
     "FIELDS",
+    "FewRefusals",
     "LineFormatter",
     "LogFormat",
     "request_in_logs",
@@ -70,6 +71,32 @@ def request_in_logs() -> str | None:
 def stays_session_in_logs(session_id: str) -> None:
     """For a task that is a session's from here to its end."""
     _session.set(session_id)
+
+
+class FewRefusals(logging.Filter):
+    """Lets through so many lines of one action in a minute: what anybody may cause must not fill a disk.
+
+    The first line of a later minute says how many were left out. At level debug all pass.
+    """
+
+    def __init__(self, action: str, *, per_minute: int = 60, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._begins = f"{action} "
+        self._per_minute = per_minute
+        self._now = now
+        self._minute = now()
+        self._num_lines = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not str(record.msg).startswith(self._begins) or logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
+            return True
+        if self._now() - self._minute >= 60:
+            num_left_out = max(self._num_lines - self._per_minute, 0)
+            self._minute, self._num_lines = self._now(), 0
+            if num_left_out and isinstance(record.args, tuple):
+                record.msg, record.args = f"{record.msg} left_out=%d", (*record.args, num_left_out)
+        self._num_lines += 1
+        return self._num_lines <= self._per_minute
 
 
 class LineFormatter(logging.Formatter):

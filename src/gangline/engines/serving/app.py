@@ -34,7 +34,7 @@ from gangline.engines.serving.wire import (
 )
 from gangline.engines.text_parsing.detect import detect_parsers
 from gangline.engines.text_parsing.parser import Parsers
-from gangline.same_origin import OwnNames, require_json
+from gangline.same_origin import OwnNames, is_loopback, require_json
 
 __all__ = ["PortUnavailable", "create_app", "run_app", "serving"]
 
@@ -76,6 +76,8 @@ async def serving(app: web.Application, *, host: str = "127.0.0.1", port: int = 
     Raises:
         PortUnavailable: the address cannot be bound.
     """
+    if not is_loopback(host):
+        _log.warning("engine.open host=%s: it has no key: whoever reaches it may sample, pause and load weights", host)
     # Handlers are cancelled when their client leaves: that is what takes an abandoned sequence out of the batch.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()

@@ -1,0 +1,88 @@
+"""Which route wants what of a caller, read from the tables of routes that server, node and engine server serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+from gangline.engines.serving.app import create_app
+from gangline.gateway.node import control_routes
+from gangline.gateway.proxy import Proxy
+from gangline.server.app import all_routes
+from gangline.testing.scripted_engine import ScriptedSampler
+from gangline.testing.scripted_engine_script import Reply, Script
+from gangline.testing.tiny_tokenizer import TinyTokenizer
+
+_JSON = "application/json"
+_TOKEN, _KEY = "control token", "session's key"
+
+
+class Access(NamedTuple):
+    """What one route wants."""
+
+    service: str
+    method: str
+    path: str
+    opened_by: str = ""
+    """Empty: nothing, whoever reaches the address is let in."""
+    own_names: bool = False
+    """Whether `Host`, `Origin` and `Sec-Fetch-Site` are checked."""
+    body: str = ""
+    """The type of a body, beside which JSON is taken; empty: any."""
+
+
+def accesses() -> Iterator[Access]:
+    """Every route of every service, in the order in which each describes them."""
+    for route in all_routes(cast(Any, SimpleNamespace(store=None))):
+        yield (
+            Access("server", route.method, route.path)
+            if route.open
+            else Access("server", route.method, route.path, _TOKEN, True, route.body_type)
+        )
+    yield Access("node", "GET", "/health")
+    parts: Any = SimpleNamespace(gate=None, backends=None)
+    for route in control_routes(parts, *([cast(Any, None)] * 3)):
+        by_token = route.opened_by == "control"
+        yield Access("node", route.method, route.path, _TOKEN if by_token else _KEY, by_token, _JSON)
+    for route in Proxy().routes():
+        yield Access("node", route.method, route.path, "" if route.method == "HEAD" else _KEY)
+    engine = create_app(ScriptedSampler(Script(default=Reply(text="x")), TinyTokenizer()))
+    for served in engine.router.routes():
+        path = served.resource.canonical if served.resource else ""
+        if served.method != "HEAD":
+            is_open = path == "/health"
+            yield Access("engine", served.method, path, "", not is_open, "" if is_open else _JSON)
+
+
+def access() -> str:
+    """docs/reference/access.md"""
+    groups: dict[tuple[str, str, bool, str], list[str]] = {}
+    for one in accesses():
+        groups.setdefault((one.service, one.opened_by, one.own_names, one.body), []).append(
+            f"`{one.method} {one.path}`"
+        )
+    return "\n".join((_INTRODUCTION, *(_row(*group, routes) for group, routes in groups.items()))) + "\n"
+
+
+def _row(service: str, opened_by: str, own_names: bool, body: str, routes: list[str]) -> str:
+    wants = (
+        opened_by or "nothing",
+        "checked" if own_names else "any",
+        " or ".join(f"`{kind}`" for kind in dict.fromkeys((_JSON, body))) if body else "any",
+    )
+    return f"| {service} | {' | '.join(wants)} | {', '.join(routes)} |"
+
+
+_INTRODUCTION = """\
+<!-- Made by docs/generate.py from the code; `make docs` makes it again. -->
+
+# Access
+
+What a route wants of its caller. [Operations](../guides/operations.md#who-may-call) says why, and where the token
+comes from. A service that runs with `--no-token` asks for no control token; all else stays. `Host` stands for `Host`,
+`Origin` and `Sec-Fetch-Site`. A body of another type is refused where the table names one; a request without a body
+needs no type.
+
+| service | opened by | `Host` | body | routes |
+|---|---|---|---|---|"""
