@@ -88,7 +88,7 @@ def test_the_token_is_in_no_argument_no_log_and_only_in_private_files(start: Sta
     assert up.running()["control_token"] == token
     assert not [line for line in processes_with(str(up.data)).values() if token in line]
     holders = [path for path in up.data.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
-    assert {path.name for path in holders} == {"up.json", "control_token"}
+    assert {path.name for path in holders} == {"up.json", "running.json", "control_token"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in holders} == {0o600}
 
 
