@@ -88,7 +88,9 @@ class FewRefusals(logging.Filter):
         self._num_lines = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if not str(record.msg).startswith(self._begins) or logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
+        if not str(record.msg).startswith(self._begins) or logging.Logger.manager.getLogger(record.name).isEnabledFor(
+            logging.DEBUG
+        ):
             return True
         if self._now() - self._minute >= 60:
             num_left_out = max(self._num_lines - self._per_minute, 0)
