@@ -121,7 +121,7 @@ async def test_files_of_any_kind_come_with_the_patch(kennel: Kennel) -> None:
         ({"kennel.py": FIXED.replace("2 * a", "a")}, "tests fail"),
         ({"kennel.py": "raise SystemExit\n"}, "tests fail"),
         ({"new.py": "x" * 2_000}, "longer than 1000 bytes"),
-        ({".git/HEAD": "nonsense"}, "no repository"),
+        ({".git/HEAD": "nonsense"}, "changed nothing"),
         ({"conftest.py": LIAR}, "its log tells of no failure"),
     ],
 )

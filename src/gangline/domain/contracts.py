@@ -324,6 +324,9 @@ class EvaluationContext(msgspec.Struct, frozen=True, kw_only=True):
     metadata: Mapping[str, Any]
     is_control: bool = False
     """No agent acted: this asks only whether grading works. `runtime` is clean, and no trace is there."""
+    artifacts: dict[str, bytes] = msgspec.field(default_factory=dict[str, bytes])
+    """Name -> content, for the evaluator to fill: kept with the session's artifacts however grading ends, bounded by
+    the node."""
 
 
 class Evaluator(Protocol):

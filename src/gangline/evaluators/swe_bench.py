@@ -1,9 +1,9 @@
 """Evaluator `swe_bench`: the agent's patch, in a clean runtime, against tests that it never saw.
 
 What the agent changed in the repository is its whole answer: a patch is taken of its working folder when its processes
-are gone, and applied in a clean runtime. Then the files of the test patch become what they must be, whatever the
-agent's patch made of them, and the tests run. The reward is 1 when every test of `fail_to_pass` passes and every test
-of `pass_to_pass` still does, else 0.
+are gone (`agent_patch.py`), kept as the artifact `patch.diff`, and applied in a clean runtime. Then the files of the
+test patch become what they must be, whatever the agent's patch made of them, and the tests run. The reward is 1 when
+every test of `fail_to_pass` passes and every test of `pass_to_pass` still does, else 0.
 
 A patch that does not apply, is empty, or keeps tests from ending is the agent's doing; a test patch that does not
 apply to the repository is ours.
@@ -15,40 +15,35 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import PurePosixPath
 from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gangline.domain.contracts import EvaluationContext, ExecResult, Reward, RuntimeHandle
 from gangline.domain.errors import EvaluatorError
+from gangline.evaluators.agent_patch import (
+    GIT_ENV,
+    NO_CONFIG,
+    Base,
+    Patch,
+    base_of,
+    private_home,
+    run,
+    said,
+    take_patch,
+)
 from gangline.evaluators.swe_bench_rows import SweBenchRow, grading_of
 from gangline.evaluators.test_logs import Status, read_log
 from gangline.plugins import explain
 
 __all__ = ["SweBenchConfig", "SweBenchEvaluator"]
 
-_GIT_TIMEOUT_S = 300.0
 _PARSE_TIMEOUT_S = 60.0
 _MAX_LOG_BYTES = 64 << 20
 _MAX_SHOWN_CHARS = 2_000
 _MAX_SHOWN_TESTS = 20
+_ARTIFACT = "patch.diff"
 _EVAL_SCRIPT = "/tmp/gangline-eval.sh"
-_GIT_ENV = {
-    "GIT_CONFIG_COUNT": "1",
-    "GIT_CONFIG_KEY_0": "safe.directory",
-    "GIT_CONFIG_VALUE_0": "*",
-    "GIT_TERMINAL_PROMPT": "0",
-}
-"""An image's repository often belongs to another user than the one that runs in it."""
-
-_TAKE_PATCH = """
-export GIT_INDEX_FILE=/tmp/gangline-index
-rm -rf "$GIT_INDEX_FILE" && git read-tree "$1" && git add -A . &&
-git diff --cached --binary --no-color --no-ext-diff --no-textconv "$1"
-"""
-"""With an index of our own: the agent's may be locked, or hold half a merge."""
-
 _RESTORE = """
 base=$1; shift
 for file do
@@ -124,62 +119,55 @@ class SweBenchEvaluator:
     name: ClassVar[str] = "swe_bench"
     Config: ClassVar[type[BaseModel]] = SweBenchConfig
     grades_clean: ClassVar[bool] = True
+    is_controlled: ClassVar[bool] = True
 
     def __init__(self, config: SweBenchConfig) -> None:
         self._config = config
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
-        """Raises: EvaluatorError when the clean runtime has no such repository, or the test patch does not apply."""
+        """Raises: EvaluatorError when the clean runtime has no such repository, the agent's changes cannot be read, or
+        the test patch does not apply."""
         await context.runtime.kill()
         clean = await context.fresh_runtime()
-        base = await self._head(clean)
-        taken = await self._take_patch(context.runtime, base)
-        if isinstance(taken, str):
-            return _unresolved(taken)
+        base = await base_of(clean, self._config.repo_dir)
+        patch, why = await self._patch(context.runtime, clean, base)
+        context.artifacts[_ARTIFACT] = patch.data
         details: dict[str, Any] = {
-            "patch": taken.decode(errors="replace")[:_MAX_SHOWN_CHARS],
-            "patch_bytes": len(taken),
+            "patch": patch.data.decode(errors="replace")[:_MAX_SHOWN_CHARS],
+            "patch_bytes": len(patch.data),
         }
-        if not taken.strip():
-            return _unresolved("the agent changed nothing", details)
-        applied = await self._git(clean, ["git", "apply", "--whitespace=nowarn", "-"], stdin=taken)
-        if not applied.ok:
-            return _unresolved(f"the agent's patch does not apply: {_said(applied)}", details)
-        await self._bring_tests(clean, base)
+        if patch.left_out:
+            details["left_out"] = patch.left_out
+        if not patch.is_whole:
+            details["patch_truncated"] = True
+            why = f"the agent's patch is longer than {self._config.max_patch_bytes} bytes"
+        if not context.is_control:
+            if why is None and not patch.data.strip():
+                why = "the agent changed nothing"
+            if why is None:
+                applied = await self._git(clean, ["git", "apply", "--whitespace=nowarn", "-"], stdin=patch.data)
+                why = None if applied.ok else f"the agent's patch does not apply: {said(applied)}"
+            if why is not None:
+                return _unresolved(why, details)
+        await self._bring_tests(clean, base.commit)
         return await self._graded(await self._run_tests(clean), details)
-
-    async def _head(self, runtime: RuntimeHandle) -> str:
-        """The commit that the agent began with. Raises: EvaluatorError."""
-        result = await self._git(runtime, ["git", "rev-parse", "HEAD"])
-        if not result.ok:
-            folder = PurePosixPath(runtime.workdir) / self._config.repo_dir
-            raise EvaluatorError(f"the clean runtime has no repository in {folder}: {_said(result)}")
-        return result.stdout.decode().strip()
 
     async def _git(self, runtime: RuntimeHandle, command: list[str], **how: Any) -> ExecResult:
         """Run in the repository's folder. Raises: EvaluatorError when it is not done in time."""
-        return await _run(runtime, command, cwd=self._config.repo_dir, **how)
+        return await run(runtime, command, cwd=self._config.repo_dir, **how)
 
-    async def _take_patch(self, runtime: RuntimeHandle, base: str) -> bytes | str:
-        """What the agent changed since `base`, or why there is no telling.
+    async def _patch(self, runtime: RuntimeHandle, clean: RuntimeHandle, base: Base) -> tuple[Patch, str | None]:
+        """What the agent changed since `base`, and why that is not to be graded.
 
-        Raises: EvaluatorError when it takes too long.
+        Raises: EvaluatorError when that cannot be known, or takes too long.
         """
-        limit = self._config.max_patch_bytes
-        own = self._config.patch_command
+        limit, own = self._config.max_patch_bytes, self._config.patch_command
         if own is None:
-            result = await self._git(runtime, ["sh", "-c", _TAKE_PATCH, "sh", base], max_output_bytes=limit)
-        else:
-            result = await _run(runtime, ["sh", "-c", own], cwd=None, max_output_bytes=limit)
-        if result.truncated:
-            return f"the agent's patch is longer than {limit} bytes"
-        if result.ok:
-            return result.stdout
-        return (
-            f"the agent left no repository to take a patch of: {_said(result)}"
-            if own is None
-            else f"the patch command failed with exit code {result.exit_code}: {_said(result)}"
-        )
+            return await take_patch(runtime, clean, self._config.repo_dir, base, limit), None
+        env = NO_CONFIG | {"HOME": await private_home(runtime)}
+        result = await run(runtime, ["sh", "-c", own], cwd=None, env=env, limit=limit)
+        why = None if result.ok else f"the patch command failed with exit code {result.exit_code}: {said(result)}"
+        return Patch(result.stdout, not result.truncated, ""), why
 
     async def _bring_tests(self, runtime: RuntimeHandle, base: str) -> None:
         patch = self._config.test_patch
@@ -188,7 +176,7 @@ class SweBenchEvaluator:
         restored = await self._git(runtime, ["sh", "-c", _RESTORE, "sh", base, *_files_of(patch)])
         applied = await self._git(runtime, ["git", "apply", "--whitespace=nowarn", "-"], stdin=patch.encode())
         if not (restored.ok and applied.ok):
-            raise EvaluatorError(f"the test patch does not apply to {base[:12]}: {_said(restored)} {_said(applied)}")
+            raise EvaluatorError(f"the test patch does not apply to {base[:12]}: {said(restored)} {said(applied)}")
 
     async def _run_tests(self, runtime: RuntimeHandle) -> ExecResult:
         config = self._config
@@ -198,7 +186,7 @@ class SweBenchEvaluator:
         return await runtime.exec(
             f"exec 2>&1\n{command}",
             cwd=self._config.repo_dir,
-            env=_GIT_ENV,
+            env=GIT_ENV,
             timeout_s=config.timeout_seconds,
             max_output_bytes=_MAX_LOG_BYTES,
         )
@@ -229,23 +217,6 @@ class SweBenchEvaluator:
         return self._config.eval_script is None and not tests.ok and "failed" not in statuses.values()
 
 
-async def _run(
-    runtime: RuntimeHandle,
-    command: list[str],
-    *,
-    cwd: str | None,
-    stdin: bytes | None = None,
-    max_output_bytes: int = 1 << 20,
-) -> ExecResult:
-    """Raises: EvaluatorError when it is not done in time."""
-    result = await runtime.exec(
-        command, cwd=cwd, env=_GIT_ENV, stdin=stdin, timeout_s=_GIT_TIMEOUT_S, max_output_bytes=max_output_bytes
-    )
-    if result.timed_out:
-        raise EvaluatorError(f"{' '.join(command[:2])} was not done in {_GIT_TIMEOUT_S:g} s")
-    return result
-
-
 def _files_of(patch: str) -> list[str]:
     """Names of all files that a patch touches, before and after it."""
     found = re.findall(r"^(?:--- a|\+\+\+ b|rename from|rename to)[/ ]([^\t\n]+)", patch, re.MULTILINE)
@@ -255,7 +226,3 @@ def _files_of(patch: str) -> list[str]:
 
 def _unresolved(why: str, details: dict[str, Any] | None = None) -> Reward:
     return Reward(reward=0.0, details={"resolved": False, "why": why, **(details or {})})
-
-
-def _said(result: ExecResult) -> str:
-    return (result.stderr or result.stdout).decode(errors="replace").strip()[-_MAX_SHOWN_CHARS:]

@@ -52,7 +52,7 @@ from gangline.domain.trajectory import Trajectory
 from gangline.gateway.adoption import RESTARTED, AttemptNote, RunClock, RunEnd, annotate, run_harness
 from gangline.gateway.backends import BackendPool
 from gangline.gateway.gate import Gate
-from gangline.gateway.grading import graded, within
+from gangline.gateway.grading import bounded, graded, within
 from gangline.gateway.harness_logs import collect_logs
 from gangline.gateway.metrics import NodeMetrics
 from gangline.gateway.model_session import ModelSession
@@ -537,7 +537,10 @@ class Attempt:
             self._allow(init_s + budget_s)
             return self._start_grader("control")
 
-        return await graded(evaluator, context, start_control, budget_s=budget_s)
+        try:
+            return await graded(evaluator, context, start_control, budget_s=budget_s)
+        finally:
+            self._artifacts = bounded(context.artifacts) | self._artifacts
 
     def _blame_agent(self, error: GradingSpoiled) -> None:
         """The session is the agent's failure, and no fault of ours."""

@@ -18,9 +18,12 @@ from gangline.domain.contracts import Controlled, EvaluationContext, Evaluator, 
 from gangline.domain.errors import EvaluatorError, GanglineError, GradingSpoiled
 from gangline.domain.session import HarnessExit
 
-__all__ = ["graded", "within"]
+__all__ = ["MAX_ARTIFACT_BYTES", "bounded", "graded", "within"]
 
 log = logging.getLogger("gangline.node")
+
+MAX_ARTIFACT_BYTES = 8 << 20
+"""Of all that an evaluator leaves of one session."""
 
 _T = TypeVar("_T")
 
@@ -70,7 +73,20 @@ def _without_agent(context: EvaluationContext, runtime: RuntimeHandle) -> Evalua
         runtime=runtime,
         fresh_runtime=fresh_runtime,
         is_control=True,
+        artifacts={},
     )
+
+
+def bounded(artifacts: dict[str, bytes]) -> dict[str, bytes]:
+    """At most `MAX_ARTIFACT_BYTES` of what an evaluator left. One that is cut has a note beside it, `NAME.cut`."""
+    kept: dict[str, bytes] = {}
+    room = MAX_ARTIFACT_BYTES
+    for name, data in artifacts.items():
+        kept[name] = data[:room]
+        if len(data) > room:
+            kept[f"{name}.cut"] = f"The first {room} of {len(data)} bytes are kept.\n".encode()
+        room -= len(kept[name])
+    return kept
 
 
 async def within(seconds: float, work: Awaitable[_T], otherwise: GanglineError) -> _T:

@@ -1,0 +1,175 @@
+"""What an agent changed in a repository, as one patch: whatever it made of `.git`, of its HOME or of git's settings.
+
+Nothing in the agent's `.git` is read. In the agent's runtime an index and an object store of our own, in a folder that
+was cleared from outside, take in the files of its working tree; the objects that are new go to the clean runtime,
+whose untouched repository has all others and makes the patch. The agent's settings, hooks, filters, attributes, index
+flags and objects so have no say, and no command of its runs.
+
+To the patch belong the files that `git add -A` takes: what `.gitignore` files of the working tree name, and what the
+clean repository's own `info/exclude` names, is left out unless the base commit has it. So are submodules and
+repositories in folders of the repository.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from gangline.domain.contracts import ExecResult, RuntimeHandle
+from gangline.domain.errors import CallerError, EvaluatorError
+
+__all__ = ["GIT_ENV", "NO_CONFIG", "Base", "Patch", "base_of", "private_home", "run", "said", "take_patch"]
+
+_GIT_TIMEOUT_S = 300.0
+_MAX_LISTING_BYTES = 256 << 20
+_MAX_OBJECTS_BYTES = 256 << 20
+_MAX_SHOWN_CHARS = 2_000
+_FOLDER = ".gangline-patch"
+_SETTINGS = {
+    "safe.directory": "*",  # an image's repository often belongs to another user than the one that runs in it
+    "core.hooksPath": "/dev/null",
+    "core.fsmonitor": "false",
+}
+GIT_ENV = {
+    "GIT_CONFIG_COUNT": str(len(_SETTINGS)),
+    **{f"GIT_CONFIG_KEY_{at}": name for at, name in enumerate(_SETTINGS)},
+    **{f"GIT_CONFIG_VALUE_{at}": value for at, value in enumerate(_SETTINGS.values())},
+    "GIT_TERMINAL_PROMPT": "0",
+}
+NO_CONFIG = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
+
+_BASE = """
+git rev-parse HEAD && prefix=$(git rev-parse --show-prefix) && printf '%s\\n' "$prefix" &&
+exclude=$(git rev-parse --git-path info/exclude) && { [ ! -f "$exclude" ] || cat -- "$exclude"; }
+"""
+_TAKE = """
+cd -- "$1" && git init -q --template= && printf %s "$2" > "$GIT_DIR/info/exclude" &&
+git update-index -z --index-info || exit
+git update-index -q --refresh > "$GIT_DIR/refreshed" 2>&1
+git add -A --ignore-errors -- . 2> "$GIT_DIR/left_out" || cat "$GIT_DIR/left_out" >&2
+tree=$(git write-tree --missing-ok) && printf '%s\\n' "$tree" &&
+git cat-file --batch-all-objects --batch-check='%(objectname)' > "$GIT_DIR/new" &&
+git pack-objects -q --stdout < "$GIT_DIR/new"
+"""
+"""An index that knows what the base commit's files are, and not when they were written, so that each is read. The
+refresh keeps those that are unchanged from being stored."""
+_DIFF = "git diff-tree -p --binary -M --no-color --no-ext-diff --no-textconv --ignore-submodules=all"
+
+
+class Base(NamedTuple):
+    """What the agent began with, as the clean runtime's repository has it."""
+
+    commit: str
+    prefix: str
+    """From the repository's top to `repo_dir`: empty, or with a slash at its end."""
+    exclude: str
+    """Content of `info/exclude`."""
+
+
+class Patch(NamedTuple):
+    data: bytes
+    is_whole: bool
+    """Else its end is cut off."""
+    left_out: str
+    """Git's word on what could not be read."""
+
+
+async def base_of(clean: RuntimeHandle, repo_dir: str) -> Base:
+    """Raises: EvaluatorError when there is no repository."""
+    result = await run(clean, ["sh", "-c", _BASE], cwd=repo_dir)
+    if not result.ok:
+        folder = PurePosixPath(clean.workdir) / repo_dir
+        raise EvaluatorError(f"the clean runtime has no repository in {folder}: {said(result)}")
+    commit, prefix, exclude = result.stdout.decode(errors="replace").split("\n", 2)
+    return Base(commit, prefix, exclude)
+
+
+async def take_patch(runtime: RuntimeHandle, clean: RuntimeHandle, repo_dir: str, base: Base, limit: int) -> Patch:
+    """What the agent changed in `repo_dir` of `runtime` since `base`, up to `limit` bytes of it.
+
+    Raises: EvaluatorError when that cannot be known, whoever's doing it is.
+    """
+    listed = await run(
+        clean, ["git", "ls-tree", "-r", "-z", "--full-tree", base.commit], cwd=repo_dir, limit=_MAX_LISTING_BYTES
+    )
+    if not listed.ok or listed.truncated:
+        raise EvaluatorError(f"the clean repository's files cannot be listed: {said(listed)}")
+    entries = listed.stdout.split(b"\0")[:-1]
+    is_submodule = re.compile(rb"160000 ").match
+    own = await private_home(runtime)
+    folder, top = _places(runtime, repo_dir, base)
+    hidden = [entry.split(b"\t", 1)[1].decode(errors="surrogateescape") for entry in entries if is_submodule(entry)]
+    if PurePosixPath(own).is_relative_to(top):
+        hidden.append(str(PurePosixPath(own).relative_to(top)))
+    exclude = "\n".join([base.exclude, *map(_pattern, hidden), ""])
+    taken = await run(
+        runtime,
+        ["sh", "-c", _TAKE, "sh", folder, exclude],
+        cwd=None,
+        env={
+            **NO_CONFIG,
+            "HOME": own,
+            "XDG_CONFIG_HOME": own,
+            "GIT_DIR": f"{own}/git",
+            "GIT_WORK_TREE": top,
+            "GIT_DEFAULT_HASH": "sha256" if len(base.commit) == 64 else "sha1",
+        },
+        stdin=b"".join(entry + b"\0" for entry in entries if not is_submodule(entry)),
+        limit=_MAX_OBJECTS_BYTES,
+    )
+    if not taken.ok or taken.truncated:
+        why = f"more than {_MAX_OBJECTS_BYTES} bytes" if taken.truncated else said(taken)
+        raise EvaluatorError(f"what the agent changed in {folder} cannot be read: {why}")
+    tree, objects = taken.stdout.split(b"\n", 1)
+    stored = await run(clean, ["git", "unpack-objects", "-q"], cwd=repo_dir, stdin=objects)
+    made = await run(clean, ["sh", "-c", f'{_DIFF} "$@"', "sh", base.commit, tree.decode()], cwd=repo_dir, limit=limit)
+    if not (stored.ok and made.ok):
+        raise EvaluatorError(f"no patch can be made of what the agent changed: {said(stored)} {said(made)}")
+    return Patch(made.stdout, not made.truncated, said(taken) if taken.stderr else "")
+
+
+async def private_home(runtime: RuntimeHandle) -> str:
+    """A folder that is empty, whatever the agent left at its place. Raises: EvaluatorError."""
+    own = f"{runtime.home}/{_FOLDER}"
+    try:
+        await runtime.clear(own)
+    except CallerError as error:
+        raise EvaluatorError(f"could not clear the grader's {own}: {error.message}") from error
+    made = await run(runtime, ["mkdir", "-p", "--", f"{own}/git/info"], cwd=None)
+    if not made.ok:
+        raise EvaluatorError(f"could not make the grader's {own}: {said(made)}")
+    return own
+
+
+async def run(
+    runtime: RuntimeHandle,
+    command: list[str],
+    *,
+    cwd: str | None,
+    env: dict[str, str] | None = None,
+    stdin: bytes | None = None,
+    limit: int = 1 << 20,
+) -> ExecResult:
+    """Raises: EvaluatorError when it is not done in time."""
+    how: dict[str, Any] = {"timeout_s": _GIT_TIMEOUT_S, "max_output_bytes": limit}
+    result = await runtime.exec(command, cwd=cwd, env={**GIT_ENV, **(env or {})}, stdin=stdin, **how)
+    if result.timed_out:
+        raise EvaluatorError(f"{' '.join(command[:2])} was not done in {_GIT_TIMEOUT_S:g} s")
+    return result
+
+
+def said(result: ExecResult) -> str:
+    return (result.stderr or result.stdout).decode(errors="replace").strip()[-_MAX_SHOWN_CHARS:]
+
+
+def _places(runtime: RuntimeHandle, repo_dir: str, base: Base) -> tuple[str, str]:
+    """`repo_dir`, and the top of its repository."""
+    folder = os.path.normpath(PurePosixPath(runtime.workdir) / repo_dir)
+    return folder, os.path.normpath(PurePosixPath(folder) / ("../" * base.prefix.count("/")))
+
+
+def _pattern(path: str) -> str:
+    """Of `.gitignore`, for this path alone."""
+    return "/" + re.sub(r"([\\*?\[\] ])", r"\\\1", path)
