@@ -101,6 +101,20 @@ async def test_a_job_is_answered_when_it_ends_with_ids_in_its_messages(trainer: 
     assert await trainer.post("/process", job) == (200, answer)
 
 
+@pytest.mark.parametrize(
+    ("reward", "resolved"), [(None, False), (0.0, False), (0.5, False), (0.999, False), (1.0, True)]
+)
+async def test_only_a_full_reward_is_resolved(
+    trainer: Trainer, client: ServerClient, reward: float | None, resolved: bool
+):
+    waiting = asyncio.create_task(trainer.post("/process", {"instance": INSTANCE, "job_id": "part"}))
+    node = FakeNode(client)
+    leases = await node.lease(wait_s=10)
+    await node.finish(leases, reward=reward)
+    status, answer = await waiting
+    assert (status, answer["resolved"], answer["reward"]) == (200, resolved, reward)
+
+
 def printed_requests(values: dict[str, str]) -> list[tuple[str, str, Any]]:
     """Listing 3: method, path and body of each line. The braces around bodies were lost, and are put back."""
     text = listing("000-listing-3.txt")
