@@ -121,6 +121,27 @@ def test_waiting_for_a_task_of_which_no_session_completed_is_a_failure(up: UpPro
     assert gangline("submit", "-", "--wait", "--data", up.data, stdin=shell_task(mixed, num_samples=2)).returncode == 0
 
 
+def test_the_patch_of_a_graded_session_is_printed_whole(up: UpProcess) -> None:
+    need_command("git", "apt-get install git")
+    who = "-c user.name=kennel -c user.email=kennel@example.com"
+    prepare = f"git init -q && seq 9 > a.txt && git add . && git {who} commit -q -m Begin"
+    task = shell_task(
+        "seq 2000 > a.txt; rm -rf .git",
+        task_id="patched",
+        runtime={"backend": "process", "prepare": [{"type": "exec", "command": prepare}]},
+        evaluator={
+            "strategy": "swe_bench",
+            "refresh_runtime": True,
+            "config": {"fail_to_pass": ["t"], "test_command": "grep -q 2000 a.txt && echo PASSED t"},
+        },
+    )
+    waited = gangline("submit", "-", "--wait", "--json", "--data", up.data, stdin=task)
+    assert json.loads(waited.stdout)["rewards"] == [1.0], waited.stderr
+    lines = gangline("logs", "patched.0", "patch.diff", "--data", up.data).stdout.splitlines()
+    assert lines[0] == "diff --git a/a.txt b/a.txt"
+    assert [line for line in lines if line.startswith("+")][1:] == [f"+{number}" for number in range(10, 2001)]
+
+
 def test_a_running_task_and_one_session_can_be_cancelled(up: UpProcess) -> None:
     gangline("submit", "-", "--data", up.data, stdin=shell_task("sleep 600", task_id="stopped", num_samples=2))
     one = gangline("cancel", "stopped.0", "--json", "--data", up.data)
