@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from evaluation_samples import a_context
+from field_tasks import git
 from fixtures_attempt import lease_of, node_parts
+from folder_runtime import FolderRuntime
+from gangline import plugins
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
 from gangline.gateway.attempt import Attempt
@@ -62,10 +66,10 @@ async def backend(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-async def ended(folder: Path, backend: str, command: str, **config: Any) -> SessionResult:
+async def ended(folder: Path, backend: str, command: str, *, prepare: str = PREPARE, **config: Any) -> SessionResult:
     """The result of a session whose agent is a shell command, graded by `swe_bench`."""
     lease = lease_of(
-        runtime={"backend": backend, "prepare": [{"type": "exec", "command": PREPARE}]},
+        runtime={"backend": backend, "prepare": [{"type": "exec", "command": prepare}]},
         agent={"harness": "shell", "settings": {"command": command}},
         evaluator={"strategy": "swe_bench", "refresh_runtime": True, "config": {**ROW, **config}},
     )
@@ -138,6 +142,42 @@ async def test_a_patch_that_is_too_long_is_kept_cut_and_not_graded(tmp_path: Pat
     result = await ended(tmp_path, backend, EDITS, max_patch_bytes=200)
     assert result.artifacts["patch.diff"] == untampered(tmp_path / "clone")[:200]
     assert (result.reward, result.reward_details["patch_truncated"]) == (0.0, True)
+
+
+async def test_only_the_tasks_folder_of_a_larger_repository_counts(tmp_path: Path, backend: str) -> None:
+    prepare = PREPARE.replace("git add", "mkdir sub && echo s > sub/s.txt && git add")
+    changes = {"repo_dir": "repo/sub", "test_command": "grep -q more s.txt && echo PASSED t"}
+    command = "cd repo && echo more >> a.txt && echo more >> sub/s.txt && git init -q sub && rm -rf .git sub/.git"
+    result = await ended(tmp_path, backend, command, prepare=prepare, **changes)
+    assert (result.failure, result.reward) == (None, 1.0)
+    assert result.artifacts["patch.diff"].count(b"diff --git") == 1
+    assert result.artifacts["patch.diff"].startswith(b"diff --git a/sub/s.txt b/sub/s.txt\n")
+
+
+async def test_submodules_stay_as_they_are(tmp_path: Path, backend: str) -> None:
+    """Git looks into a submodule by running itself there, with the submodule's settings."""
+    other = f"git init -q in && echo x > in/file && git -C in add . && git -C in {WHO} commit -q -m Begin"
+    prepare = PREPARE.replace("git add", f"{other} && git add")
+    command = "cd repo && echo more >> a.txt && echo more >> in/file && rm -rf in/.git"
+    result = await ended(tmp_path, backend, command, prepare=prepare)
+    assert (result.failure, result.reward) == (None, 1.0)
+    assert result.artifacts["patch.diff"].startswith(b"diff --git a/a.txt b/a.txt\n")
+    assert result.artifacts["patch.diff"].count(b"diff --git") == 1
+
+
+async def test_the_graders_own_folder_is_no_part_of_a_repository_around_it(tmp_path: Path) -> None:
+    need_command("git", "apt-get install git")
+    agents, clean = FolderRuntime(tmp_path / "agents"), FolderRuntime(tmp_path / "clean")
+    for folder in (tmp_path / "agents", tmp_path / "clean"):
+        (folder / "a.txt").write_text("a\n")
+        git(folder, "init", "-q")
+        git(folder, "add", ".")
+        git(folder, "commit", "-q", "-m", "Begin")
+    (tmp_path / "agents" / "a.txt").write_text("a\nmore\n")
+    context = a_context(agents, fresh=clean)
+    found = await plugins.make_evaluator("swe_bench", {**ROW, "repo_dir": ".."}).evaluate(context)
+    assert found.reward == 1.0
+    assert context.artifacts["patch.diff"] == git(tmp_path / "agents", "diff", "--binary").encode()
 
 
 def test_what_an_evaluator_leaves_is_bounded_and_says_so() -> None:
