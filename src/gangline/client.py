@@ -302,12 +302,18 @@ class ServerClient(_CallerSessions):
 
     # The node's side.
 
-    async def lease(self, node_id: str, *, url: str, max_sessions: int, wait_s: float = 0.0) -> list[Lease]:
-        """Up to `max_sessions` sessions: at once when some are queued, else when some come, else none."""
-        body = msgspec.json.encode({"url": url, "max_sessions": max_sessions, "wait_s": wait_s})
+    async def lease(
+        self, node_id: str, *, url: str, max_sessions: int, wait_s: float = 0.0, identity: str = ""
+    ) -> list[Lease]:
+        """Up to `max_sessions` sessions: at once when some are queued, else when some come, else none.
+
+        identity: see `Heartbeat`. Raises: NodeIdTaken.
+        """
+        body = msgspec.json.encode({"url": url, "max_sessions": max_sessions, "wait_s": wait_s, "identity": identity})
         return await self._json("POST", f"/v1/nodes/{node_id}/lease", list[Lease], body=body, wait_s=wait_s)
 
     async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        """Raises: NodeIdTaken."""
         path = f"/v1/nodes/{beat.node_id}/heartbeat"
         return await self._json("POST", path, HeartbeatReply, body=msgspec.json.encode(beat))
 

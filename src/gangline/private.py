@@ -12,7 +12,14 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
-__all__ = ["close_files", "close_to_others", "make_private_folder", "open_data_folder", "open_private"]
+__all__ = [
+    "close_files",
+    "close_to_others",
+    "make_private_folder",
+    "open_data_folder",
+    "open_private",
+    "write_private",
+]
 
 log = logging.getLogger("gangline.private")
 
@@ -30,6 +37,21 @@ def open_private(path: str, flags: int) -> int:
         except PermissionError as error:
             _not_ours(path, error)
     return descriptor
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Whole and durable, or not at all; its owner's alone. Blocking. Raises: OSError."""
+    new = path.with_suffix(".new")
+    with open(new, "wb", opener=open_private) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def make_private_file(path: Path) -> None:

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from gangline.domain.errors import Conflict, InvalidRequest, NotFound, StoreError
-from gangline.domain.session import Lease
+from gangline.domain.errors import Conflict, InvalidRequest, NodeIdTaken, NotFound, StoreError
+from gangline.domain.session import Heartbeat, Lease
 from gangline.domain.task import TaskRequest
 from gangline.store import schema
 from gangline.store.outbox import Outbox
@@ -347,3 +347,41 @@ def test_a_folder_of_version_1_goes_on_where_it_stood(any_database: str, clock: 
         name for name in upgraded["columns"] if name.startswith("sqlite_")
     }
     assert upgraded["indexes"] == {str(i.name) for t in schema.metadata.tables.values() for i in t.indexes}
+
+
+def told(identity: str, url: str = NODE_URL, node_id: str = "n1") -> Heartbeat:
+    return Heartbeat(node_id=node_id, url=url, sessions={}, capacity=1, identity=identity)
+
+
+def test_a_node_of_another_folder_takes_an_id_only_when_it_was_silent_for_a_lease_s_time(
+    store: TaskStore, clock: Clock
+):
+    store.submit([request("t", num_samples=2)])
+    store.heartbeat(told("first"))
+    (lease,) = store.lease("n1", NODE_URL, 1, "first")
+    clock.now += 29.0
+    for refused in (
+        lambda: store.heartbeat(told("second", "http://other.test")),
+        lambda: store.lease("n1", "http://other.test", 1, "second"),
+        lambda: store.heartbeat(told("", "http://gateway.test")),
+    ):
+        with pytest.raises(NodeIdTaken, match=r"'n1'.* --id.* free in 1 s"):
+            refused()
+    (node,) = store.status().nodes
+    assert (node.url, store.session(lease.session_id).state) == (NODE_URL, "leased")
+    store.heartbeat(told("first", "http://moved.test"))  # a restart: the same folder at another port
+    clock.now += 30.0
+    store.heartbeat(told("second", "http://other.test"))
+    with pytest.raises(NodeIdTaken):
+        store.heartbeat(told("first"))
+    (node,) = store.status().nodes
+    assert node.url == "http://other.test"
+
+
+def test_the_first_node_after_an_upgrade_sets_the_identity(any_database: str, clock: Clock):
+    load_version_1(any_database)
+    clock.now = 1001.5
+    with TaskStore(any_database, clock=clock) as store:
+        store.heartbeat(told("first"))
+        with pytest.raises(NodeIdTaken):
+            store.heartbeat(told("second"))

@@ -46,7 +46,7 @@ EXPLAINED: dict[Exit, str] = {
     Exit.USAGE: "wrong arguments, or a task that is not valid; nothing was started",
     Exit.UNREACHABLE: "no service is running, or the server, the engine or the Ray cluster does not answer",
     Exit.NOT_FOUND: "no such task or session",
-    Exit.CONFLICT: "taken: the task id has other content, or another `gangline up` holds the data folder",
+    Exit.CONFLICT: "taken: a task's id, a node's id, or a data folder that another `gangline up` holds",
     Exit.UNAUTHORIZED: "the control token is missing or wrong",
     Exit.INTERRUPTED: "ended by Ctrl-C",
     Exit.TERMINATED: "ended by SIGTERM or SIGHUP",

@@ -63,7 +63,10 @@ def node(
     ] = None,
     data: DataOption = None,
     node_id: Annotated[
-        str | None, typer.Option("--id", help="Default: node-HOSTNAME. Must be unique.", show_default=False)
+        str | None,
+        typer.Option(
+            "--id", help="Default: node-HOSTNAME. A second node with the same id is refused.", show_default=False
+        ),
     ] = None,
     engine_kind: EngineKindOption = "auto",
     engine_options: EngineOptionsOption = None,

@@ -9,6 +9,7 @@
     │   ├── ForeignRequest     403: a web page of another site, or another host's name
     │   ├── NotFound           404
     │   ├── Conflict           409
+    │   │   └── NodeIdTaken    another node has the id
     │   ├── RequestTimeout     408: the body did not come
     │   ├── UnsupportedMediaType 415: a body that is not JSON, or compressed in an unknown way
     │   ├── UpgradeRefused     426: WebSocket is not spoken
@@ -75,6 +76,7 @@ __all__ = [
     "LimitExceeded",
     "NodeDraining",
     "NodeError",
+    "NodeIdTaken",
     "NotFound",
     "OutOfTasks",
     "PortUnavailable",
@@ -168,6 +170,12 @@ class NotFound(CallerError):
 class Conflict(CallerError):
     code = "conflict"
     status = 409
+
+
+class NodeIdTaken(Conflict):
+    """A node with another data folder has this id, and was heard a short while ago."""
+
+    code = "node_id_taken"
 
 
 class RequestTimeout(CallerError):

@@ -87,6 +87,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     backends: tuple[dict[str, Any], ...] = ()
     metrics: dict[str, float] = {}
     """`NodeNumbers`."""
+    identity: str = ""
+    """Of its data folder: the same over restarts, another for another node with the same id."""
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from gangline.gateway.backends_records import BackendSpec
-from gangline.private import open_private
+from gangline.private import write_private
 
 __all__ = ["BackendMemory"]
 
@@ -53,14 +52,6 @@ class BackendMemory:
         """Whole or not at all. A disk that is full is logged: the change holds for this life of the node."""
         data = msgspec.json.encode(_Kept(self._named, tuple(members)))
         try:
-            await asyncio.to_thread(self._write, data)
+            await asyncio.to_thread(write_private, self._path, data)
         except OSError as error:
             log.error("backends.not_kept file=%s message=%s", self._path, error)
-
-    def _write(self, data: bytes) -> None:
-        partial = self._path.with_suffix(".partial")
-        with open(partial, "wb", opener=open_private) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self._path)

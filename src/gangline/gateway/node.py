@@ -42,7 +42,8 @@ from gangline.gateway.heap import settle_heap
 from gangline.gateway.hooks import Hooks
 from gangline.gateway.metrics import NodeMetrics
 from gangline.gateway.model_session import ModelSession
-from gangline.gateway.pipeline import Pipeline
+from gangline.gateway.node_identity import node_identity
+from gangline.gateway.pipeline import Pipeline, one_error
 from gangline.gateway.pools import Pools, PoolSizes
 from gangline.gateway.proxy import Proxy
 from gangline.gateway.readers import Readers
@@ -112,7 +113,8 @@ async def serve(
 
     Raises: EngineUnavailable when an engine does not answer within `engine_wait_s`, EngineIncapable when it reports no
     token ids or log-probs, Conflict when the engines serve different models, PortUnavailable when the port is taken,
-    InvalidRequest when anyone could reach the control routes, or an engine's key is not in the environment.
+    InvalidRequest when anyone could reach the control routes, or an engine's key is not in the environment, NodeIdTaken
+    when a node of another data folder has the id, also later, where that one took it while this one was not heard.
     """
     _refuse_open_door(host, control_token)
     names = OwnNames(host, public_url=public_url, allowed_hosts=allowed_hosts)
@@ -178,11 +180,13 @@ async def serve(
             client,
             delivery,
             url=url,
+            identity=await asyncio.to_thread(node_identity, folder),
             breaker=breaker,
             watchdog=Watchdog(stuck_after_s),
             disk=await asyncio.to_thread(DiskGuard, runtimes_folder, disk_reserve_bytes),
             num_external=external.num_open,
         )
+        await pipeline.join()
         routes = control_routes(parts, external, pipeline, memory.keep, public_url)
         actions = ActionLog(folder / "actions", where=node_id)
         own_routes = as_routes(routes, control_token, names, actions)
@@ -196,7 +200,7 @@ async def serve(
         log.info("node.ready node=%s url=%s engines=%s model=%s", node_id, url, ",".join(engine_urls), parts.model)
         if on_ready is not None:
             on_ready(local_url(host, bound_port))
-        async with asyncio.TaskGroup() as group:
+        async with one_error(), asyncio.TaskGroup() as group:
             keeping = [group.create_task(_expire(external)), group.create_task(metrics.loop_lag.watch())]
             await pipeline.run()
             await external.all_ended()

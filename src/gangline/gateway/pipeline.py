@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
 
 from gangline.client import ServerClient
-from gangline.domain.errors import GanglineError, LeaseLost, NotFound
+from gangline.domain.errors import GanglineError, LeaseLost, NodeIdTaken, NotFound
 from gangline.domain.lifecycle import STAGES, Stage
 from gangline.domain.session import Heartbeat, Lease, SessionResult
 from gangline.gateway.adoption import RESTARTED
@@ -26,12 +26,23 @@ from gangline.gateway.watchdog import Watchdog
 from gangline.store.journal import AttemptKey, AttemptOpened
 from gangline.telemetry.logs import stays_session_in_logs
 
-__all__ = ["Pipeline"]
+__all__ = ["Pipeline", "one_error"]
 
 log = logging.getLogger("gangline.node")
 
+_JOIN_S = 10.0
+
 _LeaseKey = tuple[str, int]
 """(session id, fence): a session that was lost and leased again is another lease."""
+
+
+@asynccontextmanager
+async def one_error() -> AsyncGenerator[None]:
+    """The first of a group says why the node ends; the group's other tasks were cancelled by it."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from group
 
 
 class Pipeline:
@@ -45,6 +56,7 @@ class Pipeline:
         delivery: Delivery,
         *,
         url: str,
+        identity: str = "",
         num_external: Callable[[], int] = int,
         breaker: Breaker | None = None,
         watchdog: Watchdog | None = None,
@@ -52,11 +64,15 @@ class Pipeline:
         heartbeat_s: float = 3.0,
         lease_wait_s: float = 20.0,
     ) -> None:
-        """`num_external`: open sessions of agents elsewhere, for the heartbeat."""
+        """
+        identity: of the node's data folder.
+        num_external: open sessions of agents elsewhere, for the heartbeat.
+        """
         self._parts = parts
         self._client = client
         self._delivery = delivery
         self._url = url
+        self._identity = identity
         self._num_external = num_external
         self._breaker = breaker or Breaker()
         self._watchdog = watchdog or Watchdog()
@@ -73,7 +89,20 @@ class Pipeline:
         self._num_ended = 0
         self._draining = asyncio.Event()
 
+    async def join(self) -> None:
+        """Let the server know of this node, before `adopt` and `run`; a server that is down hears of it later.
+
+        Raises: NodeIdTaken when a node of another data folder has its id.
+        """
+        self._left = {opened.session_id: opened.fence for opened in self._unclosed()}
+        try:
+            async with asyncio.timeout(_JOIN_S):
+                await self._beat_once()
+        except TimeoutError:
+            log.warning("heartbeat.failed message=the server did not answer within %g s", _JOIN_S)
+
     async def run(self) -> None:
+        """Raises: as `join`, when another node took the id while this one was not heard."""
         self._renewals.start()
         try:
             await self._run()
@@ -82,7 +111,7 @@ class Pipeline:
         log.info("node.drained node=%s", self._parts.node_id)
 
     async def _run(self) -> None:
-        async with asyncio.TaskGroup() as group:
+        async with one_error(), asyncio.TaskGroup() as group:
             recovering = group.create_task(self._recover())
             beating = group.create_task(self._beat())
             guarding = group.create_task(self._disk.watch(self._attempts.values))
@@ -168,7 +197,11 @@ class Pipeline:
                 await self._until_room()
             try:
                 leases = await self._client.lease(
-                    self._parts.node_id, url=self._url, max_sessions=free, wait_s=self._lease_wait_s
+                    self._parts.node_id,
+                    url=self._url,
+                    max_sessions=free,
+                    wait_s=self._lease_wait_s,
+                    identity=self._identity,
                 )
             except GanglineError as error:
                 log.warning("lease.failed message=%s", error)
@@ -255,15 +288,22 @@ class Pipeline:
             draining=self._draining.is_set(),
             backends=tuple(msgspec.to_builtins(view) for view in now.backends),
             metrics=self._parts.metrics.numbers(now).as_metrics() | now.troubles(),
+            identity=self._identity,
         )
         self._renewals.sending(beat)
         try:
             reply = await self._client.heartbeat(beat)
+        except NodeIdTaken:
+            raise  # whoever has the id runs sessions under it
         except GanglineError as error:
             log.warning("heartbeat.failed message=%s", error)
         else:
             for session_id in reply.lost:
                 self._drop((session_id, held[session_id][0]))
+
+    def _unclosed(self) -> list[AttemptOpened]:
+        """Attempts that an earlier life of this node began and did not end."""
+        return [opened for opened in self._parts.journal.unclosed() if not is_external(opened)]
 
     def _drop(self, key: _LeaseKey) -> None:
         """Cancelled, or given to another node: its runtime dies now."""
@@ -281,11 +321,7 @@ class Pipeline:
     async def _recover(self) -> None:
         """Deliver what an earlier life of this node finished, and say what it left unfinished."""
         adopted = {attempt.key for attempt in self._attempts.values()}
-        unclosed = [
-            opened
-            for opened in self._parts.journal.unclosed()
-            if not is_external(opened) and (opened.session_id, opened.attempt) not in adopted
-        ]
+        unclosed = [opened for opened in self._unclosed() if (opened.session_id, opened.attempt) not in adopted]
         self._left = {opened.session_id: opened.fence for opened in unclosed}
         finished = self._delivery.leftover()
         for key in finished:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from gangline.domain.errors import Failure, LeaseLost, StoreError
+from gangline.domain.errors import Failure, LeaseLost, NodeIdTaken, StoreError
 from gangline.domain.lifecycle import Stage
 from gangline.domain.session import Heartbeat, Lease, SessionResult
 from gangline.domain.tokens import encode_msgpack
@@ -99,6 +99,8 @@ class PolarDispatch:
             await asyncio.gather(*(self._send(http, gateway, sent, lease, callback_url) for lease in leases))
         except StoreError as error:
             log.error("polar.store_failed node=%s message=%s", gateway.node_id, error)
+        except NodeIdTaken as error:
+            log.error("polar.id_taken node=%s message=%s", gateway.node_id, error)
 
     async def _sent(self, gateway: _Gateway) -> dict[str, int]:
         if gateway.sent is None:

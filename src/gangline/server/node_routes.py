@@ -19,6 +19,7 @@ __all__ = ["LeaseRequest", "NodeRoutes", "ReleaseRequest"]
 MAX_CONTROL_BYTES = 4 * 1024**2
 MAX_SESSIONS = 1024
 _MAX_CAPACITY = 1_000_000
+_MAX_IDENTITY = 64
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,6 +30,8 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_sessions: int
     wait_s: float = 0.0
     """How long to wait when nothing is queued."""
+    identity: str = ""
+    """As in its heartbeats."""
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +50,9 @@ class NodeRoutes:
         if wish.max_sessions < 1:
             raise InvalidRequest(f"max_sessions must be at least 1, got {wish.max_sessions}.")
         wait_s = min(max(wish.wait_s, 0.0), MAX_WAIT_S)
-        leases = await self._service.lease(node_id, wish.url, min(wish.max_sessions, MAX_SESSIONS), wait_s)
+        _check_identity(wish.identity)
+        most = min(wish.max_sessions, MAX_SESSIONS)
+        leases = await self._service.lease(node_id, wish.url, most, wait_s, wish.identity)
         if leases and _is_gone(request):
             await self._take_back(node_id, leases)
         return answer_json(leases)
@@ -65,6 +70,7 @@ class NodeRoutes:
             raise InvalidRequest(f"node_id: the path says {node_id!r}, the body {beat.node_id[:140]!r}.")
         if not 0 <= beat.capacity <= _MAX_CAPACITY:
             raise InvalidRequest(f"capacity must be between 0 and {_MAX_CAPACITY}, got {beat.capacity}.")
+        _check_identity(beat.identity)
         return answer_json(await self._service.heartbeat(beat))
 
     async def release(self, request: web.Request) -> web.Response:
@@ -79,15 +85,20 @@ class NodeRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("POST", "/v1/nodes/{node_id}/lease", self.lease, "Lease sessions; can wait for some.",
-                  body=LeaseRequest, answer=list[Lease], routine=True),
+                  body=LeaseRequest, answer=list[Lease], errors=(400, 401, 409), routine=True),
             Route("POST", "/v1/nodes/{node_id}/heartbeat", self.heartbeat, "Renew leases; hear which are lost.",
-                  body=Heartbeat, answer=HeartbeatReply, routine=True),
+                  body=Heartbeat, answer=HeartbeatReply, errors=(400, 401, 409), routine=True),
             Route("POST", "/v1/nodes/{node_id}/release", self.release, "Give a session back unharmed.",
                   body=ReleaseRequest, errors=(400, 401, 404, 409), routine=True),
             Route("POST", "/v1/sessions/{session_id}/result", self.report, "Report how an attempt ended.",
                   body=SessionResult, body_type=MSGPACK, answer=ResultReceipt, errors=(400, 401, 404, 409, 413, 507),
                   routine=True),
         ]  # fmt: skip
+
+
+def _check_identity(identity: str) -> None:
+    if len(identity) > _MAX_IDENTITY:
+        raise InvalidRequest(f"identity must have at most {_MAX_IDENTITY} characters, got {len(identity)}.")
 
 
 def _is_gone(request: web.Request) -> bool:

@@ -203,18 +203,22 @@ class RolloutService:
 
     # The node's side.
 
-    async def lease(self, node_id: str, url: str, max_sessions: int, wait_s: float) -> list[Lease]:
-        """Sessions for a node: at once when some are queued, else when some come, else none after `wait_s`."""
+    async def lease(self, node_id: str, url: str, max_sessions: int, wait_s: float, identity: str = "") -> list[Lease]:
+        """Sessions for a node: at once when some are queued, else when some come, else none after `wait_s`.
+
+        Raises: NodeIdTaken.
+        """
         deadline = self._monotonic() + wait_s
         with self.bells.listen(WORK) as listener:
             while True:
-                leases = await self.store.run(self.store.lease, node_id, url, max_sessions)
+                leases = await self.store.run(self.store.lease, node_id, url, max_sessions, identity)
                 left_s = deadline - self._monotonic()
                 if leases or left_s <= 0 or self.stopping:
                     return leases
                 await listener.wait(left_s)
 
     async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        """Raises: NodeIdTaken."""
         return await self.store.run(self.store.heartbeat, beat)
 
     async def release(self, node_id: str, session_id: str, fence: int) -> None:

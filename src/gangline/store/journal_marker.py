@@ -8,7 +8,8 @@ import secrets
 from pathlib import Path
 
 from gangline.domain.errors import StoreError
-from gangline.store.frames import MARKER_BYTES, read_frame, sync_folder
+from gangline.private import write_private
+from gangline.store.frames import MARKER_BYTES, read_frame
 
 __all__ = ["journal_marker"]
 
@@ -37,7 +38,7 @@ def journal_marker(folder: Path) -> bytes:
         return kept
     if segments:
         log.error("journal.marker_restored file=%s", path)
-    _write(path, found)
+    write_private(path, found)
     return found
 
 
@@ -48,16 +49,3 @@ def _first_of(segment: Path) -> bytes | None:
             return None
         file.seek(0)
         return file.read(MARKER_BYTES)
-
-
-def _write(path: Path, marker: bytes) -> None:
-    """Whole and durable, or not at all."""
-    new = path.with_suffix(".new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, marker)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    new.replace(path)
-    sync_folder(path.parent)

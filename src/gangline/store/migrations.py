@@ -80,7 +80,12 @@ def _to_2(conn: sa.Connection) -> None:
         conn.execute(write, {"id": task_id, "digest": digest})
 
 
-_STEPS: Mapping[int, Callable[[sa.Connection], None]] = {2: _to_2}
+def _to_3(conn: sa.Connection) -> None:
+    """Identities of nodes; the next node with the id of one that is known already sets its identity."""
+    _add_columns(conn, schema.nodes, "identity")
+
+
+_STEPS: Mapping[int, Callable[[sa.Connection], None]] = {2: _to_2, 3: _to_3}
 """version -> what leads to it from the one before."""
 
 

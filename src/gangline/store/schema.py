@@ -20,7 +20,7 @@ __all__ = [
     "turns",
 ]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raise it together with a step in `migrations.py`."""
 
 metadata = sa.MetaData()
@@ -131,6 +131,7 @@ nodes = sa.Table(
     sa.Column("metrics", sa.Text, nullable=False),  # JSON object
     sa.Column("first_seen_at", sa.Float, nullable=False),
     sa.Column("last_seen_at", sa.Float, nullable=False),
+    sa.Column("identity", sa.String(64)),  # of its data folder; null where it has not been heard since version 2
 )
 
 outbox = sa.Table(

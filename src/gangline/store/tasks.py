@@ -9,6 +9,7 @@ Laws
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 import sqlalchemy as sa
 
-from gangline.domain.errors import Failure, InvalidRequest
+from gangline.domain.errors import Failure, InvalidRequest, NodeIdTaken
 from gangline.domain.lifecycle import TaskState
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.task import TaskRequest
@@ -150,10 +151,13 @@ class TaskStore(TaskReader):
     # From a node's side.
 
     @repeated
-    def lease(self, node_id: str, url: str, max_sessions: int) -> list[Lease]:
-        """Claim up to `max_sessions` sessions for a node: by priority, then turn by turn between submitters."""
+    def lease(self, node_id: str, url: str, max_sessions: int, identity: str = "") -> list[Lease]:
+        """Claim up to `max_sessions` sessions for a node: by priority, then turn by turn between submitters.
+
+        identity: see `Heartbeat`. Raises: NodeIdTaken.
+        """
         with self._unit() as unit:
-            _meet_node(unit, node_id, url=url)
+            self._meet_node(unit, node_id, url=url, identity=identity)
             let_in(unit)
             now, lease_s = unit.now, self.lease_s
             claimed = [
@@ -166,12 +170,13 @@ class TaskStore(TaskReader):
 
     @repeated
     def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
-        """Renew what the node still holds; name what it must drop."""
+        """Renew what the node still holds; name what it must drop. Raises: NodeIdTaken."""
         with self._unit() as unit:
-            _meet_node(
+            self._meet_node(
                 unit,
                 beat.node_id,
                 url=beat.url,
+                identity=beat.identity,
                 capacity=beat.capacity,
                 draining=beat.draining,
                 backends=msgspec.json.encode(beat.backends).decode(),
@@ -189,6 +194,23 @@ class TaskStore(TaskReader):
         """Renew leases that the server itself keeps for a node, which is not thereby heard. Returns those it holds."""
         with self._unit() as unit:
             return self._renew(unit, rows_named(unit, list(beat.sessions)), beat)
+
+    def _meet_node(self, unit: Unit, node_id: str, *, identity: str, **told: Any) -> None:
+        """Note that a node was heard. A node of another data folder may take an id that was silent for a lease's time.
+
+        Raises: NodeIdTaken.
+        """
+        told |= {"identity": identity, "last_seen_at": unit.now}
+        which = {"id": node_id, "same": identity, "gone_since": unit.now - self.lease_s}
+        if unit.conn.execute(_HEARD, {**told, **which}).rowcount:
+            return
+        known = unit.conn.execute(_KNOWN_NODE, {"id": node_id}).first()
+        if known is not None:
+            raise _id_taken(node_id, known.url, free_in_s=known.last_seen_at + self.lease_s - unit.now)
+        blank = {"capacity": 0, "draining": False, "backends": "[]", "metrics": "{}"}
+        first = {"node_id": node_id, "first_seen_at": unit.now}
+        unit.conn.execute(sa.insert(nodes).values(**{**blank, **told, **first}))
+        unit.emit("node.joined", node=node_id, url=told.get("url"))
 
     def _take_back_unheard(self, unit: Unit, beat: Heartbeat) -> None:
         """Put back leases whose answer never reached the node: given out a while ago, and not named by its heartbeat.
@@ -360,7 +382,13 @@ _COUNT = (
 _BODY = sa.select(tasks.c.body).where(_IT)
 _THESE = tasks.c.task_id.in_(sa.bindparam("ids", expanding=True))
 _BODIES = sa.select(tasks.c.task_id, tasks.c.status, tasks.c.body).where(_THESE)
-_HEARD = sa.update(nodes).where(nodes.c.node_id == sa.bindparam("id"))
+_SAME_NODE = sa.or_(
+    nodes.c.identity.is_(None),
+    nodes.c.identity == sa.bindparam("same"),
+    nodes.c.last_seen_at <= sa.bindparam("gone_since"),
+)
+_HEARD = sa.update(nodes).where(nodes.c.node_id == sa.bindparam("id"), _SAME_NODE)
+_KNOWN_NODE = sa.select(nodes.c.url, nodes.c.last_seen_at).where(nodes.c.node_id == sa.bindparam("id"))
 
 
 def _count(unit: Unit, task_id: str, *, num_ended: int = 0, num_bytes: int = 0) -> int:
@@ -372,13 +400,11 @@ def _body_of(unit: Unit, task_id: str) -> str:
     return unit.conn.scalar(_BODY, {"id": task_id}) or "{}"
 
 
-def _meet_node(unit: Unit, node_id: str, **told: Any) -> None:
-    if unit.conn.execute(_HEARD, {"id": node_id, "last_seen_at": unit.now, **told}).rowcount:
-        return
-    blank = {"capacity": 0, "draining": False, "backends": "[]", "metrics": "{}"}
-    first = {"node_id": node_id, "first_seen_at": unit.now, "last_seen_at": unit.now}
-    unit.conn.execute(sa.insert(nodes).values(**{**blank, **told, **first}))
-    unit.emit("node.joined", node=node_id, url=told.get("url"))
+def _id_taken(node_id: str, url: str, *, free_in_s: float) -> NodeIdTaken:
+    return NodeIdTaken(
+        f"another node has the id {node_id!r}: it runs from another data folder, at {url}. Give this one another --id, "
+        f"or stop the other; if the other is gone, its id is free in {max(1, math.ceil(free_in_s))} s."
+    )
 
 
 def _is_reported(row: sa.RowMapping, beat: Heartbeat) -> bool:

@@ -35,6 +35,7 @@ ACTIONS: dict[str, str] = {
     "engines.not_changed": "A node did not take a change of its engines.",
     "polar.not_sent": "A gateway that joined by Polar's route did not take a session.",
     "polar.not_deleted": "A gateway that joined by Polar's route did not let go of a session that is over.",
+    "polar.id_taken": "A node that is no gateway of Polar's has the id of a gateway, which gets no sessions.",
     "polar.store_failed": "The database failed while sessions were sent to a gateway; it is tried again.",
     "engines.store_failed": "What engines the nodes are to have could not be read or written; it is tried again.",
     "session.not_placed": "A node could not take a session that a caller opened at the server; the next one is asked.",
