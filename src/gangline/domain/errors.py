@@ -37,6 +37,7 @@
     └── NodeError              ours
         ├── LeaseLost          the session was given to another node
         ├── NodeDraining       retryable: the node ends with the sessions that it has
+        ├── TooManyFiles       retryable: this process, or its machine, may open no more files
         ├── PortUnavailable    the address to listen on is taken, or not ours
         ├── ServerUnavailable  retryable: the rollout server does not answer
         └── ClusterUnavailable retryable: no Ray cluster answers
@@ -90,6 +91,7 @@ __all__ = [
     "SessionOver",
     "StoreError",
     "TooMany",
+    "TooManyFiles",
     "Unauthorized",
     "UnknownPlugin",
     "UnsupportedMediaType",
@@ -329,6 +331,13 @@ class LeaseLost(NodeError):
 class NodeDraining(NodeError):
     code = "node_draining"
     status = 409
+
+
+class TooManyFiles(NodeError):
+    """The process may open no more files: see `open_files`. Sessions that it fails are given back."""
+
+    code = "too_many_open_files"
+    status = 503
 
 
 class PortUnavailable(NodeError):

@@ -46,6 +46,7 @@ from gangline.domain.errors import (
 )
 from gangline.domain.ids import new_secret
 from gangline.domain.lifecycle import Outcome, Stage
+from gangline.domain.open_files import out_of_files
 from gangline.domain.session import HarnessExit, Lease, SessionResult, StageTiming
 from gangline.domain.task import ExecAction, RuntimeSpec, SamplingPolicy, TaskRequest, decoded
 from gangline.domain.trajectory import Trajectory
@@ -186,9 +187,11 @@ class Attempt:
         """Turn what a step raises into the attempt's failure."""
         try:
             await step()
-        except GanglineError as error:
-            self._fail(error.failure())
         except Exception as error:
+            known = out_of_files(error) or error
+            if isinstance(known, GanglineError):
+                self._fail(known.failure())
+                return
             log.exception("session.internal_error session=%s", self.lease.session_id)
             message = f"{type(error).__name__}: {error}"
             self._fail(Failure(boundary="node", code="internal_error", message=message, retryable=True))

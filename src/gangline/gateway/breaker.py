@@ -12,6 +12,8 @@ Only faults of engine, runtime, store and node count: those that another node ma
 itself (a prepare action that fails, a grader that breaks) says nothing about the node. A session that fails goes round
 again by the server's rules; the breaker only keeps this node from eating through the queue.
 
+A node that may open no more files opens it with the first session that fails by it.
+
 Pure: the clock is given, nothing is awaited.
 """
 
@@ -24,7 +26,7 @@ from typing import Literal
 
 import msgspec
 
-from gangline.domain.errors import Boundary, Failure
+from gangline.domain.errors import Boundary, Failure, TooManyFiles
 from gangline.domain.session import SessionResult
 
 __all__ = ["Breaker", "BreakerState", "BreakerView"]
@@ -35,6 +37,8 @@ BreakerState = Literal["closed", "open", "trying"]
 
 _OURS: frozenset[Boundary] = frozenset({"engine", "runtime", "store", "node"})
 _OF_THE_TASK = frozenset({"prepare_failed"})
+_AT_ONCE = frozenset({TooManyFiles.code})
+"""Opens it by itself: each further session would fail, and cost those that run."""
 
 
 class BreakerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +136,7 @@ class Breaker:
             return
         self._faults = self._faults + 1 if self._faults and failure.boundary == self._boundary else 1
         self._last = failure
-        if self._threshold and self._faults >= self._threshold:
+        if failure.code in _AT_ONCE or (self._threshold and self._faults >= self._threshold):
             self._open(self._first_pause_s)
 
     def _open(self, pause_s: float) -> None:

@@ -20,6 +20,7 @@ from gangline.domain.errors import (
     GanglineError,
     SessionOver,
 )
+from gangline.domain.open_files import out_of_files
 from gangline.domain.seeds import derived_seed
 from gangline.domain.task import SamplingPolicy
 from gangline.engines.contract import Engine
@@ -234,6 +235,9 @@ class ModelSession:
             self._note(error)
 
     def _note(self, error: BaseException) -> None:
+        if (no_files := out_of_files(error)) is not None:
+            self.engine_failure = no_files.failure()
+            return
         if not isinstance(error, GanglineError) or _is_about_the_call(error):
             return
         if error.boundary == "engine":

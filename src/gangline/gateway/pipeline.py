@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gangline.client import ServerClient
-from gangline.domain.errors import GanglineError, LeaseLost, NodeIdTaken, NotFound
+from gangline.domain.errors import GanglineError, LeaseLost, NodeIdTaken, NotFound, TooManyFiles
 from gangline.domain.lifecycle import STAGES, Stage
 from gangline.domain.session import Heartbeat, Lease, SessionResult
 from gangline.gateway.adoption import RESTARTED
@@ -240,10 +240,19 @@ class Pipeline:
                 await self._parts.journal.close_attempt(attempt.key)  # nobody asks for it any more
             raise
         self._breaker.ended((attempt.lease.session_id, attempt.lease.fence), result)
+        if result.failure is not None and result.failure.code == TooManyFiles.code:
+            await self._give_back(attempt)
+            return
         self._parts.metrics.attempt_ended(result)
         if self._parts.on_result is not None:
             self._parts.on_result(result)
         await self._delivery.deliver(result)
+
+    async def _give_back(self, attempt: Attempt) -> None:
+        """Unharmed, for another node or a better time: the attempt is not spent."""
+        log.warning("session.given_back session=%s attempt=%d", *attempt.key)
+        if await self._release(attempt.lease):
+            await self._parts.journal.close_attempt(attempt.key)
 
     async def _release(self, lease: Lease) -> bool:
         """Whether this node does not hold it any more."""

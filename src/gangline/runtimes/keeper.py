@@ -34,6 +34,7 @@ import msgspec
 from gangline import plugins
 from gangline.domain.contracts import ExecResult, Runtime, RuntimeHandle
 from gangline.domain.errors import GanglineError, InvalidRequest, RuntimeFailed
+from gangline.domain.open_files import out_of_files
 from gangline.runtimes import keeper_wire as wire
 from gangline.runtimes.keeper_link import forget, peer_uid
 from gangline.telemetry.logs import LineFormatter
@@ -213,7 +214,8 @@ class _Service:
             return
         if not isinstance(error, (GanglineError, asyncio.CancelledError)):  # the boundary of this process
             log.error("keeper.internal_error", exc_info=error)
-        told = error if isinstance(error, GanglineError) else RuntimeFailed(f"{type(error).__name__}: {error}")
+        known = out_of_files(error) or error
+        told = known if isinstance(known, GanglineError) else RuntimeFailed(f"{type(error).__name__}: {error}")
         wire.write_message(self._writer, wire.refusal(number, told))
 
     async def _do(self, number: int, request: wire.Request) -> Any:

@@ -326,7 +326,9 @@ def _locked(folder: Path) -> int:
 def _fail(batch: list[_Waiting], error: Exception) -> None:
     for waiting in batch:
         if not waiting.done.done():
-            waiting.done.set_exception(_explained(error))
+            explained = _explained(error)
+            explained.__cause__ = error
+            waiting.done.set_exception(explained)
 
 
 def _explained(error: Exception) -> StoreError:
