@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import sys
 from pathlib import Path
 
 import pytest
 
+from gangline.cli import up
 from gangline.cli.child import Child
-from gangline.domain.errors import NodeError
+from gangline.domain.errors import NodeError, PortUnavailable
 
 
 @pytest.fixture
@@ -41,3 +43,32 @@ async def test_a_child_that_does_not_start_is_told_of_with_its_end(
     assert told in raised.value.message
     assert ("trouble" in raised.value.message) == ("trouble" in script)
     assert not child.is_running
+
+
+def was_free(_host: str, _port: int) -> bool:
+    """A look at a port, a moment before another program takes it."""
+    return True
+
+
+@pytest.mark.parametrize("asked_for", [False, True])
+async def test_only_a_usual_port_that_was_lost_after_the_look_is_replaced_by_a_free_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_for: bool
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = int(other.getsockname()[1])
+        monkeypatch.setattr(up, "DEFAULT_PORT", taken)
+        monkeypatch.setattr(up, "_is_free", was_free)
+        (tmp_path / "logs").mkdir()
+        plan = up.Plan(data_dir=tmp_path, port=taken if asked_for else None)
+        server = up.server_child(plan, {**os.environ, "GANGLINE_TOKEN": "gl-control-test"})
+        try:
+            if asked_for:
+                with pytest.raises(PortUnavailable, match=str(taken)):
+                    await server.start()
+            else:
+                await server.start()
+                assert server.port not in (0, taken)
+                assert server.url == f"http://127.0.0.1:{server.port}"
+        finally:
+            server.terminate()
+            await server.wait()

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from gangline.domain.errors import GanglineError, NodeError
+from gangline.domain.errors import GanglineError, NodeError, PortUnavailable
 from gangline.private import open_private
 
 __all__ = ["Child"]
@@ -46,11 +46,13 @@ class Child:
         log_path: Path,
         env: Mapping[str, str],
         port: int | None,
+        may_move: bool = False,
         ready_timeout_s: float = 120,
         may_end: bool = False,
     ) -> None:
         """
         port: to listen on, 0 is any free one; None for a child that listens nowhere itself.
+        may_move: to any free port, where `port` is taken at the first start.
         may_end: to end by itself and in order is no death, as of a node that was drained.
         """
         self.name = name
@@ -59,6 +61,7 @@ class Child:
         """Where it answers; set by the first `start` and kept over restarts."""
         self.port = port
         self._command, *self._arguments = arguments
+        self._may_move = may_move
         self._env = dict(env)
         self._ready_timeout_s = ready_timeout_s
         self._may_end = may_end
@@ -78,6 +81,15 @@ class Child:
 
         Raises: the error that the child reported, else NodeError with the end of its log.
         """
+        try:
+            await self._start()
+        except PortUnavailable:
+            if self.url or not (self._may_move and self.port):
+                raise
+            self.port = 0
+            await self._start()
+
+    async def _start(self) -> None:
         self._started_at = time.monotonic()
         port = () if self.port is None else ("--port", str(self.port))
         arguments = [self._command, *port, "--json", "--parent", str(os.getpid()), *self._arguments]

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from gangline.cli.child import Child
     from gangline.cli.supervisor import Supervisor
 
-__all__ = ["Plan", "bring_up", "register", "run_service"]
+__all__ = ["Plan", "bring_up", "register", "run_service", "server_child"]
 
 T = TypeVar("T")
 
@@ -192,6 +192,21 @@ def _server_port(plan: Plan) -> int:
     return plan.port
 
 
+def server_child(plan: Plan, env: Mapping[str, str]) -> Child:
+    """Another program may take the usual port after it was found free. Raises: as `_server_port`."""
+    from gangline.cli.child import Child
+
+    where = ("--data", str(plan.data_dir), "--host", plan.host, *_option("--public-url", plan.public_url))
+    return Child(
+        "server",
+        ["server", *where, *_allowed(plan), *plan.storage.arguments()],
+        log_path=_log_path(plan, "server"),
+        env={**env, **plan.storage.environment()},
+        port=_server_port(plan),
+        may_move=plan.port is None,
+    )
+
+
 async def bring_up(plan: Plan, supervisor: Supervisor, token: str) -> running.Running:
     """Start engine, server and nodes; returns when all are ready, in a cluster when the first node is.
 
@@ -202,16 +217,7 @@ async def bring_up(plan: Plan, supervisor: Supervisor, token: str) -> running.Ru
     env = {**os.environ, "GANGLINE_TOKEN": token, "GANGLINE_LOG_FORMAT": plan.log_format}
     data = ["--data", str(plan.data_dir)]
     engine = _engine_child(plan)
-    server = Child(
-        "server",
-        [
-            *("server", *data, "--host", plan.host, *_option("--public-url", plan.public_url), *_allowed(plan)),
-            *plan.storage.arguments(),
-        ],
-        log_path=_log_path(plan, "server"),
-        env={**env, **plan.storage.environment()},
-        port=_server_port(plan),
-    )
+    server = server_child(plan, env)
     await supervisor.start(*([engine] if engine else []), server)
     engine_url = engine.url if engine else plan.engine
     options = _node_options(plan, engine_url)

@@ -99,7 +99,7 @@ class Pipeline:
             async with asyncio.timeout(_JOIN_S):
                 await self._beat_once()
         except TimeoutError:
-            log.warning("heartbeat.failed message=the server did not answer within %g s", _JOIN_S)
+            log.warning("heartbeat.failed wait_s=%g: the server did not answer", _JOIN_S)
 
     async def run(self) -> None:
         """Raises: as `join`, when another node took the id while this one was not heard."""
