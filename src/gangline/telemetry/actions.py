@@ -72,6 +72,7 @@ ACTIONS: dict[str, str] = {
     "breaker.trying": "A node whose breaker is open takes one session.",
     "breaker.closed": "A session of a node whose breaker was open went well; it takes sessions again.",
     "session.given_back": "A session goes back unharmed, for this node may open no more files.",
+    "node.slots_fitted": "A node has fewer slots than it was given, for it may not have more files open.",
     "node.draining": "A node takes no more sessions, and ends with those that it has.",
     "node.drained": "A node's last session has ended; it ends too.",
     "lease.renewed_apart": "The event loop is held up; a thread of its own renews the node's leases meanwhile.",
