@@ -22,6 +22,8 @@ def _arguments(**fields: object) -> list[str]:
         "shared": {"/workspace": Path("/s/work")},
         "expose": [Path("/tools")],
         "files": {"/etc/passwd": Path("/s/passwd")},
+        "empty": Path("/s/empty"),
+        "hidden": [],
         "host_network": False,
         "user_namespace": False,
         "fakeroot": False,

@@ -66,6 +66,7 @@ def test_one_token_by_hand() -> None:
 
 
 # Those two hold parts without gradient by definition; their gradients are checked by themselves below.
+UNCORRECTED = {"loss.correction.level": "none"}
 DIFFERENTIABLE = {name: settings for name, settings in EVERY.items() if name not in ("cispo", "gspo")}
 
 
@@ -81,7 +82,7 @@ def test_gradients_are_those_of_finite_differences(settings: LossSettings) -> No
 
 def test_the_gradient_of_clipped_weights_is_the_weight() -> None:
     given = inputs()
-    settings = algorithm("cispo", {"loss.clip_high": 0.1}).loss
+    settings = algorithm("cispo", {"loss.clip_high": 0.1, **UNCORRECTED}).loss
     (gradient,) = torch.autograd.grad(policy_loss(given, settings).loss, given.logprobs)
     assert given.old_logprobs is not None
     weight = (given.logprobs - given.old_logprobs).exp().clamp(max=1.1).detach()
@@ -93,7 +94,7 @@ def test_the_gradient_of_a_sequence_ratio_is_that_of_the_published_ratio() -> No
     given = inputs()
     per_trace = torch.tensor([0.5, -1.0, 2.0, -0.3], dtype=torch.float64)[given.traces]
     given = replace(given, advantages=per_trace)
-    unclipped = {"loss.clip_low": 1.0, "loss.clip_high": 100.0}
+    unclipped = {"loss.clip_low": 1.0, "loss.clip_high": 100.0, **UNCORRECTED}
     settings = algorithm("gspo", {"loss.aggregation": "sequence_mean", **unclipped}).loss
     (found,) = torch.autograd.grad(policy_loss(given, settings).loss, given.logprobs)
     assert given.old_logprobs is not None
@@ -145,7 +146,8 @@ def test_averages_weigh_tokens_traces_or_sessions() -> None:
     given = replace(ones, advantages=advantages)
 
     def loss(**settings: object) -> float:
-        return -float(policy_loss(given, LossSettings.model_validate(settings)).loss)
+        uncorrected = {**settings, "correction": {"level": "none"}}
+        return -float(policy_loss(given, LossSettings.model_validate(uncorrected)).loss)
 
     assert loss(aggregation="token_mean") == pytest.approx((5 + 6 + 28 + 8) / 16)
     assert loss(aggregation="sequence_mean") == pytest.approx(15 / 4)

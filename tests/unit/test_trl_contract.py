@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gangline.integrations.trl import rollout_rows
+from gangline.integrations.trl import rollout_rows, session_reward
 from gangline.testing.trainer_conformance import ReadRow, Subject, checks, run_check
 
 
@@ -22,7 +22,7 @@ def read(batch: dict[str, Any]) -> list[ReadRow]:
             loss_mask=mask,
             logprobs=logprobs,
             versions=versions,
-            reward=session.reward,
+            reward=session_reward(session=[session])[0] or 0.0,
         )
         for session, prompt, response, mask, logprobs, versions in zip(*(batch[one] for one in columns), strict=True)
     ]

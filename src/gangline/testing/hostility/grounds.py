@@ -182,14 +182,19 @@ class Grounds:
             await asyncio.to_thread(self.end_survivors)
 
     def end_survivors(self) -> None:
-        """Stopped first, so that none can fork while we look for the next."""
+        """Stopped first, so that none can fork while we look for the next.
+
+        One look may miss a process that keeps forking, which would then live on for ever: several find nothing.
+        """
+        num_empty = 0
         for _ in range(_MAX_SWEEPS):
             left = self.survivors()
             for number in (signal.SIGSTOP, signal.SIGKILL):
                 for pid in left:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, number)
-            if not left:
+            num_empty = 0 if left else num_empty + 1
+            if num_empty == _LOOKS:
                 return
         raise Broken(f"processes {self.survivors()} could not be ended")
 

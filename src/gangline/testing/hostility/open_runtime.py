@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
-from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, RuntimeUser
+from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, RuntimeUser, Usage
 from gangline.domain.errors import NotFound
 from gangline.testing.hostility.open_forwarding import OpenForwarding
 
@@ -140,6 +140,9 @@ class _OpenHandle:
             argv = ["setpriv", "--inh-caps=-all", "--bounding-set=-all", *argv]
         remover = await asyncio.create_subprocess_exec(*argv)
         await remover.wait()
+
+    async def usage(self) -> Usage:
+        return Usage(disk_bytes=None)
 
     def limits(self) -> dict[str, str]:
         """A promise of everything, so that every attack is tried."""
