@@ -32,7 +32,7 @@ from gangline.server.run import serving
 async def main():
     folder, port = Path(sys.argv[1]), int(sys.argv[2])
     options = {"lease_s": 2.0, "sweep_every_s": 0.2, "check_task": lambda task: None, "callback_base_s": 0.05}
-    async with serving(data_dir=folder, port=port, **options) as running:
+    async with serving(data_dir=folder, port=port, control_token=None, **options) as running:
         print(running.url, flush=True)
         await running.wait()
 
