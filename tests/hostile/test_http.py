@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from fixtures_node import TOKEN, running_node
+from gangline.client import NodeClient
 from gangline.gateway.node import control_routes
 from gangline.server.app import all_routes
 from gangline.server.run import serving
@@ -91,6 +92,9 @@ def _cases() -> Iterator[Any]:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("name", "attack"), list(_cases()))
 async def test_a_surface_withstands(name: str, attack: HttpAttack, surfaces: dict[str, Surface]) -> None:
+    if name == "proxy":  # what was posted to the node with its token may have closed the gate, as it should
+        async with NodeClient(surfaces[name].url, TOKEN) as node:
+            await node.resume()
     assert await succeeded(attack, surfaces[name]) is None
 
 
