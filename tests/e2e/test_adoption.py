@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -116,13 +117,15 @@ class Service:
 
     def __init__(self, around: Around, data: Path) -> None:
         self.data = data
-        self.folder = data / "nodes" / "n1"
+        self.node_id = f"n-{secrets.token_hex(4)}"
+        """Of its own: the server keeps an id for a node's folder while it may come back."""
+        self.folder = data / "nodes" / self.node_id
         self.server = around.server
         self._engine = around.engine
         self.node: Process | None = None
 
     def start_node(self, *options: object) -> None:
-        given = ("--data", self.data, "--id", "n1", "--server", self.server.url, "--engine", self._engine.url)
+        given = ("--data", self.data, "--id", self.node_id, "--server", self.server.url, "--engine", self._engine.url)
         self.node = Process("node", *given, *options)
 
     def kill_node(self) -> None:
@@ -160,7 +163,7 @@ class Service:
 
     def what_is_left(self) -> list[str]:
         """Processes, mounts, folders, sockets and control groups of the node."""
-        owner = _owner_of(_folder_of(self.data, "n1"))
+        owner = _owner_of(_folder_of(self.data, self.node_id))
         left = [*processes_with(str(self.folder)).values(), *processes_with(f"GANGLINE_RUNTIME={owner}/").values()]
         left += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.folder) in line]
         left += os.listdir(self.folder / "runtimes")

@@ -181,14 +181,14 @@ class Grounds:
         finally:
             await asyncio.to_thread(self.end_survivors)
 
-    def end_survivors(self) -> None:
+    def end_survivors(self, mark: str | None = None) -> None:
         """Stopped first, so that none can fork while we look for the next.
 
         One look may miss a process that keeps forking, which would then live on for ever: several find nothing.
         """
         num_empty = 0
         for _ in range(_MAX_SWEEPS):
-            left = self.survivors()
+            left = self.survivors(mark)
             for number in (signal.SIGSTOP, signal.SIGKILL):
                 for pid in left:
                     with contextlib.suppress(ProcessLookupError):
@@ -196,7 +196,7 @@ class Grounds:
             num_empty = 0 if left else num_empty + 1
             if num_empty == _LOOKS:
                 return
-        raise Broken(f"processes {self.survivors()} could not be ended")
+        raise Broken(f"processes {self.survivors(mark)} could not be ended")
 
     # How it is made.
 
@@ -229,7 +229,7 @@ class Grounds:
         await self.neighbour.upload("victim.py", inspect.getsource(victim).encode())
         await self.neighbour.upload("plant.py", f"{inspect.getsource(kit)}\n{_PLANT}".encode())
         command = (
-            "mkfifo hold; sleep 100000 > hold 2> errors < /dev/null & "
+            "mkfifo hold; sleep 3000 > hold 2> errors < /dev/null & "
             f"{SECRET_VARIABLE}={secret} setsid python3 -B plant.py {secret} > told 2> errors < hold & "
             "until grep -q pid told; do sleep 0.02; kill -0 $! || exit 3; done"
         )
@@ -246,6 +246,8 @@ class Grounds:
             kit.remove_keys(self.host["keys"])
         self.end_survivors()
         await self.bench.stop_all()
+        if self.other:  # a runtime that leaves it behind has been told so by the attacks
+            await asyncio.to_thread(self.end_survivors, self.other["secret"])
 
 
 _PLANT = """

@@ -57,7 +57,7 @@ if os.fork() == 0:
     ready()
     while True:
         if os.fork(): os._exit(0)
-        os.setsid(); time.sleep(0.01)
+        os.setsid(); time.sleep(0.05)
 wait()
 """,
     "a_process_that_adopts_orphans": """

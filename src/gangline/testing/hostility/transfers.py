@@ -19,7 +19,7 @@ ATTACKS = Attacks("files that are moved in and out")
 
 _PATIENCE_S = 3.0
 _MAX_BYTES = 1 << 20
-_ROUNDS = 40
+_ROUNDS = 120
 _numbers = itertools.count()
 
 # Shell lines; $SECRET is a file of the node's, $FOLDER the folder that it lies in, and `bait` what the node asks for.
@@ -41,7 +41,7 @@ _FOREVER = {
     "a_pipe_holds_the_node_up": "mkfifo bait",
     "a_pipe_behind_a_link_holds_the_node_up": "mkfifo pipe; ln -s pipe bait",
     "an_endless_device_fills_the_node": "ln -s /dev/zero bait",
-    "a_hole_of_a_terabyte_fills_the_node": "truncate -s 1T bait",
+    "a_hole_larger_than_memory_fills_the_node": "truncate -s 1T bait || truncate -s 9G bait",
     "a_file_longer_than_allowed_comes_out": f"head -c {_MAX_BYTES * 3} /dev/zero > bait",
 }
 _UPLOADS = {
