@@ -187,7 +187,8 @@ def _descendants() -> set[int]:
 def _parent(pid: str) -> int | None:
     """Parent of a living process; None for one that is gone or a zombie.
 
-    A process whose first thread has ended looks like a zombie while its other threads run: it has threads still.
+    A process whose first thread has ended looks like a zombie while its other threads run. The kernel counts a zombie
+    itself as one thread.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
@@ -195,7 +196,7 @@ def _parent(pid: str) -> int | None:
         state, parent, threads = fields[0], int(fields[1]), int(fields[17])
     except (OSError, ValueError, IndexError):
         return None
-    return None if state == b"Z" and threads == 0 else parent
+    return None if state == b"Z" and threads <= 1 else parent
 
 
 def _point_streams_nowhere() -> None:
