@@ -333,7 +333,9 @@ def test_a_folder_of_version_1_goes_on_where_it_stood(any_database: str, clock: 
     with TaskStore(any_database, clock=clock) as store:
         assert store.task("done").rewards == (1.0,)
         assert [callback.key for callback in Outbox(store.database).due(clock.now, 9)] == ["done:ended"]
-        resubmitted = request("done", num_samples=1, callback_url="http://trainer.test/done", metadata={"step": 7})
+        unlimited = {"limits": {"memory_bytes": None, "cpus": None}}  # as the defaults were then
+        where = "http://trainer.test/done"
+        resubmitted = request("done", num_samples=1, callback_url=where, metadata={"step": 7}, runtime=unlimited)
         again = store.submit([resubmitted.model_copy(update={"max_attempts": 2})])
         assert not again[0].created
         store.submit([request("new", num_samples=1)])
