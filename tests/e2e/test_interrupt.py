@@ -179,6 +179,7 @@ def test_a_second_ctrl_c_ends_what_serves_at_once(
 # -- a node with a session --------------------------------------------------------------------------------------------
 
 
+KEY = {"GANGLINE_TOKEN": "the-control-token-of-these-tests"}
 SLEEPER = {
     "task_id": "sleeper",
     "instruction": "sleep",
@@ -194,12 +195,12 @@ def node_at_work(tmp_path: Path) -> Generator[tuple[subprocess.Popen[str], subpr
     script = engine(tmp_path)
     task = tmp_path / "task.json"
     task.write_text(json.dumps(SLEEPER))
-    with started(*server(tmp_path)) as serving, started(*script) as sampling:
+    with started(*server(tmp_path), **KEY) as serving, started(*script) as sampling:
         url = json.loads(read_until(serving.stdout, "_url"))["server_url"]
         engine_url = json.loads(read_until(sampling.stdout, "_url"))["engine_url"]
         node_data = tmp_path / "node"
-        with started("node", "--server", url, "--engine", engine_url, "--data", node_data, "--id", "n1") as node:
-            assert gangline("submit", task, "--server", url).returncode == 0
+        with started("node", "--server", url, "--engine", engine_url, "--data", node_data, "--id", "n1", **KEY) as node:
+            assert gangline("submit", task, "--server", url, env=KEY).returncode == 0
             read_until(node.stderr, "session.run")
             wait_for(lambda: list(node_data.rglob("started")))
             yield node, serving, url
@@ -218,7 +219,7 @@ def test_a_node_gives_its_sessions_back_at_the_first_ctrl_c(tmp_path: Path) -> N
         assert "service.stopped kind=node" in told
         assert node.returncode == 0
         assert nothing_left_of(tmp_path / "node")
-        view = json.loads(gangline("status", "sleeper", "--server", url, "--json").stdout)
+        view = json.loads(gangline("status", "sleeper", "--server", url, "--json", env=KEY).stdout)
         assert view["states"] == {"queued": 1}
         assert view["sessions"][0]["attempt"] == 1, "the attempt is not spent"
 
@@ -249,7 +250,9 @@ def test_a_node_that_is_told_twice_of_its_parents_death_is_not_hurried(tmp_path:
         assert "service.stopped kind=node" in told
         assert node.returncode == 0
         assert nothing_left_of(tmp_path / "node")
-        assert json.loads(gangline("status", "sleeper", "--server", url, "--json").stdout)["states"] == {"queued": 1}
+        assert json.loads(gangline("status", "sleeper", "--server", url, "--json", env=KEY).stdout)["states"] == {
+            "queued": 1
+        }
 
 
 # -- what asks --------------------------------------------------------------------------------------------------------
