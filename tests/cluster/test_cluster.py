@@ -215,7 +215,8 @@ def test_what_cannot_work_is_refused_with_what_to_do(case: str, ray_machines: Ra
     changes, expected, words = REFUSED[case]
     given = {"--ray-address": ray_machines.address, "--server": "http://server.test:9", "--data": str(tmp_path)}
     options = [text for option in (given | changes).items() for text in option]
-    done = gangline("cluster", *options, "--", "--engine", "http://127.0.0.1:9", "--engine-wait", "0.1")
+    key = {"GANGLINE_TOKEN": "the-servers-control-token"}
+    done = gangline("cluster", *options, "--", "--engine", "http://127.0.0.1:9", "--engine-wait", "0.1", env=key)
     assert done.returncode == expected, done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr
