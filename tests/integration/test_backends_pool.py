@@ -12,7 +12,14 @@ from aiohttp import web
 
 from fixtures_backends import KillableEngine
 from gangline.domain.conversation import Message, ModelCall, Text, message_text
-from gangline.domain.errors import Conflict, EngineIncapable, EngineRefused, EngineUnavailable, NotFound
+from gangline.domain.errors import (
+    Conflict,
+    EngineIncapable,
+    EngineMalformed,
+    EngineRefused,
+    EngineUnavailable,
+    NotFound,
+)
 from gangline.engines.contract import EngineRequest, ReplyAccumulator
 from gangline.engines.serving.app import serving
 from gangline.engines.vllm import VllmEngine
@@ -134,6 +141,24 @@ async def test_a_call_that_fails_on_a_live_backend_fails_alone() -> None:
         assert [view.state for view in pool.views()] == ["healthy", "healthy"]
         with pytest.raises(EngineRefused):
             await session.render(())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_malformed_answer_of_a_live_backend_fails_alone_and_of_a_dying_one_moves_the_call(stream: bool) -> None:
+    garbage = {"rules": [{"pattern": "hello", "text": "x", "faults": {"garbage": True, "times": None}}]}
+    async with _pool(garbage, {}) as (pool, engines):
+        session = pool.engine_for("s", "t")
+        with pytest.raises(EngineMalformed):
+            await (anext(session.stream(HELLO)) if stream else session.chat(HELLO))
+        assert [view.state for view in pool.views()] == ["healthy", "healthy"]
+        backend = next(iter(pool._backends.values()))  # its health route fails from now on
+
+        async def is_down(timeout_s: float) -> None:
+            raise EngineUnavailable("the health check was answered 500")
+
+        backend.engine.check_health = is_down
+        answer = await (anext(session.stream(HELLO)) if stream else session.chat(HELLO))
+        assert answer.metadata["backend_replaced"][0]["to"] == engines[1].url
 
 
 async def test_health_checks_take_out_a_backend_after_some_failures_and_back_in_when_it_recovers() -> None:

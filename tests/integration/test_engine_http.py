@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gangline.domain.errors import EngineRefused, EngineUnavailable
+from gangline.domain.errors import EngineMalformed, EngineRefused, EngineUnavailable
 from gangline.engines.http import EngineHttp
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -131,13 +131,18 @@ async def test_a_cancelled_request_closes_the_connection() -> None:
         [OK[:-1], CLOSE],
         [b"HTTP/1.1 200", CLOSE],
         [CHUNKED + b"1\r\na", CLOSE],
-        [CHUNKED + b"zz\r\n"],
-        [b"SSH-2.0\r\n\r\n"],
     ],
 )
 async def test_a_broken_answer_names_the_engine(pieces: list[bytes]) -> None:
     async with server(pieces) as said, asking(said) as http:
         with pytest.raises(EngineUnavailable, match=f"engine http://127.0.0.1:{said.port}/base did not answer"):
+            await http.post("/", b"{}")
+
+
+@pytest.mark.parametrize("pieces", [[b"SSH-2.0\r\n\r\n"], [CHUNKED + b"zz\r\n"]])
+async def test_an_answer_that_is_not_http_is_malformed(pieces: list[bytes]) -> None:
+    async with server(pieces) as said, asking(said) as http:
+        with pytest.raises(EngineMalformed, match=f"engine http://127.0.0.1:{said.port}/base answered POST / with "):
             await http.post("/", b"{}")
 
 

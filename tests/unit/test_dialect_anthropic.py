@@ -26,6 +26,7 @@ from gangline.domain.errors import (
     Conflict,
     ContextOverflow,
     EngineIncapable,
+    EngineMalformed,
     EngineRefused,
     EngineUnavailable,
     GanglineError,
@@ -412,6 +413,7 @@ def test_text_after_a_call_waits_for_the_calls() -> None:
         (EngineRefused("x", status=401), 502, "api_error", {"x-should-retry": "false"}),
         (EngineIncapable("x"), 502, "api_error", {"x-should-retry": "false"}),
         (EngineUnavailable("x"), 529, "overloaded_error", {}),
+        (EngineMalformed("x"), 502, "api_error", {}),
         (NodeError("x"), 500, "api_error", {}),
     ],
 )

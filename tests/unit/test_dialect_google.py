@@ -24,6 +24,7 @@ from gangline.domain.conversation import (
 from gangline.domain.errors import (
     ContextOverflow,
     EngineIncapable,
+    EngineMalformed,
     EngineRefused,
     EngineUnavailable,
     GanglineError,
@@ -513,6 +514,7 @@ def test_an_array_stays_an_array_when_it_breaks_and_when_it_is_kept_alive() -> N
         (EngineRefused("x", status=422), 400, "INVALID_ARGUMENT", False),
         (EngineRefused("x", status=404), 500, "INTERNAL", True),
         (EngineUnavailable("x"), 503, "UNAVAILABLE", False),
+        (EngineMalformed("x"), 502, "UNAVAILABLE", False),
         (NodeError("x"), 503, "UNAVAILABLE", False),
         (GanglineError("x"), 500, "INTERNAL", True),
     ],

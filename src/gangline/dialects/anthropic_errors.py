@@ -9,6 +9,7 @@ import msgspec
 from gangline.dialects.contract import ErrorAnswer
 from gangline.domain.errors import (
     ContextOverflow,
+    EngineMalformed,
     EngineRefused,
     EngineUnavailable,
     GanglineError,
@@ -69,6 +70,8 @@ def _status_and_type(error: GanglineError) -> tuple[int, str]:
             # 4xx of the engine about the body is the caller's to mend; about us (401, 404 ...) it is ours.
             about_body = error.details.get("status") in (400, 413, 422)
             return (400, "invalid_request_error") if about_body else (502, "api_error")
+        case EngineMalformed():
+            return error.status, "api_error"
         case EngineUnavailable() | ServerUnavailable():
             return 529, "overloaded_error"
         case _ if error.boundary == "caller":

@@ -18,6 +18,7 @@ from gangline.domain.errors import (
     Conflict,
     ContextOverflow,
     EngineIncapable,
+    EngineMalformed,
     EngineRefused,
     GanglineError,
     InvalidRequest,
@@ -74,6 +75,8 @@ def _error_class(error: GanglineError) -> tuple[int, str]:
             return 400, "INVALID_ARGUMENT"
         case EngineIncapable():
             return 400, "FAILED_PRECONDITION"
+        case EngineMalformed():
+            return 502, "UNAVAILABLE"
         case EngineRefused() if error.details.get("status") in _ABOUT_THE_BODY:
             return 400, "INVALID_ARGUMENT"
         case _ if error.boundary == "caller":

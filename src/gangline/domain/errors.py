@@ -20,6 +20,7 @@
     │   └── OutOfTasks         a trainer's tasks ended before it had its groups
     ├── EngineError            the inference engine
     │   ├── EngineUnavailable  retryable: down, refused, reset, timed out, 5xx
+    │   │   └── EngineMalformed  502: its answer cannot be read
     │   ├── EngineRefused      the engine answered 4xx
     │   ├── ContextOverflow    prompt and reply do not fit the context
     │   ├── EngineIncapable    no token ids, no log-probs: nothing trainable can come of it
@@ -63,6 +64,7 @@ __all__ = [
     "DiskFull",
     "EngineError",
     "EngineIncapable",
+    "EngineMalformed",
     "EngineRefused",
     "EngineUnavailable",
     "EvaluatorError",
@@ -240,6 +242,16 @@ class EngineUnavailable(EngineError):
     code = "engine_unavailable"
     status = 503
     retryable = True
+
+
+class EngineMalformed(EngineUnavailable):
+    """The engine answered, but its answer is no reply: not JSON, not HTTP, without choices, with impossible ids.
+
+    Calls fail over as from an engine that does not answer; where no other engine takes the call, the client gets a 502.
+    """
+
+    code = "engine_malformed"
+    status = 502
 
 
 class EngineRefused(EngineError):

@@ -10,7 +10,7 @@ import numpy as np
 
 from gangline.domain.completion import VersionSpan
 from gangline.domain.conversation import Message, ToolCall, Usage
-from gangline.domain.errors import EngineUnavailable
+from gangline.domain.errors import EngineMalformed
 from gangline.domain.reply import TokenLogprob
 from gangline.domain.tokens import TokenIds, token_ids
 from gangline.engines.contract import assistant_message
@@ -114,7 +114,7 @@ class ModelList(msgspec.Struct):
 
 
 def decode(body: bytes, kind: type[WireT], url: str) -> WireT:
-    """Raises: EngineUnavailable when the body is not what was asked for."""
+    """Raises: EngineMalformed when the body is not what was asked for."""
     try:
         try:
             return msgspec.json.decode(body, type=kind)
@@ -125,7 +125,7 @@ def decode(body: bytes, kind: type[WireT], url: str) -> WireT:
             return msgspec.json.decode(msgspec.json.encode(json.loads(body)), type=kind)  # NaN becomes null
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         start = body[:120].decode("utf-8", "replace")
-        raise EngineUnavailable(f"engine {url} answered what is no chat reply: {error}; got {start!r}") from error
+        raise EngineMalformed(f"engine {url} answered what is no chat reply: {error}; got {start!r}") from error
 
 
 def message_of(message: WireMessage | None) -> Message:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from gangline.domain.errors import EngineUnavailable
+from gangline.domain.errors import EngineMalformed, EngineUnavailable
 from gangline.engines.chat_replies import SseLines
 from gangline.engines.generate_wire import GenerateAsk, GenerateRoute, Sampled
 from gangline.engines.http import EngineHttp
@@ -22,7 +22,7 @@ class GenerateCalls:
     async def sample(self, route: GenerateRoute, ask: GenerateAsk) -> Sampled:
         sampled = route.read(await self.http.post(route.path, route.body(ask)), self.url)
         if sampled is None or sampled.finish_reason is None:
-            raise EngineUnavailable(f"engine {self.url} answered without a finish reason")
+            raise EngineMalformed(f"engine {self.url} answered without a finish reason")
         return sampled
 
     async def chunks(self, route: GenerateRoute, ask: GenerateAsk) -> AsyncGenerator[Sampled, None]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from gangline.domain.completion import LogprobKind, VersionSpan
 from gangline.domain.conversation import ModelCall, Usage
-from gangline.domain.errors import EngineUnavailable
+from gangline.domain.errors import EngineMalformed, EngineUnavailable
 from gangline.domain.tokens import TokenIds
 from gangline.engines.chat_fields import NEUTRAL_SAMPLING
 from gangline.engines.chat_replies import WireSpan, WireUsage, decode, ids_of, usage_of, version_spans
@@ -228,7 +228,7 @@ class SglangGenerate:
         try:
             values, candidates = _sglang_logprobs(meta, ids)
         except (msgspec.ValidationError, ValueError) as error:
-            raise EngineUnavailable(f"engine {url} answered odd log-probs in meta_info: {error}") from error
+            raise EngineMalformed(f"engine {url} answered odd log-probs in meta_info: {error}") from error
         spans = meta.weight_versions
         if spans is None and meta.weight_version is not None:
             spans = [WireSpan(meta.weight_version, 0, meta.completion_tokens)]

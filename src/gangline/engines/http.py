@@ -11,7 +11,7 @@ from typing import Any, cast
 import aiohttp
 import msgspec
 
-from gangline.domain.errors import ContextOverflow, EngineError, EngineRefused, EngineUnavailable
+from gangline.domain.errors import ContextOverflow, EngineError, EngineMalformed, EngineRefused, EngineUnavailable
 from gangline.engines.chat_replies import ModelCard, ModelList, decode
 
 __all__ = ["EngineHttp"]
@@ -62,12 +62,16 @@ class EngineHttp:
 
     @asynccontextmanager
     async def request(self, method: str, path: str, body: bytes | None) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Raises: EngineUnavailable when nobody answers or the line breaks; what `refusal` says for a status."""
+        """Raises: EngineUnavailable when nobody answers or the line breaks, EngineMalformed when it speaks no HTTP; what
+        `refusal` says for a status."""
         try:
             async with self._opened().request(method, self.url + path, data=body, allow_redirects=False) as response:
                 if response.status >= 300:
                     raise self.refusal(response.status, await response.read())
                 yield response
+        except aiohttp.ClientResponseError as error:
+            why = f"engine {self.url} answered {method} {path} with malformed HTTP: {error.message}"
+            raise EngineMalformed(why) from error
         except (aiohttp.ClientError, ValueError, TimeoutError, OSError) as error:
             why = str(error) or type(error).__name__
             raise EngineUnavailable(f"engine {self.url} did not answer {method} {path}: {why}") from error

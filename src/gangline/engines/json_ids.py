@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from gangline.domain.errors import EngineUnavailable
+from gangline.domain.errors import EngineMalformed
 from gangline.domain.tokens import TokenIds, token_ids
 
 __all__ = ["CUT_OUT", "NO_IDS", "TokenId", "cut_out_ids", "ids_from_json"]
@@ -57,7 +57,7 @@ def cut_out_ids(body: bytes, field: str) -> tuple[bytes, memoryview | bytes]:
 
 
 def ids_from_json(raw: msgspec.Raw) -> TokenIds | None:
-    """A JSON list of ids -> [T]; None for null. Raises: EngineUnavailable for anything else."""
+    """A JSON list of ids -> [T]; None for null. Raises: EngineMalformed for anything else."""
     text = memoryview(raw)
     if len(text) == len(_NULL) and bytes(text) == _NULL:
         return None
@@ -72,7 +72,7 @@ def ids_from_json(raw: msgspec.Raw) -> TokenIds | None:
         return token_ids(msgspec.json.decode(text, type=list[TokenId]))
     except (msgspec.MsgspecError, OverflowError) as error:
         start = bytes(text[:80]).decode("utf-8", "replace")
-        raise EngineUnavailable(f"the engine answered what are no token ids: {error}; got {start!r}") from error
+        raise EngineMalformed(f"the engine answered what are no token ids: {error}; got {start!r}") from error
 
 
 def _few_ids(text: bytes) -> TokenIds | None:

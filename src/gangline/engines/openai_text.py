@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from gangline.domain.conversation import Message, ToolDefinition
-from gangline.domain.errors import EngineIncapable, EngineRefused, EngineUnavailable
+from gangline.domain.errors import EngineIncapable, EngineMalformed, EngineRefused
 from gangline.domain.tokens import TokenIds
 from gangline.engines.chat_fields import call_fields, messages_in_turns
 from gangline.engines.chat_replies import (
@@ -116,7 +116,7 @@ class OpenAITextEngine:
         if wire.error is not None:
             raise self._http.refusal(200, answer)
         if not wire.choices:
-            raise EngineUnavailable(f"engine {self.url} answered without any choice")
+            raise EngineMalformed(f"engine {self.url} answered without any choice")
         return EngineReply(
             prompt_ids=None,
             choices=tuple(_choice(choice, call.num_top_logprobs is not None) for choice in wire.choices),

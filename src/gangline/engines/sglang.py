@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolDefinition
-from gangline.domain.errors import EngineError, EngineIncapable, EngineRefused, EngineUnavailable
+from gangline.domain.errors import EngineError, EngineIncapable, EngineMalformed, EngineRefused
 from gangline.domain.tokens import TokenIds, token_ids
 from gangline.engines.chat_fields import messages_in_turns
 from gangline.engines.chat_replies import decode
@@ -109,7 +109,7 @@ class SglangEngine:
         try:
             return engine_reply(wire, show_logprobs=request.call.num_top_logprobs is not None)
         except (msgspec.ValidationError, ValueError) as error:
-            raise EngineUnavailable(f"engine {self.url} answered odd log-probs in meta_info: {error}") from error
+            raise EngineMalformed(f"engine {self.url} answered odd log-probs in meta_info: {error}") from error
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         """The whole reply, as one delta per choice."""
@@ -150,7 +150,7 @@ class SglangEngine:
         if wire.error is not None:
             raise self._http.refusal(200, answer)
         if not wire.choices:
-            raise EngineUnavailable(f"engine {self.url} answered without any choice")
+            raise EngineMalformed(f"engine {self.url} answered without any choice")
         return wire
 
     async def _render_or_none(self) -> TokenIds | None:

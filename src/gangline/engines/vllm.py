@@ -16,7 +16,7 @@ import numpy as np
 
 from gangline.domain.completion import LogprobKind
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolDefinition
-from gangline.domain.errors import EngineError, EngineIncapable, EngineRefused, EngineUnavailable
+from gangline.domain.errors import EngineError, EngineIncapable, EngineMalformed, EngineRefused, EngineUnavailable
 from gangline.domain.tokens import TokenIds, token_ids
 from gangline.engines.chat_fields import messages_in_turns
 from gangline.engines.contract import (
@@ -130,7 +130,7 @@ class VllmEngine:
         if wire.error is not None:
             raise self._http.refusal(200, answer)
         if not wire.choices:
-            raise EngineUnavailable(f"engine {self.url} answered without any choice")
+            raise EngineMalformed(f"engine {self.url} answered without any choice")
         return engine_reply(wire)
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from gangline.domain.completion import Completion, DivergenceCause, PromptSource
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, Thinking, ToolCall, Usage
-from gangline.domain.errors import EngineIncapable, EngineUnavailable, GanglineError, SessionOver
+from gangline.domain.errors import EngineIncapable, EngineMalformed, GanglineError, SessionOver
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, TokenLogprob, ToolCallDelta
 from gangline.domain.tokens import TokenIds, common_prefix_len, token_ids
 from gangline.engines.contract import (
@@ -277,11 +277,11 @@ class CallInFlight:
         return msgspec.structs.replace(piece, call_id=call_id)
 
     def _checked(self, answer: EngineReply, capabilities: EngineCapabilities) -> EngineReply:
-        """Raises: EngineIncapable, EngineUnavailable when no record can be made of the answer."""
+        """Raises: EngineIncapable, EngineMalformed when no record can be made of the answer."""
         if len(answer.choices) != self.call.num_choices:
-            raise EngineUnavailable(f"the engine answered {len(answer.choices)} of {self.call.num_choices} choices")
+            raise EngineMalformed(f"the engine answered {len(answer.choices)} of {self.call.num_choices} choices")
         if any(choice.finish_reason is None for choice in answer.choices):
-            raise EngineUnavailable("the engine ended its reply without a finish reason")
+            raise EngineMalformed("the engine ended its reply without a finish reason")
         # An engine that never reports ids was let in by the operator, who wants the text alone.
         has_ids = answer.prompt_ids is not None and all(choice.sampled_ids is not None for choice in answer.choices)
         if capabilities.reports_ids and not has_ids:

@@ -17,7 +17,7 @@ import numpy as np
 
 from gangline.domain.completion import Completion, CompletionTree, Lineage, VersionSpan
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text
-from gangline.domain.errors import EngineIncapable, EngineUnavailable, GanglineError, SessionOver
+from gangline.domain.errors import EngineIncapable, EngineMalformed, GanglineError, SessionOver
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 from gangline.engines.contract import (
     Engine,
@@ -192,9 +192,9 @@ class TokenCall:
         )
 
     def _checked(self, answer: EngineReply) -> EngineChoice:
-        """Raises: EngineIncapable, EngineUnavailable when no record can be made of the answer."""
+        """Raises: EngineIncapable, EngineMalformed when no record can be made of the answer."""
         if len(answer.choices) != 1 or answer.choices[0].finish_reason is None:
-            raise EngineUnavailable("the engine ended its reply without a finish reason")
+            raise EngineMalformed("the engine ended its reply without a finish reason")
         if answer.prompt_ids is None or answer.choices[0].sampled_ids is None:
             raise EngineIncapable("the engine returned no token ids for this call.")
         if not np.array_equal(answer.prompt_ids, self.request.prompt_ids):
