@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +161,9 @@ async def test_a_script_file_is_served_until_cancelled(tmp_path: Path) -> None:
     async with aiohttp.ClientSession(url) as http:
         with pytest.raises(aiohttp.ClientConnectorError):
             await http.get("/health")
+
+
+def test_with_the_built_in_tokenizer_it_starts_without_torch() -> None:
+    """Seconds of every service over a script: transformers imports torch."""
+    load = "from gangline.testing.scripted_engine import open_tokenizer; import sys; open_tokenizer('tiny')"
+    subprocess.run([sys.executable, "-c", f"{load}; sys.exit('torch' in sys.modules)"], check=True)

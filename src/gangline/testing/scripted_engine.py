@@ -24,7 +24,6 @@ from gangline.engines.serving.sampler import (
     SampledToken,
     SampleRequest,
 )
-from gangline.engines.serving.tokenizer import load_tokenizer
 from gangline.engines.text_parsing.parser import Parsers
 from gangline.same_origin import OwnNames
 from gangline.testing.scripted_engine_faults import (
@@ -97,7 +96,12 @@ def create_scripted_app(
 
 
 def open_tokenizer(name: str) -> ChatTokenizer:
-    return TinyTokenizer() if name == "tiny" else load_tokenizer(name)
+    if name == "tiny":
+        return TinyTokenizer()
+    # Imports transformers, and with it torch: seconds that the built-in tokenizer does not need.
+    from gangline.engines.serving.tokenizer import load_tokenizer  # noqa: PLC0415
+
+    return load_tokenizer(name)
 
 
 class ScriptedSampler:
