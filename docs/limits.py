@@ -77,6 +77,11 @@ def _rows() -> list[tuple[str, list[tuple[str, str, str]]]]:
             f"{_size(disk_guard.DEFAULT_RESERVE_BYTES)}, or {disk_guard.MAX_SHARE:.0%} of a smaller disk",
             "no session is taken; below half of it the agent with the largest sandbox is ended (`disk_limit`)",
         ),
+        (
+            "files that the data folder's disk can still take",
+            f"{disk_guard.RESERVE_FILES:,}, or {disk_guard.MAX_SHARE:.0%} of a smaller disk's; none without the above",
+            "the same",
+        ),
         ("connections out of one sandbox", f"{relay.MAX_CONNECTIONS}", "the next one is closed"),
         (
             "output of a harness that is kept, each stream",
@@ -89,11 +94,13 @@ def _rows() -> list[tuple[str, list[tuple[str, str, str]]]]:
     usual = LimitsSpec()
     assert usual.memory_bytes is not None
     assert usual.disk_bytes is not None
+    assert usual.max_files is not None
     sandbox = [
         ("`memory_bytes`", _size(usual.memory_bytes), "its largest process is ended, or gets no more"),
         ("`cpus`", f"{usual.cpus:g}", "it waits"),
         ("`max_pids`", f"{usual.max_pids}", "no process is started"),
         ("`disk_bytes`", _size(usual.disk_bytes), "its processes are ended: `agent_error`, `disk_limit`"),
+        ("`max_files`", f"{usual.max_files:,}", "the same"),
         ("`max_file_bytes`", "as `disk_bytes`", "the write fails (SIGXFSZ)"),
         ("/dev/shm", _size(bubblewrap.SHM_BYTES), "the write fails (ENOSPC)"),
     ]

@@ -8,16 +8,18 @@ import pytest
 
 from gangline.domain.contracts import Usage
 from gangline.domain.errors import RuntimeFailed
-from gangline.gateway.disk_guard import LITTLE_BYTES, DiskGuard
+from gangline.gateway.disk_guard import LITTLE_BYTES, RESERVE_FILES, DiskGuard, Room
 from gangline.store.journal import AttemptKey
 
 GIB = 1 << 30
 
 
 class Agent:
-    def __init__(self, name: str, used: int | None, *, exceeded: str | None = None, runs: bool = True) -> None:
+    def __init__(
+        self, name: str, used: int | None, *, files: int = 0, exceeded: str | None = None, runs: bool = True
+    ) -> None:
         self.key = AttemptKey(name, 1)
-        self._usage = Usage(disk_bytes=used, exceeded=exceeded)
+        self._usage = Usage(disk_bytes=used, files=files, exceeded=exceeded)
         self._runs = runs
         self.evicted: str | None = None
 
@@ -42,14 +44,15 @@ class Disk:
     def __init__(self, free: int, size: int = 500 * GIB) -> None:
         self.free = free
         self.size = size
+        self.free_files = 30_000_000
 
-    def __call__(self, _folder: Path) -> tuple[int, int]:
-        return self.free, self.size
+    def __call__(self, _folder: Path) -> Room:
+        return Room(self.free, self.size, self.free_files, 30_000_000)
 
 
 async def test_no_session_is_leased_below_the_reserve_until_there_is_room_again(tmp_path: Path) -> None:
     disk, told = Disk(3 * GIB), list[bool]()
-    guard = DiskGuard(tmp_path, free_bytes=disk)
+    guard = DiskGuard(tmp_path, room=disk)
     guard.on_change = lambda: told.append(guard.is_low)
     await guard.look([])
     assert not guard.is_low
@@ -61,7 +64,7 @@ async def test_no_session_is_leased_below_the_reserve_until_there_is_room_again(
 
 async def test_the_largest_is_ended_below_half_of_the_reserve_and_one_at_a_time(tmp_path: Path) -> None:
     disk = Disk(GIB + 1)
-    guard = DiskGuard(tmp_path, free_bytes=disk)
+    guard = DiskGuard(tmp_path, room=disk)
     agents = [Agent("small", GIB), GoneAgent("gone", 0), Agent("large", 9 * GIB), Agent("ended", 50 * GIB, runs=False)]
     await guard.look(agents)
     assert [agent.evicted for agent in agents] == [None] * 4
@@ -71,16 +74,34 @@ async def test_the_largest_is_ended_below_half_of_the_reserve_and_one_at_a_time(
 
 
 async def test_nobody_is_ended_for_what_others_than_agents_wrote(tmp_path: Path) -> None:
-    guard = DiskGuard(tmp_path, free_bytes=Disk(0))
+    guard = DiskGuard(tmp_path, room=Disk(0))
     agents = [Agent("one", LITTLE_BYTES - 1), Agent("two", None)]
     await guard.look(agents)
     assert guard.is_low
     assert [agent.evicted for agent in agents] == [None, None]
 
 
+async def test_files_run_out_as_space_does(tmp_path: Path) -> None:
+    disk = Disk(400 * GIB)
+    guard = DiskGuard(tmp_path, room=disk)
+    agents = [Agent("large", 9 * GIB, files=10), Agent("many", 0, files=900_000)]
+    disk.free_files = RESERVE_FILES - 1
+    await guard.look(agents)
+    assert guard.is_low
+    assert [agent.evicted for agent in agents] == [None, None]
+    disk.free_files = RESERVE_FILES // 2 - 1
+    await guard.look(agents)
+    assert [agent.key.session_id for agent in agents if agent.evicted] == ["many"]
+
+
+async def test_a_file_system_without_a_number_of_files_has_no_reserve_of_them(tmp_path: Path) -> None:
+    guard = DiskGuard(tmp_path, room=lambda _folder: Room(400 * GIB, 500 * GIB, free_files=0, max_files=0))
+    assert not guard.is_low
+
+
 async def test_an_agent_beyond_its_own_limit_is_ended_however_much_is_free(tmp_path: Path) -> None:
     agent = Agent("one", 20 * GIB, exceeded="disk_bytes")
-    await DiskGuard(tmp_path, free_bytes=Disk(400 * GIB)).look([agent])
+    await DiskGuard(tmp_path, room=Disk(400 * GIB)).look([agent])
     assert agent.evicted == "disk_bytes"
 
 
@@ -91,5 +112,5 @@ async def test_an_agent_beyond_its_own_limit_is_ended_however_much_is_free(tmp_p
 async def test_the_reserve_is_as_told_or_fits_the_disk(
     tmp_path: Path, reserve: int | None, size: int, kept: int
 ) -> None:
-    state = DiskGuard(tmp_path, reserve, free_bytes=Disk(GIB // 2, size)).state()
+    state = DiskGuard(tmp_path, reserve, room=Disk(GIB // 2, size)).state()
     assert (state.reserve_bytes, state.is_low) == (kept, kept > GIB // 2)

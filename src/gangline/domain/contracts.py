@@ -94,6 +94,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     disk_bytes: int | None
     """Of the disk; None where it is not measured, or not yet."""
+    files: int | None = None
+    """Files and folders; None as above."""
     exceeded: str | None = None
     """Name of a limit for which the runtime ended the sandbox's processes, once."""
 

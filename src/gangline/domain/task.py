@@ -99,6 +99,8 @@ class LimitsSpec(_Spec):
     """Size of one file; None is as much as `disk_bytes`."""
     disk_bytes: int | None = Field(default=10 << 30, gt=0)
     """What its files take in all. An agent that goes beyond it is ended: outcome `agent_error`, code `disk_limit`."""
+    max_files: int | None = Field(default=1_000_000, gt=0)
+    """Files and folders, empty ones too. An agent that has more is ended in the same way."""
 
 
 class RuntimeSpec(_Spec):

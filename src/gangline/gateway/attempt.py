@@ -432,7 +432,8 @@ class Attempt:
         """Why the agent's own limit ends it, if it does."""
         if usage.exceeded is None:
             return None
-        return f"the agent's files took more than limits.disk_bytes ({self._task.runtime.limits.disk_bytes}) allows"
+        limit = getattr(self._task.runtime.limits, usage.exceeded)
+        return f"the agent's files took more than limits.{usage.exceeded} ({limit}) allows"
 
     async def _note_usage(self, handle: RuntimeHandle) -> None:
         """Whether the runtime itself ended the harness for what it took."""

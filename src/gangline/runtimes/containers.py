@@ -34,7 +34,7 @@ from gangline.domain.task import LimitsSpec
 from gangline.runtimes.cgroups import Cgroups, joined_groups
 from gangline.runtimes.container_engine import Engine, checked_image
 from gangline.runtimes.container_life import PIPES, ContainerLife, Pipes, first_process
-from gangline.runtimes.disk import MEASURED, DiskWatch
+from gangline.runtimes.disk import MEASURED, DiskWatch, root_inside
 from gangline.runtimes.environment import argv_of, exposed_folders, image_environment
 from gangline.runtimes.execution import Executions, Order
 from gangline.runtimes.files import SharedFolders
@@ -199,7 +199,7 @@ class _ContainerHandle:
         self._limits = enforcement(start.spec.limits, {}, own_user=True)
         self._written: list[Path] = []
         """Host folders with what it has written; none where the engine does not tell."""
-        self._disk = DiskWatch(start.spec.limits.disk_bytes, lambda: self._written, self.kill)
+        self._disk = DiskWatch(start.spec.limits, lambda: self._written, self.kill, root=self._root)
         self._executions = Executions(mark.label)
         self._life: ContainerLife | None = None
         self._openings = Openings()
@@ -246,7 +246,7 @@ class _ContainerHandle:
             )
         self._engine_filters = await asyncio.to_thread(_filters, self._life.pid)
         self._groups = joined_groups(Path(f"/proc/{self._life.pid}/cgroup"), self._inner_limits())
-        held = {**self._groups.enforced, **({"disk_bytes": MEASURED} if self._written else {})}
+        held = {**self._groups.enforced, **(MEASURED if self._written else {})}
         self._limits = enforcement(self._start.spec.limits, held, own_user=True)
         return self._life
 
@@ -268,6 +268,9 @@ class _ContainerHandle:
         """What `start` asks for; the rest was given."""
         network = [] if self._start.spec.network == "full" else ["--network", "none"]
         return [*network, *_limits_options(self._inner_limits()), *self._mounts(), *self._options]
+
+    def _root(self) -> Path | None:
+        return None if self._life is None else root_inside(self._life.proc_fd)
 
     def _inner_limits(self) -> LimitsSpec:
         """With room for what is not the agent's."""

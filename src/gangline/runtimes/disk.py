@@ -1,13 +1,17 @@
 """How much of the disk a sandbox takes, measured again and again, and its end when that is more than it may.
 
-A measure counts blocks as `du` does, hard links once, nothing of other file systems. Between two of them at most
-`_PAUSE_S` pass, or ten times as long as one takes. Until the next one a sandbox may take more than its limit: so none
-of its files may outgrow it either (see `limits`), and a node keeps a reserve.
+A measure counts blocks and files as `du` does, hard links once, nothing of other file systems. Empty files have no
+blocks, but each takes one of the file system's inodes, which run out as space does. Removed files count while a process
+holds them open or mapped, in a sandbox that has a /proc of its own; on a node that is not root, only what that node's
+user may see there. Between two measures at most `_PAUSE_S` pass, or ten times as long as one takes. Until the next one
+a sandbox may take more than its limit: so none of its files may outgrow it either (see `limits`), and a node keeps a
+reserve.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,56 +20,114 @@ from pathlib import Path
 
 from gangline.domain.contracts import Usage
 from gangline.domain.errors import GanglineError
+from gangline.domain.task import LimitsSpec
 
-__all__ = ["MEASURED", "DiskWatch"]
+__all__ = ["MEASURED", "DiskWatch", "root_inside"]
 
 log = logging.getLogger("gangline.runtimes")
 
-MEASURED = "measured every few seconds"
+MEASURED: dict[str, str] = dict.fromkeys(("disk_bytes", "max_files"), "measured every few seconds")
+"""Name of each limit that a watch holds -> how."""
 _PAUSE_S = 2.0
 _AS_ROOT = ("unshare", "--user", "--map-root-user", "--")
 """An ordinary user's agent may close its folders to that user too, but not to root of a user namespace."""
 
 
-async def _measured(folders: Sequence[Path]) -> int | None:
-    """What these host folders take; None where it cannot be measured. What vanishes meanwhile is not counted."""
+_REMOVED = r"""find -L "$@" -maxdepth 1 -type f -links 0 -printf '%D %i %b\n' | sort -u |
+awk -v memory="$MEMORY" 'index(memory, " " $1 " ") == 0 { num_blocks += $3; num_files += 1 }
+END { printf "%.0f %d\n", num_blocks * 512, num_files }'"""
+"""Bytes and number of the files that the folders `$@` of /proc show and that have no name any more."""
+
+
+async def _counted(folders: Sequence[Path], unit: str) -> int | None:
+    """Bytes or files of these host folders; None where they cannot be counted. What vanishes meanwhile is left out.
+
+    unit: the option of `du` for it.
+    """
     if not folders:
         return None
     prefix = () if os.geteuid() == 0 else _AS_ROOT
     for command in dict.fromkeys((prefix, ())):
-        with suppress(OSError):
-            process = await asyncio.create_subprocess_exec(
-                *(*command, "du", "--summarize", "--total", "--one-file-system", "--block-size=1", "--", *folders),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
-            )
-            try:
-                printed, _ = await process.communicate()
-            finally:
-                if process.returncode is None:
-                    process.kill()
-                    await process.wait()
-            if lines := printed.splitlines():
-                return int(lines[-1].split()[0])
+        argv = [*command, "du", "--summarize", "--total", "--one-file-system", unit, "--", *map(str, folders)]
+        if lines := (await _printed(argv)).splitlines():
+            return int(lines[-1].split()[0])
     return None
+
+
+async def _removed(proc: Path, memory: Sequence[Path]) -> tuple[int, int]:
+    """Bytes and number of files without a name that the processes of a /proc hold open or mapped.
+
+    memory: folders in memory; files of their file systems are not counted.
+    """
+    try:
+        pids = [name for name in await asyncio.to_thread(os.listdir, proc) if name.isdigit()]
+    except OSError:  # the sandbox has ended, and with it they
+        return 0, 0
+    folders = [str(proc / pid / kind) for pid in pids for kind in ("fd", "map_files")]
+    devices = [_memory_device(), *(os.stat(folder).st_dev for folder in memory if folder.exists())]
+    told = " ".join(["", *map(str, devices), ""])
+    numbers = (await _printed(["sh", "-c", _REMOVED, "sh", *folders], MEMORY=told)).split()
+    return (int(numbers[0]), int(numbers[1])) if numbers else (0, 0)
+
+
+@functools.cache
+def _memory_device() -> int:
+    """Device number of files in memory that never had a name."""
+    fd = os.memfd_create("device")
+    try:
+        return os.fstat(fd).st_dev
+    finally:
+        os.close(fd)
+
+
+async def _printed(argv: Sequence[str], **env: str) -> bytes:
+    """What a program prints; nothing where it cannot be started."""
+    with suppress(OSError):
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **env},
+        )
+        try:
+            return (await process.communicate())[0]
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    return b""
+
+
+def root_inside(proc_fd: int) -> Path | None:
+    """The root of a sandbox, seen from the host.
+
+    proc_fd: an open `/proc/<pid>` folder of its first process; -1 is none.
+    """
+    return None if proc_fd < 0 else Path(f"/proc/{os.getpid()}/fd/{proc_fd}/root")
 
 
 class DiskWatch:
     """`begin` when there is something to measure, `close` before the sandbox is stopped; then it measures no more."""
 
     def __init__(
-        self, limit_bytes: int | None, folders: Callable[[], Sequence[Path]], end: Callable[[], Awaitable[None]]
+        self,
+        limits: LimitsSpec,
+        folders: Callable[[], Sequence[Path]],
+        end: Callable[[], Awaitable[None]],
+        *,
+        root: Callable[[], Path | None] = lambda: None,
     ) -> None:
         """
-        limit_bytes: None only measures.
+        limits: without `disk_bytes` and `max_files` it only measures.
         folders: host folders with what the sandbox has written.
         end: ends all its processes.
+        root: see `root_inside`; None is no root of its own, or none now.
         """
-        self._limit_bytes = limit_bytes
-        self._allowed_bytes = limit_bytes
+        self._limits = {name: value for name in MEASURED if (value := getattr(limits, name)) is not None}
+        self._allowed = dict(self._limits)
         self._folders = folders
+        self._root = root
         self._end = end
         self._usage = Usage(disk_bytes=None)
         self._task: asyncio.Task[None] | None = None
@@ -97,14 +159,27 @@ class DiskWatch:
         while not self._is_closed:
             await asyncio.sleep(pause_s)
             begun_at = loop.time()
-            used = await _measured(self._folders())
+            used = await self._used()
             pause_s = max(_PAUSE_S, 10 * (loop.time() - begun_at))
-            self._usage = Usage(disk_bytes=used, exceeded=self._usage.exceeded)
-            if used is not None and self._limit_bytes is not None and used > (self._allowed_bytes or 0):
+            exceeded = next((name for name, most in self._allowed.items() if (used[name] or 0) > most), None)
+            self._usage = Usage(
+                disk_bytes=used["disk_bytes"], files=used["max_files"], exceeded=exceeded or self._usage.exceeded
+            )
+            if exceeded is not None:
                 # What is there already must not end a grader, which comes after the agent.
-                self._allowed_bytes = used + self._limit_bytes
-                self._usage = Usage(disk_bytes=used, exceeded="disk_bytes")
+                self._allowed = {name: (used[name] or 0) + most for name, most in self._limits.items()}
                 await self._ended()
+
+    async def _used(self) -> dict[str, int | None]:
+        root = self._root()
+        memory = [] if root is None else [root / "dev/shm"]  # an empty file there takes memory of the kernel
+        sizes = [
+            await _counted(self._folders(), "--block-size=1"),
+            await _counted([*self._folders(), *memory], "--inodes"),
+        ]
+        removed = (0, 0) if root is None else await _removed(root / "proc", memory)
+        totals = [None if size is None else size + more for size, more in zip(sizes, removed, strict=True)]
+        return dict(zip(MEASURED, totals, strict=True))
 
     async def _ended(self) -> None:
         self._is_ending = True

@@ -16,7 +16,7 @@ from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, Run
 from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.domain.ids import validated_id
 from gangline.runtimes.cgroups import Cgroups, group_name, make_groups
-from gangline.runtimes.disk import MEASURED, DiskWatch
+from gangline.runtimes.disk import MEASURED, DiskWatch, root_inside
 from gangline.runtimes.environment import argv_of
 from gangline.runtimes.execution import Executions, Order
 from gangline.runtimes.files import SharedFolders
@@ -147,8 +147,8 @@ class NamespacedHandle:
         self._user = user
         uid = self._uid = None if user is None else user.uid
         self._groups = groups
-        self._limits = enforcement(start.spec.limits, {**groups.enforced, "disk_bytes": MEASURED}, own_user=True)
-        self._disk = DiskWatch(start.spec.limits.disk_bytes, lambda: [start.folder], self.kill)
+        self._limits = enforcement(start.spec.limits, {**groups.enforced, **MEASURED}, own_user=True)
+        self._disk = DiskWatch(start.spec.limits, lambda: [start.folder], self.kill, root=self._root)
         self._shared = shared
         owners = {} if uid is None else {GRADER_HOME: grader_uid(uid)}
         self._files = SharedFolders(shared, self.workdir, uid=uid, owners=owners)
@@ -270,6 +270,9 @@ class NamespacedHandle:
     async def kill(self) -> None:
         async with self._lock:
             await self._end()
+
+    def _root(self) -> Path | None:
+        return None if self._holder is None else root_inside(self._holder.proc_fd)
 
     async def _end(self) -> None:
         """End the namespaces. The lock is held."""

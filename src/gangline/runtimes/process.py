@@ -75,8 +75,8 @@ class _ProcessHandle:
         self._expose = expose
         self._mark = mark
         self._label = mark.label
-        self._limits = enforcement(start.spec.limits, {"disk_bytes": MEASURED}, own_user=False)
-        self._disk = DiskWatch(start.spec.limits.disk_bytes, lambda: [folder], self.kill)
+        self._limits = enforcement(start.spec.limits, MEASURED, own_user=False)
+        self._disk = DiskWatch(start.spec.limits, lambda: [folder], self.kill)
         self._allowed = start.spec.system_calls_allow
         program = filter_for(self._allowed)
         self._filters = () if program is None else (program,)

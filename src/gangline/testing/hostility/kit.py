@@ -152,6 +152,15 @@ def found(secret: str, places: Iterator[str] | list[str]) -> str | None:
     return None
 
 
+def removed_file(folder: str, size_bytes: int) -> int:
+    """A file of that size that has no name any more."""
+    path = f"{folder}/removed"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    os.unlink(path)
+    os.write(fd, b"1" * size_bytes)
+    return fd
+
+
 def said_by(address: Any, family: int, kind: int = socket.SOCK_STREAM, line: bytes = b"tell\n") -> bytes:
     """What a service answers to a line."""
     with socket.socket(family, kind) as talk:

@@ -6,6 +6,8 @@ not attacked.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import resource
 import threading
@@ -17,7 +19,7 @@ from typing import Any
 from gangline.domain.task import LimitsSpec
 from gangline.testing.hostility.attack import Assault, Attacks, Program
 from gangline.testing.hostility.grounds import Grounds
-from gangline.testing.hostility.kit import Given, contents
+from gangline.testing.hostility.kit import Given, contents, removed_file
 
 ATTACKS = Attacks("what one sandbox may use")
 
@@ -135,6 +137,47 @@ def raises_its_own_limits(given: Given) -> str | None:
     return "the limit was raised"
 
 
+def makes_empty_files_without_end(given: Given) -> str | None:
+    """They have no bytes, but each takes one of the file system's inodes from everyone."""
+    for number in range(given["max_files"] * 4):
+        open(f"{given['workdir']}/empty-{number}", "w").close()
+    time.sleep(10)  # a limit that is measured may take a while
+    return f"{len(os.listdir(str(given['workdir'])))} files stayed"
+
+
+def makes_empty_files_in_memory_without_end(given: Given) -> str | None:
+    """Each takes memory of the kernel, which no size of the file system counts."""
+    paths = [f"/dev/shm/{given['mark']}-{number}" for number in range(given["max_files"] * 4)]
+    try:
+        for path in paths:
+            open(path, "w").close()
+        time.sleep(10)
+        return f"{len(paths)} files stayed"
+    finally:
+        for path in paths:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+def keeps_removed_files_open(given: Given) -> str | None:
+    """Their space is taken until they are closed, and no folder shows them."""
+    files = [removed_file(given["workdir"], given["disk_bytes"] // 2) for _ in range(4)]
+    time.sleep(10)
+    return f"{sum(os.fstat(file).st_blocks for file in files) * 512} bytes stayed"
+
+
+def keeps_removed_files_mapped(given: Given) -> str | None:
+    """The same without open files: the mapping of one page keeps all of a file."""
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    for _ in range(4):
+        file = removed_file(given["workdir"], given["disk_bytes"] // 2)
+        assert libc.mmap(None, 4096, 1, 1, file, ctypes.c_long(0)) != ctypes.c_void_p(-1).value
+        os.close(file)
+    time.sleep(10)
+    return "4 removed files stayed"
+
+
 _LIMITED: Mapping[Program, tuple[str, dict[str, Any]]] = {
     starts_processes_without_end: ("max_pids", {"max_pids": _MAX_PIDS}),
     starts_threads_without_end: ("max_pids", {"max_pids": _MAX_PIDS}),
@@ -143,10 +186,22 @@ _LIMITED: Mapping[Program, tuple[str, dict[str, Any]]] = {
     takes_memory_with_many_processes: ("memory_bytes", {"memory_bytes": _MEMORY_BYTES}),
     writes_a_file_without_end: ("max_file_bytes", {"max_file_bytes": 4 << 20}),
     raises_its_own_limits: ("max_file_bytes", {"max_file_bytes": 4 << 20}),
+    makes_empty_files_without_end: ("max_files", {"max_files": 2000}),
+    makes_empty_files_in_memory_without_end: ("max_files", {"max_files": 2000}),
+    keeps_removed_files_open: ("disk_bytes", {"disk_bytes": 8 << 20}),
+    keeps_removed_files_mapped: ("disk_bytes", {"disk_bytes": 8 << 20}),
 }
+_SEEN_BY_NAMESPACES = (
+    makes_empty_files_in_memory_without_end,
+    keeps_removed_files_open,
+    keeps_removed_files_mapped,
+)
+"""What they take is known to be one sandbox's only where it has file systems and processes of its own."""
 _TAKEN_TOGETHER = (takes_memory_as_a_file_without_a_name, takes_memory_with_many_processes)
 for _program, (_limit, _limits) in _LIMITED.items():
-    ATTACKS.add(_program.__name__, _limited(_program, _limit, **_limits), needs_isolation=False)
+    ATTACKS.add(
+        _program.__name__, _limited(_program, _limit, **_limits), needs_isolation=_program in _SEEN_BY_NAMESPACES
+    )
 
 
 @ATTACKS.inside

@@ -146,5 +146,14 @@ class _OpenHandle:
 
     def limits(self) -> dict[str, str]:
         """A promise of everything, so that every attack is tried."""
-        names = ("memory_bytes", "cpus", "max_pids", "max_file_bytes", "disk_bytes", "network", "system_calls")
+        names = (
+            "memory_bytes",
+            "cpus",
+            "max_pids",
+            "max_file_bytes",
+            "disk_bytes",
+            "max_files",
+            "network",
+            "system_calls",
+        )
         return dict.fromkeys(names, "cgroup v2")

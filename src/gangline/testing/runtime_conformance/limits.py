@@ -41,7 +41,8 @@ async def every_limit_is_told(bench: Bench) -> None:
 @CHECKS.add
 async def a_task_that_names_no_limits_has_some(bench: Bench) -> None:
     told = (await bench.start()).limits()
-    assert "not set" not in {told[name] for name in ("memory_bytes", "cpus", "max_pids", "disk_bytes")}, told
+    named = ("memory_bytes", "cpus", "max_pids", "disk_bytes", "max_files")
+    assert "not set" not in {told[name] for name in named}, told
 
 
 @CHECKS.add
@@ -110,6 +111,18 @@ async def what_a_sandbox_takes_of_the_disk_is_limited(bench: Bench) -> None:
     assert (await handle.usage()).exceeded == "disk_bytes"
     assert (await handle.exec("ls 1 && chmod 700 shut && ls shut/16")).ok, "what was written is gone"
     assert (await handle.exec("sleep 5; echo graded")).ok, "what was there already ended a later command"
+
+
+@CHECKS.add
+async def the_number_of_files_is_limited(bench: Bench) -> None:
+    """Empty ones too, which take no space: its processes end, and the files are kept."""
+    handle = await bench.start(limits=LimitsSpec(max_files=500))
+    promised(handle, "max_files")
+    assert (await handle.exec("seq 300 | xargs touch; sleep 5; echo alive")).stdout == b"alive\n"
+    result = await handle.exec("seq 301 600 | xargs touch; sleep 100000")
+    assert result.exit_code is None, f"the number of files was said to be limited: {result}"
+    assert (await handle.usage()).exceeded == "max_files"
+    assert (await handle.exec("ls 1 600; sleep 5; echo graded")).ok, "what was there already ended a later command"
 
 
 @CHECKS.add
