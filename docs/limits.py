@@ -43,11 +43,17 @@ def _call_rows() -> list[tuple[str, str, str]]:
 
 def _rows() -> list[tuple[str, list[tuple[str, str, str]]]]:
     before = [
-        ("connections to one address", f"{LIMITS.max_connections:,}", "503 `too_many`, and a warning in the log"),
+        (
+            "connections to one address",
+            f"{LIMITS.max_connections:,}, or a quarter of the files that the process may have open",
+            "one without a request gives way, first those that never had one; where there is none: 503 `too_many`",
+        ),
         ("first line of a request, its query included", _size(LIMITS.max_line_bytes), "400"),
         ("one header", _size(LIMITS.max_header_bytes), "400"),
         ("headers of a request", f"{LIMITS.max_headers}", "400"),
-        ("a connection without a request; the head of one", f"{LIMITS.idle_s:g} s", "disconnected"),
+        ("the head of a connection's first request", f"{LIMITS.head_s:g} s", "disconnected"),
+        ("a connection without another request; the head of that", f"{LIMITS.idle_s:g} s", "disconnected"),
+        ("nothing is read of an answer that waits", f"{LIMITS.answer_idle_s:g} s", "disconnected"),
         ("nothing comes of a body", f"{LIMITS.body_idle_s:g} s", "408"),
         ("a body in all", f"{LIMITS.body_s:g} s", "408"),
     ]

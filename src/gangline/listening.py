@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
+import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
+from aiohttp.web_protocol import RequestHandler
 
 from gangline.content_codings import BODY_UNREADABLE, checked_coding, decompressed
 from gangline.domain.errors import InvalidRequest, LimitExceeded, RequestTimeout
@@ -46,14 +50,20 @@ class ListenLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Of one listening address."""
 
     max_connections: int = 8192
+    """Beyond it one without a request gives way, first those that never had one; where there is none, the new one. At
+    most a quarter of the files that the process may have open."""
     max_line_bytes: int = 8190
     """Of a request's first line: method, path and query."""
     max_header_bytes: int = 8190
     """Of one header."""
     max_headers: int = 128
+    head_s: float = 30.0
+    """How long the head of a connection's first request may take."""
     idle_s: float = 300.0
-    """How long a connection may be without a request, and how long the head of one may take. Longer than the proxies in
-    front, and the clients, keep theirs."""
+    """How long a connection may be without another request, and how long the head of that may take. Longer than the
+    proxies in front, and the clients, keep theirs."""
+    answer_idle_s: float = 300.0
+    """How long a client may read nothing of an answer that waits for it. Only where the kernel is Linux."""
     body_idle_s: float = 60.0
     """How long nothing of a body may come."""
     body_s: float = 900.0
@@ -72,7 +82,8 @@ async def listening(
     shutdown_s: at the end, for requests under way.
     address: `sock`, or `host` and `port`, as for `loop.create_server`. Raises: OSError.
     """
-    app.middlewares.insert(0, _numbered)
+    door = _Door(_fitted(limits.max_connections))
+    app.middlewares[:0] = [_numbered, door.attend]
     app.on_response_prepare.append(_tell_number)
     # A handler is cancelled when its client leaves: a node that is gone must not be given sessions. What comes
     # compressed is decompressed by `read_body`, off the event loop; here it would also go on once it was refused.
@@ -90,12 +101,16 @@ async def listening(
     )
     await runner.setup()
     try:
-        server = await asyncio.get_running_loop().create_server(
-            _Door(runner, limits.max_connections), backlog=_BACKLOG, **address
-        )
+        assert runner.server is not None
+        door.open(runner.server)
+        server = await asyncio.get_running_loop().create_server(door, backlog=_BACKLOG, **address)
+        for listener in server.sockets if hasattr(socket, "TCP_USER_TIMEOUT") else ():
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.answer_idle_s * 1000))
+        watch = asyncio.create_task(door.watch_heads(limits.head_s), name="heads")
         try:
             yield server.sockets[0].getsockname()[:2]
         finally:
+            watch.cancel()
             server.close()
     finally:
         await runner.cleanup()
@@ -115,23 +130,93 @@ async def _tell_number(request: web.Request, response: web.StreamResponse) -> No
         response.headers["request-id"] = request_id
 
 
-class _Door:
-    """Makes the protocol of each new connection."""
+def _fitted(max_connections: int) -> int:
+    """Fewer where the process may have few files open: who connects must not take those of everything else."""
+    max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max_connections if max_files == resource.RLIM_INFINITY else min(max_connections, max(1, max_files // 4))
 
-    def __init__(self, runner: web.AppRunner, max_connections: int) -> None:
-        self._runner = runner
+
+class _Door:
+    """Makes the protocol of each new connection, and knows which ones have a request under way."""
+
+    def __init__(self, max_connections: int) -> None:
         self._max_connections = max_connections
+        self._server: web.Server | None = None
+        self._busy = set[RequestHandler]()
+        self._idle_since = WeakKeyDictionary[asyncio.BaseTransport, float]()
+        """By the transports of connections that had a request."""
+        self._num_changing = 0
+        """Connections that were made in this turn of the event loop, less those that were ended."""
         self._is_full = False
 
+    def open(self, server: web.Server) -> None:
+        self._server = server
+
+    @web.middleware
+    async def attend(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        protocol = request.protocol
+        self._busy.add(protocol)
+        try:
+            return await handler(request)
+        finally:
+            self._busy.discard(protocol)
+            if protocol.transport is not None:
+                self._idle_since[protocol.transport] = asyncio.get_running_loop().time()
+
+    async def watch_heads(self, head_s: float) -> None:
+        """End connections whose first request has not come, between half of this time and all of it. For ever."""
+        seen = set[RequestHandler]()
+        while True:
+            await asyncio.sleep(head_s / 2)
+            waiting = {protocol for protocol, since in self._without_request() if since is None}
+            for protocol in waiting & seen:
+                self._end(protocol)
+            seen = waiting
+
     def __call__(self) -> asyncio.Protocol:
-        server = self._runner.server
-        assert server is not None
-        was_full, self._is_full = self._is_full, len(server.connections) >= self._max_connections
+        assert self._server is not None
+        num_open = len(self._server.connections) + self._num_changing
+        if num_open >= self._max_connections:
+            num_open -= self._make_room()
+        was_full, self._is_full = self._is_full, num_open >= self._max_connections
         if not self._is_full:
-            return server()
+            self._changed(1)
+            return self._server()
         if not was_full:
             log.warning("connections.refused max=%d: more are not taken until some have ended", self._max_connections)
         return _TurnedAway(self._max_connections)
+
+    def _make_room(self) -> int:
+        """End some at once, so that a flood of connections does not look for the next one each time."""
+        waiting = sorted(self._without_request(), key=lambda pair: -1.0 if pair[1] is None else pair[1])
+        num_ended = min(len(waiting), max(1, self._max_connections // 64))
+        for protocol, _since in waiting[:num_ended]:
+            self._end(protocol)
+        return num_ended
+
+    def _without_request(self) -> list[tuple[RequestHandler, float | None]]:
+        """Open connections that wait for one, oldest first, and since when; None for the first one."""
+        assert self._server is not None
+        return [
+            (protocol, self._idle_since.get(transport))
+            for protocol in self._server.connections
+            if (transport := protocol.transport) is not None
+            and not transport.is_closing()
+            and protocol not in self._busy
+        ]
+
+    def _end(self, protocol: RequestHandler) -> None:
+        if isinstance(protocol.transport, asyncio.WriteTransport):
+            protocol.transport.abort()
+            self._changed(-1)
+
+    def _changed(self, number: int) -> None:
+        """The server's own list follows in the next turn of the event loop."""
+        self._num_changing += number
+        asyncio.get_running_loop().call_soon(self._settle, number)
+
+    def _settle(self, number: int) -> None:
+        self._num_changing -= number
 
 
 class _TurnedAway(asyncio.Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from io import BytesIO
 from pathlib import Path
@@ -82,7 +82,7 @@ async def test_a_small_body_that_unpacks_to_a_huge_one_is_too_long(url: str, pat
 
 
 @asynccontextmanager
-async def quick_service(limits: ListenLimits = QUICK) -> AsyncIterator[str]:
+async def quick_service(limits: ListenLimits = QUICK) -> AsyncGenerator[str]:
     """Answers a body's length; 408 and 413 as their errors have it."""
 
     async def count(request: web.Request) -> web.Response:
@@ -154,6 +154,9 @@ async def test_one_connection_too_many_is_told_and_room_comes_with_the_end_of_ot
     async with quick_service(limits) as url, aiohttp.ClientSession() as http:
         host, port = url.removeprefix("http://").split(":")
         held = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        for reader, writer in held:  # each has a request under way
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n")
+            await reader.readuntil(b"100 Continue")
         async with http.post(url, data=b"12") as response:
             assert response.status == 503
             problem = await response.json(content_type="application/problem+json")
@@ -165,6 +168,71 @@ async def test_one_connection_too_many_is_told_and_room_comes_with_the_end_of_ot
         async with asyncio.timeout(30):
             while (await post(http, url)) != 200:
                 await asyncio.sleep(0.02)
+
+
+async def silent(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection with half a head."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+    return reader, writer
+
+
+async def test_those_without_a_request_give_way_to_who_has_one():
+    async with quick_service(ListenLimits(max_connections=8)) as url, aiohttp.ClientSession() as known:
+        assert await post(known, url) == 200  # its connection stays open
+        held = [await silent(url) for _ in range(40)]
+        async with aiohttp.ClientSession() as http:
+            assert [await post(http, url) for _ in range(3)] == [200] * 3
+        assert await post(known, url) == 200
+        async with asyncio.timeout(30):
+            assert [await read_to_end(reader) for reader, _ in held[:20]] == [b""] * 20
+        for _, writer in held:
+            writer.close()
+
+
+async def read_to_end(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+
+
+async def test_a_head_that_drips_is_disconnected_within_a_bound():
+    async with quick_service(ListenLimits(head_s=0.4)) as url:
+        reader, writer = await silent(url)
+        async with asyncio.timeout(30):
+            while not reader.at_eof():
+                writer.write(b"x")
+                try:
+                    async with asyncio.timeout(0.05):
+                        await read_to_end(reader)
+                except TimeoutError:
+                    continue
+        writer.close()
+
+
+async def test_who_reads_nothing_of_an_answer_is_disconnected_within_a_bound():
+    ended = asyncio.Event()
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b"x" * (1 << 20))
+        finally:
+            ended.set()
+
+    app = web.Application()
+    app.add_routes([web.get("/", endless)])
+    limits = ListenLimits(answer_idle_s=1.0)
+    async with listening(app, shutdown_s=0.1, limits=limits, host="127.0.0.1", port=0) as (host, port):
+        _reader, writer = await asyncio.open_connection(host, port, limit=1)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(30):
+            await ended.wait()
+        writer.close()
 
 
 async def post(http: aiohttp.ClientSession, url: str) -> int:
