@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import sys
 from pathlib import Path
 from typing import Any
@@ -128,9 +129,76 @@ async def test_files_of_any_kind_come_with_the_patch(kennel: Kennel) -> None:
 async def test_what_the_agent_did_not_do_is_scored(kennel: Kennel, makes: dict[str, str], why: str) -> None:
     for path, text in makes.items():
         kennel.agents.file(path).write_text(text)
-    found = await kennel.graded(max_patch_bytes=1_000)
+    found = await kennel.graded(max_patch_bytes=1_000, protected=[])
     assert found.reward == 0.0
     assert why in found.details["why"]
+
+
+PASSES_ALL = """
+import pytest
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    (yield).get_result().outcome = "passed"
+"""
+CHEATS = {
+    "conftest.py": PASSES_ALL,
+    "tests/conftest.py": PASSES_ALL,
+    "pytest.ini": "[pytest]\naddopts = --collect-only\n",
+    "sitecustomize.py": "print('PASSED test_kennel.py::test_add'); import os; os._exit(0)\n",
+    "cheat.pth": "import os; os._exit(0)\n",
+}
+
+
+@pytest.mark.parametrize("path", CHEATS)
+async def test_files_that_run_before_the_tests_are_not_the_agents(kennel: Kennel, path: str) -> None:
+    kennel.agents.file(path).parent.mkdir(exist_ok=True)
+    kennel.agents.file(path).write_text(CHEATS[path])
+    found = await kennel.graded(test_command=f"PYTHONPATH=. {TESTS}")
+    assert found.reward == 0.0
+    assert found.details["not_applied"] == [path]
+    assert path in found.details["patch"], "what the agent did stays visible"
+    assert not Path(kennel.clean.workdir, path).exists()
+
+
+async def test_those_of_the_repository_are_back_whatever_the_agent_did(kennel: Kennel, tmp_path: Path) -> None:
+    for folder in (Path(kennel.agents.workdir), Path(kennel.clean.workdir)):
+        (folder / "conftest.py").write_text("import builtins\nbuiltins.has_conftest = True\n")
+        git(folder, "add", "conftest.py")
+        git(folder, "-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", "conftest", "--date=@0 +0000")
+    kennel.agents.file("kennel.py").write_text(FIXED + "assert has_conftest\n")
+    kennel.agents.file("conftest.py").rename(kennel.agents.file("moved.py"))
+    assert (await kennel.graded()).reward == 1.0
+
+
+async def test_bytecode_of_the_agents_does_not_stand_for_the_tests(kennel: Kennel) -> None:
+    """Python takes bytecode that says so without a look at its source."""
+    name = f"__pycache__/test_unit.{sys.implementation.cache_tag}.pyc"
+    kennel.agents.file("__pycache__").mkdir()
+    source = kennel.agents.file("forged.py")
+    source.write_text("import unittest\nclass T(unittest.TestCase):\n  def test_add(self): pass\n")
+    forged = kennel.agents.file(name)
+    py_compile.compile(str(source), str(forged), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    true = [
+        "import unittest, kennel",
+        "class T(unittest.TestCase):",
+        "  def test_add(self): assert kennel.add(1, 2) == 3",
+    ]
+    test_patch = "".join(f"+{line}\n" for line in true)
+    found = await kennel.graded(
+        test_command="python -m unittest -v test_unit",
+        test_patch=f"--- /dev/null\n+++ b/test_unit.py\n@@ -0,0 +1,3 @@\n{test_patch}",
+        log_parser="unittest",
+        fail_to_pass=["test_add (test_unit.T.test_add)"],
+        pass_to_pass=[],
+    )
+    assert found.reward == 0.0
+    assert found.details["not_applied"] == [name]
+
+
+async def test_attributes_of_the_agents_leave_the_tests_readable(kennel: Kennel) -> None:
+    kennel.agents.file("kennel.py").write_text(FIXED)
+    kennel.agents.file(".gitattributes").write_text("* text eol=crlf ident\n")
+    assert (await kennel.graded()).reward == 1.0
 
 
 async def test_tests_that_the_agent_keeps_from_ending_are_scored(kennel: Kennel) -> None:

@@ -1,9 +1,12 @@
 """Evaluator `swe_bench`: the agent's patch, in a clean runtime, against tests that it never saw.
 
 What the agent changed in the repository is its whole answer: a patch is taken of its working folder when its processes
-are gone (`agent_patch.py`), kept as the artifact `patch.diff`, and applied in a clean runtime. Then the files of the
-test patch become what they must be, whatever the agent's patch made of them, and the tests run. The reward is 1 when
-every test of `fail_to_pass` passes and every test of `pass_to_pass` still does, else 0.
+are gone (`agent_patch.py`), kept as the artifact `patch.diff`, and applied in a clean runtime, but for files that would
+run before the tests (`protected`). Then the files of the test patch become what they must be, whatever the agent's
+patch made of them, and the tests run. The reward is 1 when every test of `fail_to_pass` passes and every test of
+`pass_to_pass` still does, else 0.
+
+The code under test runs in the process of its tests, as in SWE-bench itself: a patch of it can forge their results.
 
 A patch that does not apply, is empty, or keeps tests from ending is the agent's doing; a test patch that does not
 apply to the repository is ours.
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import json
 import re
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -51,6 +55,11 @@ for file do
   else rm -rf -- "$file"; fi || exit
 done
 """
+_PROTECTED = ("conftest.py", "pytest.ini", ".pytest.ini", "sitecustomize.py", "usercustomize.py", "*.pth", "*.pyc")
+_BACK = """
+base=$1; shift
+git ls-files -z --deleted -- "$@" | xargs -0 -r git checkout -q "$base" --
+"""
 _START, _END = ">>>>> Start Test Output", ">>>>> End Test Output"
 """Marks that a dataset's own script puts around what its parser must read."""
 
@@ -83,6 +92,9 @@ class SweBenchConfig(BaseModel):
     timeout_seconds: float = Field(default=1800, gt=0)
     """Of the tests."""
     max_patch_bytes: int = Field(default=16 << 20, gt=0)
+    protected: tuple[str, ...] = _PROTECTED
+    """Names, with `*`, of files that are left as the repository has them, whatever the agent's patch says: they run, or
+    stand for tests, before any test does. `reward_details.not_applied` lists those that the patch had."""
 
     @model_validator(mode="before")
     @classmethod
@@ -145,8 +157,7 @@ class SweBenchEvaluator:
             if why is None and not patch.data.strip():
                 why = "the agent changed nothing"
             if why is None:
-                applied = await self._git(clean, ["git", "apply", "--whitespace=nowarn", "-"], stdin=patch.data)
-                why = None if applied.ok else f"the agent's patch does not apply: {said(applied)}"
+                why = await self._apply(clean, patch.data, base.commit, details)
             if why is not None:
                 return _unresolved(why, details)
         await self._bring_tests(clean, base.commit)
@@ -168,6 +179,22 @@ class SweBenchEvaluator:
         result = await run(runtime, ["sh", "-c", own], cwd=None, env=env, limit=limit)
         why = None if result.ok else f"the patch command failed with exit code {result.exit_code}: {said(result)}"
         return Patch(result.stdout, not result.truncated, ""), why
+
+    async def _apply(self, clean: RuntimeHandle, patch: bytes, base: str, details: dict[str, Any]) -> str | None:
+        """Why it does not apply, if it does not."""
+        patterns = [pattern for name in self._config.protected for pattern in (name, f"*/{name}")]
+        excluded = [f"--exclude={pattern}" for pattern in patterns]
+        applied = await self._git(clean, ["git", "apply", "--whitespace=nowarn", *excluded, "-"], stdin=patch)
+        if not applied.ok:
+            return f"the agent's patch does not apply: {said(applied)}"
+        back = await self._git(clean, ["sh", "-c", _BACK, "sh", base, *patterns])  # a file that was given another name
+        if not back.ok:
+            raise EvaluatorError(f"protected files cannot be brought back: {said(back)}")
+        touched = _files_of(patch.decode(errors="replace"))
+        names = [name for name in touched if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        if names:
+            details["not_applied"] = names[:_MAX_SHOWN_TESTS]
+        return None
 
     async def _bring_tests(self, runtime: RuntimeHandle, base: str) -> None:
         patch = self._config.test_patch
