@@ -29,8 +29,10 @@ log = logging.getLogger("gangline.runtimes")
 MEASURED: dict[str, str] = dict.fromkeys(("disk_bytes", "max_files"), "measured every few seconds")
 """Name of each limit that a watch holds -> how."""
 _PAUSE_S = 2.0
-_AS_ROOT = ("unshare", "--user", "--map-root-user", "--")
+_AS_ROOT = ("unshare", "--user", "--map-root-user")
 """An ordinary user's agent may close its folders to that user too, but not to root of a user namespace."""
+_AS_ANY_ROOT = (*_AS_ROOT, "--map-auto")
+"""A rootless container's root is one of the user's subordinate ids, and so is the owner of its layer."""
 
 
 _REMOVED = r"""find -L "$@" -maxdepth 1 -type f -links 0 -printf '%D %i %b\n' | sort -u |
@@ -46,8 +48,7 @@ async def _counted(folders: Sequence[Path], unit: str) -> int | None:
     """
     if not folders:
         return None
-    prefix = () if os.geteuid() == 0 else _AS_ROOT
-    for command in dict.fromkeys((prefix, ())):
+    for command in ((),) if os.geteuid() == 0 else ((*_AS_ANY_ROOT, "--"), (*_AS_ROOT, "--"), ()):
         argv = [*command, "du", "--summarize", "--total", "--one-file-system", unit, "--", *map(str, folders)]
         if lines := (await _printed(argv)).splitlines():
             return int(lines[-1].split()[0])

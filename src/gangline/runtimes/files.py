@@ -158,8 +158,10 @@ def _own(uid: int | None, fd: int) -> None:
 
 
 def _give_owner_its_rights(fd: int) -> None:
-    mode = stat.S_IMODE(os.fstat(fd).st_mode)
-    if mode & stat.S_IRWXU != stat.S_IRWXU:
+    """Open a folder that its owner has closed. One of somebody else, such as a container's root, stays as it is."""
+    found = os.fstat(fd)
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & stat.S_IRWXU != stat.S_IRWXU and os.geteuid() in (0, found.st_uid):
         os.chmod(f"/proc/self/fd/{fd}", mode | stat.S_IRWXU)
 
 
