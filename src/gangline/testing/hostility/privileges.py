@@ -384,10 +384,13 @@ def sets_the_program_that_gets_core_dumps(given: Given) -> str | None:
 @ATTACKS.inside
 def sets_parameters_of_the_kernel(given: Given) -> str | None:
     """Opened, not written. Those of its own namespaces are its own, or ask for permission when written."""
+    machines_ipc = 0xEFFFFFFF  # the first namespace's number, in include/linux/proc_ns.h
+    own = ("auto_msgmni", "msg", "sem", "shm") if os.stat("/proc/self/ns/ipc").st_ino != machines_ipc else ()
     for folder, _, names in os.walk("/proc/sys"):
         if folder.startswith(("/proc/sys/net", "/proc/sys/fs/mqueue", "/proc/sys/user")):
             continue
-        for path in (os.path.join(folder, name) for name in names if name != "ns_last_pid"):
+        others = (name for name in names if name != "ns_last_pid" and not name.startswith(own))
+        for path in (os.path.join(folder, name) for name in others):
             with contextlib.suppress(OSError):
                 os.close(os.open(path, os.O_WRONLY))
                 return f"{path} can be written"

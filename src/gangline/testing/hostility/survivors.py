@@ -132,8 +132,12 @@ async def _left(grounds: Grounds, handle: RuntimeHandle, kind: str, end: Callabl
     mark = f"{grounds.mark}-{number}"
     argv = ["python3", "-I", "-B", "-c", _HEAD + _KINDS[kind], f"ready-{number}", mark, str(os.getpid())]
     running = asyncio.create_task(handle.exec(argv))
+    ready = asyncio.create_task(until_present(handle, f"ready-{number}"))
     try:
-        await until_present(handle, f"ready-{number}")
+        # A supervisor that was killed may take its command along before that is ready.
+        await asyncio.wait({ready, running}, return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            ready.result()
         running.cancel()
         if end is not handle.stop:
             with contextlib.suppress(asyncio.CancelledError, RuntimeFailed):
@@ -142,7 +146,8 @@ async def _left(grounds: Grounds, handle: RuntimeHandle, kind: str, end: Callabl
         return await grounds.outlived(mark)
     finally:
         running.cancel()
-        await asyncio.wait({running})
+        ready.cancel()
+        await asyncio.wait({running, ready})
 
 
 async def _nothing() -> None:
