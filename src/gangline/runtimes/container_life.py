@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gangline.domain.errors import RuntimeFailed
-from gangline.runtimes.holder import readable
+from gangline.runtimes.holder import process_ended, readable
 
 __all__ = ["PIPES", "ContainerLife", "Pipes", "first_process"]
 
@@ -179,6 +179,12 @@ class ContainerLife:
         if self._pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def kill_all(self) -> None:
+        """Kill every process in the container and wait for their end."""
+        self.kill()
+        if self._pidfd >= 0:
+            await process_ended(self._pidfd)
 
     def close(self) -> None:
         """Let go; the container ends, if it has not yet."""

@@ -316,7 +316,7 @@ class _ContainerHandle:
         )
         return await self._executions.run(
             order,
-            end_all=life.kill,
+            end_all=life.kill_all,
             stdin=stdin,
             timeout_s=timeout_s,
             on_output=on_output,

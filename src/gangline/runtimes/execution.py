@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Literal
@@ -79,7 +79,7 @@ class Executions:
         self,
         order: Order,
         *,
-        end_all: Callable[[], None],
+        end_all: Callable[[], Awaitable[None]],
         stdin: bytes | None = None,
         timeout_s: float | None = None,
         on_output: OutputSink | None = None,
@@ -87,8 +87,8 @@ class Executions:
     ) -> ExecResult:
         """Start the command and wait for it. Cancelled or out of time, its whole tree is dead when this returns.
 
-        `end_all` kills every process of the sandbox at once: called when a supervisor was killed itself, or cannot keep
-        up with its tree. Raises: RuntimeFailed when the sandbox cannot be entered.
+        `end_all` kills every process of the sandbox and waits for their end: called when a supervisor was killed, or
+        cannot keep up with its tree. Raises: RuntimeFailed when the sandbox cannot be entered.
         """
         loop = asyncio.get_running_loop()
         started_at = loop.time()
@@ -105,7 +105,7 @@ class Executions:
             async with asyncio.timeout(timeout_s):
                 answer = await execution.answer()
                 if not answer:
-                    end_all()
+                    await end_all()
                 if answer.startswith("lost "):
                     raise RuntimeFailed(f"the sandbox is gone: {answer.removeprefix('lost ')}.")
         except TimeoutError:
@@ -125,7 +125,7 @@ class Executions:
         self._pipes.add(pipe)
         return pipe
 
-    async def _killed(self, execution: _Execution, end_all: Callable[[], None]) -> str:
+    async def _killed(self, execution: _Execution, end_all: Callable[[], Awaitable[None]]) -> str:
         """Kill a tree; this goes on even when its caller is cancelled once more."""
         task = asyncio.create_task(_kill(execution, end_all))
         self._killing.add(task)
@@ -142,7 +142,7 @@ class Executions:
             pipe.close()
 
 
-async def _kill(execution: _Execution, end_all: Callable[[], None]) -> None:
+async def _kill(execution: _Execution, end_all: Callable[[], Awaitable[None]]) -> None:
     execution.order_kill()
     try:
         async with asyncio.timeout(_KILL_GRACE_S):
@@ -150,7 +150,7 @@ async def _kill(execution: _Execution, end_all: Callable[[], None]) -> None:
     except TimeoutError:
         answer = "stuck"
     if answer in ("stuck", ""):
-        end_all()
+        await end_all()
 
 
 def _result(answer: str, timed_out: bool, pipes: Sequence[_Pipe], duration_s: float) -> ExecResult:

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from gangline.domain.errors import RuntimeFailed
 
-__all__ = ["PATH", "WAITING", "Holder", "Launch"]
+__all__ = ["PATH", "WAITING", "Holder", "Launch", "process_ended"]
 
 _START_S = 30.0
 _MAX_COMPLAINT_BYTES = 4096
@@ -108,6 +108,12 @@ class Holder:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
+    async def kill_all(self) -> None:
+        """Kill every process in the sandbox and wait for their end. To be closed with `end` all the same."""
+        self.kill()
+        if self._pidfd >= 0:
+            await process_ended(self._pidfd)
+
     async def end(self) -> None:
         """Kill every process in the sandbox and wait until the last one is gone."""
         if self._pidfd < 0:
@@ -134,6 +140,18 @@ async def _until_ready(process: subprocess.Popen[bytes]) -> None:
     if os.read(process.stdout.fileno(), 64) != b"ready\n":
         complaint = os.read(process.stderr.fileno(), _MAX_COMPLAINT_BYTES).decode(errors="replace").strip()
         raise RuntimeFailed(f"the sandbox did not start: {complaint or 'it ended without a word'}")
+
+
+async def process_ended(pidfd: int) -> None:
+    """Wait for the end of a process, and of all in its namespace if it is the first there.
+
+    `pidfd` may be closed meanwhile.
+    """
+    own = os.dup(pidfd)
+    try:
+        await readable(own)
+    finally:
+        os.close(own)
 
 
 async def readable(fd: int) -> None:

@@ -236,7 +236,7 @@ class NamespacedHandle:
         )
         return await self._executions.run(
             order,
-            end_all=holder.kill,
+            end_all=holder.kill_all,
             stdin=stdin,
             timeout_s=timeout_s,
             on_output=on_output,

@@ -123,7 +123,7 @@ class _ProcessHandle:
         )
         return await self._executions.run(
             order,
-            end_all=self._kill_labelled,
+            end_all=self._kill_all,
             stdin=stdin,
             timeout_s=timeout_s,
             on_output=on_output,
@@ -132,6 +132,9 @@ class _ProcessHandle:
 
     def _kill_labelled(self) -> None:
         kill_labelled(self._label.__eq__)
+
+    async def _kill_all(self) -> None:
+        await run_to_end(self._kill_labelled)
 
     async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         self._check_not_stopped()

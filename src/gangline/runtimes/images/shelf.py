@@ -5,14 +5,13 @@ A record is written when its image is whole, in one step; an image without one i
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
+from gangline.durable import locked, replacing
 from gangline.runtimes.images.recipe import Caching, ImageKind
 
 __all__ = ["ImageRecord", "Shelf"]
@@ -59,10 +58,8 @@ class Shelf:
         return next((record for record in self.records() if record.key == key), None)
 
     def put(self, record: ImageRecord) -> None:
-        path = self._path(record)
-        temporary = path.with_suffix(".json.new")
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
-        os.replace(temporary, path)
+        with replacing(self._path(record)) as unfinished:
+            unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
 
     def forget(self, record: ImageRecord) -> None:
         self._path(record).unlink(missing_ok=True)
@@ -85,6 +82,5 @@ class Shelf:
     def alone(self) -> Generator[None]:
         """One builder at a time: the second finds what the first has made."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.folder / ".lock", wait=True):
             yield

@@ -384,12 +384,15 @@ def sets_the_program_that_gets_core_dumps(given: Given) -> str | None:
 @ATTACKS.inside
 def sets_parameters_of_the_kernel(given: Given) -> str | None:
     """Opened, not written. Those of its own namespaces are its own, or ask for permission when written."""
-    machines_ipc = 0xEFFFFFFF  # the first namespace's number, in include/linux/proc_ns.h
-    own = ("auto_msgmni", "msg", "sem", "shm") if os.stat("/proc/self/ns/ipc").st_ino != machines_ipc else ()
+    own = ()  # by the numbers of the first namespaces in include/linux/proc_ns.h
+    if os.stat("/proc/self/ns/ipc").st_ino != 0xEFFFFFFF:
+        own += ("auto_msgmni", "msg", "sem", "shm")
+    if os.stat("/proc/self/ns/pid").st_ino != 0xEFFFFFFC:
+        own += ("ns_last_pid", "pid_max")
     for folder, _, names in os.walk("/proc/sys"):
         if folder.startswith(("/proc/sys/net", "/proc/sys/fs/mqueue", "/proc/sys/user")):
             continue
-        others = (name for name in names if name != "ns_last_pid" and not name.startswith(own))
+        others = (name for name in names if not name.startswith(own))
         for path in (os.path.join(folder, name) for name in others):
             with contextlib.suppress(OSError):
                 os.close(os.open(path, os.O_WRONLY))
