@@ -13,6 +13,7 @@ from gangline.domain.errors import EngineUnavailable
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import Submitted
+from gangline.training.run_log import StepRecord
 from gangline.training.samples import Sample
 from gangline.training.weight_update import UpdateProfile
 from training_samples import session, trace
@@ -126,3 +127,29 @@ class Learner:
 
     def load_state(self, folder: Path) -> None:
         self.seen = Counter(dict[str, int](json.loads((folder / "seen.json").read_text())))
+
+
+def step_record() -> StepRecord:
+    """A record of the first step."""
+    return StepRecord(
+        step=1,
+        version=0,
+        wall_s=1.0,
+        reward_mean=0.25,
+        reward_deviation=0.5,
+        collected_reward_mean=None,
+        num_groups=2,
+        num_one_reward=0,
+        num_sessions=4,
+        num_trained_tokens=8,
+        left_out={},
+        lag={0: 6, 1: 2},
+        num_not_admitted=0,
+        num_invalid=0,
+        num_stale=0,
+        waited_s=0.1,
+        trained_s=0.2,
+        checkpoint_s=0.0,
+        update=PROFILE,
+        learner={"loss": 0.1},
+    )

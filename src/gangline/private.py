@@ -12,13 +12,14 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
+from gangline.durable import make_folder
+
 __all__ = [
     "close_files",
     "close_to_others",
     "make_private_folder",
     "open_data_folder",
     "open_private",
-    "write_private",
 ]
 
 log = logging.getLogger("gangline.private")
@@ -39,34 +40,14 @@ def open_private(path: str, flags: int) -> int:
     return descriptor
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Whole and durable, or not at all; its owner's alone. Blocking. Raises: OSError."""
-    new = path.with_suffix(".new")
-    with open(new, "wb", opener=open_private) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def make_private_file(path: Path) -> None:
     """An empty one, if there is none; one that is there keeps what is in it. Raises: OSError."""
     os.close(open_private(str(path), os.O_WRONLY | os.O_CREAT))
 
 
 def make_private_folder(path: Path) -> None:
-    """Like `mkdir -p`; every folder that it makes is private. Raises: OSError."""
-    if path.is_dir():
-        return
-    if path.parent != path:
-        make_private_folder(path.parent)
-    path.mkdir(mode=0o700, exist_ok=True)
-    path.chmod(0o700)
+    """Make a folder and its missing parents, each its owner's alone, durably. Raises: OSError."""
+    make_folder(path, 0o700)
 
 
 def close_to_others(folder: Path, *, leave: Collection[str] = ()) -> None:

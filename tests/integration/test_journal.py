@@ -14,37 +14,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from gangline.domain.completion import Certificate, Completion
-from gangline.domain.conversation import Message, Text
+from completions import completion
 from gangline.domain.errors import DiskFull, StoreError
-from gangline.domain.tokens import encode_msgpack, logprobs, token_ids
+from gangline.domain.tokens import encode_msgpack
 from gangline.store.frames import Unframed, frame_head
 from gangline.store.journal import AttemptKey, AttemptOpened, Journal
 
 KEY = AttemptKey("s-1", 1)
-
-
-def completion(number: int, *, session: str = "s-1", size: int = 3) -> Completion:
-    return Completion(
-        completion_id=f"c{number:06d}",
-        session_id=session,
-        attempt=1,
-        status="complete",
-        parent_id=None,
-        branch_key="k",
-        dialect="chat",
-        model="m",
-        prompt_shared=0,
-        prompt_suffix_ids=token_ids(range(size)),
-        sampled_ids=token_ids([number, number + 1]),
-        logprobs=logprobs([-0.5, -1.5]),
-        messages_shared=0,
-        new_messages=(Message("user", (Text("hi"),)),),
-        response=Message("assistant", (Text("ho"),)),
-        certificate=Certificate(prompt_source="engine", context="first", logprobs="processed", finish_reason="stop"),
-        started_at=1.0,
-        finished_at=2.0,
-    )
 
 
 def opened(session: str = "s-1") -> AttemptOpened:

@@ -12,9 +12,10 @@ from aiohttp.test_utils import TestServer
 
 from gangline.client import ServerClient
 from gangline.domain.errors import DiskFull
+from gangline.durable import write_new
 from gangline.server.app import create_app
 from gangline.server.service import RolloutService
-from gangline.store.results import ResultStore, write_synced
+from gangline.store.results import ResultStore
 from gangline.store.tasks import TaskStore
 from service import FakeNode, any_plugin, request, result
 
@@ -28,7 +29,7 @@ class Disk:
         if self.full:
             path.write_bytes(data[:1])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write_synced(path, data)
+        write_new(path, data)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from gangline.training.run_log import StepRecord, read_records
 from gangline.training.samples import Sample
 from gangline.training.task_stream import TaskStream
 from gangline.training.trainer import ScheduleSettings, Trainer
-from trainer_fakes import PROFILE, Engines, Killed, Learner, Service
+from trainer_fakes import PROFILE, Engines, Killed, Learner, Service, step_record
 from training_samples import group
 from training_service import DULL, GOOD
 
@@ -280,28 +280,7 @@ def test_a_seeded_stream_gives_each_task_a_seed_of_its_own_whatever_the_run_is_c
 
 
 def test_a_record_is_read_as_it_was_written_and_a_cut_line_is_left_out(tmp_path: Path) -> None:
-    record = StepRecord(
-        step=1,
-        version=0,
-        wall_s=1.0,
-        reward_mean=0.25,
-        reward_deviation=0.5,
-        collected_reward_mean=None,
-        num_groups=2,
-        num_one_reward=0,
-        num_sessions=4,
-        num_trained_tokens=8,
-        left_out={},
-        lag={0: 6, 1: 2},
-        num_not_admitted=0,
-        num_invalid=0,
-        num_stale=0,
-        waited_s=0.1,
-        trained_s=0.2,
-        checkpoint_s=0.0,
-        update=PROFILE,
-        learner={"loss": 0.1},
-    )
+    record = step_record()
     line = msgspec.json.encode(record)
     (tmp_path / "metrics.jsonl").write_bytes(line + b"\n" + line[:20])
     assert read_records(tmp_path / "metrics.jsonl") == [record]

@@ -8,7 +8,6 @@ the same for a server, alone or as a part of `up`. `DATA/control_token` (0600) k
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -17,7 +16,8 @@ import msgspec
 
 from gangline.domain.errors import Conflict, InvalidRequest, ServerUnavailable
 from gangline.domain.ids import new_secret
-from gangline.private import open_data_folder, open_private
+from gangline.durable import acquire, is_locked, write_once, write_whole
+from gangline.private import open_data_folder
 from gangline.settings import Settings
 
 __all__ = [
@@ -66,16 +66,8 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     control_token: str | None
 
 
-def _write_private(path: Path, text: bytes) -> None:
-    """Whole or not at all, readable by its owner only."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "wb", opener=open_private) as file:
-        file.write(text)
-    temporary.replace(path)
-
-
 def publish(data_dir: Path, running: Running) -> None:
-    _write_private(data_dir / "up.json", msgspec.json.encode(running))
+    write_whole(data_dir / "up.json", msgspec.json.encode(running))
 
 
 def forget(data_dir: Path) -> None:
@@ -84,12 +76,12 @@ def forget(data_dir: Path) -> None:
 
 def publish_server(data_dir: Path, server: RunningServer) -> None:
     """While `DATA/server/lock` is held by the server."""
-    _write_private(data_dir / "server" / "running.json", msgspec.json.encode(server))
+    write_whole(data_dir / "server" / "running.json", msgspec.json.encode(server))
 
 
 def read_server(data_dir: Path) -> RunningServer | None:
     """The server that runs on a data folder now."""
-    if not _is_held(data_dir / "server" / "lock"):
+    if not is_locked(data_dir / "server" / "lock"):
         return None
     try:
         return msgspec.json.decode((data_dir / "server" / "running.json").read_bytes(), type=RunningServer)
@@ -116,25 +108,29 @@ def keep_token(data_dir: Path, given: str | None) -> str:
     path = data_dir / "control_token"
     if given:
         return given
-    if not path.exists() or not path.read_text().strip():
+    if not path.exists():
         open_data_folder(data_dir)
-        _write_private(path, new_secret("gl-control").encode())
-    return path.read_text().strip()
+        write_once(path, new_secret("gl-control").encode())
+    if token := path.read_text().strip():
+        return token
+    raise InvalidRequest(f"{path} is empty: remove it, and a new control token is made.")
 
 
 @contextlib.contextmanager
 def held(data_dir: Path) -> Generator[None]:
     """Hold the data folder. Raises: Conflict when another `gangline up` holds it."""
-    with open(data_dir / "up.lock", "a", opener=open_private) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            running = _read(data_dir)
-            who = f" (pid {running.pid}, {running.server_url})" if running else ""
-            raise Conflict(
-                f"another `gangline up`{who} holds {data_dir}. Stop it, or choose another folder with --data."
-            ) from None
+    try:
+        lock = acquire(data_dir / "up.lock")
+    except BlockingIOError:
+        running = _read(data_dir)
+        who = f" (pid {running.pid}, {running.server_url})" if running else ""
+        raise Conflict(
+            f"another `gangline up`{who} holds {data_dir}. Stop it, or choose another folder with --data."
+        ) from None
+    try:
         yield
+    finally:
+        os.close(lock)
 
 
 def _read(data_dir: Path) -> Running | None:
@@ -144,20 +140,9 @@ def _read(data_dir: Path) -> Running | None:
         return None
 
 
-def _is_held(lock_file: Path) -> bool:
-    try:
-        with lock_file.open("r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
 def read_running(data_dir: Path) -> Running | None:
     """The service that runs on a data folder now; None when there is none, also after a `kill -9` of it."""
-    return _read(data_dir) if _is_held(data_dir / "up.lock") else None
+    return _read(data_dir) if is_locked(data_dir / "up.lock") else None
 
 
 def find_server(data_dir: Path | None, server_url: str | None) -> Address:

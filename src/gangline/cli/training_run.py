@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
+import os
 import shutil
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,8 @@ from gangline.cli.running import find_server
 from gangline.cli.stage_options import StageChoice
 from gangline.cli.up import Plan, run_service
 from gangline.domain.errors import Conflict
-from gangline.private import close_files, close_to_others, make_private_file, open_private
+from gangline.durable import acquire
+from gangline.private import close_files, close_to_others, make_private_file
 from gangline.telemetry.logs import LineFormatter
 
 if TYPE_CHECKING:
@@ -206,12 +207,14 @@ def _finish(
 @contextlib.contextmanager
 def _held(folder: Path) -> Generator[None]:
     close_to_others(folder)
-    with open(folder / "run.lock", "a", opener=open_private) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Conflict(f"another trainer is at work in {folder}. Wait for it, or stop it.") from None
+    try:
+        lock = acquire(folder / "run.lock")
+    except BlockingIOError:
+        raise Conflict(f"another trainer is at work in {folder}. Wait for it, or stop it.") from None
+    try:
         yield
+    finally:
+        os.close(lock)
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from gangline.durable import write_whole
 from gangline.gateway.backends_records import BackendSpec
-from gangline.private import write_private
 
 __all__ = ["BackendMemory"]
 
@@ -52,6 +52,6 @@ class BackendMemory:
         """Whole or not at all. A disk that is full is logged: the change holds for this life of the node."""
         data = msgspec.json.encode(_Kept(self._named, tuple(members)))
         try:
-            await asyncio.to_thread(write_private, self._path, data)
+            await asyncio.to_thread(write_whole, self._path, data)
         except OSError as error:
             log.error("backends.not_kept file=%s message=%s", self._path, error)

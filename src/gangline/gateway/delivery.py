@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from pathlib import Path
 
 from gangline.client import ServerClient
 from gangline.domain.errors import GanglineError, LeaseLost, NotFound
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
+from gangline.durable import remove_unfinished, write_whole
 from gangline.gateway.hooks import Hooks
-from gangline.private import make_private_folder, open_private
+from gangline.private import make_private_folder
 from gangline.store.journal import AttemptKey, Journal
 
 __all__ = ["Delivery"]
@@ -30,6 +30,7 @@ _LONGEST_WAIT_S = 10.0
 class Delivery:
     def __init__(self, folder: Path, client: ServerClient, journal: Journal, hooks: Hooks | None = None) -> None:
         make_private_folder(folder)
+        remove_unfinished(folder)
         self._hooks = hooks or Hooks()
         self._folder = folder
         self._client = client
@@ -92,21 +93,7 @@ def _saved(path: Path, result: SessionResult) -> bytes:
     """The result's MessagePack, on the disk if there is room."""
     data = encode_msgpack(result)
     try:
-        _write(path, data)
+        write_whole(path, data)
     except OSError as error:  # the server may still have room for it; the journal has the completions
         log.error("result.not_saved_locally session=%s message=%s", result.session_id, error)
     return data
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
-    partial = path.with_suffix(".partial")
-    try:
-        with open(partial, "wb", opener=open_private) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise

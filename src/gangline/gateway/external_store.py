@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import os
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from gangline.domain.errors import DiskFull, NotFound, StoreError
+from gangline.domain.errors import NotFound, StoreError
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
-from gangline.private import make_private_folder, open_private
+from gangline.durable import disk_full_error, remove_unfinished, write_whole
+from gangline.private import make_private_folder
 
 __all__ = ["Claim", "ExternalState", "ExternalStore"]
 
@@ -49,6 +48,7 @@ class ExternalStore:
 
     def __init__(self, folder: Path) -> None:
         make_private_folder(folder)
+        remove_unfinished(folder)
         self._folder = folder
 
     def load_all(self) -> list[ExternalState]:
@@ -87,16 +87,8 @@ class ExternalStore:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all, and readable by its owner only."""
-    partial = path.with_name(path.name + ".partial")
     try:
-        with open(partial, "wb", opener=open_private) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        write_whole(path, data)
     except OSError as error:
-        partial.unlink(missing_ok=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull("the node's disk is full: free some space") from error
-        raise StoreError(f"{path.name} cannot be written: {error}") from error
+        full = disk_full_error(error, "the node's sessions")
+        raise full or StoreError(f"{path.name} cannot be written: {error}") from error

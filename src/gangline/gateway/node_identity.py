@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from gangline.domain.errors import StoreError
-from gangline.private import write_private
+from gangline.durable import write_whole
 
 __all__ = ["node_identity"]
 
@@ -21,7 +21,7 @@ def node_identity(folder: Path) -> str:
         kept = path.read_text(errors="replace").strip() if path.exists() else ""
         if not _FORM.fullmatch(kept):
             kept = secrets.token_hex(16)
-            write_private(path, kept.encode())
+            write_whole(path, kept.encode())
     except OSError as error:
         raise StoreError(f"{path} cannot be read or written: {error.strerror}. Check the data folder.") from error
     return kept

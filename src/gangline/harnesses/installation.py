@@ -9,7 +9,6 @@ its command, if it has one, and `COMMAND-python`, the Python that has its packag
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -25,6 +24,7 @@ import msgspec
 from gangline import plugins
 from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import HarnessError, InvalidRequest
+from gangline.durable import locked
 from gangline.harnesses.evidence import describe_exit
 
 __all__ = [
@@ -181,8 +181,7 @@ def install(programs: Iterable[tuple[Program, str | None]], tools: Path) -> None
 
 @contextlib.contextmanager
 def _alone(tools: Path) -> Generator[None]:
-    with (tools / ".installing").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(tools / ".installing", wait=True):
         yield
 
 

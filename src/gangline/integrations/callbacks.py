@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import hmac
 import logging
-import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,8 +28,9 @@ from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.domain.views import Submitted, TaskView
+from gangline.durable import remove_unfinished, write_whole
 from gangline.listening import listening, read_body
-from gangline.private import make_private_folder, open_private
+from gangline.private import make_private_folder
 
 __all__ = ["CallbackClient", "receiving"]
 
@@ -53,6 +53,7 @@ class CallbackClient:
         self, service: ServerClient, folder: Path, *, key: str | None, secret: str | None, recheck_s: float
     ) -> None:
         make_private_folder(folder)
+        remove_unfinished(folder)
         self._service = service
         self._folder = folder
         self._key = key
@@ -147,7 +148,7 @@ class CallbackClient:
 
     async def _store(self, task_id: str) -> None:
         results = await self._service.result(task_id)
-        await asyncio.to_thread(_write, self._path(task_id), encode_msgpack(results))
+        await asyncio.to_thread(write_whole, self._path(task_id), encode_msgpack(results))
         if task_id in self._arrived:
             self._arrived[task_id].set()
 
@@ -165,21 +166,6 @@ class CallbackClient:
 
     def _path(self, task_id: str) -> Path:
         return self._folder / f"{validated_id(task_id, 'task_id')}.msgpack"
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all; on the disk on return."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb", opener=open_private) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 @asynccontextmanager

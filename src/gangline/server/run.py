@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import importlib
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
@@ -19,6 +18,7 @@ from gangline import plugins
 from gangline.domain.errors import Conflict, InvalidRequest, PortUnavailable, StoreError
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import TaskView
+from gangline.durable import acquire
 from gangline.listening import listening
 from gangline.private import close_to_others, open_data_folder
 from gangline.same_origin import OwnNames, is_loopback
@@ -250,12 +250,11 @@ def _open_folders(data_dir: Path, folder: Path) -> None:
 @contextmanager
 def _only_server(folder: Path) -> Generator[None]:
     """Hold the folder against a second server; the kernel lets go when this process ends, however it ends."""
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise Conflict(f"another server is using {folder}; stop it, or choose another --data folder.") from error
+        descriptor = acquire(folder / "lock")
+    except BlockingIOError as error:
+        raise Conflict(f"another server is using {folder}; stop it, or choose another --data folder.") from error
+    try:
         yield
     finally:
         os.close(descriptor)

@@ -14,7 +14,7 @@ from gangline.domain.errors import InvalidRequest, NotFound, StoreError
 from gangline.domain.ids import validated_id
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
-from gangline.store.database import disk_full_error
+from gangline.durable import disk_full_error
 
 try:
     from fsspec.core import url_to_fs  # pyright: ignore[reportUnknownVariableType]

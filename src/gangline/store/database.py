@@ -24,11 +24,12 @@ from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 from gangline.domain.errors import DiskFull, InvalidRequest, NotFound, StoreError
+from gangline.durable import disk_full_error
 from gangline.private import make_private_file, make_private_folder
 from gangline.store.migrations import bring_up_to_date, found_version, refuse_other_version
 from gangline.store.writer import Writer
 
-__all__ = ["Contended", "Database", "disk_full_error", "repeated"]
+__all__ = ["Contended", "Database", "repeated"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -220,15 +221,6 @@ def _speak_sqlite(engine: sa.Engine, *, read_only: bool) -> None:
     event.listen(engine, "begin", on_begin)
 
 
-def disk_full_error(error: BaseException, what: str) -> DiskFull | None:
-    """The error to raise when `error` says that a disk is full, else None."""
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    full = full or "database or disk is full" in str(error)
-    if not full:
-        return None
-    return DiskFull(f"the disk that holds {what} is full; free some space, then try again. Nothing was lost.")
-
-
 @contextmanager
 def _explained() -> Generator[None]:
     try:
@@ -238,7 +230,14 @@ def _explained() -> Generator[None]:
             raise Contended(f"another server was faster: {error.orig}") from error
         if not isinstance(error, OperationalError):
             raise StoreError(f"the database refused: {error.orig}") from error
-        raise disk_full_error(error, "the database") or StoreError(f"the database failed: {error.orig}") from error
+        raise _disk_full(error) or StoreError(f"the database failed: {error.orig}") from error
+
+
+def _disk_full(error: DBAPIError) -> DiskFull | None:
+    """SQLite reports a full disk without the system's error number."""
+    if "database or disk is full" in str(error):
+        return disk_full_error(OSError(errno.ENOSPC, ""), "the database")
+    return None
 
 
 def _is_lost(error: DBAPIError) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from gangline.durable import sync
 from gangline.private import open_private
 
 __all__ = [
@@ -31,7 +32,6 @@ __all__ = [
     "frame_head",
     "read_frame",
     "read_frames",
-    "sync_folder",
 ]
 
 MARKER_BYTES = 8
@@ -131,7 +131,7 @@ class FrameWriter:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self.size = os.fstat(self._file).st_size
-            sync_folder(path.parent)
+            sync(path.parent)
         except OSError:
             os.close(self._file)
             raise
@@ -170,11 +170,3 @@ def _write_all(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
-
-
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,8 +16,6 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import errno
-import fcntl
 import logging
 import os
 import secrets
@@ -33,6 +31,7 @@ import msgspec
 from gangline.domain.completion import Completion
 from gangline.domain.errors import DiskFull, StoreError
 from gangline.domain.tokens import encode_msgpack
+from gangline.durable import acquire, is_disk_full
 from gangline.private import make_private_folder
 from gangline.store.frames import FRAME_HEAD_BYTES, Frame, FrameWriter, Unframed, cut_off, read_frame, read_frames
 from gangline.store.journal_entries import (
@@ -310,17 +309,11 @@ def _locked(folder: Path) -> int:
     """The journal's lock file, open and locked. Raises: StoreError."""
     try:
         make_private_folder(folder)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return acquire(folder / "lock")
+    except BlockingIOError as error:
+        raise StoreError(f"another process has the journal {folder} open: is this node running already?") from error
     except OSError as error:
         raise _explained(error) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        if isinstance(error, BlockingIOError):
-            raise StoreError(f"another process has the journal {folder} open: is this node running already?") from error
-        raise _explained(error) from error
-    return lock
 
 
 def _fail(batch: list[_Waiting], error: Exception) -> None:
@@ -332,6 +325,6 @@ def _fail(batch: list[_Waiting], error: Exception) -> None:
 
 
 def _explained(error: Exception) -> StoreError:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_disk_full(error):
         return DiskFull("the disk of the journal is full: free some space; calls are refused until then")
     return StoreError(f"the journal cannot be written: {error}")

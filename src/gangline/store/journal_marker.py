@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 
 from gangline.domain.errors import StoreError
-from gangline.private import write_private
+from gangline.durable import write_whole
 from gangline.store.frames import MARKER_BYTES, read_frame
 
 __all__ = ["journal_marker"]
@@ -38,7 +38,7 @@ def journal_marker(folder: Path) -> bytes:
         return kept
     if segments:
         log.error("journal.marker_restored file=%s", path)
-    write_private(path, found)
+    write_whole(path, found)
     return found
 
 

@@ -7,11 +7,9 @@ Other places for results (`artifacts.py`) do the same as `ResultStore` does: the
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import shutil
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,22 +19,13 @@ from gangline.domain.errors import NotFound, StoreError
 from gangline.domain.ids import validated_id
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
-from gangline.private import open_private
-from gangline.store.database import disk_full_error
+from gangline.durable import disk_full_error, make_folder, sync, write_new
 
-__all__ = ["ResultStore", "Results", "Staged", "StagedResult", "write_synced"]
+__all__ = ["ResultStore", "Results", "Staged", "StagedResult"]
 
 _INCOMING = ".incoming"  # no id begins with a dot
 _ABANDONED_S = 24 * 3600.0
 _ATTEMPT = re.compile(r"attempt-(\d+)\.msgpack")
-
-
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a new file; on the disk on return."""
-    with open(path, "xb", opener=open_private) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 class Staged(Protocol):
@@ -90,9 +79,9 @@ class StagedResult:
         if self._kept:
             return self.path
         try:
-            _make_folder(self.path.parent)
+            make_folder(self.path.parent)
             self._staged.replace(self.path)
-            _sync_folder(self.path.parent)
+            sync(self.path.parent)
         except OSError as error:
             raise _explained(error) from error
         self._kept = True
@@ -110,9 +99,7 @@ class ResultStore:
     Raises (all methods): DiskFull, StoreError.
     """
 
-    def __init__(
-        self, folder: Path, *, write: Callable[[Path, bytes], None] = write_synced, shared: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, *, write: Callable[[Path, bytes], None] = write_new, shared: bool = False) -> None:
         self._folder = folder
         self._write = write
         self._shared = shared
@@ -121,7 +108,7 @@ class ResultStore:
         """Make the folder; remove what a crash left half-written, which in a shared folder only its age tells."""
         before = time.time() - _ABANDONED_S if self._shared else float("inf")
         try:
-            _make_folder(self._folder / _INCOMING)
+            make_folder(self._folder / _INCOMING)
             for leftover in (self._folder / _INCOMING).iterdir():
                 if leftover.stat().st_mtime < before:
                     leftover.unlink(missing_ok=True)
@@ -133,7 +120,7 @@ class ResultStore:
         final = self.path(result.task_id, result.session_id, result.attempt)
         staged = self._folder / _INCOMING / secrets.token_hex(8)
         try:
-            _make_folder(staged.parent)
+            make_folder(staged.parent)
             self._write(staged, encode_msgpack(result) if data is None else data)
         except OSError as error:
             staged.unlink(missing_ok=True)
@@ -187,23 +174,6 @@ class ResultStore:
 
 def _no_result(session_id: str, attempt: int) -> NotFound:
     return NotFound(f"session {session_id} has no result of attempt {attempt}.")
-
-
-def _make_folder(folder: Path) -> None:
-    """Like `mkdir -p`, each folder as private as its parent, and its name synced into that."""
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent)
-    folder.mkdir(mode=stat.S_IMODE(folder.parent.stat().st_mode), exist_ok=True)
-    _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _explained(error: OSError) -> StoreError:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from gangline.durable import sync, sync_tree
 from gangline.private import close_files, make_private_folder
 from gangline.training.buffer import BufferState
 
@@ -40,7 +40,7 @@ class Checkpoints:
         self._keep = keep
 
     def save(self, state: TrainerState, save_learner: Callable[[Path], None]) -> Path:
-        """On the disk when it returns. save_learner: writes the learner's state into a folder."""
+        """Durable on return. save_learner: writes the learner's state into a folder."""
         make_private_folder(self._folder)
         target = self._folder / f"step-{state.step:06d}"
         unfinished = target.with_suffix(_UNFINISHED)
@@ -49,11 +49,10 @@ class Checkpoints:
         save_learner(unfinished)
         (unfinished / _STATE).write_bytes(msgspec.json.encode(state))
         close_files(unfinished)
-        for path in [*unfinished.iterdir(), unfinished]:
-            _sync(path)
+        sync_tree(unfinished)
         shutil.rmtree(target, ignore_errors=True)  # of a step that was done before a restart from an earlier one
         unfinished.rename(target)
-        _sync(self._folder)
+        sync(self._folder)
         for old in self._all()[: -self._keep]:
             shutil.rmtree(old)
         return target
@@ -69,11 +68,3 @@ class Checkpoints:
         if not self._folder.is_dir():
             return []
         return sorted(path for path in self._folder.glob("step-*") if path.suffix != _UNFINISHED)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -20,7 +20,8 @@ import msgspec
 
 from gangline import __version__
 from gangline.domain.errors import Conflict
-from gangline.private import make_private_folder, open_private
+from gangline.durable import write_whole
+from gangline.private import make_private_folder
 from gangline.training.experiment import Experiment, digest_of, resolved_settings
 from gangline.training.run_log import EvaluationRecord, PairedDifference, StepRecord, paired_difference
 
@@ -111,8 +112,8 @@ def begin_life(
             "folder."
         )
     lives.append(life)
-    _replace(folder / "lineage.json", msgspec.json.format(msgspec.json.encode(lives)))
-    _replace(folder / "experiment.json", msgspec.json.format(msgspec.json.encode(resolved_settings(experiment))))
+    write_whole(folder / "lineage.json", msgspec.json.format(msgspec.json.encode(lives)))
+    write_whole(folder / "experiment.json", msgspec.json.format(msgspec.json.encode(resolved_settings(experiment))))
 
 
 def write_results(
@@ -136,7 +137,7 @@ def write_results(
         wall_s=max(record.wall_s for record in (records[-1], *evaluations[-1:])),
         weights=str(weights),
     )
-    _replace(folder / "results.json", msgspec.json.format(msgspec.json.encode(results)))
+    write_whole(folder / "results.json", msgspec.json.format(msgspec.json.encode(results)))
     return results
 
 
@@ -189,10 +190,3 @@ def _packages() -> Iterator[tuple[str, str]]:
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             yield name, importlib.metadata.version(name)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    unfinished = path.with_suffix(".unfinished")
-    with open(unfinished, "wb", opener=open_private) as file:
-        file.write(data)
-    unfinished.replace(path)

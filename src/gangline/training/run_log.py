@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -11,7 +10,8 @@ from typing import Any, Self, TypeVar
 import msgspec
 import numpy as np
 
-from gangline.private import make_private_folder, open_private
+from gangline.durable import append, write_whole
+from gangline.private import make_private_folder
 from gangline.training.weight_update import UpdateProfile
 
 __all__ = [
@@ -151,13 +151,13 @@ class RunLog:
         self._board = _board(folder / "tensorboard", last_step)
 
     def write(self, record: StepRecord) -> None:
-        """On the disk when it returns."""
-        _append(self._metrics, record)
+        """Durable on return."""
+        append(self._metrics, msgspec.json.encode(record) + b"\n")
         self._show(record)
 
     def write_evaluation(self, record: EvaluationRecord) -> None:
-        """On the disk when it returns."""
-        _append(self._evaluations, record)
+        """Durable on return."""
+        append(self._evaluations, msgspec.json.encode(record) + b"\n")
         self.evaluated_steps.add(record.step)
         self._show(record)
 
@@ -191,19 +191,9 @@ def _read(path: Path, kind: type[R]) -> list[R]:
 
 
 def _keep(path: Path, records: Sequence[StepRecord | EvaluationRecord]) -> None:
-    """Of a file, if it is there, these records and nothing else."""
+    """Reduce a file, where it exists, to these records."""
     if path.exists():
-        unfinished = path.with_suffix(".unfinished")
-        with open(unfinished, "wb", opener=open_private) as file:
-            file.writelines(msgspec.json.encode(record) + b"\n" for record in records)
-        unfinished.replace(path)
-
-
-def _append(path: Path, record: StepRecord | EvaluationRecord) -> None:
-    with open(path, "ab", opener=open_private) as lines:
-        lines.write(msgspec.json.encode(record) + b"\n")
-        lines.flush()
-        os.fsync(lines.fileno())
+        write_whole(path, b"".join(msgspec.json.encode(record) + b"\n" for record in records))
 
 
 def _board(folder: Path, last_step: int) -> Any:

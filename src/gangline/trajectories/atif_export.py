@@ -21,6 +21,7 @@ from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, Part, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import TokenIds, encode_json
+from gangline.durable import replacing
 from gangline.trajectories.atif import (
     AtifAgent,
     AtifMetrics,
@@ -34,7 +35,6 @@ from gangline.trajectories.atif import (
 )
 from gangline.trajectories.atif_content import Images, content_of
 from gangline.trajectories.chains import find_chains, goes_on_from, new_messages_since
-from gangline.trajectories.export import whole_file
 from gangline.trajectories.lineage import assign_roles
 
 __all__ = ["SCHEMA_VERSION", "atif_of", "write_atif"]
@@ -55,9 +55,9 @@ def write_atif(results: Iterable[SessionResult], folder: Path, *, agent_of: Call
         if document is None:
             continue
         for path, data in images.items():
-            with whole_file(folder / path) as aside:
+            with replacing(folder / path) as aside:
                 aside.write_bytes(data)
-        with whole_file(folder / f"{result.session_id}.json") as aside:
+        with replacing(folder / f"{result.session_id}.json") as aside:
             aside.write_bytes(encode_json(document))
         num += 1
     return num

@@ -5,11 +5,9 @@ Parquet is in `gangline.trajectories.parquet`, which needs an extra. All three r
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import mmap
-import os
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
 
@@ -23,6 +21,7 @@ from gangline.domain.lifecycle import Outcome
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions, decode_msgpack, encode_json, encode_msgpack
 from gangline.domain.trajectory import SharedPrefix, Splice, TraceRole, TurnSpan
+from gangline.durable import replacing
 
 __all__ = [
     "Format",
@@ -31,7 +30,6 @@ __all__ = [
     "read_jsonl",
     "read_msgpack",
     "rows_of",
-    "whole_file",
     "write_jsonl",
     "write_msgpack",
 ]
@@ -134,22 +132,10 @@ def export_rows(results: Iterable[SessionResult], folder: Path, *, name: str, fo
     return path
 
 
-@contextlib.contextmanager
-def whole_file(path: Path) -> Generator[Path]:
-    """A path to write to, renamed to `path` at the end: the file is whole or absent."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield aside
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
 def write_jsonl(rows: Iterable[Row], path: Path) -> int:
     """One JSON object per line. Returns how many."""
     num = 0
-    with whole_file(path) as aside, aside.open("wb") as file:
+    with replacing(path) as aside, aside.open("wb") as file:
         for row in rows:
             file.write(encode_json(row) + b"\n")
             num += 1
@@ -175,7 +161,7 @@ def _array_of_list(kind: Any, value: Any) -> Any:
 def write_msgpack(rows: Iterable[Row], path: Path) -> int:
     """One MessagePack array of maps; token arrays are extension values (see `domain.tokens`). Returns how many."""
     num = 0
-    with whole_file(path) as aside, aside.open("wb") as file:
+    with replacing(path) as aside, aside.open("wb") as file:
         _write_array_header(file, 0)
         for row in rows:
             file.write(encode_msgpack(row))

@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 
 from gangline.domain.errors import InvalidRequest
-from gangline.trajectories.export import Row, whole_file
+from gangline.durable import replacing
+from gangline.trajectories.export import Row
 
 try:
     import pyarrow as pa
@@ -67,7 +68,7 @@ SCHEMA = pa.schema([(name, _type(name)) for name in Row.__struct_fields__])
 def write_parquet(rows: Iterable[Row], path: Path) -> int:
     """Returns how many. Memory is bounded by one group of rows."""
     num = 0
-    with whole_file(path) as aside, pq.ParquetWriter(aside, SCHEMA, compression="zstd") as writer:
+    with replacing(path) as aside, pq.ParquetWriter(aside, SCHEMA, compression="zstd") as writer:
         for batch in map(_batch, _groups(rows)):
             writer.write_batch(batch)
             num += batch.num_rows
