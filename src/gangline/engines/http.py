@@ -62,8 +62,8 @@ class EngineHttp:
 
     @asynccontextmanager
     async def request(self, method: str, path: str, body: bytes | None) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Raises: EngineUnavailable when nobody answers or the line breaks, EngineMalformed when it speaks no HTTP; what
-        `refusal` says for a status."""
+        """Raises: EngineUnavailable when nobody answers or the line breaks, EngineMalformed for malformed HTTP, and the
+        error of `refusal` for a status."""
         try:
             async with self._opened().request(method, self.url + path, data=body, allow_redirects=False) as response:
                 if response.status >= 300:
