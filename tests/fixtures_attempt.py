@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fixtures_proxy import served
+from gangline.domain.ids import new_id
 from gangline.domain.session import Lease
 from gangline.gateway.attempt import NodeParts
 from gangline.gateway.backends import BackendPool
@@ -42,7 +43,7 @@ async def node_parts(
         (folder / "runtimes").mkdir(parents=True)
         yield NodeParts(
             node_id="n1",
-            owner="gltest",
+            owner=new_id("attempt"),  # what a reaper finds by it must be nobody else's
             runtimes_folder=folder / "runtimes",
             backends=backends,
             first_model="scripted",

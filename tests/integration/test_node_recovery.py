@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from gangline.client import ServerClient
 from gangline.domain.errors import LeaseLost
+from gangline.domain.ids import new_id
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.gateway.attempt import NodeParts
 from gangline.gateway.backends import BackendPool
@@ -52,7 +53,7 @@ async def test_a_node_has_told_of_its_last_life_before_it_asks_for_work(tmp_path
     client = cast(ServerClient, server)
     parts = NodeParts(
         node_id="n1",
-        owner="gltest",
+        owner=new_id("recovery"),
         runtimes_folder=tmp_path / "runtimes",
         backends=backends,
         first_model="m",

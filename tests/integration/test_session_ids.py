@@ -10,6 +10,7 @@ import pytest
 
 from fixtures_proxy import served
 from gangline.domain.errors import Conflict
+from gangline.domain.ids import new_id
 from gangline.domain.session import Lease
 from gangline.domain.task import CaptureSpec
 from gangline.engines.vllm import VllmEngine
@@ -62,7 +63,7 @@ async def test_a_lease_of_an_open_sessions_id_is_refused_and_the_open_one_goes_o
         opened = await sessions.create(SessionRequest(session_id="s1"), url, "m")
         parts = NodeParts(
             node_id="n1",
-            owner="gltest",
+            owner=new_id("ids"),
             runtimes_folder=tmp_path / "runtimes",
             backends=backends,
             first_model="m",

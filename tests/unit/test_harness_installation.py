@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -101,8 +102,12 @@ def test_an_installation_that_was_interrupted_does_not_count(tmp_path: Path, mon
     program(tmp_path, "pip", pip)
     program(tmp_path / "machine", "python", f"mkdir -p $3/bin; cp {tmp_path}/pip $3/bin/python")
     monkeypatch.setattr("gangline.harnesses.installation.sys.executable", str(tmp_path / "machine" / "python"))
-    with pytest.raises(KeyboardInterrupt):
-        install([(PYPI, None)], tmp_path / "tools")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a test run in the background ignores
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            install([(PYPI, None)], tmp_path / "tools")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert installed_version(PYPI, tmp_path / "tools") is None
 
 
