@@ -24,40 +24,42 @@ __all__ = [
     "message_text",
 ]
 
+# Messages and their parts hold no cycles, so the collector need not look at them (`gc=False`): long conversations are
+# thousands of objects, and a look at them takes tens of milliseconds.
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
-class Text(msgspec.Struct, frozen=True, tag="text"):
+class Text(msgspec.Struct, frozen=True, gc=False, tag="text"):
     text: str
 
 
-class Thinking(msgspec.Struct, frozen=True, tag="thinking"):
+class Thinking(msgspec.Struct, frozen=True, gc=False, tag="thinking"):
     text: str
     signature: str | None = None
     """The provider's opaque field (signature, encrypted_content, thoughtSignature). Ours holds a record key, so that an
     echo finds its completion."""
 
 
-class Image(msgspec.Struct, frozen=True, tag="image"):
+class Image(msgspec.Struct, frozen=True, gc=False, tag="image"):
     url: str
     """`https://...`, or `data:MEDIA_TYPE;base64,...`."""
     detail: str | None = None
 
 
-class Document(msgspec.Struct, frozen=True, tag="document"):
+class Document(msgspec.Struct, frozen=True, gc=False, tag="document"):
     url: str
     """`https://...`, or `data:MEDIA_TYPE;base64,...`."""
     name: str | None = None
 
 
-class ToolCall(msgspec.Struct, frozen=True, tag="tool_call"):
+class ToolCall(msgspec.Struct, frozen=True, gc=False, tag="tool_call"):
     call_id: str
     name: str
     arguments: str
     """JSON text, as the model wrote it or as the client echoed it."""
 
 
-class ToolResult(msgspec.Struct, frozen=True, tag="tool_result"):
+class ToolResult(msgspec.Struct, frozen=True, gc=False, tag="tool_result"):
     call_id: str
     content: tuple[Text | Image | Document, ...]
     is_error: bool = False
@@ -66,7 +68,7 @@ class ToolResult(msgspec.Struct, frozen=True, tag="tool_result"):
 Part = Text | Thinking | Image | Document | ToolCall | ToolResult
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, gc=False):
     role: Role
     parts: tuple[Part, ...] = ()
     name: str | None = None
