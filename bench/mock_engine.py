@@ -16,6 +16,7 @@ import zlib
 from typing import Any
 
 STOP_ID, PROMPT_ID = 2, 3
+MAX_CONTEXT = 1_000_000
 _IDS_KEY = b'"prompt_token_ids":['
 
 
@@ -115,14 +116,16 @@ class Connection(asyncio.Protocol):
             case "/v1/chat/completions":
                 self._chat(body)
             case "/tokenize":
-                self._json({"tokens": render(json.loads(body)["messages"])})
+                # No engine lists more ids than its context has.
+                self._json({"tokens": render(json.loads(body)["messages"])[:MAX_CONTEXT]})
             case "/v1/models":
-                self._json({"object": "list", "data": [{"id": "mock", "object": "model", "max_model_len": 1_000_000}]})
+                card = {"id": "mock", "object": "model", "max_model_len": MAX_CONTEXT}
+                self._json({"object": "list", "data": [card]})
             case _:
                 self._json({"version": "0.33.0", "status": "ok"})
 
     def _chat(self, body: bytes) -> None:
-        start = body.rfind(_IDS_KEY)
+        start = body.rfind(_IDS_KEY) if body.endswith(b"]}}") else -1  # they are the last field
         ids = self._replies.prompt_ids if start < 0 else body[start + len(_IDS_KEY) : body.index(b"]", start)]
         end = len(body) if start < 0 else start
         fields = body[:400] + body[max(0, end - 400) : end]  # never the messages: they may be long

@@ -21,7 +21,8 @@ BODY_UNREADABLE = "request_body_encoding_invalid"
 _ZSTD_WINDOW_LOG = 23
 """8 MiB, the most that RFC 9659 lets a sender of zstd ask of a receiver's memory."""
 
-Decoder = Callable[[bytes, int], tuple[bytes, bool]]
+Body = bytes | bytearray
+Decoder = Callable[[Body, int], tuple[bytes, bool]]
 """Decode a body, and stop soon after so many bytes. Returns them, and whether the body ended where its data did."""
 
 
@@ -36,7 +37,7 @@ def checked_coding(content_encoding: str) -> str:
     return coding
 
 
-def decompressed(body: bytes, coding: str, max_bytes: int) -> bytes:
+def decompressed(body: Body, coding: str, max_bytes: int) -> bytes:
     """The plain body. Raises: LimitExceeded, before much more than `max_bytes` are held; InvalidRequest."""
     decode, broken = _DECODERS[coding]
     try:
@@ -54,17 +55,17 @@ def _unreadable(coding: str, why: str) -> InvalidRequest:
     return InvalidRequest(f"the body is not {coding}, as its Content-Encoding says: {why}.", error_code=BODY_UNREADABLE)
 
 
-def _gunzipped(body: bytes, stop_at: int) -> tuple[bytes, bool]:
+def _gunzipped(body: Body, stop_at: int) -> tuple[bytes, bool]:
     return _inflated(body, stop_at, 16 + zlib.MAX_WBITS)
 
 
-def _undeflated(body: bytes, stop_at: int) -> tuple[bytes, bool]:
+def _undeflated(body: Body, stop_at: int) -> tuple[bytes, bool]:
     """In zlib's format, or without its head as some clients send it."""
     has_head = len(body) > 1 and body[0] & 0xF == 8 and int.from_bytes(body[:2]) % 31 == 0
     return _inflated(body, stop_at, zlib.MAX_WBITS if has_head else -zlib.MAX_WBITS)
 
 
-def _inflated(body: bytes, stop_at: int, window_bits: int) -> tuple[bytes, bool]:
+def _inflated(body: Body, stop_at: int, window_bits: int) -> tuple[bytes, bool]:
     decoder = zlib.decompressobj(window_bits)
     return decoder.decompress(body, stop_at), decoder.eof and not decoder.unused_data
 
@@ -79,7 +80,7 @@ def _decoders() -> dict[str, tuple[Decoder, type[Exception]]]:
     brotli = _first_of("brotli")
     if brotli is not None and hasattr(brotli.Decompressor, "can_accept_more_data"):  # older ones know no bound
 
-        def unbrotlied(body: bytes, stop_at: int) -> tuple[bytes, bool]:
+        def unbrotlied(body: Body, stop_at: int) -> tuple[bytes, bool]:
             decoder = brotli.Decompressor()
             return decoder.process(body, output_buffer_limit=stop_at), decoder.is_finished()
 
@@ -88,7 +89,7 @@ def _decoders() -> dict[str, tuple[Decoder, type[Exception]]]:
     if zstd is not None:
         options = {zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
 
-        def unzstandard(body: bytes, stop_at: int) -> tuple[bytes, bool]:
+        def unzstandard(body: Body, stop_at: int) -> tuple[bytes, bool]:
             decoder = zstd.ZstdDecompressor(options=options)
             return decoder.decompress(body, stop_at), decoder.eof and not decoder.unused_data
 

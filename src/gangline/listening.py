@@ -26,7 +26,7 @@ from gangline.domain.errors import InvalidRequest, LimitExceeded, RequestTimeout
 from gangline.domain.ids import new_id
 from gangline.telemetry.logs import request_in_logs, stays_request_in_logs
 
-__all__ = ["LIMITS", "ListenLimits", "listening", "read_body"]
+__all__ = ["LIMITS", "ListenLimits", "listening", "read_body", "read_pieces"]
 
 log = logging.getLogger("gangline.listening")
 
@@ -255,6 +255,18 @@ async def read_body(
     body_s: float = LIMITS.body_s,
     on_piece: Callable[[int], None] = lambda _num_bytes: None,
 ) -> bytes:
+    """As `read_pieces`, as bytes: copied, so not for what may be long."""
+    return bytes(await read_pieces(request, max_bytes, idle_s=idle_s, body_s=body_s, on_piece=on_piece))
+
+
+async def read_pieces(
+    request: web.Request,
+    max_bytes: int,
+    *,
+    idle_s: float = LIMITS.body_idle_s,
+    body_s: float = LIMITS.body_s,
+    on_piece: Callable[[int], None] = lambda _num_bytes: None,
+) -> bytes | bytearray:
     """The whole body, decompressed.
 
     on_piece: called with the length of each piece that comes, and of what a compressed body has more than came; what it
@@ -267,14 +279,13 @@ async def read_body(
     coding = checked_coding(", ".join(request.headers.getall("Content-Encoding", ())))
     if (request.content_length or 0) > max_bytes:
         raise _too_long(max_bytes)
-    pieces, num_bytes = list[bytes](), 0
+    body = bytearray()  # it grows piece by piece: joining them in the end would hold up the event loop
 
     def take(piece: bytes) -> None:
-        nonlocal num_bytes
-        pieces.append(piece)
-        num_bytes += len(piece)
+        nonlocal body
+        body += piece
         on_piece(len(piece))
-        if num_bytes > max_bytes:
+        if len(body) > max_bytes:
             raise _too_long(max_bytes)
 
     content, loop = request.content, asyncio.get_running_loop()
@@ -289,16 +300,15 @@ async def read_body(
         raise InvalidRequest(f"the request body cannot be read: {error}.", error_code=BODY_UNREADABLE) from error
     except TimeoutError:
         if loop.time() >= ends_at:
-            raise RequestTimeout(f"the request body took longer than {body_s:g} s; {num_bytes} bytes came.") from None
+            raise RequestTimeout(f"the request body took longer than {body_s:g} s; {len(body)} bytes came.") from None
         raise RequestTimeout(
-            f"the request body stalled: nothing came for {idle_s:g} s after {num_bytes} bytes"
+            f"the request body stalled: nothing came for {idle_s:g} s after {len(body)} bytes"
         ) from None
-    body = b"".join(pieces)
     if coding == "identity" or not body:
         return body
     # In a thread: decoders let others run meanwhile.
     decoded = await asyncio.to_thread(decompressed, body, coding, max_bytes)
-    on_piece(max(len(decoded) - num_bytes, 0))
+    on_piece(max(len(decoded) - len(body), 0))
     return decoded
 
 

@@ -16,6 +16,7 @@ from fixtures_proxy import Proxied, proxied
 from gangline.gateway.call_limits import CallLimits
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.readers import Readers
+from gangline.gateway.reading import read_here
 
 SMALL = CallLimits(
     max_body_bytes=400_000,
@@ -109,6 +110,40 @@ async def test_a_large_call_leaves_the_same_record_as_read_on_the_loop(dialect: 
                 ]
             )
     assert records[0] == records[1]
+
+
+@pytest.mark.parametrize("dialect", ROUTES)
+async def test_a_large_call_is_read_in_another_process_and_a_small_one_here(
+    dialect: str, readers: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here: list[int] = []
+
+    def noted(dialect: Any, request: Any, *rest: Any) -> Any:
+        here.append(len(request.body))
+        return read_here(dialect, request, *rest)
+
+    monkeypatch.setattr("gangline.gateway.proxy.read_here", noted)
+    small = body_of(dialect, said(dialect, 1))
+    bodies = [
+        small,
+        small + b" " * 100_000,
+        body_of(dialect, said(dialect, 1, "1:2 " * 4000)),
+        body_of(dialect, said(dialect, 1, num_parts=1100)),
+    ]
+    async with proxied({}, readers=readers) as running:
+        for body in bodies:
+            status, answer, _ = await post(running, dialect, body)
+            assert status == 200, answer
+    assert here == [len(small)]
+
+
+async def test_a_document_of_many_percent_escapes_is_413(readers: Readers) -> None:
+    url = "data:text/plain,;base64," + "a%20" * 10_001  # read as it is, for its head does not end in base64
+    body = body_of("chat", [{"role": "user", "content": [{"type": "file", "file": {"file_data": url}}]}])
+    async with proxied({}, readers=readers) as running:
+        status, answer, _ = await post(running, "chat", body)
+        assert (status, answer["error"]["code"]) == (413, "request_too_large")
+        assert "base64" in answer["error"]["message"]
 
 
 async def test_a_large_conversation_goes_on_from_what_was_sampled(readers: Readers) -> None:

@@ -177,3 +177,14 @@ async def test_what_is_no_address_is_an_engine_that_does_not_answer(url: str) ->
     with pytest.raises(EngineUnavailable, match="did not answer"):
         await http.get("/")
     await http.close()
+
+
+async def test_a_long_body_arrives_whole_and_with_its_length() -> None:
+    body = bytes(range(256)) * 4096
+    async with server([OK]) as said:
+        http = EngineHttp(f"http://127.0.0.1:{said.port}")
+        assert await http.post("/v1/chat/completions", body) == b"ok"
+        await http.close()
+    assert len(said.requests) == 1
+    assert f"Content-Length: {len(body)}".encode() in said.requests[0]
+    assert said.requests[0].endswith(body)

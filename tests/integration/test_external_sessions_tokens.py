@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 
 from fixtures_node import RunningNode, running_node
 from gangline.domain.completion import CompletionTree
+from gangline.engines.json_ids import plain_ids
 from gangline.testing.scripted_engine import scripted_server
 from gangline.testing.tiny_tokenizer import TinyTokenizer
 from gangline.trajectories.audit import audit
@@ -86,7 +89,7 @@ async def test_a_prompt_may_go_on_from_a_chat_call(node: RunningNode) -> None:
 
 async def test_a_stream_of_tokens_adds_up_to_the_whole(node: RunningNode) -> None:
     opened = await node.client.open_session()
-    headers = {"Authorization": f"Bearer {opened['api_key']}"}
+    headers = {"Authorization": f"Bearer {opened['api_key']}", "Content-Type": "application/json"}
     url = f"{node.url}/s/{opened['session_id']}/generate"
     async with node.http.post(url, json={"input_ids": PROMPT, "stream": True}, headers=headers) as response:
         text = await response.text()
@@ -143,3 +146,35 @@ async def test_an_engine_that_ignores_the_ids_is_refused(tmp_path: Path) -> None
         assert (status, problem["code"]) == (502, "engine_incapable")
         result = await node.client.finalize(opened["session_id"], completions=True)
         assert result.completions == ()
+
+
+@pytest.mark.parametrize("separator", [",", ", "])
+async def test_a_long_prompt_is_read_as_a_short_one_and_on_a_thread(
+    node: RunningNode, separator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def noted(text: bytes) -> Any:
+        threads.append(threading.current_thread().name)
+        return plain_ids(text)
+
+    monkeypatch.setattr("gangline.gateway.control_sessions.plain_ids", noted)
+    opened = await node.client.open_session()
+    ids = PROMPT * 2500
+    text = separator.join(map(str, ids))
+    body = f'{{"sampling_params":{{"max_tokens":2}},"input_ids":[{text}]}}'.encode()
+    headers = {"Authorization": f"Bearer {opened['api_key']}", "Content-Type": "application/json"}
+    url = f"{node.url}/s/{opened['session_id']}/generate"
+    async with aiohttp.ClientSession() as http:
+        async with http.post(url, data=body, headers=headers) as response:
+            reply = await response.json()
+            assert response.status == 200, reply
+        assert reply["prompt_ids"] == ids
+        assert threads
+        assert threading.main_thread().name not in threads
+        for wrong in (b"-1", b'"1"', b"1.5", b"[1]", b"999999999"):
+            async with http.post(url, data=body.replace(b"[", b"[" + wrong + b",", 1), headers=headers) as response:
+                problem = await response.json()
+                assert (response.status, problem["details"]["param"]) == (400, "prompt_ids"), problem
+        async with http.post(url, data=body[:-1], headers=headers) as response:
+            assert response.status == 400

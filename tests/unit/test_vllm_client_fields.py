@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from typing import Any
@@ -15,13 +16,14 @@ from gangline.domain.conversation import (
     ModelCall,
     SamplingParams,
     Text,
+    Thinking,
     ToolCall,
     ToolDefinition,
     ToolResult,
 )
 from gangline.domain.errors import ContextOverflow, EngineRefused, EngineUnavailable
 from gangline.domain.tokens import token_ids
-from gangline.engines.chat_fields import call_fields, has_media, messages_fields, tool_fields
+from gangline.engines.chat_fields import call_fields, has_media, messages_fields, messages_in_turns, tool_fields
 from gangline.engines.contract import EngineRequest
 from gangline.engines.http import EngineHttp
 from gangline.engines.vllm_wire import WireReply, chat_body, decode, engine_reply
@@ -176,3 +178,31 @@ def test_other_refusals_are_the_callers_or_the_engines_by_their_status() -> None
     assert isinstance(http.refusal(400, b'{"error": {"message": "max_tokens must be positive"}}'), EngineRefused)
     for status in (408, 429, 500, 503):
         assert isinstance(http.refusal(status, b"<html>"), EngineUnavailable)
+
+
+async def test_a_conversation_with_long_texts_is_encoded_in_slices_as_it_is_at_once() -> None:
+    long = 'a "quote", \u00e9, \U0001f600 and \n\x00 ' * 40_000
+    messages = [
+        Message("system", (Text("short"),)),
+        Message("user", (Text(long), Image("data:image/png;base64," + "A" * 600_000, "high"))),
+        Message("assistant", (Thinking(long), Text(long), ToolCall("c1", "f", json.dumps([long])))),
+        Message("tool", (ToolResult("c1", (Text(long),), is_error=True), ToolResult("c2", ()))),
+        Message("user", tuple(Text(f"part {number}") for number in range(2000))),
+    ]
+    encoded = await messages_in_turns(messages)
+    assert [json.loads(bytes(one)) for one in encoded] == messages_fields(messages)
+
+
+async def test_other_tasks_run_while_a_long_conversation_is_encoded() -> None:
+    num_turns = 0
+
+    async def other() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    await messages_in_turns([Message("user", (Text("a" * (8 << 20)),))])
+    task.cancel()
+    assert num_turns > 1

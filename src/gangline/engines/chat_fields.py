@@ -6,11 +6,10 @@ its grammar in the description; a tool result's error flag as the first word of 
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -20,13 +19,13 @@ from gangline.domain.conversation import (
     Image,
     Message,
     ModelCall,
-    Part,
     Text,
     Thinking,
     ToolCall,
     ToolDefinition,
     ToolResult,
 )
+from gangline.turns import Turn
 
 __all__ = [
     "NEUTRAL_SAMPLING",
@@ -38,7 +37,9 @@ __all__ = [
     "tool_fields",
 ]
 
-_TURN_MESSAGES = 256
+_SLICE_CHARS = 256 << 10
+
+_encoder = msgspec.json.Encoder()
 
 _MEDIA_AS_TEXT = ("text/", "application/json", "application/xml")
 
@@ -63,7 +64,7 @@ NEUTRAL_SAMPLING: dict[str, Any] = {
 (Qwen3's: temperature 0.6, top-k 20), and the record would say neither."""
 
 
-def call_fields(call: ModelCall, messages: Sequence[dict[str, Any]] | None = None) -> dict[str, Any]:
+def call_fields(call: ModelCall, messages: Sequence[msgspec.Raw] | None = None) -> dict[str, Any]:
     """All of the call but model and stream; what was not asked for is left out.
 
     messages: those of the call, where they were made before; see `messages_in_turns`.
@@ -99,10 +100,17 @@ def has_media(messages: Sequence[Message]) -> bool:
 
 def media_in(messages: Sequence[Message]) -> str | None:
     """Which of `MEDIA` the messages bring; images where they bring both."""
-    pieces = [piece for message in messages for part in message.parts for piece in _pieces(part) if _is_media(piece)]
-    if not pieces:
-        return None
-    return "images" if any(isinstance(piece, Image) for piece in pieces) else "documents"
+    found = None
+    for message in messages:
+        for part in message.parts:
+            if isinstance(part, (Text, ToolCall, Thinking)):
+                continue
+            for piece in part.content if isinstance(part, ToolResult) else (part,):
+                if isinstance(piece, Image):
+                    return "images"
+                if isinstance(piece, Document) and _document_text(piece.url) is None:
+                    found = "documents"
+    return found
 
 
 def messages_fields(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -110,20 +118,49 @@ def messages_fields(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [fields for message in messages for fields in _split(message)]
 
 
-async def messages_in_turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The same, for a long conversation: other tasks of the event loop get their turn again and again."""
-    fields = messages_fields(messages[:_TURN_MESSAGES])
-    for start in range(_TURN_MESSAGES, len(messages), _TURN_MESSAGES):
-        await asyncio.sleep(0)
-        fields += messages_fields(messages[start : start + _TURN_MESSAGES])
-    return fields
+async def messages_in_turns(messages: Sequence[Message]) -> list[msgspec.Raw]:
+    """The same as JSON. Other tasks of the event loop get their turn again and again."""
+    turn, encoded = Turn(), list[msgspec.Raw]()
+    for message in messages:
+        for fields in _split(message):
+            if turn.is_over:
+                await turn.give()
+            whole = await _in_slices(fields, turn) if _has_long_text(message) else fields
+            encoded.append(msgspec.Raw(_encoder.encode(whole)))
+    await turn.give()
+    return encoded
+
+
+def _has_long_text(message: Message) -> bool:
+    return any(
+        len(part.text) > _SLICE_CHARS
+        if isinstance(part, Text)
+        else not isinstance(part, ToolCall) or len(part.arguments) > _SLICE_CHARS
+        for part in message.parts
+    )
+
+
+async def _in_slices(value: Any, turn: Turn) -> Any:
+    """With JSON for each long text, which a single call of the encoder would hold the event loop for."""
+    if isinstance(value, str) and len(value) > _SLICE_CHARS:
+        slices: list[bytes] = [b'"']
+        for start in range(0, len(value), _SLICE_CHARS):
+            slices.append(_encoder.encode(value[start : start + _SLICE_CHARS])[1:-1])
+            await turn.give()
+        return msgspec.Raw(b"".join([*slices, b'"']))
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        return {name: await _in_slices(inner, turn) for name, inner in fields.items()}
+    if isinstance(value, list):
+        return [await _in_slices(inner, turn) for inner in cast("list[Any]", value)]
+    return value
 
 
 def _split(message: Message) -> list[dict[str, Any]]:
     results = [part for part in message.parts if isinstance(part, ToolResult)]
-    rest = tuple(part for part in message.parts if not isinstance(part, ToolResult))
-    if not results or (len(results) == 1 and not rest):
+    if not results or (len(results) == 1 and len(message.parts) == 1):
         return [message_fields(message)]
+    rest = tuple(part for part in message.parts if not isinstance(part, ToolResult))
     split = [message_fields(Message("tool", (result,))) for result in results]
     if rest:
         role = "user" if message.role == "tool" else message.role
@@ -135,13 +172,17 @@ def message_fields(message: Message) -> dict[str, Any]:
     """A message as engines read it. `developer` becomes `system`: some templates drop what they do not know."""
     role = "system" if message.role == "developer" else message.role
     fields: dict[str, Any] = {"role": role}
-    pieces = [part for part in message.parts if isinstance(part, Text | Image | Document)]
-    calls = [part for part in message.parts if isinstance(part, ToolCall)]
-    thoughts = [part.text for part in message.parts if isinstance(part, Thinking)]
+    pieces, calls, thoughts = list[Text | Image | Document](), list[ToolCall](), list[str]()
     for part in message.parts:
-        if isinstance(part, ToolResult):
+        if isinstance(part, ToolCall):
+            calls.append(part)
+        elif isinstance(part, Thinking):
+            thoughts.append(part.text)
+        elif isinstance(part, ToolResult):
             fields["tool_call_id"] = part.call_id
             pieces.extend(_marked(part) if part.is_error else part.content)
+        else:
+            pieces.append(part)
     fields["content"] = None if calls and not pieces else _content(pieces)
     if calls:
         fields["tool_calls"] = [_tool_call_fields(call) for call in calls]
@@ -170,9 +211,9 @@ def _content(pieces: Sequence[Text | Image | Document]) -> str | list[dict[str, 
 
 
 def _piece_fields(piece: Text | Image | Document) -> dict[str, Any]:
+    if isinstance(piece, Text):
+        return {"type": "text", "text": piece.text}
     match piece:
-        case Text(text):
-            return {"type": "text", "text": text}
         case Image(url, detail):
             image = {"url": url} | ({"detail": detail} if detail is not None else {})
             return {"type": "image_url", "image_url": image}
@@ -182,14 +223,6 @@ def _piece_fields(piece: Text | Image | Document) -> dict[str, Any]:
                 return {"type": "text", "text": text}
             named = {"filename": name} if name is not None else {}
             return {"type": "file", "file": {"file_data": url} | named}
-
-
-def _pieces(part: Part) -> Sequence[Part]:
-    return part.content if isinstance(part, ToolResult) else (part,)
-
-
-def _is_media(part: Part) -> bool:
-    return isinstance(part, Image) or (isinstance(part, Document) and _document_text(part.url) is None)
 
 
 def _document_text(url: str) -> str | None:

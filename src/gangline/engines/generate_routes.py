@@ -12,7 +12,7 @@ import msgspec
 
 from gangline.domain.conversation import Message, ModelCall, ToolDefinition
 from gangline.domain.reply import ReplyDelta
-from gangline.domain.tokens import TokenIds, token_ids
+from gangline.domain.tokens import TokenIds
 from gangline.engines.chat_replies import decode
 from gangline.engines.generate import GenerateEngine, RouteName
 from gangline.engines.generate_text import Read, ReplyReader, joined
@@ -21,7 +21,7 @@ from gangline.engines.serving.text import StopStrings
 from gangline.engines.text_parsing.parser import Parsers
 from gangline.engines.text_parsing.replies import ReplyText
 from gangline.engines.text_parsing.thinking import THINK
-from gangline.engines.vllm_wire import Rendered, render_body
+from gangline.engines.vllm_wire import render_body, rendered_ids
 
 __all__ = ["EngineText", "generate_engine"]
 
@@ -66,7 +66,7 @@ class EngineText:
         add_generation_prompt: bool,
     ) -> TokenIds:
         body = render_body(await self._name(), messages, tools, template_kwargs, add_generation_prompt)
-        return token_ids(decode(await self._http.post("/tokenize", body), Rendered, self._http.url).tokens)
+        return await rendered_ids(await self._http.post("/tokenize", body), self._http.url)
 
     async def decode(self, ids: Sequence[int]) -> str:
         if not ids:

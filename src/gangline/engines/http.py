@@ -18,6 +18,9 @@ __all__ = ["EngineHttp"]
 
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
+_PIECE_BYTES = 128 << 10
+"""Of a longer body, sent at once: what a socket does not take is copied."""
+
 _READ_BYTES = 1 << 20
 """Of an answer, read ahead: the ids of a long prompt are some hundred kilobytes."""
 
@@ -65,7 +68,10 @@ class EngineHttp:
         """Raises: EngineUnavailable when nobody answers or the line breaks, EngineMalformed for malformed HTTP, and the
         error of `refusal` for a status."""
         try:
-            async with self._opened().request(method, self.url + path, data=body, allow_redirects=False) as response:
+            data, headers = (body, None) if body is None or len(body) <= _PIECE_BYTES else _in_pieces(body)
+            async with self._opened().request(
+                method, self.url + path, data=data, headers=headers, allow_redirects=False
+            ) as response:
                 if response.status >= 300:
                     raise self.refusal(response.status, await response.read())
                 yield response
@@ -128,6 +134,18 @@ class EngineHttp:
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()
+
+
+def _in_pieces(body: bytes) -> tuple[AsyncGenerator[memoryview], dict[str, str]]:
+    """And the header that says how long it is in all."""
+
+    async def pieces() -> AsyncGenerator[memoryview]:
+        view = memoryview(body)
+        await asyncio.sleep(0)  # making the body was a turn's work
+        for start in range(0, len(view), _PIECE_BYTES):
+            yield view[start : start + _PIECE_BYTES]
+
+    return pieces(), {"Content-Length": str(len(body))}
 
 
 def _error_fields(body: bytes) -> tuple[str, str]:

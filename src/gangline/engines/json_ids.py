@@ -11,7 +11,7 @@ import numpy as np
 from gangline.domain.errors import EngineMalformed
 from gangline.domain.tokens import TokenIds, token_ids
 
-__all__ = ["CUT_OUT", "NO_IDS", "TokenId", "cut_out_ids", "ids_from_json"]
+__all__ = ["CUT_OUT", "NO_IDS", "TokenId", "cut_out_ids", "ids_from_json", "plain_ids"]
 
 _NULL = b"null"
 NO_IDS = msgspec.Raw(_NULL)
@@ -63,7 +63,7 @@ def ids_from_json(raw: msgspec.Raw) -> TokenIds | None:
         return None
     # Two fast ways for plain lists of numbers; whatever is none goes the strict way.
     if len(text) > 2 and text[0] == _OPENING:
-        ids = _many_ids(text[1:-1]) if len(text) >= _LONG_BYTES else None
+        ids = plain_ids(bytes(text)) if len(text) >= _LONG_BYTES else None
         if ids is None:
             ids = _few_ids(bytes(text[1:-1]))
         if ids is not None:
@@ -73,6 +73,15 @@ def ids_from_json(raw: msgspec.Raw) -> TokenIds | None:
     except (msgspec.MsgspecError, OverflowError) as error:
         start = bytes(text[:80]).decode("utf-8", "replace")
         raise EngineMalformed(f"the engine answered what are no token ids: {error}; got {start!r}") from error
+
+
+def plain_ids(text: bytes) -> TokenIds | None:
+    """A long JSON list of ids of at most eight digits -> [T], without a Python object for each; None for anything
+    else."""
+    text = text.replace(b", ", b",")
+    if len(text) < 3 or text[:1] != b"[" or text[-1:] != b"]":
+        return None
+    return _many_ids(memoryview(text)[1:-1])
 
 
 def _few_ids(text: bytes) -> TokenIds | None:

@@ -62,7 +62,7 @@ class Detokenized(msgspec.Struct):
     text: str | list[str] = ""
 
 
-def chat_body(request: EngineRequest, model: str, messages: Sequence[dict[str, Any]] | None = None) -> bytes:
+def chat_body(request: EngineRequest, model: str, messages: Sequence[msgspec.Raw] | None = None) -> bytes:
     """The body of `POST /v1/chat/completions`. Never a stream: SGLang reports ids in whole replies only."""
     call = request.call
     body = (

@@ -17,7 +17,7 @@ import numpy as np
 from gangline.domain.completion import LogprobKind
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolDefinition
 from gangline.domain.errors import EngineError, EngineIncapable, EngineMalformed, EngineRefused, EngineUnavailable
-from gangline.domain.tokens import TokenIds, token_ids
+from gangline.domain.tokens import TokenIds
 from gangline.engines.chat_fields import messages_in_turns
 from gangline.engines.contract import (
     EngineCapabilities,
@@ -31,15 +31,14 @@ from gangline.engines.http import EngineHttp
 from gangline.engines.template_probe import probe_template
 from gangline.engines.vllm_stream import decode_events, engine_deltas
 from gangline.engines.vllm_wire import (
-    Rendered,
     ShownReply,
     SseLines,
     WireReply,
     chat_body,
     decode,
-    decode_reply,
-    engine_reply,
+    read_reply,
     render_body,
+    rendered_ids,
     reply_type,
 )
 
@@ -126,12 +125,12 @@ class VllmEngine:
         messages = await messages_in_turns(request.call.messages)
         body = chat_body(request, await self._model_name(), messages, stream=False)
         answer = await self._http.post("/v1/chat/completions", body)
-        wire = decode_reply(answer, reply_type(request.call), self.url)
-        if wire.error is not None:
+        reply, is_error = await read_reply(answer, reply_type(request.call), self.url)
+        if is_error:
             raise self._http.refusal(200, answer)
-        if not wire.choices:
+        if not reply.choices:
             raise EngineMalformed(f"engine {self.url} answered without any choice")
-        return engine_reply(wire)
+        return reply
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         messages = await messages_in_turns(request.call.messages)
@@ -167,7 +166,7 @@ class VllmEngine:
         add_generation_prompt: bool = True,
     ) -> TokenIds:
         body = render_body(await self._model_name(), messages, tools, template_kwargs, add_generation_prompt)
-        return token_ids(decode(await self._http.post("/tokenize", body), Rendered, self.url).tokens)
+        return await rendered_ids(await self._http.post("/tokenize", body), self.url)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         body = msgspec.json.encode({"model": await self._model_name(), "tokens": [int(token) for token in ids]})

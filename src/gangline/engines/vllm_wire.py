@@ -5,14 +5,16 @@ Source: vLLM 0.32/0.33 `entrypoints/openai` protocols; run against 0.32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from gangline.domain.conversation import Message, ModelCall, ToolDefinition
+from gangline.domain.errors import EngineMalformed
 from gangline.domain.reply import TokenLogprob
-from gangline.domain.tokens import logprobs
+from gangline.domain.tokens import TokenIds, logprobs
 from gangline.engines.chat_fields import (
     NEUTRAL_SAMPLING,
     call_fields,
@@ -45,7 +47,6 @@ __all__ = [
     "AnyChoice",
     "ModelCard",
     "ModelList",
-    "Rendered",
     "ShownReply",
     "SseLines",
     "WireReply",
@@ -54,12 +55,17 @@ __all__ = [
     "decode_reply",
     "engine_reply",
     "message_fields",
+    "read_reply",
     "render_body",
+    "rendered_ids",
     "reply_type",
 ]
 
 
 LogprobsT = TypeVar("LogprobsT", WireLogprobs, WireValues)
+T = TypeVar("T")
+
+_LARGE_BYTES = 512 << 10
 
 
 class _Choice(msgspec.Struct, Generic[LogprobsT], gc=False):
@@ -91,12 +97,12 @@ class ShownReply(_Reply[WireLogprobs], gc=False):
     """The same for a client that asked for log-probs of its own."""
 
 
-class Rendered(msgspec.Struct):
-    tokens: list[TokenId]
+class _Rendered(msgspec.Struct):
+    tokens: msgspec.Raw
 
 
 def chat_body(
-    request: EngineRequest, model: str, messages: Sequence[dict[str, Any]] | None = None, *, stream: bool
+    request: EngineRequest, model: str, messages: Sequence[msgspec.Raw] | None = None, *, stream: bool
 ) -> bytes:
     """The body of `POST /v1/chat/completions`: the call, and everything asked for that makes it trainable.
 
@@ -144,13 +150,40 @@ def render_body(
     return msgspec.json.encode(body)
 
 
+async def rendered_ids(answer: bytes, url: str) -> TokenIds:
+    """Of an answer of `POST /tokenize`: [T]. Raises: EngineMalformed when it is none."""
+
+    def read() -> TokenIds:
+        ids = ids_from_json(decode(answer, _Rendered, url).tokens)
+        if ids is None:
+            raise EngineMalformed(f"engine {url} answered no tokens to a request for them")
+        return ids
+
+    return await _apart(read, len(answer))
+
+
 def reply_type(call: ModelCall) -> type[WireReply] | type[ShownReply]:
     """What to decode: only a client that asks for log-probs needs more of them than the numbers."""
     return WireReply if call.num_top_logprobs is None else ShownReply
 
 
+async def read_reply(body: bytes, kind: type[WireReply] | type[ShownReply], url: str) -> tuple[EngineReply, bool]:
+    """A whole reply, and whether it is the engine's error. Raises: EngineMalformed when the body is none."""
+
+    def read() -> tuple[EngineReply, bool]:
+        wire = decode_reply(body, kind, url)
+        return engine_reply(wire), wire.error is not None
+
+    return await _apart(read, len(body))
+
+
+async def _apart(read: Callable[[], T], num_bytes: int) -> T:
+    """The ids of a long prompt are read in a thread: NumPy lets the event loop go on meanwhile."""
+    return await asyncio.to_thread(read) if num_bytes > _LARGE_BYTES else read()
+
+
 def decode_reply(body: bytes, kind: type[WireReply] | type[ShownReply], url: str) -> WireReply | ShownReply:
-    """A whole reply. Raises: EngineUnavailable when the body is none."""
+    """A whole reply. Raises: EngineMalformed when the body is none."""
     rest, ids = cut_out_ids(body, "prompt_token_ids")
     reply = decode(rest, kind, url)
     if not ids:

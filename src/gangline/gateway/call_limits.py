@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gangline.domain.conversation import ModelCall, ToolResult
+from gangline.domain.conversation import Document, ModelCall, ToolResult
 from gangline.domain.errors import InvalidRequest, LimitExceeded, TooMany
 from gangline.plugins import explain
 
@@ -21,6 +21,8 @@ OPTION = "--call-limits"
 _CONVERSATION = ("messages", "input", "contents")
 """Fields of a body that hold its messages, in any dialect."""
 _TEXT = (*_CONVERSATION, "system", "instructions", "systemInstruction", "system_instruction")
+_MAX_URL_ESCAPES = 10_000
+"""Each takes a fraction of a microsecond, whenever the document's text is looked at."""
 _SHORTEN = "shorten or compact the conversation"
 
 
@@ -36,7 +38,7 @@ class CallLimits(BaseModel):
     max_tools: int = Field(default=1024, ge=0)
     max_parts: int = Field(default=8192, ge=1)
     """Content parts of all messages together."""
-    max_definition_bytes: int = Field(default=1 << 20, ge=1024)
+    max_definition_bytes: int = Field(default=512 << 10, ge=1024)
     """Bytes of one field that is no part of the conversation: the tools with their schemas, a response format."""
     max_in_flight_bytes: int = Field(default=32 << 20, ge=1024)
     """Bytes of all bodies whose calls one session has in flight."""
@@ -103,6 +105,12 @@ def check_call(call: ModelCall, limits: CallLimits) -> None:
     num_parts = sum(
         len(part.content) + 1 if isinstance(part, ToolResult) else 1 for one in call.messages for part in one.parts
     )
+    for part in (part for one in call.messages for part in one.parts if isinstance(part, Document)):
+        if (num_escapes := part.url.count("%")) > _MAX_URL_ESCAPES:
+            raise LimitExceeded(
+                f"the request has a document whose URL has {num_escapes} percent escapes, and {_MAX_URL_ESCAPES} is "
+                "the most: send its data in base64."
+            )
     _check(num_messages, limits.max_messages, "max_messages", f"{num_messages} messages", _SHORTEN)
     _check(num_tools, limits.max_tools, "max_tools", f"{num_tools} tools", "offer fewer")
     _check(num_parts, limits.max_parts, "max_parts", f"{num_parts} content parts", _SHORTEN)

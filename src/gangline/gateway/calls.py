@@ -41,6 +41,7 @@ from gangline.gateway.placing import Digests, Place, unknown
 from gangline.gateway.references import INSTRUCTIONS
 from gangline.gateway.stitch import Decision, PromptTier
 from gangline.gateway.versions import VersionStamps
+from gangline.turns import Turn
 
 __all__ = ["RETRY_KEY", "CallInFlight", "whole_delta"]
 
@@ -351,8 +352,10 @@ class CallInFlight:
     async def _commit(
         self, place: Place, prompt: Prompt, answer: EngineReply, capabilities: EngineCapabilities
     ) -> Reply:
+        turn = Turn()
         choices = [self._with_own_ids(choice) for choice in answer.choices]
         drafts = self._drafts(place, prompt, choices, capabilities, metadata=answer.metadata)
+        await turn.give()
         await self._ledger.commit(drafts, place.digest)
         return self._reply(choices, answer)
 

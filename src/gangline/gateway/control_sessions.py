@@ -15,14 +15,17 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
 from gangline.domain.conversation import SamplingParams
 from gangline.domain.errors import GanglineError, InvalidRequest
 from gangline.domain.tokens import TokenIds, encode_json
+from gangline.engines.json_ids import plain_ids
 from gangline.gateway.control import MAX_WAIT_S, ControlRoute, answer, key_of, number, path_id, read_model
 from gangline.gateway.external import ClaimRequest, ExternalSessions, SessionRequest
 from gangline.gateway.model_session import key_digest
 from gangline.gateway.token_call import TokenCall, TokenRequest
+from gangline.listening import read_body
 
 __all__ = ["GenerateRequest", "SessionRoutes", "TokenSampling"]
 
 MAX_GENERATE_BYTES = 8 << 20
+_LONG_BYTES = 64 << 10
 _GONE = "client disconnected"
 
 
@@ -57,10 +60,39 @@ class GenerateRequest(BaseModel):
     sampling_params: TokenSampling = TokenSampling()
     stream: bool = False
 
-    def as_call(self) -> TokenRequest:
-        """Raises: InvalidRequest."""
+    def as_call(self, prompt_ids: TokenIds) -> TokenRequest:
+        """`prompt_ids`: those that count."""
         sampling = SamplingParams(**self.sampling_params.model_dump())
-        return TokenRequest(prompt_ids=_ids(self.prompt_ids), sampling=sampling, stream=self.stream)
+        return TokenRequest(prompt_ids=prompt_ids, sampling=sampling, stream=self.stream)
+
+
+def _call(body: bytes) -> TokenRequest:
+    """Raises: InvalidRequest, ValidationError."""
+    wanted = GenerateRequest.model_validate_json(body)
+    return wanted.as_call(_ids(wanted.prompt_ids))
+
+
+def _long_call(body: bytes) -> TokenRequest:
+    """The same without a Python object for each id, which would hold up the event loop from any thread.
+
+    Raises: InvalidRequest, ValidationError.
+    """
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"the body is no JSON object: {error}.") from error
+    names = [name for name in ("prompt_ids", "input_ids") if name in fields]
+    rest = sum(len(memoryview(value)) for name, value in fields.items() if name not in names)
+    if len(names) != 1 or rest > _LONG_BYTES:
+        raise InvalidRequest(
+            f"a body of more than {_LONG_BYTES} bytes must be prompt_ids, and at most {_LONG_BYTES} bytes besides.",
+            param="prompt_ids",
+        )
+    ids = plain_ids(bytes(fields[names[0]]))
+    if ids is None:
+        raise InvalidRequest("prompt_ids must be whole numbers of at most eight digits.", param="prompt_ids")
+    wanted = GenerateRequest.model_validate_json(msgspec.json.encode(fields | {names[0]: [0]}))
+    return wanted.as_call(ids)
 
 
 def _ids(values: list[int]) -> TokenIds:
@@ -157,8 +189,10 @@ class SessionRoutes:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         session = self._sessions.authorised(path_id(request, "session"), key_digest(key_of(request)))
-        wanted = await read_model(request, GenerateRequest, max_bytes=MAX_GENERATE_BYTES)
-        call = session.start_tokens(wanted.as_call())
+        body = await read_body(request, MAX_GENERATE_BYTES) or b"{}"
+        # In a thread, where NumPy lets the event loop go on.
+        wanted = await asyncio.to_thread(_long_call, body) if len(body) > _LONG_BYTES else _call(body)
+        call = session.start_tokens(wanted)
         try:
             if wanted.stream:
                 return await _stream(request, call)

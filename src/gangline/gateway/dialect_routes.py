@@ -21,9 +21,6 @@ class Match(msgspec.Struct, frozen=True):
     """None: not served; the dialect is the one to say so."""
     request: RawRequest
 
-    def with_body(self, body: bytes) -> Match:
-        return Match(self.dialect, self.route, msgspec.structs.replace(self.request, body=body))
-
 
 class DialectRoutes:
     def __init__(self, dialects: Sequence[Dialect]) -> None:

@@ -93,6 +93,10 @@ class Ledger:
                 return self.tree[self._replies[known][0]]
         return None
 
+    def names_reply(self, reply_ids: Iterable[str]) -> bool:
+        """Whether any of them, without a dialect's prefix, is the id of a reply that was given whole."""
+        return not self._replies.keys().isdisjoint(reply_ids)
+
     def is_continued(self, reply_id: str) -> bool:
         """Whether a later call goes on from any choice of this reply."""
         return any(completion_id in self._continued for completion_id in self._replies.get(reply_id, ()))

@@ -12,7 +12,6 @@ completion it would have continued, and what the client changed. That decides no
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from gangline.domain.conversation import Message, ModelCall, Text, Thinking, Too
 from gangline.gateway.meaning import calls_of, is_echo, normal_form, said_by
 from gangline.gateway.origins import HistoryDigest, Origins, Step
 from gangline.gateway.volatile import VolatileText
+from gangline.turns import Turn
 
 __all__ = ["Digests", "Place", "PlaceIndex", "branch_key", "history_of_key", "meaning_of", "signed_reply_id", "unknown"]
 
@@ -104,15 +104,22 @@ class PlaceIndex:
 
     async def place_in_turns(self, call: ModelCall, known: Digests) -> Place:
         """The same as `place`, for a long history: others get their turn again and again."""
+        turn = Turn()
         key = branch_key(call)
         for end in range(_TURN_MESSAGES, len(call.messages), _TURN_MESSAGES):
             self._walk(key, call.messages[:end], known)
-            await asyncio.sleep(0)
-        return self.place(call, known)
+            await turn.give()
+        await turn.give()
+        place = self.place(call, known, key)
+        await turn.give()
+        return place
 
-    def place(self, call: ModelCall, known: Digests = unknown) -> Place:
-        """`known`: the digests of messages that were computed in advance, by `meaning_of` and the same rules."""
-        key = branch_key(call)
+    def place(self, call: ModelCall, known: Digests = unknown, key: str | None = None) -> Place:
+        """
+        known: the digests of messages that were computed in advance, by `meaning_of` and the same rules.
+        key: the call's `branch_key`; None computes it.
+        """
+        key = branch_key(call) if key is None else key
         steps = self._walk(key, call.messages, known).steps
         keyed: set[str] = set()
         parent_id, num_shared = None, 0

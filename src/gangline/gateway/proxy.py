@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Literal
 
+import msgspec
 from aiohttp import ClientConnectionResetError, web
 
 from gangline import plugins
@@ -39,7 +40,7 @@ from gangline.gateway.model_session import ModelSession, key_digest
 from gangline.gateway.readers import Readers
 from gangline.gateway.reading import CallRead, is_large, read_here
 from gangline.gateway.retries import Attendance
-from gangline.listening import LIMITS, read_body
+from gangline.listening import LIMITS, read_pieces
 from gangline.telemetry.logs import FewRefusals, stays_session_in_logs
 
 __all__ = ["Proxy"]
@@ -147,8 +148,8 @@ class Proxy:
             return _json(_models(match, route, await session.engine.capabilities()))
         held = self._in_flight.setdefault(session.session_id, BytesInFlight(self._limits.max_in_flight_bytes))
         with held.body() as taken:
-            match = match.with_body(await self._body(request, taken))
-            read = await self._read(session, match, "count" if route.kind == "count" else "call", path)
+            body = await self._body(request, taken)
+            read = await self._read(session, match, body, "count" if route.kind == "count" else "call", path)
             if route.kind == "count":
                 return _json(match.dialect.count_body(await session.count(read.call)))
             return await self._call(request, session, match.dialect, read)
@@ -165,21 +166,24 @@ class Proxy:
             raise Unauthorized("Incorrect API key provided: it is not the key of this session, or the session is over.")
         return session
 
-    async def _body(self, request: web.Request, taken: TakenBytes) -> bytes:
+    async def _body(self, request: web.Request, taken: TakenBytes) -> bytes | bytearray:
         """Raises: LimitExceeded, TooMany, RequestTimeout, InvalidRequest."""
         limit = self._limits.max_body_bytes
         try:
-            return await read_body(request, limit, idle_s=self._body_idle_s, on_piece=taken.add)
+            return await read_pieces(request, limit, idle_s=self._body_idle_s, on_piece=taken.add)
         except TooMany:
             raise
         except LimitExceeded:
             raise too_many_bytes(self._limits) from None
 
-    async def _read(self, session: ModelSession, match: Match, kind: Literal["call", "count"], path: str) -> CallRead:
+    async def _read(
+        self, session: ModelSession, match: Match, body: bytes | bytearray, kind: Literal["call", "count"], path: str
+    ) -> CallRead:
         """Raises: LimitExceeded, InvalidRequest, NodeError."""
-        if self._readers is not None and is_large(match.request.body):
-            return await self._readers.read(session, match.dialect, match.request, kind, path, self._limits)
-        return read_here(match.dialect, match.request, kind, path, self._limits)
+        if self._readers is not None and is_large(body):
+            return await self._readers.read(session, match.dialect, match.request, body, kind, path, self._limits)
+        request = msgspec.structs.replace(match.request, body=bytes(body))
+        return read_here(match.dialect, request, kind, path, self._limits)
 
     # -- model calls ---------------------------------------------------------------------------------------------
 

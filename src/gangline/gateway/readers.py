@@ -61,26 +61,27 @@ class Readers:
         session: ModelSession,
         dialect: Dialect,
         request: RawRequest,
+        body: bytes | bytearray,
         kind: Literal["call", "count"],
         path: str,
         limits: CallLimits,
     ) -> CallRead:
-        """Raises: LimitExceeded, InvalidRequest, NodeError."""
+        """`request`: without its body. Raises: LimitExceeded, InvalidRequest, NodeError."""
         question = Question(
             dialect=f"{type(dialect).__module__}:{type(dialect).__qualname__}",
-            request=_bare(request),
+            request=_as_utf8(request),
             kind=kind,
             path=path.encode(errors="replace").decode(),
             limits=limits.model_dump(),
             volatile=session.volatile_rules,
         )
         # A client that leaves must not leave half an answer in the pipe: the task goes on without it.
-        task = asyncio.create_task(self._read(session.session_id, question, request.body))
+        task = asyncio.create_task(self._read(session.session_id, question, body))
         self._reading.add(task)
         task.add_done_callback(self._reading.discard)
         return await asyncio.shield(task)
 
-    async def _read(self, session_id: str, question: Question, body: bytes) -> CallRead:
+    async def _read(self, session_id: str, question: Question, body: bytes | bytearray) -> CallRead:
         turn = self._turns.setdefault(session_id, asyncio.Lock())
         self._num_waiting[session_id] += 1
         try:
@@ -95,7 +96,7 @@ class Readers:
             if not self._num_waiting[session_id]:
                 del self._num_waiting[session_id], self._turns[session_id]
 
-    async def _asked(self, child: _Child, question: Question, body: bytes) -> CallRead:
+    async def _asked(self, child: _Child, question: Question, body: bytes | bytearray) -> CallRead:
         """Raises: LimitExceeded, InvalidRequest, NodeError."""
         asking = asyncio.get_running_loop().run_in_executor(self._threads, child.ask, question, body)
         try:
@@ -128,7 +129,7 @@ class _Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_killed = False
 
-    def ask(self, question: Question, body: bytes) -> CallRead:
+    def ask(self, question: Question, body: bytes | bytearray) -> CallRead:
         """Raises: GanglineError of the request; NodeError when the process cannot run, or was killed."""
         head = msgspec.msgpack.encode(question)
         self._is_killed = False
@@ -146,7 +147,7 @@ class _Child:
                 f"the process that reads large requests cannot run: {error}. See the node's log."
             ) from error
 
-    def _asked(self, head: bytes, body: bytes) -> CallRead:
+    def _asked(self, head: bytes, body: bytes | bytearray) -> CallRead:
         if self._process is None:
             self._process = _started()
         process = self._process
@@ -194,7 +195,7 @@ def _started() -> subprocess.Popen[bytes]:
     return process
 
 
-def _write(pipe: int, data: bytes) -> None:
+def _write(pipe: int, data: bytes | bytearray) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(pipe, left) :]
@@ -231,8 +232,8 @@ def _error(refusal: Refusal) -> GanglineError:
     return kind(refusal.message, **refusal.details)
 
 
-def _bare(request: RawRequest) -> RawRequest:
-    """Without its body. Bytes of a head that are no UTF-8 came as lone surrogates."""
+def _as_utf8(request: RawRequest) -> RawRequest:
+    """Bytes of a head that are no UTF-8 came as lone surrogates."""
 
     def clean(texts: Mapping[str, str]) -> dict[str, str]:
         return {name: value.encode(errors="replace").decode() for name, value in texts.items()}

@@ -19,9 +19,9 @@ from gangline.gateway.volatile import VolatileText
 __all__ = ["CallRead", "is_large", "read_ahead", "read_here"]
 
 _LARGE_BYTES = 96 << 10
-_LARGE_NUM_COMMAS = 1000
-_LARGE_NUM_ESCAPES = 2000
-"""Bodies within these bounds take a few milliseconds at most, from their parsing to their record."""
+_LARGE_COUNTS = ((b",", 1000), (b"\\u", 2000), (b":", 3000), (b"-", 3000), (b"[", 3000), (b"%", 3000))
+"""What objects, escapes, times, dates, nested lists and data URLs of text are made of. Bodies within these bounds take
+a few milliseconds at most, from their parsing to their record."""
 
 _MAX_VOLATILE_PIECES = 4096
 
@@ -42,9 +42,9 @@ class CallRead(msgspec.Struct, frozen=True):
         return lambda message: pairs[id(message)][1] if id(message) in pairs else None
 
 
-def is_large(body: bytes) -> bool:
+def is_large(body: bytes | bytearray) -> bool:
     """Whether other sessions would notice that this body is read on the event loop."""
-    return len(body) > _LARGE_BYTES or body.count(b",") > _LARGE_NUM_COMMAS or body.count(b"\\u") > _LARGE_NUM_ESCAPES
+    return len(body) > _LARGE_BYTES or any(body.count(mark) > most for mark, most in _LARGE_COUNTS)
 
 
 def read_here(
@@ -68,7 +68,7 @@ def read_ahead(
     """The same, with the digests of its messages. Raises: LimitExceeded, InvalidRequest."""
     read = read_here(dialect, request, kind, path, limits)
     for message in read.call.messages:
-        if len(volatile.found_in(message)) > _MAX_VOLATILE_PIECES:
+        if volatile.has_more_than(_MAX_VOLATILE_PIECES, message):
             raise LimitExceeded(
                 f"a system message has more than {_MAX_VOLATILE_PIECES} pieces that volatile_system_text matches: "
                 "shorten it, or set other rules in the task's capture."

@@ -56,7 +56,7 @@ def resolved(call: ModelCall, ledger: Ledger) -> ModelCall:
 
 def _refuse_unknown_references(call: ModelCall, ledger: Ledger) -> None:
     for field, text in call.undeclared.items():
-        if any(ledger.reply(found) is not None for found in _REPLY_ID.findall(text)):
+        if ledger.names_reply(_REPLY_ID.findall(text)):
             raise InvalidRequest(
                 f"{field!r} is not known here, but refers to an earlier reply of the session: without it this would be "
                 "another conversation. Send the whole conversation instead.",

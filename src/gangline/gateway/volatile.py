@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from gangline.domain.conversation import Message, Text
 
@@ -34,6 +35,13 @@ class VolatileText:
         for pattern in self._patterns:
             text = pattern.sub("", text)
         return text
+
+    def has_more_than(self, limit: int, message: Message) -> bool:
+        """Whether any rule finds more pieces than that in a system message, as it stands."""
+        if message.role not in ("system", "developer"):
+            return False
+        text = "\n".join(part.text for part in message.parts if isinstance(part, Text))
+        return any(next(islice(pattern.finditer(text), limit, None), None) is not None for pattern in self._patterns)
 
     def found_in(self, message: Message) -> Sequence[str]:
         """The volatile pieces of a system message, rule by rule; none of any other."""
