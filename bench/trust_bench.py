@@ -1,8 +1,12 @@
 """What one session's worst request costs another session on the same node.
 
 A neighbour makes ordinary calls (2,000 prompt and 200 sampled tokens), one after the other, while another session sends
-one hostile request after the other: each as large as the node accepts, or larger. Quiet and attacked rounds take turns;
-the figure is the median of the rounds' ratios of the neighbour's p99, of the attack where it is largest.
+one hostile request after the other, from a process of its own: each as large as the node accepts, or larger. Quiet and
+attacked rounds take turns. All attacks are made once; those that cost most are then measured over several rounds, and
+the figure is the largest of their medians: the neighbour's p99 under attack, relative to its p99 in the quiet round
+before.
+
+    python bench/trust_bench.py [ATTACK ...]    measures these alone
 """
 
 from __future__ import annotations
@@ -10,19 +14,22 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
 
-from load_client import HttpClient, post
+from load_client import HttpClient, get, post
 from proxy_bench import PATHS, Stand
 
 from gangline.gateway.call_limits import CallLimits
 
-ROUNDS, ROUND_S = 5, 3.0
+NUM_WORST, ROUNDS = 6, 5
+QUIET_S, ATTACKED_S = 1.0, 2.0
 LIMITS = CallLimits()
 ROOM = LIMITS.max_body_bytes - 4096
 ATTACKER, NEIGHBOUR = 0, 1
@@ -48,11 +55,24 @@ def _tool(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": schema}}
 
 
+def _json(**fields: Any) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
 _ASKED, _RESULT = {"role": "user", "content": "x"}, {"role": "tool", "tool_call_id": "c", "content": "x"}
 _MANY, _PARTS = LIMITS.max_messages, LIMITS.max_parts
 _SCHEMA = LIMITS.max_definition_bytes - 1024
+_WORDS = "word " * (ROOM // _MANY // 5 - 20)
+_CALL_ITEM = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+_RESULT_ITEM = {"type": "function_call_output", "call_id": "c", "output": _WORDS}
+_USED: dict[str, Any] = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]}
+_ANSWERED: dict[str, Any] = {
+    "role": "user",
+    "content": [{"type": "tool_result", "tool_use_id": "c", "content": _WORDS}],
+}
+_IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * (ROOM - 4096)}}
 
-ATTACKS: dict[str, Callable[[], bytes]] = {
+CHAT: dict[str, Callable[[], bytes]] = {
     "200,000 messages": lambda: _body(*_messages(200_000, "x")),
     "messages, to the limit": lambda: _body(*_messages(_MANY, "word " * (ROOM // _MANY // 5 - 10), "assistant")),
     "messages, short ones": lambda: _body(*_messages(_MANY, "x")),
@@ -72,25 +92,57 @@ ATTACKS: dict[str, Callable[[], bytes]] = {
     "one long number": lambda: _body(metadata=0).replace(b":0", b":" + b"1" * (LIMITS.max_definition_bytes - 99)),
     "gzip bomb": lambda: gzip.compress(_body({"role": "user", "content": "a" * (256 << 20)})),
     "below what is read apart": lambda: _body(_ASKED, _call("[" + "1.5," * 900 + "1]"), _RESULT),
+    "an image": lambda: _body({"role": "user", "content": [_IMAGE]}),
+    "references": lambda: _body(undeclared=[f"{index:016x}" for index in range(25_000)]),
 }
+MESSAGES: dict[str, Callable[[], bytes]] = {
+    "Anthropic blocks": lambda: _body(
+        {"role": "user", "content": [{"type": "text", "text": "x"}] * (_PARTS - 1)}, max_tokens=9
+    ),
+    "Anthropic tool results": lambda: _body(_ASKED, *[_USED, _ANSWERED] * (_MANY // 2 - 1), max_tokens=9),
+}
+RESPONSES: dict[str, Callable[[], bytes]] = {
+    "Responses items": lambda: _json(model="mock", input=[_ASKED, *[_CALL_ITEM, _RESULT_ITEM] * (_MANY // 2 - 1)]),
+}
+GOOGLE: dict[str, Callable[[], bytes]] = {
+    "Google parts": lambda: _json(contents=[{"role": "user", "parts": [{"text": "x"}] * (_PARTS - 1)}]),
+}
+_ROUTES = {
+    "chat/completions": CHAT,
+    "messages": MESSAGES,
+    "responses": RESPONSES,
+    "../v1beta/models/mock:generateContent": GOOGLE,
+}
+ATTACKS = {name: (route, make) for route, attacks in _ROUTES.items() for name, make in attacks.items()}
+NUM_AT_ONCE = {"messages, four at once": ("messages, to the limit", 4), "parts, four at once": ("parts", 4)}
+"""Attacks that several requests of one session make together."""
+
+
+class Round(NamedTuple):
+    quiet_s: float
+    attacked_s: float
+    """The neighbour's p99."""
 
 
 class Attacker:
-    """One request after the other, whatever is answered."""
+    """One request after the other, or several at once, whatever is answered."""
 
     def __init__(self, port: int, name: str) -> None:
-        body = ATTACKS[name]()
-        path, key = PATHS["ours"].format(ATTACKER), f"gls-bench-s{ATTACKER}"
-        self._request = post(path, body, key)
+        name, self._num_at_once = NUM_AT_ONCE.get(name, (name, 1))
+        route, make = ATTACKS[name]
+        body, key = make(), f"gls-bench-s{ATTACKER}"
+        path = f"/s/s{ATTACKER}/v1/{route}".replace("/v1/..", "")
+        self._request = post(path, body, key).replace(b"\r\n", f"\r\nx-goog-api-key: {key}\r\n".encode(), 1)
         if body[:2] == b"\x1f\x8b":
             self._request = self._request.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n", 1)
         self._port = port
         self.answers: list[str] = []
-        self.slowest_s = 0.0
 
     async def attack(self) -> None:
+        await asyncio.gather(*(self._send_on() for _ in range(self._num_at_once)))
+
+    async def _send_on(self) -> None:
         while True:
-            started_at_s = time.perf_counter()
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
             try:
                 writer.write(self._request)
@@ -101,20 +153,52 @@ class Attacker:
                 self.answers.append("closed")
             finally:
                 writer.close()
-            self.slowest_s = max(self.slowest_s, time.perf_counter() - started_at_s)
+
+
+async def _attack_when_told(port: int, name: str) -> None:
+    """In a process of its own: each line of the standard input begins an attack, or ends it and prints the answers."""
+    attacker = Attacker(port, name)
+    print("ready", flush=True)
+    while await asyncio.to_thread(sys.stdin.readline):
+        attacking = asyncio.create_task(attacker.attack())
+        await asyncio.to_thread(sys.stdin.readline)
+        attacking.cancel()
+        await asyncio.gather(attacking, return_exceptions=True)
+        print(json.dumps(attacker.answers), flush=True)
+        attacker.answers = []
+
+
+@contextmanager
+def attacking(port: int, name: str) -> Generator[subprocess.Popen[str]]:
+    command = [sys.executable, __file__, "--attack", str(port), name]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # Its own work is no part of the figure: an agent has its sandbox's processors.
+        preexec_fn=lambda: os.nice(10),
+    )
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 class Neighbour:
     def __init__(self, port: int) -> None:
         self._port = port
         self._number = 0
+        self.num_failed = 0
         fields = {"model": "mock", "stream": False, "max_tokens": 200}
         content = "######## " + "word" * 2_000
         body = json.dumps(fields | {"messages": [{"role": "user", "content": content}]}, separators=(",", ":"))
         self._request = post(PATHS["ours"].format(NEIGHBOUR), body.encode(), f"gls-bench-s{NEIGHBOUR}")
 
-    async def p99_s(self, for_s: float) -> tuple[float, float]:
-        """Its p99 and its median over so many seconds. Raises: RuntimeError when a call of it fails."""
+    async def p99_s(self, for_s: float) -> float:
         client = await HttpClient.connect(self._port)
         latencies_s: list[float] = []
         ends_at = time.perf_counter() + for_s
@@ -122,55 +206,80 @@ class Neighbour:
             self._number += 1
             request = self._request.replace(b"########", b"%08d" % self._number)
             started_at_s = time.perf_counter()
-            await client.send(request)
+            try:
+                await client.send(request)
+            except RuntimeError as error:
+                self.num_failed += 1
+                print(f"  the neighbour's call failed: {error}", file=sys.stderr, flush=True)
+                client = await HttpClient.connect(self._port)
             latencies_s.append(time.perf_counter() - started_at_s)
         client.close()
-        ordered = sorted(latencies_s)
-        return ordered[int(0.99 * (len(ordered) - 1))], ordered[len(ordered) // 2]
+        return sorted(latencies_s)[int(0.99 * (len(latencies_s) - 1))]
 
 
-async def measured(port: int, name: str) -> dict[str, Any]:
-    """Ratios of one attack, round by round."""
-    neighbour, attacker = Neighbour(port), Attacker(port, name)
-    ratios: list[float] = []
-    quiet, attacked = list[float](), list[float]()
-    await neighbour.p99_s(0.5)
-    for _ in range(ROUNDS):
-        quiet.append((await neighbour.p99_s(ROUND_S))[0])
-        attacking = asyncio.create_task(attacker.attack())
-        attacked.append((await neighbour.p99_s(ROUND_S))[0])
-        attacking.cancel()
-        await asyncio.gather(attacking, return_exceptions=True)
-        ratios.append(attacked[-1] / quiet[-1])
+async def rounds(port: int, name: str, neighbour: Neighbour, num_rounds: int) -> list[Round]:
+    """Both sessions begin anew: what earlier attacks left in them is not measured."""
+    client = await HttpClient.connect(port)
+    for session in (ATTACKER, NEIGHBOUR):
+        await client.send(post(f"/bench/renew/s{session}", b"", ""))
+    await client.send(get("/bench/stats"))
+    found: list[Round] = []
+    answers: list[str] = []
+    with attacking(port, name) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(num_rounds):
+            quiet_s = await neighbour.p99_s(QUIET_S)
+            process.stdin.write("begin\n")
+            process.stdin.flush()
+            found.append(Round(quiet_s, await neighbour.p99_s(ATTACKED_S)))
+            process.stdin.write("end\n")
+            process.stdin.flush()
+            answers += json.loads(process.stdout.readline())
+    stats = json.loads(await client.send(get("/bench/stats")))
+    client.close()
+    print(
+        f"  {name}: {_about(found)}; {len(answers)} requests answered {'/'.join(sorted(set(answers)))}; "
+        f"loop lag max {stats['lag_max_ms']:.1f} ms",
+        file=sys.stderr,
+        flush=True,
+    )
+    return found
+
+
+def _ratio(found: list[Round]) -> float:
+    return statistics.median(one.attacked_s / one.quiet_s for one in found)
+
+
+def _about(found: list[Round]) -> str:
+    quiet_ms, attacked_ms = (1000 * statistics.median(times) for times in zip(*found, strict=True))
+    return f"x{_ratio(found):.2f}, p99 {quiet_ms:.1f} -> {attacked_ms:.1f} ms"
+
+
+async def measured(port: int, names: list[str]) -> Figures:
+    neighbour = Neighbour(port)
+    await neighbour.p99_s(1.0)  # connections, and whatever is made once
+    once = {name: await rounds(port, name, neighbour, 1) for name in names}
+    worst = sorted(names, key=lambda name: _ratio(once[name]), reverse=True)[:NUM_WORST]
+    found = {name: await rounds(port, name, neighbour, ROUNDS) for name in worst}
+    name = max(worst, key=lambda name: _ratio(found[name]))
+    note = f"the worst of {len(names)} attacks: {name}; {_about(found[name])}, median of {ROUNDS} rounds"
+    failed = {"value": neighbour.num_failed, "unit": "calls", "note": f"of the neighbour, under {len(names)} attacks"}
     return {
-        "ratio": statistics.median(ratios),
-        "quiet_ms": 1000 * statistics.median(quiet),
-        "attacked_ms": 1000 * statistics.median(attacked),
-        "answers": sorted(set(attacker.answers)),
-        "num": len(attacker.answers),
-        "slowest_s": attacker.slowest_s,
+        "trust.victim_p99_ratio": {"value": round(_ratio(found[name]), 2), "unit": "ratio", "note": note},
+        "trust.victim_failed_calls": failed,
     }
 
 
 def run(names: list[str] | None = None) -> Figures:
-    found: dict[str, dict[str, Any]] = {}
-    for name in names or list(ATTACKS):
-        with ExitStack() as stack:
-            stand = Stand(stack, "2k_200", peers=False)
-            found[name] = one = asyncio.run(measured(stand.ports["ours"], name))
-            lag = stand.stats()
-        times = f"{one['quiet_ms']:.1f} -> {one['attacked_ms']:.1f} ms"
-        answers = f"{one['num']} requests answered {'/'.join(one['answers'])}, the slowest in {one['slowest_s']:.2f} s"
-        lags = f"loop lag p99 {lag['lag_p99_ms']:.1f}, max {lag['lag_max_ms']:.1f} ms; {lag['rss_mb']:.0f} MB"
-        print(f"  {name}: x{one['ratio']:.2f} ({times}), {answers}; {lags}", file=sys.stderr, flush=True)
-    worst = max(found, key=lambda name: found[name]["ratio"])
-    one = found[worst]
-    note = (
-        f"the worst of {len(found)} attacks: {worst}; p99 {one['quiet_ms']:.1f} -> {one['attacked_ms']:.1f} ms, "
-        f"median of {ROUNDS} rounds"
-    )
-    return {"trust.victim_p99_ratio": {"value": round(one["ratio"], 2), "unit": "ratio", "note": note}}
+    """Measure; returns figure name -> {value, unit, note}. Less than four minutes."""
+    with ExitStack() as stack:
+        stand = Stand(stack, "2k_200", peers=False)
+        return asyncio.run(measured(stand.ports["ours"], names or [*ATTACKS, *NUM_AT_ONCE]))
 
 
 if __name__ == "__main__":
-    print(run(sys.argv[1:]))
+    if sys.argv[1:2] == ["--attack"]:
+        asyncio.run(_attack_when_told(int(sys.argv[2]), sys.argv[3]))
+    else:
+        print(json.dumps(run(sys.argv[1:]), indent=2))
