@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 
 from gangline.testing.hostility.attack import Attacks
 from gangline.testing.hostility.grounds import Grounds
@@ -204,6 +205,24 @@ def pins_its_supervisor_to_one_processor(given: Given) -> str | None:
     supervisor = given["supervisor"]
     os.sched_setaffinity(supervisor, os.sched_getaffinity(supervisor))
     return "its affinity was set"
+
+
+@ATTACKS.inside
+def sets_limits_of_its_supervisor(given: Given) -> str | None:
+    """To those that it has already."""
+    for limit in (resource.RLIMIT_CPU, resource.RLIMIT_NOFILE):
+        resource.prlimit(given["supervisor"], limit, resource.prlimit(given["supervisor"], limit))
+    return "its limits were set"
+
+
+@ATTACKS.inside
+def names_its_supervisor_as_the_first_to_end(given: Given) -> str | None:
+    """When memory runs out; the score is the one that it has already."""
+    path = f"/proc/{given['supervisor']}/oom_score_adj"
+    score = contents(path)
+    with open(path, "wb", buffering=0) as file:
+        file.write(score)
+    return "its score was set"
 
 
 @ATTACKS.inside
