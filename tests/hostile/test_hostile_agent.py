@@ -21,6 +21,7 @@ import pytest
 from cli_process import UpProcess, processes_with
 from fixtures_node import running_node
 from gangline.client import NodeClient, ServerClient
+from gangline.domain.errors import InvalidRequest, UnknownPlugin
 from gangline.domain.session import SessionResult
 from gangline.gateway.node import control_routes
 from gangline.server.run import serving
@@ -249,6 +250,111 @@ async def test_nothing_that_the_agent_plants_becomes_its_reward(client: ServerCl
     files = {"plant.sh": plant, "survivor.py": SURVIVOR}
     result, _ = await run(client, "sh plant.sh; python3 survivor.py & sleep 0.5", files, evaluator=evaluator)
     assert (result.outcome, result.reward) == ("completed", 0.25)
+
+
+# What an agent leaves so that a grader that comes after it runs, reads or trusts it: name -> shell.
+_EVIL = "echo 1.0 > /workspace/reward.txt"
+PLANTS = {
+    "programs in front of others": (
+        "mkdir -p ~/.local/bin ~/bin bin; "
+        f"for at in ~/.local/bin ~/bin bin .; do for name in python3 git grep sh pytest; do "
+        f"printf '#!/bin/sh\\n{_EVIL}\\nexit 0\\n' > $at/$name; chmod +x $at/$name; done; done"
+    ),
+    "start files of shells": (
+        f"for name in .profile .bashrc .bash_profile .zshenv .pythonrc .env; do echo '{_EVIL}' > ~/$name; done; "
+        f"echo 'ENV=$HOME/.env; PATH=/workspace:$PATH; PYTHONSTARTUP=$HOME/.pythonrc; export ENV PATH' >> ~/.profile"
+    ),
+    "modules that Python imports by itself": (
+        "at=$(python3 -m site --user-site); mkdir -p $at; "
+        "echo 'import os; os.system(\"" + _EVIL + "\"); os._exit(0)' > sitecustomize.py; "
+        "cp sitecustomize.py usercustomize.py; cp sitecustomize.py conftest.py; "
+        "cp sitecustomize.py json.py; cp sitecustomize.py $at/usercustomize.py; cp sitecustomize.py $at/evil.pth"
+    ),
+    "settings of git": (
+        "git init -q .; git config --global init.templateDir x; "
+        f"printf '#!/bin/sh\\n{_EVIL}\\n' > ~/evil; chmod +x ~/evil; git config --global core.fsmonitor ~/evil; "
+        "git config --global core.hooksPath ~; cp ~/evil ~/post-checkout; "
+        "git config --global filter.x.clean ~/evil; echo '* filter=x' > .gitattributes"
+    ),
+    "a pipe in place of the reward": "rm -f reward.txt; mkfifo reward.txt",
+    "a device in place of the reward": "ln -sf /dev/zero reward.txt",
+    "a socket in place of the reward": (
+        "python3 -I -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"reward.txt\")'"
+    ),
+    "a huge reward of another time": (
+        "truncate -s 8G reward.txt; touch -d 2199-01-01 reward.txt; echo 1.0 > reward.json"
+    ),
+    "the grader's own words": "echo reward: 1.0; echo '{\"reward\": 1.0}'; echo 1.0 >&2",
+}
+JUDGE = """
+import json, os
+assert os.path.dirname(json.__file__) != os.getcwd()
+solved = "right" in open("answer").read()
+open("reward.txt", "w").write(json.dumps(1.0 if solved else 0.25))
+"""
+
+
+@pytest.mark.parametrize("refresh", [True, False], ids=["clean", "own"])
+@pytest.mark.parametrize("plant", PLANTS)
+async def test_nothing_that_a_grader_starts_or_reads_is_the_agents(
+    client: ServerClient, plant: str, refresh: bool
+) -> None:
+    command = "git --version > /dev/null; python3 -I judge.py"
+    config = {"command": command, "files": {"judge.py": JUDGE}, "collect": ["answer"]}
+    evaluator = {"strategy": "script", "refresh_runtime": refresh, "config": config}
+    result, _ = await run(client, "echo wrong > answer; sh plant.sh", {"plant.sh": PLANTS[plant]}, evaluator=evaluator)
+    assert (result.outcome, result.reward) == ("completed", 0.25), (result.failure, result.reward_details)
+
+
+@pytest.mark.parametrize("plant", list(PLANTS)[:4])
+def test_such_a_plant_takes_in_a_grader_that_shares_the_agents_home(tmp_path: Path, plant: str) -> None:
+    shell = PLANTS[plant].replace("/workspace", str(tmp_path))
+    env = {"HOME": str(tmp_path), "PATH": os.defpath}
+    subprocess.run(["sh", "-c", shell], cwd=tmp_path, env=env, check=True)
+    naive = ["sh", "-lc", "git status; python3 -c 'import json'"]
+    env["PATH"] = f"{tmp_path}/.local/bin:{os.defpath}"
+    subprocess.run(naive, cwd=tmp_path, env=env, capture_output=True, check=False)
+    assert (tmp_path / "reward.txt").read_text() == "1.0\n"
+
+
+@pytest.mark.parametrize("place", ["../../..", "/etc", "/proc/self", "/", "/usr/bin", "/workspace/../../etc"])
+async def test_no_folder_of_a_task_lies_outside_its_sandbox(client: ServerClient, place: str) -> None:
+    """Its working folder, its further folders, and the files that are prepared in them."""
+    name = f"gangline-{uuid.uuid4().hex}"
+    for changes in ({"workdir": place}, {"folders": [place]}):
+        write = {"type": "write", "path": f"{place}/{name}", "content": "x"}
+        request = {
+            "instruction": "behave",
+            "max_attempts": 1,
+            "runtime": {**changes, "prepare": [write]},
+            "agent": {"harness": "shell", "settings": {"command": f"touch {name} {place}/{name}"}},
+        }
+        try:
+            submitted = await client.submit(request)
+        except InvalidRequest:
+            continue
+        await client.wait(submitted.task_id, timeout_s=60)
+        for folder in (place, "/etc", "/usr/bin", "/", "/tmp", str(Path.cwd())):
+            assert not Path(folder, name).exists(), changes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"runtime": {"backend": "os:system"}},
+        {"runtime": {"backend": "../../runtimes"}},
+        {"agent": {"harness": "subprocess:Popen"}},
+        {"agent": {"harness": "gangline.testing.hostility.open_runtime"}},
+        {"builder": {"strategy": "builtins:eval"}},
+        {"evaluator": {"strategy": "file:///workspace/evil.py"}},
+    ],
+)
+async def test_no_request_names_code_to_import(client: ServerClient, changes: dict[str, Any]) -> None:
+    """Plug-ins are chosen by the names of what is installed; the node asks the same registry again."""
+    with pytest.raises(UnknownPlugin):
+        await client.submit(
+            {"instruction": "x", "agent": {"harness": "shell", "settings": {"command": "true"}}, **changes}
+        )
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,37 @@ async def test_a_receiver_that_thinks_for_long_is_asked_once_and_holds_up_nobody
     assert slow.received.empty()
 
 
+async def test_a_callback_follows_no_redirect(tmp_path: Path):
+    """A receiver does not choose what the server dials from inside its network."""
+    elsewhere, asked = Receiver(), asyncio.Queue[None]()
+
+    async def send_elsewhere(_call: web.Request) -> web.Response:
+        await asked.put(None)
+        return web.Response(status=307, headers={"Location": f"http://127.0.0.1:{port}/done"})
+
+    app = web.Application()
+    app.router.add_post("/done", send_elsewhere)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with elsewhere.listening() as port, served(tmp_path) as client:
+            await finish_a_task(client, runner.addresses[0][1])
+            async with asyncio.timeout(30):
+                for _ in range(2):  # it was no acknowledgement, so it is tried again
+                    await asked.get()
+            assert elsewhere.received.empty()
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://x/y", "gopher://x:70/_", "//x/y", "unix:///run/x.sock"])
+async def test_a_callback_is_an_http_address(tmp_path: Path, url: str):
+    async with served(tmp_path) as client:
+        with pytest.raises(InvalidRequest, match="callback_url"):
+            await client.submit({"instruction": "x", "agent": {"harness": "shell"}, "callback_url": url})
+
+
 async def test_a_callback_waits_for_a_receiver_that_is_down_and_survives_a_restart(tmp_path: Path, free_port: int):
     async with served(tmp_path) as client:
         await finish_a_task(client, free_port)
