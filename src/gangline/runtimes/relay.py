@@ -73,20 +73,22 @@ class Relay:
         self._proxy_port = proxy_port
         self._server: asyncio.Server | None = None
         self._dials: set[asyncio.Task[None]] = set()
-        self._sides: set[_Side] = set()
+        self._near: set[_Side] = set()
+        """Connections that the sandbox dialled, those too whose other side is not there yet."""
+        self._far: set[_Side] = set()
 
     async def serve(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: _Side(self._accepted, self._sides.discard), sock=listening, start_serving=False
+            lambda: _Side(self._accepted, self._near.discard), sock=listening, start_serving=False
         )  # does not suspend, so that a cancelled caller loses no socket
         await self._server.start_serving()
 
     def _accepted(self, near: _Side) -> None:
-        if len(self._sides) >= 2 * MAX_CONNECTIONS:
+        if len(self._near) >= MAX_CONNECTIONS:
             near.transport.abort()
             return
-        self._sides.add(near)
+        self._near.add(near)
         near.transport.pause_reading()
         task = asyncio.create_task(self._dial(near))
         self._dials.add(task)
@@ -94,13 +96,13 @@ class Relay:
 
     async def _dial(self, near: _Side) -> None:
         loop = asyncio.get_running_loop()
-        far = _Side(None, self._sides.discard)
+        far = _Side(None, self._far.discard)
         try:
             await loop.create_connection(lambda: far, "127.0.0.1", self._proxy_port)
         except OSError:
             near.transport.abort()  # as if the proxy's port refused: it does
             return
-        self._sides.add(far)
+        self._far.add(far)
         near.join(far)
 
     async def close(self) -> None:
@@ -109,7 +111,7 @@ class Relay:
         for task in tuple(self._dials):
             task.cancel()
         await asyncio.gather(*self._dials, return_exceptions=True)
-        for side in tuple(self._sides):
+        for side in (*self._near, *self._far):
             side.transport.abort()
 
 

@@ -8,7 +8,7 @@ import errno
 import os
 
 from gangline.testing.hostility.attack import Attacks
-from gangline.testing.hostility.kit import Absent, Given, syscall
+from gangline.testing.hostility.kit import Absent, Given, key_found, syscall
 
 ATTACKS = Attacks("keys in the kernel")
 
@@ -17,37 +17,17 @@ ATTACKS = Attacks("keys in the kernel")
 
 @ATTACKS.against_both
 def searches_the_session_keyring(given: Given) -> str | None:
-    victim = given["victim"]
-    if "session" not in victim["keys"]:
-        raise Absent("the victim could not add a key")
-    serial = syscall("keyctl", 10, -3, b"user", f"{victim['name']}-session".encode(), 0)
-    payload = ctypes.create_string_buffer(256)
-    syscall("keyctl", 11, serial, payload, 256)
-    return f"key {serial} has the secret" if payload.value.decode() == victim["secret"] else None
+    return key_found(given, "session")
 
 
 @ATTACKS.against_both
 def searches_the_keyring_of_its_user(given: Given) -> str | None:
-    victim = given["victim"]
-    if "user" not in victim["keys"]:
-        raise Absent("the victim could not add a key")
-    syscall("keyctl", 8, -4, -3)
-    serial = syscall("keyctl", 10, -3, b"user", f"{victim['name']}-user".encode(), 0)
-    payload = ctypes.create_string_buffer(256)
-    syscall("keyctl", 11, serial, payload, 256)
-    return f"key {serial} has the secret" if payload.value.decode() == victim["secret"] else None
+    return key_found(given, "user")
 
 
 @ATTACKS.against_both
 def searches_the_session_keyring_of_its_user(given: Given) -> str | None:
-    victim = given["victim"]
-    if "user_session" not in victim["keys"]:
-        raise Absent("the victim could not add a key")
-    syscall("keyctl", 8, -5, -3)
-    serial = syscall("keyctl", 10, -3, b"user", f"{victim['name']}-user_session".encode(), 0)
-    payload = ctypes.create_string_buffer(256)
-    syscall("keyctl", 11, serial, payload, 256)
-    return f"key {serial} has the secret" if payload.value.decode() == victim["secret"] else None
+    return key_found(given, "user_session")
 
 
 @ATTACKS.against_both

@@ -170,6 +170,13 @@ def said_by(address: Any, family: int, kind: int = socket.SOCK_STREAM, line: byt
         return talk.recv(65536)
 
 
+def way_to(host: str, port: int) -> str:
+    """Evidence of a route. Nothing is sent. Raises: OSError where there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.connect((host, port))
+        return f"a route from {asking.getsockname()[0]}"
+
+
 def told_secret(given: Given, answer: bytes) -> str | None:
     return f"it answered {answer[:80]!r}" if str(given["secret"]).encode() in answer else None
 
@@ -215,6 +222,19 @@ def planted_keys(name: str, secret: str, for_everyone: bool = False) -> dict[str
             if for_everyone:
                 syscall("keyctl", 5, serials[keyring], 0x3F3F3F3F)
     return serials
+
+
+def key_found(given: Given, keyring: str) -> str | None:
+    """Search a keyring for the victim's key, by way of the session's own keyring."""
+    victim = given["victim"]
+    if keyring not in victim["keys"]:
+        raise Absent("the victim could not add a key")
+    if keyring != "session":
+        syscall("keyctl", 8, _KEYRINGS[keyring], -3)
+    serial = syscall("keyctl", 10, -3, b"user", f"{victim['name']}-{keyring}".encode(), 0)
+    payload = ctypes.create_string_buffer(256)
+    syscall("keyctl", 11, serial, payload, 256)
+    return f"key {serial} has the secret" if payload.value.decode() == victim["secret"] else None
 
 
 def remove_keys(serials: dict[str, int]) -> None:

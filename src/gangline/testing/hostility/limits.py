@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import resource
+import socket
 import threading
 import time
 import unittest
@@ -202,6 +203,28 @@ for _program, (_limit, _limits) in _LIMITED.items():
     ATTACKS.add(
         _program.__name__, _limited(_program, _limit, **_limits), needs_isolation=_program in _SEEN_BY_NAMESPACES
     )
+
+
+@ATTACKS.inside
+def takes_connections_to_the_proxy_without_end(given: Given) -> str | None:
+    """Each takes open files of the node, which everyone's calls need; those that are turned away are closed."""
+    host, _, port = str(given["proxy_url"]).rpartition("/")[2].partition(":")
+    talks: list[socket.socket] = []
+    with contextlib.suppress(OSError):
+        while len(talks) < 600:
+            talks.append(socket.create_connection((host, int(port)), 5))
+    time.sleep(1)
+    num_open = 0
+    for talk in talks:
+        talk.setblocking(False)
+        try:
+            talk.recv(1)
+        except BlockingIOError:
+            num_open += 1
+        except OSError:
+            pass
+        talk.close()
+    return f"{num_open} connections at once" if num_open > 300 else None
 
 
 @ATTACKS.inside

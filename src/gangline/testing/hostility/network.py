@@ -9,7 +9,7 @@ import socket
 
 from gangline.testing.hostility.attack import Attacks
 from gangline.testing.hostility.grounds import Grounds
-from gangline.testing.hostility.kit import Absent, Given, contents, said_by
+from gangline.testing.hostility.kit import Absent, Given, contents, said_by, way_to
 
 ATTACKS = Attacks("services on networks")
 
@@ -76,30 +76,22 @@ def sees_open_ports_in_the_kernels_list(given: Given) -> str | None:
 
 @ATTACKS.inside
 def has_a_way_to_the_clouds_metadata(given: Given) -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        asking.connect(("169.254.169.254", 80))
-        return f"a route from {asking.getsockname()[0]}"
+    return way_to("169.254.169.254", 80)
 
 
 @ATTACKS.inside
 def has_a_way_to_the_metadata_of_azure(given: Given) -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        asking.connect(("168.63.129.16", 80))
-        return f"a route from {asking.getsockname()[0]}"
+    return way_to("168.63.129.16", 80)
 
 
 @ATTACKS.inside
 def has_a_way_to_private_networks(given: Given) -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        asking.connect(("10.0.0.1", 80))
-        return f"a route from {asking.getsockname()[0]}"
+    return way_to("10.0.0.1", 80)
 
 
 @ATTACKS.inside
 def has_a_way_to_the_outside(given: Given) -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        asking.connect(("192.0.2.1", 53))
-        return f"a route from {asking.getsockname()[0]}"
+    return way_to("192.0.2.1", 53)
 
 
 @ATTACKS.inside
@@ -115,9 +107,7 @@ def has_devices_of_a_network(given: Given) -> str | None:
 @ATTACKS.inside
 def announces_to_its_neighbours(given: Given) -> str | None:
     """A way to everyone on the link."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        asking.connect(("224.0.0.251", 5353))
-        return f"a route from {asking.getsockname()[0]}"
+    return way_to("224.0.0.251", 5353)
 
 
 @ATTACKS.inside
