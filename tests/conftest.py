@@ -5,6 +5,7 @@ A test that has no meaning here, rather than lacks something, says so: its reaso
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 
 import pytest
@@ -13,6 +14,10 @@ from fixtures_store import any_database, postgres
 from requirements import DOES_NOT_APPLY, everything_is_required
 
 __all__ = ["any_database", "postgres"]
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Else the threads of one model spin while they wait for each other on processors that other tests use.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -34,7 +34,7 @@ from gangline.testing.scripted_engine import ScriptedSampler, create_scripted_ap
 from gangline.testing.scripted_engine_script import Script
 from gangline.testing.tiny_tokenizer import TinyTokenizer
 
-NUM_POINTS = int(os.environ.get("GANGLINE_CRASH_POINTS", "200"))
+NUM_POINTS = int(os.environ.get("GANGLINE_CRASH_POINTS", "100"))
 SEED = int(os.environ.get("GANGLINE_CRASH_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
 LIVES_OF_A_SESSION = 25
 NODE = Path(__file__).parents[1] / "crash_node.py"

@@ -20,7 +20,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "read_file"
 PARSERS = ("--engine-options", '{"parsers": {"tools": "hermes"}}')
 SEED = 5
 
-(TASK,) = runpy.run_path(str(EXAMPLE / "tasks.py"))["build_tasks"](1, harness="pi", num_samples=4, seed=SEED)
+(TASK,) = runpy.run_path(str(EXAMPLE / "tasks.py"))["build_tasks"](1, harness="pi", num_samples=2, seed=SEED)
 EXPECTED = json.loads(TASK["evaluator"]["config"]["files"]["expected.json"])
 CALL = json.dumps({"name": "read", "arguments": {"path": EXPECTED["file"]}})
 SCRIPT: dict[str, Any] = {
