@@ -229,7 +229,7 @@ class Grounds:
         await self.neighbour.upload("victim.py", inspect.getsource(victim).encode())
         await self.neighbour.upload("plant.py", f"{inspect.getsource(kit)}\n{_PLANT}".encode())
         command = (
-            "mkfifo hold; sleep 3000 > hold 2> errors < /dev/null & "
+            f"mkfifo hold; python3 -c 'import time; time.sleep(3000)' {secret} > hold 2> errors < /dev/null & "
             f"{SECRET_VARIABLE}={secret} setsid python3 -B plant.py {secret} > told 2> errors < hold & "
             "until grep -q pid told; do sleep 0.02; kill -0 $! || exit 3; done"
         )
