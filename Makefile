@@ -113,9 +113,9 @@ $(VLLM)/tiny-qwen3/config.json: tests/tiny_qwen3.py $(VLLM)/.ready | .venv/.dev
 	$(BIN)/python tests/tiny_qwen3.py $(VLLM)/tiny-qwen3
 	@touch $@
 
-# Starts engines of its own, as root, and removes them. GANGLINE_TEST_CONTAINERS=docker or podman is one of them.
+# Starts engines of its own, as root, and removes them; docker beside podman. GANGLINE_TEST_CONTAINERS names one of them.
 test-docker: .venv/.dev
-	$(BIN)/python -m pytest $(or $(TESTS),tests/containers)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(or $(TESTS),tests/containers)
 
 # Trainers that are on no package index judge their adapters: name a checkout of each, or its tests are skipped.
 test-peers: .venv/.dev
