@@ -25,6 +25,11 @@ class FakeSglang:
     """As a stock router does."""
     ignores_input_ids: bool = False
     spans: list[dict[str, Any]] | None = None
+    vocab_size: int = 151936
+    checks_biases: bool = True
+    """As SGLang does; a router in front may drop the field."""
+    odd_ids: list[int] | None = None
+    """Sampled ids that it reports in place of its own."""
     odd_logprobs: bool = False
     incremental: bool = False
     """Streams bring new ids alone, as with `--incremental-streaming-output`."""
@@ -81,6 +86,9 @@ class FakeSglang:
 
     async def _chat(self, request: web.Request) -> web.Response:
         body = await request.json()
+        wrong = [token for token in body.get("logit_bias") or () if not 0 <= int(token) < self.vocab_size]
+        if wrong and self.checks_biases:
+            return _error(f"logit_bias must has keys in [0, {self.vocab_size - 1}], got {wrong[0]}.")
         self.bodies.append(body)
         if body.get("stream") and (body.get("return_prompt_token_ids") or body.get("return_token_ids")):
             return _error("return_token_ids is not supported with streaming on /v1/chat/completions.")
@@ -146,6 +154,7 @@ class FakeSglang:
         }
         if self.strips_fields:
             return choice
+        ids = ids if self.odd_ids is None or len(ids) == 1 else self.odd_ids  # a probe of one token goes well
         if body.get("return_prompt_token_ids"):
             choice["prompt_token_ids"] = prompt
         if body.get("return_token_ids"):

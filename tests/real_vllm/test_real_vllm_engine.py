@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fixtures_proxy import Proxied, proxied_engine
+from fixtures_vllm import MODEL_FOLDER
 from gangline.domain.completion import CompletionTree
 from gangline.domain.conversation import ToolCall
 from gangline.engines.vllm import VllmEngine
@@ -42,6 +43,7 @@ async def test_a_probe_finds_all_that_stitching_needs(engine: VllmEngine) -> Non
     assert found.streams_ids
     assert found.renders
     assert found.logprob_kind == "processed"
+    assert found.num_ids == json.loads((MODEL_FOLDER / "config.json").read_text())["vocab_size"]
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])

@@ -17,6 +17,7 @@ from gangline.engines.generate_calls import GenerateCalls
 from gangline.engines.generate_text import TextSide
 from gangline.engines.generate_wire import GenerateAsk, Sampled, SglangGenerate, VllmGenerate
 from gangline.engines.http import EngineHttp
+from gangline.engines.vocabulary import vocabulary_size
 
 __all__ = ["ROUTES", "RouteKind", "probe_route"]
 
@@ -58,7 +59,7 @@ async def probe_route(
         renders=True,
         logprob_kind=route.logprob_kind or raw_or_processed,
         reports_versions=bool(sampled.version_spans),
-        num_ids=text.num_ids,
+        num_ids=text.num_ids or await vocabulary_size(calls.http, card.id),
         prompt_source="rendered",
     )
 

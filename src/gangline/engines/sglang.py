@@ -32,6 +32,7 @@ from gangline.engines.contract import (
 from gangline.engines.http import EngineHttp
 from gangline.engines.sglang_wire import Detokenized, SglangReply, chat_body, engine_reply, render_body
 from gangline.engines.template_probe import probe_template
+from gangline.engines.vocabulary import vocabulary_size
 
 __all__ = ["SglangEngine"]
 
@@ -89,6 +90,7 @@ class SglangEngine:
             streams_ids=False,
             renders=prompt_ids is not None,
             logprob_kind="temperature_scaled",
+            num_ids=await vocabulary_size(self._http, card.id),
             reports_versions=bool(reply.choices[0].version_spans),
             template=TemplateFacts() if prompt_ids is None else await probe_template(self),
         )

@@ -41,6 +41,7 @@ from gangline.engines.vllm_wire import (
     rendered_ids,
     reply_type,
 )
+from gangline.engines.vocabulary import vocabulary_size
 
 __all__ = ["VllmEngine"]
 
@@ -96,6 +97,7 @@ class VllmEngine:
             streams_ids=streamed,
             renders=prompt_ids is not None,
             logprob_kind=_logprob_kind(values),
+            num_ids=await vocabulary_size(self._http, card.id),
             reports_versions=bool(reply.choices[0].version_spans),
             template=TemplateFacts() if prompt_ids is None else await probe_template(self),
         )

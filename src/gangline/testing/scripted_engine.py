@@ -112,6 +112,7 @@ class ScriptedSampler:
         self.tokenizer = tokenizer
         self.model_name = script.model
         self.context_length = script.context_length
+        self.num_ids = tokenizer.num_ids
         self.weight_version = script.weight_version
         self._encoder = ReplyEncoder(tokenizer)
         self._admits = _set_event()

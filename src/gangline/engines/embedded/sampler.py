@@ -56,7 +56,7 @@ class EmbeddedSampler:
         self.weight_version = 0
         self._batch = Batch(model, max_batch=max_batch, context_length=max_context)
         self.context_length = self._batch.context_length
-        self._vocab_size = model.vocab_size
+        self.num_ids = model.vocab_size
         self._seeds = random.Random(seed)
         self._num_threads = threads or max(1, (os.cpu_count() or 1) - 1)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -130,8 +130,8 @@ class EmbeddedSampler:
         ids = request.prompt_ids
         if not len(ids):
             raise InvalidRequest("the prompt is empty")
-        if not 0 <= min(ids) <= max(ids) < self._vocab_size:
-            raise InvalidRequest(f"the prompt has ids outside the vocabulary: 0 to {self._vocab_size - 1}")
+        if not 0 <= min(ids) <= max(ids) < self.num_ids:
+            raise InvalidRequest(f"the prompt has ids outside the vocabulary: 0 to {self.num_ids - 1}")
         if len(ids) >= self.context_length:
             raise ContextOverflow(
                 f"the prompt has {len(ids)} tokens and the context {self.context_length}: no room for a reply"

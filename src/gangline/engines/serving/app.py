@@ -145,7 +145,8 @@ class _Routes:
         ]
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._chat.answer(request, decode_request(await self._read_body(request), ChatRequest))
+        body = await self._read_body(request)
+        return await self._chat.answer(request, decode_request(body, ChatRequest, self._sampler.num_ids))
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         completion = decode_request(await self._read_body(request), CompletionRequest)

@@ -109,6 +109,11 @@ class Sampler(Protocol):
     tokenizer: ChatTokenizer
 
     @property
+    def num_ids(self) -> int:
+        """Sampled ids are below it: rows of the model's vocabulary, which may be more than its tokenizer has."""
+        ...
+
+    @property
     def weight_version(self) -> int: ...
 
     def sample(self, request: SampleRequest) -> AsyncGenerator[SampledToken, None]:

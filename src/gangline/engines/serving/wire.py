@@ -372,13 +372,17 @@ def encode(reply: object) -> bytes:
     return msgspec.json.encode(reply)
 
 
-def decode_request(body: bytes, kind: type[RequestT]) -> RequestT:
+def decode_request(body: bytes, kind: type[RequestT], num_ids: int | None = None) -> RequestT:
     """Parse a request body.
+
+    num_ids: size of the vocabulary, which a bias for an id beyond it is told, as by vLLM.
 
     Raises:
         ApiError: 400; `param` names the field of a wrong type or value.
     """
     raw = _decode_object(body)
+    if num_ids is not None:
+        _refuse_biased_ids(raw.get("logit_bias"), num_ids)
     for name, neutral in UNSUPPORTED.items():
         if name in raw and raw[name] not in neutral:
             raise ApiError(f"{name!r} is not supported by this engine; leave it out.", param=name)
@@ -392,6 +396,17 @@ def decode_request(body: bytes, kind: type[RequestT]) -> RequestT:
             raise ApiError(message, param=path.group(1)) from None
         missing = re.search(r"required field `(\w+)`", message)
         raise ApiError(message, param=missing.group(1) if missing else None) from None
+
+
+def _refuse_biased_ids(biases: Any, num_ids: int) -> None:
+    """Raises: ApiError when an id is outside of the vocabulary."""
+    if isinstance(biases, dict):
+        ids = [int(name) for name in cast("dict[str, Any]", biases) if name.lstrip("-").isdecimal()]
+        if wrong := [token for token in ids if not 0 <= token < num_ids]:
+            raise ApiError(
+                f"token_id(s) {wrong} in logit_bias contain out-of-vocab token ids. Vocabulary size: {num_ids}",
+                param="logit_bias",
+            )
 
 
 def _decode_object(body: bytes) -> dict[str, Any]:
