@@ -10,21 +10,20 @@ import asyncio
 import logging
 import resource
 import socket
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 from aiohttp.web_protocol import RequestHandler
 
+from gangline.connections import Connection, Shape, numbered, problem_body, with_request_id
 from gangline.content_codings import BODY_UNREADABLE, checked_coding, decompressed
-from gangline.domain.errors import InvalidRequest, LimitExceeded, RequestTimeout
+from gangline.domain.errors import GanglineError, InvalidRequest, LimitExceeded, RequestTimeout, TooMany
 from gangline.domain.ids import new_id
-from gangline.telemetry.logs import request_in_logs, stays_request_in_logs
 
 __all__ = ["LIMITS", "ListenLimits", "listening", "read_body", "read_pieces"]
 
@@ -33,15 +32,7 @@ log = logging.getLogger("gangline.listening")
 _BACKLOG = 1024
 
 
-class _NotOfStrangers(logging.Filter):
-    """What is no HTTP is answered, and no fault of ours: it must not fill the log with tracebacks."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
-
-
 _http_log = logging.getLogger("gangline.http")
-_http_log.addFilter(_NotOfStrangers())
 _TOLD_WITHIN_S = 1.0
 """How long who is turned away has to read why."""
 
@@ -75,30 +66,34 @@ LIMITS = ListenLimits()
 
 @asynccontextmanager
 async def listening(
-    app: web.Application, *, shutdown_s: float, limits: ListenLimits = LIMITS, **address: Any
+    app: web.Application,
+    *,
+    shutdown_s: float,
+    limits: ListenLimits = LIMITS,
+    shape: Shape | None = None,
+    **address: Any,
 ) -> AsyncGenerator[tuple[str, int]]:
     """Serve `app` inside the block; gives the address that it listens on.
 
     shutdown_s: at the end, for requests under way.
+    shape: of errors that no route answers, such as a request that is no HTTP; None is problem+json.
     address: `sock`, or `host` and `port`, as for `loop.create_server`. Raises: OSError.
     """
-    door = _Door(_fitted(limits.max_connections))
-    app.middlewares[:0] = [_numbered, door.attend]
     app.on_response_prepare.append(_tell_number)
     # A handler is cancelled when its client leaves: a node that is gone must not be given sessions. What comes
     # compressed is decompressed by `read_body`, off the event loop; here it would also go on once it was refused.
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        logger=_http_log,
-        handler_cancellation=True,
-        auto_decompress=False,
-        shutdown_timeout=shutdown_s,
-        keepalive_timeout=limits.idle_s,
-        max_line_size=limits.max_line_bytes,
-        max_field_size=limits.max_header_bytes,
-        max_headers=limits.max_headers,
-    )
+    settings = {
+        "access_log": None,
+        "logger": _http_log,
+        "auto_decompress": False,
+        "keepalive_timeout": limits.idle_s,
+        "max_line_size": limits.max_line_bytes,
+        "max_field_size": limits.max_header_bytes,
+        "max_headers": limits.max_headers,
+    }
+    door = _Door(_fitted(limits.max_connections), shape or _problem, settings)
+    app.middlewares.insert(0, door.attend)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=shutdown_s)
     await runner.setup()
     try:
         assert runner.server is not None
@@ -116,18 +111,13 @@ async def listening(
         await runner.cleanup()
 
 
-@web.middleware
-async def _numbered(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Each request has an id of ours, which its log lines and its answer carry; a client's own is not taken."""
-    stays_request_in_logs(new_id("req"))
-    return await handler(request)
-
-
 async def _tell_number(request: web.Request, response: web.StreamResponse) -> None:
-    request_id = request_in_logs() or new_id("req")
-    response.headers["x-request-id"] = request_id
-    if "/v1/messages" in request.path or "anthropic-version" in request.headers:
-        response.headers["request-id"] = request_id
+    with_request_id(response, request.path, speaks_anthropic="anthropic-version" in request.headers)
+
+
+def _problem(_method: str, _path: str, error: GanglineError) -> web.Response:
+    body = problem_body(error, error.status)
+    return web.Response(body=body, status=error.status, content_type="application/problem+json")
 
 
 def _fitted(max_connections: int) -> int:
@@ -139,8 +129,11 @@ def _fitted(max_connections: int) -> int:
 class _Door:
     """Makes the protocol of each new connection, and knows which ones have a request under way."""
 
-    def __init__(self, max_connections: int) -> None:
+    def __init__(self, max_connections: int, shape: Shape, settings: Mapping[str, Any]) -> None:
+        """`settings`: of each connection, as aiohttp names them."""
         self._max_connections = max_connections
+        self._shape = shape
+        self._settings = settings
         self._server: web.Server | None = None
         self._busy = set[RequestHandler]()
         self._idle_since = WeakKeyDictionary[asyncio.BaseTransport, float]()
@@ -151,6 +144,7 @@ class _Door:
 
     def open(self, server: web.Server) -> None:
         self._server = server
+        server.request_handler = numbered(server.request_handler, self._shape)
 
     @web.middleware
     async def attend(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -181,7 +175,7 @@ class _Door:
         was_full, self._is_full = self._is_full, num_open >= self._max_connections
         if not self._is_full:
             self._changed(1)
-            return self._server()
+            return Connection(self._server, self._shape, **self._settings)
         if not was_full:
             log.warning("connections.refused max=%d: more are not taken until some have ended", self._max_connections)
         return _TurnedAway(self._max_connections)
@@ -227,17 +221,8 @@ class _TurnedAway(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
-        problem: dict[str, Any] = {
-            "type": "about:blank",
-            "title": "Service Unavailable",
-            "status": 503,
-            "detail": f"{self._max_connections} connections are open here, and more are not taken; try again later.",
-            "code": "too_many",
-            "boundary": "caller",
-            "retryable": True,
-            "details": {},
-        }
-        body = msgspec.json.encode(problem)
+        why = f"{self._max_connections} connections are open here, and more are not taken; try again later."
+        body = problem_body(TooMany(why), 503)
         head = (
             "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\n"
             f"Content-Length: {len(body)}\r\nRetry-After: 1\r\nX-Request-Id: {new_id('req')}\r\n"

@@ -13,13 +13,12 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any, Literal, TypeVar
 
-import msgspec
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
+from gangline.connections import problem_body
 from gangline.domain.errors import GanglineError, InvalidRequest, LimitExceeded, NodeError, Unauthorized
 from gangline.domain.ids import validated_id
 from gangline.domain.tokens import encode_json, encode_msgpack
@@ -29,7 +28,7 @@ from gangline.same_origin import OwnNames, require_json
 from gangline.store.actions import REFUSED, Action, ActionLog, who
 from gangline.telemetry.logs import FewRefusals
 
-__all__ = ["MAX_WAIT_S", "ControlRoute", "answer", "as_routes", "key_of", "number", "path_id", "read_model"]
+__all__ = ["MAX_WAIT_S", "ControlRoute", "answer", "as_routes", "key_of", "number", "path_id", "problem", "read_model"]
 
 log = logging.getLogger("gangline.node")
 log.addFilter(FewRefusals("control.refused"))
@@ -131,9 +130,9 @@ def _in_problems(route: ControlRoute, control_token: str | None, names: OwnNames
             if request.transport is None:  # its client has left
                 raise
             log.exception("control.crashed method=%s path=%s", request.method, request.path)
-            return _problem(NodeError(f"the node made a mistake ({type(error).__name__}); its log says more."))
+            return problem(NodeError(f"the node made a mistake ({type(error).__name__}); its log says more."))
         _log_error(request, known)
-        return _problem(known)
+        return problem(known)
 
     return handler
 
@@ -154,19 +153,10 @@ def _check_token(request: web.Request, token: str) -> None:
         raise Unauthorized("the control token is missing or wrong; send `Authorization: Bearer TOKEN`.")
 
 
-def _problem(error: GanglineError) -> web.Response:
-    problem = {
-        "type": "about:blank",
-        "title": HTTPStatus(error.status).phrase,
-        "status": error.status,
-        "detail": error.message,
-        "code": error.code,
-        "boundary": error.boundary,
-        "retryable": error.retryable,
-        "details": error.details,
-    }
+def problem(error: GanglineError) -> web.Response:
+    """The error as problem+json."""
     return web.Response(
-        body=msgspec.json.encode(problem),
+        body=problem_body(error, error.status),
         status=error.status,
         content_type="application/problem+json",
         headers={"WWW-Authenticate": "Bearer"} if error.status == 401 else {},

@@ -29,7 +29,7 @@ from gangline.gateway.backends_memory import BackendMemory
 from gangline.gateway.backends_records import BackendSpec
 from gangline.gateway.breaker import Breaker
 from gangline.gateway.call_limits import CallLimits
-from gangline.gateway.control import ControlRoute, answer, as_routes
+from gangline.gateway.control import ControlRoute, answer, as_routes, problem
 from gangline.gateway.control_backends import BackendRoutes
 from gangline.gateway.control_gate import GateRoutes
 from gangline.gateway.control_openapi import described_by_itself
@@ -190,9 +190,10 @@ async def serve(
         routes = control_routes(parts, external, pipeline, memory.keep, public_url)
         actions = ActionLog(folder / "actions", where=node_id)
         own_routes = as_routes(routes, control_token, names, actions)
-        await _listen(stack, _create_app(proxy, own_routes), listener)
+        own_roots = frozenset(_root(route.path) for route in routes)
+        await _listen(stack, proxy, own_routes, own_roots, listener)
         # What a sandbox reaches has no control routes, so that none opens to an agent even where no token is set.
-        await _listen(stack, _create_app(proxy, []), for_agents)
+        await _listen(stack, proxy, [], frozenset(), for_agents)
         stack.push_async_callback(pipeline.close)
         stack.callback(keeper.stopping)
         pipeline.adopt(adopted)
@@ -428,8 +429,23 @@ def _create_app(proxy: Proxy, own_routes: list[web.RouteDef]) -> web.Application
     return app
 
 
-async def _listen(stack: AsyncExitStack, app: web.Application, listener: socket.socket) -> None:
-    await stack.enter_async_context(listening(app, shutdown_s=1.0, sock=listener))
+def _root(path: str) -> str:
+    """`/v1/sessions` of `/v1/sessions/{session}/reward`."""
+    return "/".join(path.split("/")[:3])
+
+
+async def _listen(
+    stack: AsyncExitStack,
+    proxy: Proxy,
+    own_routes: list[web.RouteDef],
+    own_roots: frozenset[str],
+    listener: socket.socket,
+) -> None:
+    def shape(method: str, path: str, error: GanglineError) -> web.Response:
+        return problem(error) if _root(path) in own_roots else proxy.shaped_error(method, path, error)
+
+    app = _create_app(proxy, own_routes)
+    await stack.enter_async_context(listening(app, shutdown_s=1.0, shape=shape, sock=listener))
 
 
 async def _health(request: web.Request) -> web.Response:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Literal
@@ -112,6 +113,12 @@ class Proxy:
             *(web.route("*", f"/{root}/{{session}}{{path:(/.*)?}}", self._answer) for root in _SESSION_ROOTS),
             *(web.route("*", f"/{{path:{root}(/.*)?}}", self._answer) for root in self._routes.roots),
         ]
+
+    def shaped_error(self, method: str, path: str, error: GanglineError) -> web.Response:
+        """An error of a request that no handler saw, in the shape of the dialect of its path."""
+        self._on_error(error)
+        below = re.sub(rf"^/({'|'.join(_SESSION_ROOTS)})/[^/]*", "", path)
+        return _shaped(self._routes.find(method, below, RawRequest()).dialect, error)
 
     # -- any request ---------------------------------------------------------------------------------------------
 
