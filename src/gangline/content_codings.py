@@ -18,6 +18,7 @@ __all__ = ["BODY_UNREADABLE", "checked_coding", "decompressed"]
 BODY_UNREADABLE = "request_body_encoding_invalid"
 """Error code of a body that cannot be decompressed."""
 
+_OF_EXTRA = ("br", "zstd")
 _ZSTD_WINDOW_LOG = 23
 """8 MiB, the most that RFC 9659 lets a sender of zstd ask of a receiver's memory."""
 
@@ -30,8 +31,9 @@ def checked_coding(content_encoding: str) -> str:
     """The name of the coding, `identity` for none. Raises: UnsupportedMediaType for an unknown one, or several."""
     coding = content_encoding.strip().lower() or "identity"
     if coding != "identity" and coding not in _DECODERS:
+        hint = " (`pip install 'gangline[codings]'` on the machine that serves this)" if coding in _OF_EXTRA else ""
         raise UnsupportedMediaType(
-            f"Content-Encoding {content_encoding[:100]!r} is not read here. "
+            f"Content-Encoding {content_encoding[:100]!r} is not read here{hint}. "
             f"Send one of {', '.join(_DECODERS)}, or no encoding."
         )
     return coding

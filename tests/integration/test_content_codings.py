@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import subprocess
+import sys
+import tempfile
 import tracemalloc
 import zlib
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +34,11 @@ def raw_deflate(body: bytes) -> bytes:
 
 
 PACKED: dict[str, Any] = {"gzip": gzip.compress, "x-gzip": gzip.compress, "deflate": zlib.compress}
-IS_READ = {"br": bool(find_spec("brotli")), "zstd": bool(find_spec("compression") or find_spec("backports"))}
-if IS_READ["br"]:
-    PACKED["br"] = import_module("brotli").compress
-if IS_READ["zstd"]:
-    PACKED["zstd"] = import_module("compression.zstd" if find_spec("compression") else "backports.zstd").compress
-UNKNOWN = ["snappy", "gzip, gzip", "compress", *(name for name, is_read in IS_READ.items() if not is_read)]
+for coding, modules in {"br": ["brotli"], "zstd": ["compression.zstd", "backports.zstd"]}.items():
+    for module in modules:
+        with suppress(ImportError):
+            PACKED.setdefault(coding, import_module(module).compress)
+UNKNOWN = ["snappy", "gzip, gzip", "compress", *({"br", "zstd"} - set(PACKED))]
 
 HELLO: Any = {"role": "user", "content": "hello"}
 CALLS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -161,3 +163,51 @@ def test_a_bomb_costs_no_more_than_the_limit(coding: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
+
+
+# -- a machine without brotli and zstandard ---------------------------------------------------------------------------
+
+ABSENT = ("brotli", "backports.zstd", "compression.zstd")
+
+
+def test_a_body_in_a_coding_whose_package_is_absent_is_a_415_in_shape_that_names_the_extra() -> None:
+    here = Path(__file__)
+    code = [
+        f"import sys; sys.modules.update(dict.fromkeys({ABSENT!r})); sys.path[:0] = {[str(here.parents[1])]!r}",
+        "from importlib.util import module_from_spec, spec_from_file_location",
+        f"spec = spec_from_file_location('codings', {str(here)!r}); codings = module_from_spec(spec)",
+        "spec.loader.exec_module(codings); codings.print_answers_to_absent_codings()",
+    ]
+    told = subprocess.run([sys.executable, "-c", "\n".join(code)], capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0, told.stderr[-4000:]
+    answers: dict[str, list[Any]] = json.loads(told.stdout)
+    assert set(answers) == {*CALLS, *CONTROLS}
+    for name, of_codings in answers.items():
+        for coding, (status, answer) in zip(("br", "zstd"), of_codings, strict=True):
+            assert status == 415, (name, answer)
+            message = answer["detail"] if name in CONTROLS else assert_in_shape(name, status, answer)
+            assert f"'{coding}' is not read here (`pip install 'gangline[codings]'`" in message
+            assert "Send one of gzip, x-gzip, deflate, or no encoding." in message
+
+
+def print_answers_to_absent_codings() -> None:
+    """In a process of its own, which lacks the packages."""
+    with tempfile.TemporaryDirectory() as folder:
+        sys.stdout.write(json.dumps(asyncio.run(_answers(Path(folder)))))
+
+
+async def _answers(folder: Path) -> dict[str, list[tuple[int, Any]]]:
+    """Route -> what it answers to a body in br, and to one in zstd."""
+    found: dict[str, list[tuple[int, Any]]] = {}
+    async with (
+        scripted_server({"default": {"text": "x"}}) as engine,
+        running_node(folder, engine) as node,
+        serving(data_dir=folder / "server", control_token=TOKEN) as server,
+    ):
+        key = (await node.client.open_session())["api_key"]
+        for name, (path, fields) in (CALLS | CONTROLS).items():
+            url, opened_by = (server.url if name == "server" else node.url), (TOKEN if name in CONTROLS else key)
+            body = json.dumps(fields).encode()
+            answers = [await post(url, path, opened_by, body, coding) for coding in ("br", "zstd")]
+            found[name] = [(status, answer) for status, _, answer in answers]
+    return found

@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from gangline.domain.errors import ContextOverflow, EngineError, EngineMalformed, EngineRefused, EngineUnavailable
+from gangline.domain.open_files import out_of_files
 from gangline.engines.chat_replies import ModelCard, ModelList, decode
 
 __all__ = ["EngineHttp"]
@@ -65,8 +66,8 @@ class EngineHttp:
 
     @asynccontextmanager
     async def request(self, method: str, path: str, body: bytes | None) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Raises: EngineUnavailable when nobody answers or the line breaks, EngineMalformed for malformed HTTP, and the
-        error of `refusal` for a status."""
+        """Raises: EngineUnavailable when nobody answers or the line breaks, EngineMalformed for malformed HTTP, TooManyFiles,
+        and the error of `refusal` for a status."""
         try:
             data, headers = (body, None) if body is None or len(body) <= _PIECE_BYTES else _in_pieces(body)
             async with self._opened().request(
@@ -79,6 +80,8 @@ class EngineHttp:
             why = f"engine {self.url} answered {method} {path} with malformed HTTP: {error.message}"
             raise EngineMalformed(why) from error
         except (aiohttp.ClientError, ValueError, TimeoutError, OSError) as error:
+            if (no_files := out_of_files(error)) is not None:  # of this process: no fault of the engine's
+                raise no_files from error
             why = str(error) or type(error).__name__
             raise EngineUnavailable(f"engine {self.url} did not answer {method} {path}: {why}") from error
 

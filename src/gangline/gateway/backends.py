@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from gangline import plugins
 from gangline.domain.conversation import Message, Text
-from gangline.domain.errors import Conflict, EngineError, EngineUnavailable, GanglineError, NotFound
+from gangline.domain.errors import Conflict, EngineError, EngineUnavailable, GanglineError, NotFound, TooManyFiles
 from gangline.engines.contract import Engine, EngineCapabilities
 from gangline.engines.weights import engine_weights
 from gangline.gateway.backends_engine import PooledEngine
@@ -280,6 +280,8 @@ class BackendPool:
             await backend.engine.check_health(self._check_timeout_s)
             if backend.state == "unhealthy":
                 await self._welcome_back(backend)
+        except TooManyFiles:
+            return  # this node's fault: the backend may be as it was
         except GanglineError as error:
             backend.num_failures += 1
             if backend.state == "unhealthy" or backend.num_failures >= self._max_failures:

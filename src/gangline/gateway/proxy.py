@@ -32,6 +32,7 @@ from gangline.domain.errors import (
     UnsupportedMediaType,
     UpgradeRefused,
 )
+from gangline.domain.open_files import out_of_files
 from gangline.engines.contract import EngineCapabilities
 from gangline.gateway.answered import AnsweredCall
 from gangline.gateway.call_limits import BytesInFlight, CallLimits, TakenBytes, too_many_bytes
@@ -133,12 +134,14 @@ class Proxy:
         try:
             return await self._dispatch(request, match, path)
         except GanglineError as error:
-            known = error
+            known = out_of_files(error) or error
         except (web.HTTPException, ClientConnectionResetError):
             raise
         except Exception as error:  # the boundary: a client must be told in a shape that it understands
-            _log.exception("proxy.internal_error path=%s", request.path)
-            known = NodeError(f"{type(error).__name__}: {error}")
+            known = out_of_files(error)
+            if known is None:
+                _log.exception("proxy.internal_error path=%s", request.path)
+                known = NodeError(f"{type(error).__name__}: {error}")
         self._on_error(known)
         _log.info("call.refused path=%.200s code=%s message=%s", request.path, known.code, known)
         return _shaped(match.dialect, known)
@@ -232,6 +235,7 @@ class Proxy:
         except GanglineError as error:
             if not response.prepared:
                 raise
+            error = out_of_files(error) or error
             self._on_error(error)
             if writer.error_stands_alone:
                 await asyncio.sleep(_APART_S)
