@@ -165,6 +165,12 @@ class FakeSglang:
                 "output_token_logprobs": [["x"]] if self.odd_logprobs else pairs,
                 "weight_version": self.weight_version,
             } | ({"weight_versions": self.spans} if self.spans is not None else {})
+        if body.get("logprobs"):
+            texts = [self.tokenizer.decode([token]) if 0 <= token < self.tokenizer.num_ids else "" for token in ids]
+            shown = [
+                {"token": text, "bytes": list(text.encode()), "logprob": -0.25, "top_logprobs": []} for text in texts
+            ]
+            choice["logprobs"] = {"content": shown}
         return choice
 
 

@@ -102,3 +102,5 @@ async def test_the_task_runs_and_its_callback_brings_the_trace_and_the_reward(
     (trace,) = result["trajectory"]["traces"]
     assert trace["prompt_messages"] == [{"role": "user", "content": task["instruction"]}]
     assert trace["reward"] == reward
+    assert "".join(entry["token"] for entry in trace["response_logprobs"]) == "I fixed it<|im_end|>"
+    assert [entry["token_id"] for entry in trace["response_logprobs"]] == trace["response_ids"]

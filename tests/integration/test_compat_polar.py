@@ -96,6 +96,7 @@ def trajectory_of(session_id: str, task_id: str) -> Trajectory:
         loss_mask=token_ids([1, 1, 0]).astype("int8"),
         response_logprobs=logprobs([-0.25, -0.5, 0.0]),
         response_versions=token_ids([3, 3, -1]),
+        response_texts=("The", " patch", None),
         spans=(),
         prompt_messages=(),
         response_messages=(),
@@ -137,7 +138,7 @@ async def test_a_trainer_submits_polls_partial_results_and_ends_with_traces_as_p
     trace = final["results"][0]["trajectory"]["traces"][0]
     assert set(trace) == TRACE_FIELDS
     assert (trace["response_ids"], trace["loss_mask"], trace["reward"]) == ([785, 10042, 151645], [1, 1, 0], 1.0)
-    assert trace["response_logprobs"][1] == {"token_id": 10042, "logprob": -0.5}
+    assert trace["response_logprobs"][1] == {"token": " patch", "token_id": 10042, "logprob": -0.5}
     about = trace["metadata"]
     assert (about["session_id"], about["builder"], about["harness"]) == (
         leases[0].session_id,
@@ -251,8 +252,12 @@ async def test_traces_have_the_printed_fields(trainer: Trainer, client: ServerCl
     (trace,) = task["results"][0]["trajectory"]["traces"]
     assert set(trace) == printed == TRACE_FIELDS
     assert about <= set(trace["metadata"])
-    assert {"token_id", "logprob"} <= set(re.findall(r'^      "(\w+)":', text, re.MULTILINE))
-    assert all({"token_id", "logprob"} <= set(entry) for entry in trace["response_logprobs"])
+    entries = [json.loads(entry) for entry in re.findall(r'^    (\{\n(?:      .+\n)+    \})', text, re.MULTILINE)]
+    assert [list(entry) for entry in entries] == [["token", "token_id", "logprob"]] * 2 + [["token_id", "logprob"]]
+    assert [(entry.get("token"), entry["token_id"]) for entry in entries] == [
+        (entry.get("token"), entry["token_id"]) for entry in trace["response_logprobs"]
+    ]
+    assert [list(entry) for entry in trace["response_logprobs"]] == [list(entry) for entry in entries]
 
 
 async def test_every_printed_route_is_served(client: ServerClient):

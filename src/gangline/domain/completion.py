@@ -149,6 +149,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     sampled_ids: TokenIds
     logprobs: Logprobs
     """[len(sampled_ids)]"""
+    sampled_texts: tuple[str, ...] = ()
+    """[len(sampled_ids)], as the engine reports them; empty unless `capture.token_texts` asks for them."""
     messages_shared: int
     new_messages: tuple[Message, ...]
     response: Message

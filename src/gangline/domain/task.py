@@ -264,6 +264,10 @@ class CaptureSpec(_Spec):
     they match does not make a call another conversation: the engine is sent what the conversation's first call had
     there, and what the client sent is kept in the record."""
 
+    token_texts: bool = False
+    """Keep the text of each sampled token beside its id, as the engine reports it: a part of a character is U+FFFD.
+    Tasks in Polar's format have it on."""
+
     @field_validator("volatile_system_text")
     @classmethod
     def _are_expressions(cls, rules: tuple[str, ...] | None) -> tuple[str, ...] | None:

@@ -59,6 +59,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """0.0 where masked."""
     response_versions: Versions
     """Policy version that sampled the token; -1 where masked."""
+    response_texts: tuple[str | None, ...] = ()
+    """Text of each sampled token, None where no token was sampled; empty unless `capture.token_texts` asks for them."""
     spans: tuple[TurnSpan, ...]
     prompt_messages: tuple[Message, ...]
     response_messages: tuple[Message, ...]

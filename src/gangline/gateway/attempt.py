@@ -330,6 +330,7 @@ class Attempt:
             thinking=task.capture.thinking,
             tier=task.capture.tier,
             volatile_system_text=task.capture.volatile_system_text,
+            token_texts=task.capture.token_texts,
             completions=completions,
             gate=parts.gate,
             sampling=[policy for policy in (task.capture.sampling, parts.sampling) if policy is not None],

@@ -70,11 +70,13 @@ class CallInFlight:
         wished: SamplingParams | None = None,
         retry_key: str | None = None,
         known: Digests = unknown,
+        with_texts: bool = False,
     ) -> None:
         """
         wished: what the harness asked for, where a seed or a sampling policy made something else of it.
         retry_key: what a retry is known by, should it come in another life of the node; None where it cannot be.
         known: see `PlaceIndex.place`.
+        with_texts: keep the texts of sampled tokens.
         """
         self.call = call
         self.record_key = secrets.token_hex(8)
@@ -90,6 +92,7 @@ class CallInFlight:
         self._wished = wished
         self._retry_key = retry_key
         self._known = known
+        self._with_texts = with_texts
         self._gathered = ReplyAccumulator()
         self._stamps = VersionStamps(gate)
         self._sent_ids: TokenIds | None = None
@@ -237,7 +240,9 @@ class CallInFlight:
     # -- sampling ------------------------------------------------------------------------------------------------
 
     async def _sample(self, capabilities: EngineCapabilities) -> EngineReply:
-        request = EngineRequest(call=self.call, prompt_ids=self._sent_ids)
+        asks_for_texts = self._with_texts and self.call.num_top_logprobs is None
+        call = msgspec.structs.replace(self.call, num_top_logprobs=0) if asks_for_texts else self.call
+        request = EngineRequest(call=call, prompt_ids=self._sent_ids)
         self._stamps.begin()
         if not (self.call.stream and capabilities.streams_ids):
             answer = await self._engine.chat(request)
@@ -265,6 +270,8 @@ class CallInFlight:
             self._num_prompt_tokens = answer.usage.num_prompt_tokens
 
     def _show(self, delta: ReplyDelta) -> None:
+        if delta.logprobs and self.call.num_top_logprobs is None:  # the record alone wants them
+            delta = msgspec.structs.replace(delta, logprobs=())
         if delta.tool_calls:
             pieces = tuple(self._own_call_id(delta.choice_index, piece) for piece in delta.tool_calls)
             delta = msgspec.structs.replace(delta, tool_calls=pieces)
@@ -384,6 +391,7 @@ class CallInFlight:
                 finished_at=finished_at,
                 aborted=aborted,
                 metadata=metadata,
+                with_texts=self._with_texts,
             )
             for choice in choices
         ]

@@ -64,9 +64,11 @@ def completion_of(
     finished_at: float,
     aborted: str | None = None,
     metadata: dict[str, Any] | None = None,
+    with_texts: bool = False,
 ) -> Completion:
     """The record of one choice, without its id. `choice.message` has its final tool-call ids.
 
+    with_texts: keep the texts of the sampled ids, where there is one for each.
     aborted: why the call was cut off; None for a call that was answered whole.
     """
     ids = token_ids() if choice.sampled_ids is None else choice.sampled_ids
@@ -86,6 +88,7 @@ def completion_of(
         prompt_suffix_ids=prompt.suffix_ids,
         sampled_ids=ids,
         logprobs=_aligned(choice.logprobs, len(ids)),
+        sampled_texts=_texts(choice, len(ids)) if with_texts else (),
         messages_shared=place.num_shared if follows else 0,
         new_messages=place.new_messages if follows else call.messages,
         response=choice.message,
@@ -162,6 +165,11 @@ def _outside(choice: EngineChoice, prompt: Prompt, num_ids: int | None) -> str |
             at = int(np.argmax(wrong))
             return f"{kind} token {at} is {int(ids[at])}, which is outside of the vocabulary"
     return None
+
+
+def _texts(choice: EngineChoice, length: int) -> tuple[str, ...]:
+    texts = tuple(entry.token for entry in choice.token_logprobs)
+    return texts if len(texts) == length else ()
 
 
 def _aligned(values: Logprobs | None, length: int) -> Logprobs:

@@ -69,6 +69,7 @@ class ModelSession:
         retry_window_s: float = 600.0,
         retry_grace_s: float = 5.0,
         volatile_system_text: Sequence[str] | None = None,
+        token_texts: bool = False,
     ) -> None:
         """
         key: the session's key, or its digest where nobody here knows the key any more.
@@ -77,7 +78,7 @@ class ModelSession:
         sampling: the operator's policies over what the harness wishes, the last one last.
         seed: what each call's own is made from, see `CaptureSpec`; None leaves them to the harness.
         retry_grace_s: how long a call whose client vanished before anything was sent waits for a retry.
-        volatile_system_text: see `CaptureSpec`.
+        volatile_system_text, token_texts: see `CaptureSpec`.
         """
         self.session_id = session_id
         self.attempt = attempt
@@ -102,6 +103,7 @@ class ModelSession:
         """How long the gate has held this session: budgets stand still meanwhile."""
         self._sampling = tuple(sampling)
         self._seed = seed
+        self._token_texts = token_texts
         ledger = self._ledger  # nothing that the session holds holds the session: one that is over is freed at once
         self._retries = Retries(
             lambda flight: ledger.is_continued(flight.record_key),
@@ -158,6 +160,7 @@ class ModelSession:
             wished=wished,
             retry_key=retry_key,
             known=known,
+            with_texts=self._token_texts,
         )
         self._in_flight[flight] = number
         flight.start(self._ended)
@@ -184,6 +187,7 @@ class ModelSession:
             gate=self._gate,
             meter=self.meter,
             wished=None if used == wished else wished,
+            with_texts=self._token_texts,
         )
         self._in_flight[flight] = number
         flight.start(self._ended)

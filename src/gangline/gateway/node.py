@@ -357,6 +357,7 @@ async def _external_sessions(stack: AsyncExitStack, folder: Path, parts: NodePar
             thinking=capture.thinking,
             tier=capture.tier,
             volatile_system_text=capture.volatile_system_text,
+            token_texts=capture.token_texts,
             gate=parts.gate,
             sampling=[policy for policy in (capture.sampling, parts.sampling) if policy is not None],
             seed=capture.session_seed(0),

@@ -81,10 +81,15 @@ class TokenCall:
         gate: Gate,
         meter: GateMeter,
         wished: SamplingParams | None = None,
+        with_texts: bool = False,
     ) -> None:
-        """`wished`: what the agent asked for, where a seed or a sampling policy made something else of it."""
+        """
+        wished: what the agent asked for, where a seed or a sampling policy made something else of it.
+        with_texts: keep the texts of sampled tokens.
+        """
         self.request = request
         self._wished = wished
+        self._with_texts = with_texts
         self._gate = gate
         self._meter = meter
         self._stamps = VersionStamps(gate)
@@ -169,7 +174,9 @@ class TokenCall:
         return ModelCall(dialect=_DIALECT, model=model, messages=(), sampling=request.sampling, stream=request.stream)
 
     async def _sample(self) -> EngineReply:
-        call = msgspec.structs.replace(self._model_call(), messages=_STAND_IN)
+        call = msgspec.structs.replace(
+            self._model_call(), messages=_STAND_IN, num_top_logprobs=0 if self._with_texts else None
+        )
         request = EngineRequest(call=call, prompt_ids=self.request.prompt_ids)
         assert self._capabilities is not None
         self._stamps.begin()
@@ -241,6 +248,7 @@ class TokenCall:
             finished_at=self._clock(),
             aborted=aborted,
             metadata={} if self._wished is None else {"sampling_wished": msgspec.to_builtins(self._wished)},
+            with_texts=self._with_texts,
         )
 
     @staticmethod

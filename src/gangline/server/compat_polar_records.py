@@ -18,7 +18,8 @@ from gangline.trajectories.shared_prefixes import with_whole_prompts
 __all__ = ["LogprobForm", "chat_tools", "polar_result", "polar_session_status", "polar_task_status"]
 
 LogprobForm = Literal["objects", "floats"]
-"""`response_logprobs` as the paper has it, `{"token_id", "logprob"}` each, or as numbers, as its later code has it."""
+"""`response_logprobs` as the paper has it, `{"token", "token_id", "logprob"}` for a sampled token and no `token` for
+others; or as numbers, as its later code has it."""
 
 _STATUSES: dict[Outcome, str] = {
     "completed": "COMPLETED",
@@ -78,7 +79,11 @@ def _timing(result: SessionResult) -> dict[str, float]:
 
 def _trace(trace: Trace, reward: float | None, about: Mapping[str, Any], form: LogprobForm) -> dict[str, Any]:
     ids, logprobs = trace.response_ids.tolist(), trace.response_logprobs.tolist()
-    pairs = [{"token_id": token, "logprob": logprob} for token, logprob in zip(ids, logprobs, strict=True)]
+    texts = trace.response_texts or (None,) * len(ids)
+    pairs = [
+        ({} if text is None else {"token": text}) | {"token_id": token, "logprob": logprob}
+        for text, token, logprob in zip(texts, ids, logprobs, strict=True)
+    ]
     return {
         "prompt_ids": trace.prompt_ids.tolist(),
         "response_ids": ids,

@@ -33,6 +33,8 @@ def task_from_polar(payload: Any) -> TaskRequest:
         return TaskRequest.model_validate(payload)
     task = _given(cast("dict[str, Any]", payload))
     _share_deadline(task)
+    if isinstance(capture := task.setdefault("capture", {}), dict):
+        task["capture"] = {"token_texts": True} | cast("dict[str, Any]", capture)  # A.4 prints them
     if isinstance(runtime := task.get("runtime"), dict):
         task["runtime"] = _runtime(cast("dict[str, Any]", runtime), task.get("timeout_seconds"))
     if isinstance(agent := task.get("agent"), dict):

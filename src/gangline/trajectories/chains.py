@@ -248,6 +248,7 @@ def _make_trace(
     loss_mask: LossMask = np.zeros(len(response_ids), np.int8)
     logprobs = np.zeros(len(response_ids), np.float32)
     versions: Versions = np.full(len(response_ids), -1, np.int32)
+    texts: list[str | None] = [None] * len(response_ids)
     spans: list[TurnSpan] = []
     splices: list[Splice] = []
     at = 0
@@ -259,6 +260,8 @@ def _make_trace(
             loss_mask[start:end] = 1
             logprobs[start:end] = completion.logprobs
             _write_versions(versions[start:end], completion.certificate)
+        if completion.sampled_texts:
+            texts[start:end] = completion.sampled_texts
         if turn.spliced:
             splices.append(Splice(completion.completion_id, at, completion.certificate.cause or "unknown"))
         spans.append(TurnSpan(completion.completion_id, start, end, role_of[completion.completion_id].role))
@@ -271,6 +274,7 @@ def _make_trace(
         loss_mask=loss_mask,
         response_logprobs=logprobs,
         response_versions=versions,
+        response_texts=tuple(texts) if any(turn.completion.sampled_texts for turn in turns) else (),
         spans=tuple(spans),
         prompt_messages=tree.messages(first),
         response_messages=_response_messages(turns),
