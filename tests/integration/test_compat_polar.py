@@ -16,11 +16,12 @@ from aiohttp import web
 
 from gangline import plugins
 from gangline.client import ServerClient
-from gangline.domain.task import TaskRequest
+from gangline.domain.task import AgentSpec, RuntimeSpec, TaskRequest
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.domain.trajectory import Trace, Trajectory
 from gangline.evaluators.swe_bench import SweBenchConfig
 from gangline.listening import listening
+from gangline.server.compat_polar_tasks import needs_of_ours, task_from_polar
 from gangline.server.run import serving
 from papers import filled, listing
 from service import FakeNode
@@ -252,7 +253,7 @@ async def test_traces_have_the_printed_fields(trainer: Trainer, client: ServerCl
     (trace,) = task["results"][0]["trajectory"]["traces"]
     assert set(trace) == printed == TRACE_FIELDS
     assert about <= set(trace["metadata"])
-    entries = [json.loads(entry) for entry in re.findall(r'^    (\{\n(?:      .+\n)+    \})', text, re.MULTILINE)]
+    entries = [json.loads(entry) for entry in re.findall(r"^    (\{\n(?:      .+\n)+    \})", text, re.MULTILINE)]
     assert [list(entry) for entry in entries] == [["token", "token_id", "logprob"]] * 2 + [["token_id", "logprob"]]
     assert [(entry.get("token"), entry["token_id"]) for entry in entries] == [
         (entry.get("token"), entry["token_id"]) for entry in trace["response_logprobs"]
@@ -382,6 +383,53 @@ async def test_a_gateway_that_registers_is_given_work_and_calls_back(trainer: Tr
     (trace,) = task["results"][0]["trajectory"]["traces"]
     assert (trace["response_ids"], trace["reward"]) == ([2, 3], 0.75)
     assert trace["prompt_messages"] == [{"role": "user", "content": "hi"}]
+
+
+ONLY_OURS: list[tuple[dict[str, Any], str]] = [
+    ({"capture": {"seed": 7}}, "capture.seed"),
+    ({"agent": PAYLOAD["agent"] | {"max_turns": 3}}, "agent.max_turns"),
+    ({"agent": {"harness": "terminus"}}, "agent.harness"),
+    ({"runtime": PAYLOAD["runtime"] | {"backend": "sandbox", "image": None}}, "runtime.backend"),
+    ({"runtime": PAYLOAD["runtime"] | {"limits": {"disk_bytes": 5}}}, "runtime.limits.disk_bytes"),
+    ({"runtime": PAYLOAD["runtime"] | {"network": "none"}}, "runtime.network"),
+    ({"builder": {"strategy": "tree"}}, "builder.strategy"),
+    ({"evaluator": PAYLOAD["evaluator"] | {"on_failure": 0.0}}, "evaluator.on_failure"),
+]
+
+
+@pytest.mark.parametrize(("change", "field"), ONLY_OURS, ids=[field for _, field in ONLY_OURS])
+def test_what_the_paper_has_no_words_for_needs_a_node_of_ours(change: dict[str, Any], field: str):
+    assert needs_of_ours(task_from_polar(PAYLOAD | change)) == (field,)
+
+
+def test_what_the_paper_has_words_for_needs_none():
+    runtime = PAYLOAD["runtime"] | {"memory_mb": 2, "cpus": 3, "allow_internet": False, "env": {"A": "1"}}
+    servers = [{"name": "files", "command": "mcp-files", "args": ["--root", "."], "env": {"A": "1"}}]
+    agent = PAYLOAD["agent"] | {"mcp_servers": servers}
+    builder = {"strategy": "per_request", "config": {"roles": ["main"]}}
+    for task in (PAYLOAD, PAYLOAD | {"runtime": runtime, "agent": agent, "builder": builder, "evaluator": None}):
+        assert needs_of_ours(task_from_polar(task)) == ()
+    bare = TaskRequest(instruction="x", runtime=RuntimeSpec(backend="docker"), agent=AgentSpec(harness="pi"))
+    assert needs_of_ours(bare) == ()
+
+
+async def test_a_gateway_is_not_given_what_only_nodes_of_ours_run_and_the_task_says_so(
+    trainer: Trainer, client: ServerClient
+):
+    gateway = Gateway()
+    async with gateway.registered(trainer):
+        seeded = PAYLOAD | {"task_id": "ours", "num_samples": 1, "capture": {"seed": 7}, "priority": 5}
+        assert (await trainer.post("/rollout/task/submit", seeded))[0] == 200
+        async with asyncio.timeout(30):
+            async for event in client.events(after=0, task_id="ours"):
+                if event.kind == "task.passed_over":
+                    break
+        assert event.data == {"needs": "capture.seed"}
+        await trainer.post("/rollout/task/submit", PAYLOAD | {"num_samples": 1})
+        assert (await gateway.next())["task_id"] == "polar-swegym-0-0"  # it was behind the other one
+        (lease,) = await FakeNode(client).lease()
+        assert (lease.task_id, lease.attempt) == ("ours", 1)
+        assert gateway.created.empty()
 
 
 async def test_a_session_that_a_gateway_refuses_fails_with_its_reason(trainer: Trainer, client: ServerClient):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,8 +22,10 @@ import aiohttp
 from gangline.domain.errors import Failure, LeaseLost, NodeIdTaken, StoreError
 from gangline.domain.lifecycle import Stage
 from gangline.domain.session import Heartbeat, Lease, SessionResult
+from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import encode_msgpack
-from gangline.server.compat_polar_tasks import session_for_gateway
+from gangline.server.compat_polar_tasks import needs_of_ours, session_for_gateway
+from gangline.server.live_nodes import live_nodes
 from gangline.server.service import WORK, RolloutService
 
 __all__ = ["PolarDispatch"]
@@ -34,6 +37,17 @@ _REST_S = 10.0
 _TIMEOUT_S = 10.0
 _MISSED_BEATS = 3
 _MAX_SAID_CHARS = 500
+_MAX_TASKS = 500
+"""Looked at for one lease; there are never as many places."""
+
+
+def _judged(requests: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:
+    """Of those whose request is there; see `needs_of_ours`."""
+    return {
+        task_id: needs_of_ours(TaskRequest.model_validate_json(body))
+        for task_id, body in requests.items()
+        if body is not None
+    }
 
 
 @dataclass(eq=False)
@@ -55,6 +69,10 @@ class PolarDispatch:
         self._service = service
         self._headers = {} if control_token is None else {"Authorization": f"Bearer {control_token}"}
         self._gateways: dict[str, _Gateway] = {}
+        self._needs: dict[str, tuple[str, ...]] = {}
+        """Queued task -> the fields by which only a node of ours can run it."""
+        self._passed_over: set[str] = set()
+        """Tasks whose submitter was told that."""
 
     def heard(self, node_id: str, url: str, *, slots: int, interval_s: float) -> None:
         """A gateway registered, or beat."""
@@ -95,12 +113,31 @@ class PolarDispatch:
             free = gateway.slots - len(sent)
             if free <= 0 or time.monotonic() < gateway.rests_until:
                 return
-            leases = await self._service.lease(gateway.node_id, gateway.url, free, 0.0)
+            suited = await self._suited_tasks()
+            leases = await self._service.lease(gateway.node_id, gateway.url, free, 0.0, task_ids=suited)
             await asyncio.gather(*(self._send(http, gateway, sent, lease, callback_url) for lease in leases))
         except StoreError as error:
             log.error("polar.store_failed node=%s message=%s", gateway.node_id, error)
         except NodeIdTaken as error:
             log.error("polar.id_taken node=%s message=%s", gateway.node_id, error)
+
+    async def _suited_tasks(self) -> list[str]:
+        """Queued tasks that a gateway can run, from the head of the queue. Submitters of others are told, if no node of
+        ours is there.
+
+        Raises: StoreError.
+        """
+        store = self._service.store
+        queued = await store.query(store.queued_requests, tuple(self._needs))
+        found = await asyncio.to_thread(_judged, queued)
+        self._needs = {task_id: found[task_id] if task_id in found else self._needs[task_id] for task_id in queued}
+        self._passed_over.intersection_update(queued)
+        ours = [task_id for task_id, needs in self._needs.items() if needs and task_id not in self._passed_over]
+        if ours and not await live_nodes(self._service):
+            self._passed_over.update(ours)
+            for task_id in ours:
+                await store.run(store.passed_over, task_id, self._needs[task_id])
+        return [task_id for task_id, needs in self._needs.items() if not needs][:_MAX_TASKS]
 
     async def _sent(self, gateway: _Gateway) -> dict[str, int]:
         if gateway.sent is None:

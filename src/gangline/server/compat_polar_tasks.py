@@ -12,12 +12,17 @@ from typing import Any, cast
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.session import Lease
-from gangline.domain.task import TaskRequest
+from gangline.domain.task import LimitsSpec, TaskRequest
 from gangline.evaluators.swe_bench_rows import TEST_TIMEOUT_S
 
-__all__ = ["session_for_gateway", "task_from_polar"]
+__all__ = ["needs_of_ours", "session_for_gateway", "task_from_polar"]
 
 _NETWORKS = {"host": "full", "bridge": "full", None: "proxy"}
+_BACKENDS = ("docker", "apptainer")
+_HARNESSES = ("shell", "claude_code", "codex", "gemini_cli", "qwen_code", "opencode", "pi")
+_BUILDERS = ("per_request", "prefix_merging")
+_GATEWAY_EVALUATORS = ("session_completed", "test_on_output", "swe_bench")
+"""What the paper names (3.2, 3.5)."""
 _EVALUATORS = {"swebench_harness": "swe_bench"}
 _HTTP_TRANSPORTS = ("http", "streamable-http", "streamable_http")
 _GRADING_MARGIN_S = 60.0
@@ -130,10 +135,55 @@ def _evaluator(given: Mapping[str, Any]) -> dict[str, Any]:
     return evaluator
 
 
+def needs_of_ours(task: TaskRequest) -> tuple[str, ...]:
+    """Fields of a task by which only a node of ours can run it; empty where a gateway of Polar's can.
+
+    A gateway says nothing of what it runs. So it is given what the paper has words for: what is the same task again
+    when it was put into them and read back.
+    """
+    names = {
+        "runtime.backend": (task.runtime.backend, _BACKENDS),
+        "agent.harness": (task.agent.harness, _HARNESSES),
+        "builder.strategy": (task.builder.strategy, _BUILDERS),
+        "evaluator.strategy": (task.evaluator.strategy, _GATEWAY_EVALUATORS),
+    }
+    if task.evaluator.strategy == "swe_bench" and "instance" not in task.evaluator.config:
+        return ("evaluator.config",)
+    if ours := tuple(field for field, (name, known) in names.items() if name not in known):
+        return ours
+    fields = task.model_dump(mode="json")
+    again = task_from_polar(_words(fields)).model_dump(mode="json")
+    for spec in (fields, again):
+        spec["capture"].pop("token_texts")  # A.4 has them always
+    # Limits that Gangline itself enforces, on turns and tokens, are sent along but mean nothing there.
+    limits = [f"agent.{name}" for name in ("max_turns", "max_sampled_tokens") if fields["agent"][name] is not None]
+    parts = ("runtime", "agent", "capture", "builder", "evaluator")
+    return (*limits, *(name for part in parts for name in _differences(part, fields[part], again[part])))
+
+
+def _differences(where: str, one: Any, other: Any) -> list[str]:
+    """Names of the fields in which two JSON values differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        fields, others = cast("dict[str, Any]", one), cast("dict[str, Any]", other)
+        pairs = {name: (fields.get(name), others.get(name)) for name in (*fields, *others)}
+        return [found for name, pair in pairs.items() for found in _differences(f"{where}.{name}", *pair)]
+    return [] if one == other else [where]
+
+
 def session_for_gateway(lease: Lease, callback_url: str) -> dict[str, Any]:
     """What a gateway needs to run a session, by 3.1: ids, budget, specifications, evaluator, callback."""
-    task = lease.task
+    ids = {"session_id": lease.session_id, "task_id": lease.task_id, "sample_index": lease.sample_index}
+    return ids | _words(lease.task) | {"callback_url": callback_url}
+
+
+def _words(task: Mapping[str, Any]) -> dict[str, Any]:
+    """A `TaskRequest`, as JSON data, in the words of A.3: what one session of it is."""
     runtime = _set({name: task["runtime"].get(name) for name in _RUNTIME_FIELDS})
+    limits, usual = task["runtime"].get("limits", {}), LimitsSpec()
+    if (cpus := limits.get("cpus", usual.cpus)) != usual.cpus:
+        runtime["cpus"] = cpus
+    if (memory := limits.get("memory_bytes", usual.memory_bytes)) != usual.memory_bytes and memory is not None:
+        runtime["memory_mb"] = memory / _MEBIBYTE
     network = runtime.pop("network", "proxy")
     agent = _set(task["agent"])
     if servers := agent.pop("mcp_servers", None):
@@ -144,16 +194,12 @@ def session_for_gateway(lease: Lease, callback_url: str) -> dict[str, Any]:
         evaluator["strategy"] = "swebench_harness"
     strategy = builder.pop("strategy", "prefix_merging")
     return {
-        "session_id": lease.session_id,
-        "task_id": lease.task_id,
-        "sample_index": lease.sample_index,
         "instruction": task["instruction"],
         "timeout_seconds": task.get("timeout_seconds"),
         "runtime": runtime | ({"network": "host"} if network == "full" else {}),
         "agent": agent,
         "builder": {"strategy": strategy} | ({"config": builder} if builder else {}),
         "evaluator": _given(evaluator),
-        "callback_url": callback_url,
         "metadata": task.get("metadata", {}),
     }
 

@@ -203,15 +203,25 @@ class RolloutService:
 
     # The node's side.
 
-    async def lease(self, node_id: str, url: str, max_sessions: int, wait_s: float, identity: str = "") -> list[Lease]:
+    async def lease(
+        self,
+        node_id: str,
+        url: str,
+        max_sessions: int,
+        wait_s: float,
+        identity: str = "",
+        task_ids: Sequence[str] | None = None,
+    ) -> list[Lease]:
         """Sessions for a node: at once when some are queued, else when some come, else none after `wait_s`.
+
+        task_ids: of these tasks alone.
 
         Raises: NodeIdTaken.
         """
         deadline = self._monotonic() + wait_s
         with self.bells.listen(WORK) as listener:
             while True:
-                leases = await self.store.run(self.store.lease, node_id, url, max_sessions, identity)
+                leases = await self.store.run(self.store.lease, node_id, url, max_sessions, identity, task_ids)
                 left_s = deadline - self._monotonic()
                 if leases or left_s <= 0 or self.stopping:
                     return leases

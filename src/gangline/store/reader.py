@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -30,11 +30,14 @@ from gangline.store import retention
 from gangline.store.database import Database
 from gangline.store.results import Results
 from gangline.store.rows import queue
-from gangline.store.schema import LEASED, QUEUED, WAITING, events, nodes, outbox, sessions, tasks
+from gangline.store.schema import IN_QUEUE, LEASED, QUEUED, WAITING, events, nodes, outbox, sessions, tasks
 
 __all__ = ["TaskReader", "result_of", "session_view"]
 
 T = TypeVar("T")
+
+_MANY = 500
+"""Ids in one statement."""
 
 _LEASED_STAGE: sa.ColumnElement[str] = sa.literal_column("'leased'")
 _SUMMARY_NAMES = [name for name in TaskSummary.__struct_fields__ if name in tasks.c]
@@ -160,6 +163,19 @@ class TaskReader:
                 num_waiting=_count(conn, sessions, WAITING),
                 result_bytes=int(conn.scalar(sa.select(sa.func.sum(tasks.c.result_bytes))) or 0),
             )
+
+    def queued_requests(self, known: Collection[str]) -> dict[str, str | None]:
+        """Tasks with sessions that may be leased, from the queue's head: id -> request as JSON, None of `known`."""
+        bodies = sa.select(tasks.c.task_id, tasks.c.body)
+        head = sa.func.max(sessions.c.priority).desc(), sa.func.min(sessions.c.turn), sa.func.min(sessions.c.position)
+        queued = sa.select(sessions.c.task_id).where(IN_QUEUE).group_by(sessions.c.task_id).order_by(*head)
+        with self.database.reading() as conn:
+            found: dict[str, str | None] = dict.fromkeys(conn.execute(queued).scalars())
+            unknown = [task_id for task_id in found if task_id not in known]
+            for start in range(0, len(unknown), _MANY):
+                some = tasks.c.task_id.in_(unknown[start : start + _MANY])
+                found |= {row.task_id: row.body for row in conn.execute(bodies.where(some))}
+        return found
 
     def forgettable(self, keep: retention.Keep, limit: int) -> list[str]:
         """Tasks beyond what is to be kept; the oldest, at most `limit`."""

@@ -110,9 +110,13 @@ def queue(*columns: Any) -> sa.Select[*tuple[Any, ...]]:
 _HEAD = queue(sessions).limit(sa.bindparam("many", type_=sa.Integer)).with_for_update(skip_locked=True)
 
 
-def queued_rows(unit: Unit, limit: int) -> Sequence[sa.RowMapping]:
-    """The head of the queue, without those that another transaction is taking."""
-    return unit.conn.execute(_HEAD, {"many": limit}).mappings().all()
+def queued_rows(unit: Unit, limit: int, task_ids: Sequence[str] | None = None) -> Sequence[sa.RowMapping]:
+    """The head of the queue, without those that another transaction is taking.
+
+    task_ids: sessions of these tasks alone; None is all.
+    """
+    head = _HEAD if task_ids is None else _HEAD.where(sessions.c.task_id.in_(task_ids))
+    return unit.conn.execute(head, {"many": limit}).mappings().all()
 
 
 def rows_named(unit: Unit, session_ids: Sequence[str]) -> list[sa.RowMapping]:

@@ -151,10 +151,12 @@ class TaskStore(TaskReader):
     # From a node's side.
 
     @repeated
-    def lease(self, node_id: str, url: str, max_sessions: int, identity: str = "") -> list[Lease]:
+    def lease(
+        self, node_id: str, url: str, max_sessions: int, identity: str = "", task_ids: Sequence[str] | None = None
+    ) -> list[Lease]:
         """Claim up to `max_sessions` sessions for a node: by priority, then turn by turn between submitters.
 
-        identity: see `Heartbeat`. Raises: NodeIdTaken.
+        identity: see `Heartbeat`. task_ids: sessions of these tasks alone. Raises: NodeIdTaken.
         """
         with self._unit() as unit:
             self._meet_node(unit, node_id, url=url, identity=identity)
@@ -162,11 +164,17 @@ class TaskStore(TaskReader):
             now, lease_s = unit.now, self.lease_s
             claimed = [
                 (row, standing.lease(standing_of(row), node_id=node_id, now=now, lease_s=lease_s))
-                for row in queued_rows(unit, max_sessions)
+                for row in queued_rows(unit, max_sessions, task_ids)
             ]
             write_standings(unit, claimed)
             remember_turns(unit, [row for row, _ in claimed])
             return _leases(unit, claimed, lease_s)
+
+    @repeated
+    def passed_over(self, task_id: str, needs: Sequence[str]) -> None:
+        """Note that the nodes that there are cannot run the task. `needs`: the fields that they do not serve."""
+        with self._unit() as unit:
+            unit.emit("task.passed_over", task_id, needs=", ".join(needs))
 
     @repeated
     def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:

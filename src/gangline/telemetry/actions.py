@@ -8,6 +8,7 @@ ACTIONS: dict[str, str] = {
     # The server's durable events, logged as they become so.
     "task.submitted": "A task was accepted.",
     "task.started": "The first session of a task was leased.",
+    "task.passed_over": "All nodes are gateways of Polar's, which do not serve fields that the task has.",
     "task.ended": "The last session of a task has ended.",
     "session.leased": "A session was given to a node (server), or taken by one (node).",
     "session.stage": "A node told that a session is in another stage.",
