@@ -7,12 +7,16 @@ import json
 import os
 import resource
 import subprocess
+from contextlib import suppress
 from pathlib import Path
+
+import pytest
 
 from cli_process import COMMAND, GIVE_UP_S, clean_environment
 from gangline.client import ServerClient
 from gangline.server.run import serving
 from gangline.testing.scripted_engine import scripted_server
+from requirements import need_command
 
 TOKEN = "gl-control-test"
 SPARE = 4
@@ -31,16 +35,30 @@ def leave_few_files(pid: int) -> tuple[int, int]:
     return before
 
 
-async def test_a_session_that_finds_no_file_to_open_goes_back_with_its_attempt(tmp_path: Path) -> None:
+def keeper_of(node_folder: Path) -> int:
+    """The process that keeps the sandboxes of the node with this folder."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (folder / "cmdline").read_bytes()
+            if b"keeper" in command and bytes(node_folder) in command:
+                return int(folder.name)
+    raise AssertionError("no keeper runs")
+
+
+@pytest.mark.parametrize("starved", ["node", "keeper"])
+async def test_a_session_that_finds_no_file_to_open_goes_back_with_its_attempt(tmp_path: Path, starved: str) -> None:
     agent = {"harness": "shell", "settings": {"command": "true"}}
-    task = {"instruction": "do it", "runtime": {"backend": "process"}, "agent": agent, "max_attempts": 1}
+    backend = "sandbox" if starved == "keeper" else "process"
+    if starved == "keeper":
+        need_command("bwrap", "apt-get install bubblewrap")
+    task = {"instruction": "do it", "runtime": {"backend": backend}, "agent": agent, "max_attempts": 1}
     async with (
         scripted_server({"default": {"text": "hi"}}) as engine,
         serving(data_dir=tmp_path / "server", control_token=TOKEN) as served,
         ServerClient(served.url, TOKEN) as server,
     ):
         where = ("--data", tmp_path / "node", "--server", served.url, "--engine", engine)
-        options = ("--adopt-grace", "0", "--breaker-pause", "0.2", "--json")
+        options = ("--adopt-grace", "60" if starved == "keeper" else "0", "--breaker-pause", "0.2", "--json")
         log = tmp_path / "node.log"
         with log.open("wb") as errors:
             node = subprocess.Popen(
@@ -52,14 +70,19 @@ async def test_a_session_that_finds_no_file_to_open_goes_back_with_its_attempt(t
         try:
             assert node.stdout is not None
             assert "node_url" in json.loads(await asyncio.to_thread(node.stdout.readline))
-            limits = leave_few_files(node.pid)
+            pid = node.pid
+            if starved == "keeper":  # it is started with the first sandbox
+                first = await server.submit(task)
+                assert (await server.wait(first.task_id, timeout_s=GIVE_UP_S)).outcomes == {"completed": 1}
+                pid = keeper_of(tmp_path / "node")
+            limits = leave_few_files(pid)
             submitted = await server.submit(task)
             async with asyncio.timeout(GIVE_UP_S):
                 async for event in server.events(after=0, task_id=submitted.task_id):
                     assert event.kind != "session.ended", event.data
                     if event.kind == "session.released":
                         break
-            resource.prlimit(node.pid, resource.RLIMIT_NOFILE, limits)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
             view = await server.wait(submitted.task_id, timeout_s=GIVE_UP_S)
             assert view.outcomes == {"completed": 1}
             assert view.sessions[0].attempt == 1
