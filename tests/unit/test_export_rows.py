@@ -76,6 +76,16 @@ def test_a_row_holds_all_that_its_trace_does() -> None:
 
 
 @pytest.mark.parametrize(
+    ("write", "read"), [(write_jsonl, read_jsonl), (write_msgpack, read_msgpack), (write_parquet, read_parquet)]
+)
+def test_texts_of_tokens_come_back_with_what_has_none(write, read, tmp_path: Path) -> None:
+    row = msgspec.structs.replace(rows_of(RESULT)[0], response_texts=("a", None, "", "\ufffd", "🙂"))
+    plain = msgspec.structs.replace(row, response_texts=())
+    write([row, plain], tmp_path / "rows")
+    assert [back.response_texts for back in read(tmp_path / "rows")] == [row.response_texts, ()]
+
+
+@pytest.mark.parametrize(
     ("write", "read", "most"),
     [(write_jsonl, read_jsonl, 2), (write_msgpack, read_msgpack, 2), (write_parquet, read_parquet, 8)],
 )

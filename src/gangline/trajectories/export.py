@@ -58,6 +58,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """0.0 where masked."""
     response_versions: Versions
     """-1 where masked, or unknown."""
+    response_texts: tuple[str | None, ...] = ()
+    """Of sampled tokens, None for others; empty unless `capture.token_texts` asks for them."""
     finish_reason: str
     untrainable: str | None
     role: TraceRole
@@ -96,6 +98,7 @@ def rows_of(result: SessionResult) -> list[Row]:
             loss_mask=trace.loss_mask,
             response_logprobs=trace.response_logprobs,
             response_versions=trace.response_versions,
+            response_texts=trace.response_texts,
             finish_reason=trace.finish_reason,
             untrainable=trace.untrainable,
             role=trace.role,

@@ -51,6 +51,7 @@ _STRUCTS: dict[str, Any] = {
     "splices": pa.struct([("completion_id", pa.string()), ("at", pa.int32()), ("cause", pa.string())]),
 }
 _STRUCT = {"shared_prefix": pa.struct([("trace_id", pa.string()), ("num_ids", pa.int32())])}
+_TEXTS = ("response_texts",)
 _NUMBERS = {"attempt": pa.int32(), "reward": pa.float64(), "session_reward": pa.float64()}
 
 
@@ -59,6 +60,8 @@ def _type(name: str) -> Any:
         return pa.list_(_ARRAYS[name])
     if name in _STRUCTS:
         return pa.list_(_STRUCTS[name])
+    if name in _TEXTS:
+        return pa.list_(pa.string())
     return _STRUCT.get(name) or _NUMBERS.get(name, pa.string())
 
 
