@@ -66,8 +66,8 @@ class EngineHttp:
 
     @asynccontextmanager
     async def request(self, method: str, path: str, body: bytes | None) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Raises: EngineUnavailable when nobody answers or the line breaks, EngineMalformed for malformed HTTP, TooManyFiles,
-        and the error of `refusal` for a status."""
+        """Raises: EngineUnavailable when nobody answers or the line breaks, EngineMalformed for malformed HTTP,
+        TooManyFiles, and the error of `refusal` for a status."""
         try:
             data, headers = (body, None) if body is None or len(body) <= _PIECE_BYTES else _in_pieces(body)
             async with self._opened().request(
