@@ -30,7 +30,8 @@ from agent_node import LONGEST_WORK_S, MEDIAN_WORK_S, RUN_SLOTS, WORK, task_of
 from matplotlib.figure import Figure
 from service_bench import served
 
-from gangline.client import NodeClient, ServerClient
+from gangline.client.node import NodeClient
+from gangline.client.server import ServerClient
 from gangline.engines.serving.app import serving
 from gangline.testing.scripted_engine import ScriptedSampler, create_scripted_app, open_tokenizer
 from gangline.testing.scripted_engine_script import Script

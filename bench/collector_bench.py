@@ -35,7 +35,7 @@ from agent_node import LONGEST_WORK_S, MEDIAN_WORK_S, RUN_SLOTS, WORK, reward_of
 from matplotlib.figure import Figure
 from service_bench import served
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.testing.scripted_engine import scripted_server
 from gangline.training.collector import (
     CollectionCounts,

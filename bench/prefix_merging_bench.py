@@ -35,7 +35,7 @@ from matplotlib.figure import Figure
 from service_bench import served
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.completion import CompletionTree
 from gangline.domain.contracts import Builder
 from gangline.domain.session import SessionResult

@@ -24,7 +24,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.session import Heartbeat, SessionResult
 from gangline.testing.scripted_engine import scripted_server
 

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from service_bench import served
 from staging_node import AGENT, GRADER, RUN_SLOTS, STAGED, times_of
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.session import SessionResult
 from gangline.testing.scripted_engine import scripted_server
 

@@ -19,7 +19,8 @@ from typing import Any, Literal
 
 import openai
 
-from gangline.client import NodeClient, ServerClient
+from gangline.client.node import NodeClient
+from gangline.client.server import ServerClient
 from gangline.engines.embedded.models import resolve_model
 from gangline.training.weight_update import ServiceWeights, UpdateProfile
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from chaos_faults import Manner
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import ServerUnavailable, StoreError
 from gangline.domain.views import Event
 

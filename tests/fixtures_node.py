@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from gangline.client import NodeClient
+from gangline.client.node import NodeClient
 from gangline.gateway.node import serve
 
 TOKEN = "control-token"

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.training.weight_update import ServiceWeights
 
 

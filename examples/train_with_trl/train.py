@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 
-from gangline.client import ServerClient
+from gangline import ServerClient
 from gangline.domain.errors import EngineUnavailable
 from gangline.engines.embedded.models import resolve_model
 from gangline.integrations.trl import Connection, ServiceRollouts, session_reward

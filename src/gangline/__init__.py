@@ -1,5 +1,69 @@
-"""Gangline turns any agent program into a reinforcement-learning environment."""
+"""Gangline turns any agent program into a reinforcement-learning environment.
 
-__all__ = ["__version__"]
+    from gangline import find_service
+
+    with find_service().sync_client() as client:  # the `gangline up` of this folder
+        task = client.wait(client.submit({"instruction": "Say hello.", "agent": {"harness": "shell", ...}}).task_id)
+        results = client.result(task.task_id)
+
+Names are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gangline.client.node import NodeClient
+    from gangline.client.running import Service, find_service
+    from gangline.client.server import ServerClient
+    from gangline.client.sync import SyncServerClient
+    from gangline.domain.errors import GanglineError
+    from gangline.domain.session import SessionResult
+    from gangline.domain.task import TaskRequest
+    from gangline.domain.trajectory import Trace, Trajectory
+    from gangline.domain.views import SessionView, TaskView
+
+__all__ = [
+    "GanglineError",
+    "NodeClient",
+    "ServerClient",
+    "Service",
+    "SessionResult",
+    "SessionView",
+    "SyncServerClient",
+    "TaskRequest",
+    "TaskView",
+    "Trace",
+    "Trajectory",
+    "__version__",
+    "find_service",
+]
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "GanglineError": "domain.errors",
+    "NodeClient": "client.node",
+    "ServerClient": "client.server",
+    "Service": "client.running",
+    "SessionResult": "domain.session",
+    "SessionView": "domain.views",
+    "SyncServerClient": "client.sync",
+    "TaskRequest": "domain.task",
+    "TaskView": "domain.views",
+    "Trace": "domain.trajectory",
+    "Trajectory": "domain.trajectory",
+    "find_service": "client.running",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

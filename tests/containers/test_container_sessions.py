@@ -13,7 +13,7 @@ import pytest
 from cli_process import UpProcess, processes_with
 from containers.engines import IMAGE
 from containers.test_container_images import engine
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.session import SessionResult
 from gangline.trajectories.audit import audit
 

@@ -16,7 +16,7 @@ import pytest
 
 from cli_process import UpProcess, processes_with
 from fixtures_tokenizers import qwen3_folder
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.completion import CompletionTree
 from gangline.domain.conversation import ToolCall
 from gangline.domain.session import SessionResult

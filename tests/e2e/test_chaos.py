@@ -28,7 +28,7 @@ import pytest
 from chaos_faults import NODES, PROGRAMS, Fault, num_kills, schedule
 from chaos_service import TOKEN, ChaosService, harnesses, kill_harness
 from chaos_trainer import Receiver, Trainer, persistently
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.conversation import message_text
 from gangline.domain.session import SessionResult
 from gangline.domain.views import Event

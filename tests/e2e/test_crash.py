@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.conversation import message_text
 from gangline.domain.errors import NotFound
 

@@ -11,7 +11,7 @@ import pytest
 
 from cli_process import UpProcess, gangline
 from fixtures_tokenizers import qwen3_folder
-from gangline.client import NodeClient
+from gangline.client.node import NodeClient
 from gangline.engines.text_parsing.parser import Parsers
 from gangline.testing.scripted_engine import scripted_server
 

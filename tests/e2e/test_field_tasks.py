@@ -11,7 +11,7 @@ import pytest
 
 from cli_process import UpProcess, gangline
 from field_tasks import HARBOR_TOML, git, harbor_task, repository, terminal_bench_task
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from requirements import need_command
 
 NOTHING = "true"

@@ -28,7 +28,7 @@ from chaos_service import TOKEN, ChaosService
 from chaos_trainer import Trainer
 from cli_process import processes_with
 from footprint import Footprint, children, descendants
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from leak_fates import Fate, fates
 from requirements import need_command
 

@@ -10,7 +10,7 @@ import pytest
 
 from cli_process import UpProcess, processes_with
 from fixtures_tokenizers import qwen3_folder
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.trajectories.audit import audit
 from requirements import need_command
 

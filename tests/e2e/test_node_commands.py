@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from cli_process import UpProcess, gangline, wait_for
-from gangline.client import NodeClient
+from gangline.client.node import NodeClient
 from gangline.domain.errors import GanglineError
 from gangline.testing.scripted_engine import scripted_server
 

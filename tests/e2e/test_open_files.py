@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cli_process import COMMAND, GIVE_UP_S, clean_environment
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.server.run import serving
 from gangline.testing.scripted_engine import scripted_server
 from requirements import need_command

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from cli_process import UpProcess, gangline, processes_with, wait_for, wait_until_gone
-from gangline.client import NodeClient, ServerClient
+from gangline.client.node import NodeClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError, NodeDraining
 
 Start = Callable[..., UpProcess]

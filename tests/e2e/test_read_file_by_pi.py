@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cli_process import UpProcess, gangline
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.session import SessionResult
 from requirements import need_command, need_module, need_tool
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli_process import UpProcess, processes_with, wait_for
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.session import SessionResult
 from gangline.trajectories.audit import audit
 from requirements import need_command

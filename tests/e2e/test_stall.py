@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cli_process import UpProcess
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 
 ATTACKER = textwrap.dedent("""
     import gzip, json, os, urllib.error, urllib.request

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from fixtures_models import CONFIGS
 from fixtures_node import running_node
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import EngineUnavailable
 from gangline.engines.embedded.model import LanguageModel, load_model
 from gangline.engines.embedded.sampler import EmbeddedSampler

@@ -16,7 +16,7 @@ import pytest
 from fixtures_backends import KillableEngine
 from fixtures_node import TOKEN, RunningNode, running_node
 from fixtures_weights import HeldLoad, agent, sampler_of, save, versions_sampled
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.completion import Completion
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.session import SessionResult

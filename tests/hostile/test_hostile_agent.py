@@ -20,7 +20,8 @@ import pytest
 
 from cli_process import UpProcess, processes_with
 from fixtures_node import running_node
-from gangline.client import NodeClient, ServerClient
+from gangline.client.node import NodeClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
 from gangline.domain.session import SessionResult
 from gangline.gateway.node import control_routes

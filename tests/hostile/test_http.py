@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from fixtures_node import TOKEN, running_node
-from gangline.client import NodeClient
+from gangline.client.node import NodeClient
 from gangline.gateway.node import control_routes
 from gangline.server.app import all_routes
 from gangline.server.run import serving

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from fixtures_node import TOKEN, running_node
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import LimitExceeded
 from gangline.gateway.node import control_routes
 from gangline.server.app import all_routes

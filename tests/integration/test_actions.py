@@ -11,7 +11,7 @@ import pytest
 
 from cli_process import gangline
 from fixtures_node import TOKEN, running_node
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidRequest, Unauthorized
 from gangline.server.run import serving
 from gangline.store.actions import Action, ActionLog, read_actions, who

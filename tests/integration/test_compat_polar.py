@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from gangline import plugins
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.task import AgentSpec, RuntimeSpec, TaskRequest
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.domain.trajectory import Trace, Trajectory

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from fixtures_node import TOKEN, RunningNode, running_node
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.conversation import Message, Text
 from gangline.domain.session import Heartbeat, Lease, StageTiming
 from gangline.domain.tokens import logprobs, token_ids

@@ -13,7 +13,7 @@ import pytest
 from cli_process import gangline
 from gangline.cli import checks_service
 from gangline.cli.checks_service import check_engine, check_open_files, check_runtimes, check_server_port, check_service
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.server.run import serving
 from gangline.settings import Settings

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from gangline.cli import drift
 from gangline.cli.drift import drift_document
 from gangline.cli.records import open_records
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError, NotFound
 from gangline.domain.session import SessionResult
 from gangline.server.run import serving

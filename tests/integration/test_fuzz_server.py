@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from fuzzed import NOWHERE, assail, names_of, on_a_thread, operations
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError
 from gangline.server.app import all_routes
 from gangline.server.openapi import describe

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.gateway.renewals import Renewals
 from service import FakeNode, beat, request
 

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from fixtures_node import TOKEN, running_node
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import LimitExceeded, RequestTimeout, TooMany
 from gangline.listening import LIMITS, ListenLimits, listening, read_body
 from gangline.server.run import serving

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fixtures_node import TOKEN, RunningNode, running_node
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.node_numbers import NodeNumbers
 from gangline.server.run import serving
 from gangline.testing.scripted_engine import scripted_server

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any, cast
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import LeaseLost
 from gangline.domain.ids import new_id
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult

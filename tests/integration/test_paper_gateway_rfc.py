@@ -20,7 +20,7 @@ import openai
 import pytest
 
 from fixtures_node import TOKEN, RunningNode, running_node
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import Conflict, NotFound, ServerUnavailable
 from gangline.domain.session import Heartbeat
 from gangline.server.run import serving

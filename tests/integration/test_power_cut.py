@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 
 from completions import completion
-from gangline.cli.running import keep_token
-from gangline.client import ServerClient
+from gangline.client.running import keep_token
+from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.durable import append, make_folder, replacing, write_new, write_once, write_whole

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from aiohttp import web
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidRequest
 from gangline.server.callbacks import signature
 from gangline.server.run import serving

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.views import Event
 from gangline.server.run import serving
 from service import FakeNode, any_plugin, request

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import LeaseLost, ServerUnavailable
 from gangline.domain.session import Lease
 from gangline.server.run import database_path, results_path

@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import (
     Conflict,
     InvalidRequest,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import StoreError
 from gangline.server.run import Storage, serving
 from gangline.store.reader import TaskReader

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from fixtures_models import reference_model, write_tiny_model
 from gangline.cli import agent_logs, audit, export, show
 from gangline.cli.records import Records, ServerRecords, find_results, open_records
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.completion import CompletionTree
 from gangline.domain.errors import GanglineError, InvalidRequest, NotFound
 from gangline.domain.session import SessionResult

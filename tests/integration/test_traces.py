@@ -15,7 +15,7 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from gangline.cli.tracing import traces_of
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.completion import Certificate, Completion
 from gangline.domain.conversation import Message, Text
 from gangline.domain.errors import Failure, InvalidRequest

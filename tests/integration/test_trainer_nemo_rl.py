@@ -17,7 +17,8 @@ import torch
 from pydantic import ValidationError
 
 from fixtures_node import TOKEN, running_node
-from gangline.client import NodeClient, ServerClient
+from gangline.client.node import NodeClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidGroup, ServerUnavailable
 from gangline.domain.session import SessionResult
 from gangline.domain.trajectory import Trace

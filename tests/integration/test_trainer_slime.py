@@ -16,7 +16,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.integrations import slime as adapter
 from gangline.integrations.callbacks import CallbackClient, receiving

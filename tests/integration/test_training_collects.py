@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import LeaseLost
 from gangline.server.run import serving
 from gangline.training.collector import ReplenishingCollector, informative

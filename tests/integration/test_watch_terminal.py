@@ -15,7 +15,7 @@ import pytest
 
 from cli_process import COMMAND, clean_environment, gangline
 from fixtures_node import TOKEN
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.node_numbers import NodeNumbers
 from gangline.server.run import serving
 from service import FakeNode, any_plugin, beat, engine_down, request

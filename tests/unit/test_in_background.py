@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gangline.integrations.in_background import InBackground
+from gangline.client.background import InBackground
 
 
 @asynccontextmanager

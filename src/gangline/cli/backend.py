@@ -15,7 +15,7 @@ from gangline.cli.node_options import read_engine_options
 from gangline.cli.output import DataOption, JsonOption, console, print_json, printable, run
 
 if TYPE_CHECKING:
-    from gangline.client import NodeClient
+    from gangline.client.node import NodeClient
 
 __all__ = ["register"]
 

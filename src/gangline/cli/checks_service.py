@@ -11,8 +11,8 @@ import time
 
 from gangline import plugins
 from gangline.cli.checks import Check, Examination
-from gangline.cli.running import Address, read_running, read_server
-from gangline.client import ServerClient
+from gangline.client.running import Service, read_running, read_server
+from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError
 from gangline.domain.views import NodeView, ServiceStatus
 from gangline.settings import Settings
@@ -104,20 +104,20 @@ def check_service(settings: Settings) -> Check:
     return Check(name="service", state="optional" if ailments else "ok", found=found, advice="; ".join(ailments))
 
 
-def _address(settings: Settings) -> tuple[Address | None, str]:
+def _address(settings: Settings) -> tuple[Service | None, str]:
     running = read_running(settings.data_dir)
     if running is not None:
-        address = Address(server_url=running.server_url, control_token=running.control_token)
+        address = Service(server_url=running.server_url, control_token=running.control_token)
         return address, f"{running.server_url}, pid {running.pid}"
     if (server := read_server(settings.data_dir)) is not None:
-        address = Address(server_url=server.urls[0], control_token=server.control_token)
+        address = Service(server_url=server.urls[0], control_token=server.control_token)
         return address, f"{server.urls[0]}, pid {server.pid}"
     if settings.server_url is None:
         return None, ""
-    return Address(server_url=settings.server_url, control_token=settings.control_token), settings.server_url
+    return Service(server_url=settings.server_url, control_token=settings.control_token), settings.server_url
 
 
-async def _status(address: Address) -> ServiceStatus:
+async def _status(address: Service) -> ServiceStatus:
     async with ServerClient(address.server_url, address.control_token) as client:
         return await client.status()
 

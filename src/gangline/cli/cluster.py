@@ -19,8 +19,8 @@ from gangline.cli.cluster_options import (
     read_resources,
 )
 from gangline.cli.output import DataOption, JsonOption, LogFormatOption, ServerOption, read_log_format
-from gangline.cli.running import find_server
 from gangline.cli.serving import GRACE_S, ParentOption, serve
+from gangline.client.running import find_service
 from gangline.domain.errors import InvalidRequest, NodeError
 from gangline.settings import Settings
 
@@ -68,7 +68,7 @@ def cluster(
     require_ray()
     from gangline.cli.cluster_node import ClusterNode
 
-    address = find_server(data, server)
+    address = find_service(data, server)
     work = ClusterNode(
         data_dir=(choice.node_data or data or Settings.from_environ().data_dir).absolute(),
         server_url=address.server_url,

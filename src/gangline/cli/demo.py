@@ -29,8 +29,8 @@ from gangline.private import close_files, make_private_folder
 from gangline.settings import Settings
 
 if TYPE_CHECKING:
-    from gangline.cli.running import Running
-    from gangline.client import ServerClient
+    from gangline.client.running import Running
+    from gangline.client.server import ServerClient
     from gangline.domain.session import SessionResult
     from gangline.domain.views import TaskView
 
@@ -133,7 +133,7 @@ async def _run(plan: Plan, name: str, wanted: _Wanted, *, as_json: bool) -> tupl
     say.print(f"[bold]Starting[/] engine ({plan.engine}), server and node; logs in {plan.data_dir / 'logs'}")
 
     async def body(live: Running) -> tuple[Report, LearningReport | None]:
-        from gangline.client import ServerClient
+        from gangline.client.server import ServerClient
 
         async with ServerClient(live.server_url, live.control_token) as client:
             started = time.monotonic()

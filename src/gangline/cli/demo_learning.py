@@ -11,8 +11,8 @@ import msgspec
 from gangline.cli.training_run import Ran, train_through
 
 if TYPE_CHECKING:
-    from gangline.cli.running import Running
-    from gangline.client import ServerClient
+    from gangline.client.running import Running
+    from gangline.client.server import ServerClient
 
 __all__ = ["NUM_HELD_OUT_TASKS", "NUM_TASKS", "LearningReport", "learn", "report_of"]
 

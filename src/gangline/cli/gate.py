@@ -13,7 +13,7 @@ from gangline.cli.node_addresses import NodesOption, ask_nodes
 from gangline.cli.output import DataOption, JsonOption, console, print_json, run
 
 if TYPE_CHECKING:
-    from gangline.client import NodeClient
+    from gangline.client.node import NodeClient
 
 __all__ = ["register"]
 

@@ -20,8 +20,8 @@ from gangline.cli.up import Plan, run_service
 from gangline.settings import Settings
 
 if TYPE_CHECKING:
-    from gangline.cli.running import Running
-    from gangline.client import ServerClient
+    from gangline.client.running import Running
+    from gangline.client.server import ServerClient
     from gangline.domain.session import SessionResult
 
 __all__ = ["CheckPlan", "CheckReport", "check_harnesses"]
@@ -76,7 +76,7 @@ def check_harnesses(plan: CheckPlan) -> list[CheckReport]:
     service = Plan(data_dir=plan.data_dir, port=0, engine=f"scripted:{script}", tokenizer=plan.tokenizer)
 
     async def body(live: Running) -> list[CheckReport]:
-        from gangline.client import ServerClient
+        from gangline.client.server import ServerClient
 
         async with ServerClient(live.server_url, live.control_token) as client:
             return [await _check(client, name, settings, plan) for name, settings in plan.harnesses]

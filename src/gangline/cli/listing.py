@@ -12,7 +12,7 @@ from gangline.cli.output import DataOption, JsonOption, ServerOption, console, n
 from gangline.domain.lifecycle import OUTCOMES
 
 if TYPE_CHECKING:
-    from gangline.client import ServerClient
+    from gangline.client.server import ServerClient
     from gangline.domain.views import SessionPage, TaskPage
 
 __all__ = ["register"]
@@ -77,10 +77,10 @@ def sessions(
 
 
 def _ask(data: Path | None, server: str | None, call: Callable[[ServerClient], Awaitable[T]]) -> T:
-    from gangline.cli.running import find_server
-    from gangline.client import ServerClient
+    from gangline.client.running import find_service
+    from gangline.client.server import ServerClient
 
-    address = find_server(data, server)
+    address = find_service(data, server)
 
     async def ask() -> T:
         async with ServerClient(address.server_url, address.control_token) as client:

@@ -23,7 +23,6 @@ from gangline.cli.node_options import (
     read_policy,
 )
 from gangline.cli.output import DataOption, JsonOption, LogFormatOption
-from gangline.cli.running import Address, find_server, refuse_both
 from gangline.cli.serving import (
     AllowedHostOption,
     HostOption,
@@ -47,6 +46,7 @@ from gangline.cli.stage_options import (
     StuckAfterOption,
 )
 from gangline.cli.tracing import traces_of
+from gangline.client.running import Service, find_service, refuse_both
 from gangline.domain.errors import InvalidRequest
 from gangline.settings import Settings
 
@@ -119,7 +119,7 @@ def node(
         hooks=tuple(hook or ()),
         hook_timeout=hook_timeout,
     )
-    address = find_server(data, server)
+    address = find_service(data, server)
     token = _token_for(address, settings.control_token, no_token)
     folder, name = data or settings.data_dir, node_id or f"node-{socket.gethostname()}"
     with traces_of("node", settings) as traces:
@@ -155,7 +155,7 @@ def node(
         )
 
 
-def _token_for(address: Address, given: str | None, no_token: bool) -> str | None:
+def _token_for(address: Service, given: str | None, no_token: bool) -> str | None:
     """The control token, which the node shares with its server. Raises: InvalidRequest when none is known."""
     if no_token:
         refuse_both(given)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from gangline.cli.running import Address, find_server, read_running
+from gangline.client.running import Service, find_service, read_running
 from gangline.domain.errors import ServerUnavailable
 from gangline.settings import Settings
 
 if TYPE_CHECKING:
-    from gangline.client import NodeClient
+    from gangline.client.node import NodeClient
 
 __all__ = ["NodeAddress", "NodesOption", "ask_nodes", "find_nodes"]
 
@@ -48,7 +48,7 @@ async def find_nodes(data_dir: Path | None, urls: list[str] | None) -> list[Node
     if running is not None and running.node_urls:
         return [NodeAddress(url, running.control_token) for url in running.node_urls]
     try:
-        server = find_server(folder, None)
+        server = find_service(folder, None)
     except ServerUnavailable:
         raise ServerUnavailable(
             f"no service is running on {folder}. Start one with `gangline up --data {folder}`, "
@@ -57,9 +57,9 @@ async def find_nodes(data_dir: Path | None, urls: list[str] | None) -> list[Node
     return [NodeAddress(url, server.control_token) for url in await _heard_by(server)]
 
 
-async def _heard_by(server: Address) -> list[str]:
+async def _heard_by(server: Service) -> list[str]:
     """Those of a cluster come and go: the server knows them. Raises: ServerUnavailable."""
-    from gangline.client import ServerClient
+    from gangline.client.server import ServerClient
 
     async with ServerClient(server.server_url, server.control_token) as client:
         nodes = (await client.status()).nodes
@@ -72,7 +72,7 @@ async def ask_nodes(
     data_dir: Path | None, urls: list[str] | None, question: Callable[[NodeClient], Awaitable[Any]]
 ) -> dict[str, Any]:
     """Every node's answer by its url, asked at once. Raises: what the first that failed raised."""
-    from gangline.client import NodeClient
+    from gangline.client.node import NodeClient
 
     async def ask(node: NodeAddress) -> Any:
         async with NodeClient(node.url, node.control_token) as client:

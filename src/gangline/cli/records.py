@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gangline.cli.output import run
-from gangline.cli.running import Address, find_server
+from gangline.client.running import Service, find_service
 from gangline.domain.errors import Conflict, NotFound
 from gangline.domain.ids import validated_id
 from gangline.settings import Settings
@@ -49,7 +49,7 @@ def open_records(data_dir: Path | None, server_url: str | None) -> Records:
     results = (data_dir or settings.data_dir) / "server" / "results"
     if remote is None and results.is_dir():
         return FileRecords(results)
-    return ServerRecords(find_server(data_dir, server_url))
+    return ServerRecords(find_service(data_dir, server_url))
 
 
 def find_results(records: Records, name: str) -> Iterator[SessionResult]:
@@ -112,7 +112,7 @@ def _by_number(session_id: str) -> tuple[str | int, ...]:
 
 
 class ServerRecords:
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Service) -> None:
         self._address = address
 
     def task(self, task_id: str) -> Iterator[SessionResult] | None:
@@ -130,7 +130,7 @@ class ServerRecords:
         return run(self._harness(task_id))
 
     async def _task_ids(self) -> list[str]:
-        from gangline.client import ServerClient
+        from gangline.client.server import ServerClient
 
         async with ServerClient(self._address.server_url, self._address.control_token) as client:
             page = await client.tasks(limit=_PAGE)
@@ -141,7 +141,7 @@ class ServerRecords:
         return sorted(found)
 
     async def _harness(self, task_id: str) -> str | None:
-        from gangline.client import ServerClient
+        from gangline.client.server import ServerClient
 
         async with ServerClient(self._address.server_url, self._address.control_token) as client:
             try:
@@ -150,7 +150,7 @@ class ServerRecords:
                 return None
 
     async def _ended(self, task_id: str) -> list[str] | None:
-        from gangline.client import ServerClient
+        from gangline.client.server import ServerClient
 
         async with ServerClient(self._address.server_url, self._address.control_token) as client:
             try:
@@ -160,7 +160,7 @@ class ServerRecords:
         return [session.session_id for session in task.sessions if session.state == "ended"]
 
     async def _session(self, session_id: str) -> SessionResult | None:
-        from gangline.client import ServerClient
+        from gangline.client.server import ServerClient
 
         async with ServerClient(self._address.server_url, self._address.control_token) as client:
             try:

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from gangline.cli import running
 from gangline.cli.output import DataOption, JsonOption, LogFormatOption
 from gangline.cli.serving import (
     AllowedHostOption,
@@ -21,6 +20,7 @@ from gangline.cli.serving import (
 )
 from gangline.cli.storage_options import DatabaseOption, KeepDaysOption, KeepGbOption, ResultsOption, StorageChoice
 from gangline.cli.tracing import traces_of
+from gangline.client import running
 from gangline.settings import Settings
 
 __all__ = ["register"]

@@ -10,7 +10,7 @@ from gangline.cli.output import DataOption, JsonOption, ServerOption, console, p
 from gangline.domain.errors import NotFound
 
 if TYPE_CHECKING:
-    from gangline.cli.running import Address
+    from gangline.client.running import Service
     from gangline.domain.views import SessionView, TaskView
 
 __all__ = ["register"]
@@ -25,14 +25,14 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show the service at a glance, or one task with its sessions."""
-    from gangline.cli.running import find_server
+    from gangline.client.running import find_service
 
-    address = find_server(data, server)
+    address = find_service(data, server)
     run(_show_service(address, as_json) if task is None else _show_task(address, task, as_json))
 
 
-async def _show_service(address: Address, as_json: bool) -> None:
-    from gangline.client import ServerClient
+async def _show_service(address: Service, as_json: bool) -> None:
+    from gangline.client.server import ServerClient
 
     async with ServerClient(address.server_url, address.control_token) as client:
         status = await client.status()
@@ -45,8 +45,8 @@ async def _show_service(address: Address, as_json: bool) -> None:
         console().print(status_view(status, page.tasks))
 
 
-async def _show_task(address: Address, task_id: str, as_json: bool) -> None:
-    from gangline.client import ServerClient
+async def _show_task(address: Service, task_id: str, as_json: bool) -> None:
+    from gangline.client.server import ServerClient
 
     async with ServerClient(address.server_url, address.control_token) as client:
         task = await client.task(task_id)
@@ -65,17 +65,17 @@ def cancel(
     as_json: JsonOption = False,
 ) -> None:
     """Cancel a task with all its sessions, or one session. What has ended stays as it is."""
-    from gangline.cli.running import find_server
+    from gangline.client.running import find_service
 
-    cancelled = run(_cancel(find_server(data, server), name))
+    cancelled = run(_cancel(find_service(data, server), name))
     if as_json:
         print_json(cancelled)
     else:
         console().print(f"{name}: cancelled", markup=False)
 
 
-async def _cancel(address: Address, name: str) -> TaskView | SessionView:
-    from gangline.client import ServerClient
+async def _cancel(address: Service, name: str) -> TaskView | SessionView:
+    from gangline.client.server import ServerClient
 
     async with ServerClient(address.server_url, address.control_token) as client:
         try:

@@ -27,8 +27,8 @@ from gangline.cli.output import DataOption, JsonOption, ServerOption, console, n
 from gangline.domain.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from gangline.cli.running import Address
-    from gangline.client import ServerClient
+    from gangline.client.running import Service
+    from gangline.client.server import ServerClient
     from gangline.domain.task import TaskRequest
     from gangline.domain.views import TaskView
 
@@ -76,8 +76,8 @@ def submit(
     With --wait the exit code is 1 when a session was lost to the infrastructure or cancelled, or when no session of a
     task completed.
     """
-    from gangline.cli.running import find_server
     from gangline.cli.task_files import read_tasks, validated
+    from gangline.client.running import find_service
 
     imports = ImportRequest(
         harbor=harbor,
@@ -107,7 +107,7 @@ def submit(
     if dry_run:
         print_json([task.model_dump(mode="json", exclude_defaults=True) for task in tasks])
         return
-    address = find_server(data, server)
+    address = find_service(data, server)
     failed = [task for task in run(_submit(address, tasks, wait=wait, as_json=as_json)) if _has_failed(task)]
     if failed:
         which = failed[0].task_id
@@ -172,8 +172,8 @@ class _Overrides:
         return body
 
 
-async def _submit(address: Address, tasks: list[TaskRequest], *, wait: bool, as_json: bool) -> list[TaskView]:
-    from gangline.client import ServerClient
+async def _submit(address: Service, tasks: list[TaskRequest], *, wait: bool, as_json: bool) -> list[TaskView]:
+    from gangline.client.server import ServerClient
 
     async with ServerClient(address.server_url, address.control_token) as client:
         submitted = await client.submit_many(tasks)

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gangline.cli.learning_view import LearningView, draw_curves
 from gangline.cli.output import notes
-from gangline.cli.running import find_server
 from gangline.cli.stage_options import StageChoice
 from gangline.cli.up import Plan, run_service
+from gangline.client.running import find_service
 from gangline.domain.errors import Conflict
 from gangline.durable import acquire
 from gangline.private import close_files, close_to_others, make_private_file
 from gangline.telemetry.logs import LineFormatter
 
 if TYPE_CHECKING:
-    from gangline.client import ServerClient
+    from gangline.client.server import ServerClient
     from gangline.training.evaluation import Evaluation
     from gangline.training.experiment import Experiment
     from gangline.training.learner import Learner
@@ -52,10 +52,10 @@ async def run_experiment(
 
     Raises: what the trainer or the service does.
     """
-    from gangline.client import ServerClient
+    from gangline.client.server import ServerClient
 
     if experiment.service.url is not None:
-        address = find_server(data_dir, experiment.service.url)
+        address = find_service(data_dir, experiment.service.url)
         async with ServerClient(address.server_url, address.control_token) as client:
             return await train_through(client, address.control_token, experiment, tasks, data_dir, held_out)
     plan = Plan(

@@ -15,7 +15,6 @@ import msgspec
 import typer
 from rich.markup import escape
 
-from gangline.cli import running
 from gangline.cli.cluster_options import (
     ClusterChoice,
     NodeCpusOption,
@@ -64,6 +63,7 @@ from gangline.cli.stage_options import (
     StuckAfterOption,
 )
 from gangline.cli.storage_options import DatabaseOption, KeepDaysOption, KeepGbOption, ResultsOption, StorageChoice
+from gangline.client import running
 from gangline.domain.errors import InvalidRequest, NodeError, PortUnavailable
 from gangline.private import make_private_file, make_private_folder, open_data_folder
 from gangline.settings import Settings

@@ -13,9 +13,9 @@ from gangline.cli.output import DataOption, JsonOption, ServerOption, console, n
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gangline.cli.running import Address
     from gangline.cli.watching import Watched
-    from gangline.client import ServerClient
+    from gangline.client.running import Service
+    from gangline.client.server import ServerClient
     from gangline.domain.errors import GanglineError
     from gangline.domain.views import TaskSummary
 
@@ -38,9 +38,9 @@ def watch(
     Goes on when the server is restarted. Where stdout is no terminal, and with --json: one line for each event, all of
     a task's or the service's from now on.
     """
-    from gangline.cli.running import find_server
+    from gangline.client.running import find_service
 
-    address = find_server(data, server)
+    address = find_service(data, server)
     plain = as_json or not console().is_terminal
     run(_print_events(address, task, as_json) if plain else _watch(address, task))
 
@@ -48,7 +48,7 @@ def watch(
 # -- lines ------------------------------------------------------------------------------------------------------------
 
 
-async def _print_events(address: Address, task_id: str | None, as_json: bool) -> None:
+async def _print_events(address: Service, task_id: str | None, as_json: bool) -> None:
     from gangline.cli.watching import event_line
 
     async with _client(address) as client:
@@ -79,8 +79,8 @@ def _tell_outages() -> Callable[[GanglineError | None], None]:
     return tell
 
 
-def _client(address: Address) -> ServerClient:
-    from gangline.client import ServerClient
+def _client(address: Service) -> ServerClient:
+    from gangline.client.server import ServerClient
 
     return ServerClient(address.server_url, address.control_token, timeout_s=_TIMEOUT_S)
 
@@ -101,7 +101,7 @@ def _from(task_id: str | None) -> int | None:
 # -- the live view ----------------------------------------------------------------------------------------------------
 
 
-async def _watch(address: Address, task_id: str | None) -> None:
+async def _watch(address: Service, task_id: str | None) -> None:
     """Draw until cancelled, or until the task has ended; the last picture of a task stays on the terminal."""
     from rich.live import Live
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError, LeaseLost, NotFound
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from aiohttp import web
 
 from gangline import plugins
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import EngineUnavailable, GanglineError, InvalidRequest, PortUnavailable, StoreError
 from gangline.domain.session import SessionResult
 from gangline.domain.task import CaptureSpec, SamplingPolicy

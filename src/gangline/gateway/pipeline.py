@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError, LeaseLost, NodeIdTaken, NotFound, TooManyFiles
 from gangline.domain.lifecycle import STAGES, Stage
 from gangline.domain.session import Heartbeat, Lease, SessionResult

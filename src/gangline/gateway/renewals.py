@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError
 from gangline.domain.session import Heartbeat
 

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError, InvalidRequest, LimitExceeded, ServerUnavailable, StoreError
 from gangline.domain.ids import validated_id
 from gangline.domain.session import SessionResult

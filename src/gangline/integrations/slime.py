@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gangline.client import ServerClient
+from gangline.client.server import ServerClient
 from gangline.domain.conversation import Message, Text
 from gangline.domain.errors import InvalidRequest, NodeError
 from gangline.evaluators.transcript import chat_messages

@@ -27,10 +27,10 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from gangline.client.background import InBackground
 from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.session import SessionResult
 from gangline.domain.trajectory import Trace
-from gangline.integrations.in_background import InBackground
 from gangline.training.contract import TrainerRow, rows_of
 from gangline.training.groups import Group, trainable_traces
 from gangline.training.masks import all_sampled

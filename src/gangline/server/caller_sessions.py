@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 from aiohttp import web
 
-from gangline.client import NodeClient
+from gangline.client.node import NodeClient
 from gangline.domain.errors import (
     Conflict,
     GanglineError,

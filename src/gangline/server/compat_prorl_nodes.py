@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gangline.client import NodeClient
+from gangline.client.node import NodeClient
 from gangline.domain.errors import GanglineError, StoreError
 from gangline.domain.views import NodeView
 from gangline.server.live_nodes import live_nodes

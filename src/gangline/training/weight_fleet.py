@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
-from gangline.client import NodeClient
+from gangline.client.node import NodeClient
 from gangline.domain.errors import EngineRefused, EngineUnavailable, GanglineError
 from gangline.domain.views import NodeView, ServiceStatus
 from gangline.engines.weights import EngineWeights, engine_weights

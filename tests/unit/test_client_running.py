@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.cli import running
 from gangline.cli.exits import EXPLAINED, Exit, exit_code, report
+from gangline.client import running
 from gangline.domain.errors import (
     Conflict,
     EngineIncapable,
@@ -37,11 +37,11 @@ def test_a_service_is_found_while_its_lock_is_held_and_not_after(tmp_path: Path)
     with running.held(tmp_path):
         running.publish(tmp_path, RUNNING)
         assert running.read_running(tmp_path) == RUNNING
-        found = running.find_server(tmp_path, None)
-        assert found == running.Address(server_url="http://127.0.0.1:1", control_token="secret")
+        found = running.find_service(tmp_path, None)
+        assert found == running.Service(server_url="http://127.0.0.1:1", control_token="secret")
     assert running.read_running(tmp_path) is None  # as after a kill -9: the file is there, the lock is not
     with pytest.raises(ServerUnavailable, match="gangline up --data"):
-        running.find_server(tmp_path, None)
+        running.find_service(tmp_path, None)
 
 
 def test_a_folder_is_held_once(tmp_path: Path) -> None:
@@ -57,16 +57,16 @@ def test_a_named_server_wins_and_takes_its_token_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GANGLINE_TOKEN", "mine")
-    found = running.find_server(tmp_path, "http://elsewhere:1/")
-    assert found == running.Address(server_url="http://elsewhere:1", control_token="mine")
+    found = running.find_service(tmp_path, "http://elsewhere:1/")
+    assert found == running.Service(server_url="http://elsewhere:1", control_token="mine")
 
 
 def test_a_named_folder_wins_over_the_environments_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GANGLINE_SERVER", "http://elsewhere:1")
     with running.held(tmp_path):
         running.publish(tmp_path, RUNNING)
-        assert running.find_server(tmp_path, None).server_url == RUNNING.server_url
-    assert running.find_server(None, None).server_url == "http://elsewhere:1"
+        assert running.find_service(tmp_path, None).server_url == RUNNING.server_url
+    assert running.find_service(None, None).server_url == "http://elsewhere:1"
 
 
 def test_the_token_is_private_and_the_same_over_restarts(tmp_path: Path) -> None:

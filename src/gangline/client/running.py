@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections.abc import Generator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,11 +21,15 @@ from gangline.durable import acquire, is_locked, write_once, write_whole
 from gangline.private import open_data_folder
 from gangline.settings import Settings
 
+if TYPE_CHECKING:
+    from gangline.client.server import ServerClient
+    from gangline.client.sync import SyncServerClient
+
 __all__ = [
-    "Address",
     "Running",
     "RunningServer",
-    "find_server",
+    "Service",
+    "find_service",
     "forget",
     "held",
     "keep_token",
@@ -59,11 +64,23 @@ class RunningServer(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
 
 
-class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the control plane answers, and what opens it."""
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    """A service's address and its control token."""
 
     server_url: str
     control_token: str | None
+
+    def client(self) -> ServerClient:
+        """A client for code with an event loop, to be entered: `async with service.client() as client:`."""
+        from gangline.client.server import ServerClient  # noqa: PLC0415 - commands that call nobody load no HTTP
+
+        return ServerClient(self.server_url, self.control_token)
+
+    def sync_client(self) -> SyncServerClient:
+        """A client for scripts and notebooks, to be entered: `with service.sync_client() as client:`."""
+        from gangline.client.sync import SyncServerClient  # noqa: PLC0415 - as above
+
+        return SyncServerClient(self.server_url, self.control_token)
 
 
 def publish(data_dir: Path, running: Running) -> None:
@@ -145,10 +162,11 @@ def read_running(data_dir: Path) -> Running | None:
     return _read(data_dir) if is_locked(data_dir / "up.lock") else None
 
 
-def find_server(data_dir: Path | None, server_url: str | None) -> Address:
-    """The server that a command should talk to: the named one, the environment's, or the data folder's.
+def find_service(data_dir: Path | None = None, server_url: str | None = None) -> Service:
+    """Find the server to talk to: the named one, the environment's, or the data folder's.
 
-    The data folder's token goes to the server that runs on that folder, and to no other that is named.
+    data_dir: the folder of `gangline up --data`; None is the default one. The folder's token goes to the server that
+    runs on that folder, and to no other that is named.
     Raises: ServerUnavailable when there is none.
     """
     settings = Settings.from_environ()
@@ -159,7 +177,7 @@ def find_server(data_dir: Path | None, server_url: str | None) -> Address:
         plain = url.rstrip("/").replace("://localhost", "://127.0.0.1", 1)
         found = next((address for address in own if address.server_url == plain), None)
         if found is None or settings.control_token:
-            return Address(server_url=url.rstrip("/"), control_token=settings.control_token)
+            return Service(server_url=url.rstrip("/"), control_token=settings.control_token)
         return found
     if own:
         return own[0]
@@ -169,10 +187,10 @@ def find_server(data_dir: Path | None, server_url: str | None) -> Address:
     )
 
 
-def _addresses(folder: Path) -> list[Address]:
+def _addresses(folder: Path) -> list[Service]:
     """All of the service that runs on a data folder. `up` comes first: its server may just be started again."""
     up, server = read_running(folder), read_server(folder)
-    found = [] if up is None else [Address(server_url=up.server_url, control_token=up.control_token)]
+    found = [] if up is None else [Service(server_url=up.server_url, control_token=up.control_token)]
     if server is not None:
-        found += [Address(server_url=url, control_token=server.control_token) for url in server.urls]
+        found += [Service(server_url=url, control_token=server.control_token) for url in server.urls]
     return found

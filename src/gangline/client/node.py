@@ -1,0 +1,100 @@
+"""The client of one node: sessions of your own agents, its engines, its gate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gangline.client.sessions import CallerSessions
+
+__all__ = ["NodeClient"]
+
+_DRAIN_POLL_S = 30.0
+
+
+class NodeClient(CallerSessions):
+    """Calls one node: sessions of your own agents, its engines, its gate.
+
+    opened = await node.open_session(max_turns=20)
+    run_my_agent(base_url=opened["base_urls"]["openai"], api_key=opened["api_key"])
+    result = await node.finalize(opened["session_id"])
+    """
+
+    async def status(self) -> dict[str, Any]:
+        return await self.request_json("GET", "/v1/status", dict[str, Any])
+
+    async def drain(self) -> dict[str, Any]:
+        """The node takes no more sessions, and ends with those that it has. Returns its status."""
+        return await self.request_json("POST", "/v1/drain", dict[str, Any])
+
+    async def session(self, session_id: str) -> dict[str, Any]:
+        """Raises: NotFound."""
+        return await self.request_json("GET", f"/v1/sessions/{session_id}", dict[str, Any])
+
+    # The gate, and the engines behind it.
+
+    async def gate(self) -> dict[str, Any]:
+        return await self.request_json("GET", "/v1/gate", dict[str, Any])
+
+    async def pause(self, mode: str = "drain", lease_s: float = 600.0) -> dict[str, Any]:
+        """Let model calls wait; with `drain`, returns when none is in flight, or when the lease is over: see
+        `is_drained`. Asks again every half minute, without renewing the lease. Raises: InvalidRequest.
+        """
+        ends_at = asyncio.get_running_loop().time() + lease_s
+        while True:
+            fields = {"mode": mode, "lease_s": lease_s, "wait_s": _DRAIN_POLL_S}
+            state = await self.request_json(
+                *("POST", "/v1/gate/pause", dict[str, Any]), body=msgspec.json.encode(fields), wait_s=_DRAIN_POLL_S
+            )
+            lease_s = ends_at - asyncio.get_running_loop().time()
+            if mode != "drain" or state["is_drained"] or not state["is_paused"]:
+                return state
+            if lease_s <= 0:
+                return await self.gate()
+
+    async def resume(self) -> dict[str, Any]:
+        return await self.request_json("POST", "/v1/gate/resume", dict[str, Any])
+
+    async def hold(self, mode: str, lease_s: float, wait_s: float = 0.0) -> dict[str, Any]:
+        """Close the gate, or renew the lease of a closed one. A drain is waited for `wait_s` at most."""
+        body = msgspec.json.encode({"mode": mode, "lease_s": lease_s, "wait_s": wait_s})
+        return await self.request_json("POST", "/v1/gate/pause", dict[str, Any], body=body, wait_s=wait_s)
+
+    async def set_version(self, version: int, unknown: Sequence[str] = ()) -> dict[str, Any]:
+        """Policy version of what is sampled from now on; `unknown`: URLs of engines that may have other weights.
+
+        Raises: InvalidRequest when it would go back.
+        """
+        body = msgspec.json.encode({"version": version, "unknown": unknown})
+        return await self.request_json("POST", "/v1/gate/version", dict[str, Any], body=body)
+
+    async def backends(self) -> list[dict[str, Any]]:
+        return await self.request_json("GET", "/v1/backends", list[dict[str, Any]])
+
+    async def add_backend(
+        self,
+        url: str,
+        *,
+        kind: str = "auto",
+        label: str | None = None,
+        api_key_env: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """`api_key_env`: names the node's environment variable with the engine's key. `options`: of the plug-in.
+
+        Raises: EngineUnavailable, EngineIncapable, InvalidRequest, Conflict when it serves another model than others.
+        """
+        named = {"url": url, "kind": kind, "label": label, "api_key_env": api_key_env}
+        body = msgspec.json.encode(named | {"options": dict(options or {})})
+        return await self.request_json("POST", "/v1/backends", dict[str, Any], body=body)
+
+    async def remove_backend(self, backend_id: str, *, drain: bool = True) -> None:
+        """Raises: NotFound."""
+        params = {"drain": "1" if drain else "0"}
+        await self.request_json("DELETE", f"/v1/backends/{backend_id}", dict[str, Any], params=params, wait_s=3600.0)
+
+    async def clear_backends(self) -> None:
+        await self.request_json("DELETE", "/v1/backends", dict[str, Any], wait_s=3600.0)

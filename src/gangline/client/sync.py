@@ -1,0 +1,139 @@
+"""The server's client for code without an event loop of its own, and for notebooks, which run one already.
+
+    with SyncServerClient("http://127.0.0.1:8700", token) as client:
+        task = client.wait(client.submit(task).task_id)
+        results = client.result(task.task_id)
+
+Each call is the asynchronous client's, made on a loop in a background thread; errors are the same. Ctrl-C cancels it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Self, TypeVar
+
+from gangline.client.background import InBackground
+from gangline.client.server import ServerClient
+from gangline.domain.lifecycle import Outcome, SessionState, TaskState
+from gangline.domain.session import SessionResult
+from gangline.domain.task import TaskRequest
+from gangline.domain.views import ServiceStatus, SessionPage, SessionView, Submitted, TaskPage, TaskView
+
+__all__ = ["SyncServerClient"]
+
+T = TypeVar("T")
+
+_POLL_S = 5.0
+
+
+class SyncServerClient:
+    """Calls the rollout server. Enter it before use. One thread at a time.
+
+    token: the control token, if there is one. timeout_s: for a call's answer, long polls excepted; results have ten
+    times as long.
+    """
+
+    def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 60.0) -> None:
+        self._background = InBackground(lambda: ServerClient(url, token, timeout_s=timeout_s))
+        self._entered = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._entered.enter_context(self._background)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._entered.close()
+
+    def _run(self, call: Callable[[ServerClient], Coroutine[Any, Any, T]]) -> T:
+        return self._background.run(call)
+
+    def submit(self, task: TaskRequest | Mapping[str, Any]) -> Submitted:
+        """Raises: InvalidRequest, UnknownPlugin, Conflict when the id is taken by another task."""
+        return self._run(lambda client: client.submit(task))
+
+    def submit_many(self, tasks: Sequence[TaskRequest | Mapping[str, Any]]) -> list[Submitted]:
+        """Submit all of them or none. Raises: as `submit`."""
+        return self._run(lambda client: client.submit_many(tasks))
+
+    def task(self, task_id: str, wait_s: float = 0.0) -> TaskView:
+        """The task now, or when it has ended, or after `wait_s`. Raises: NotFound."""
+        return self._run(lambda client: client.task(task_id, wait_s))
+
+    def wait(self, task_id: str, timeout_s: float | None = None) -> TaskView:
+        """The task when it has ended, through restarts of the server. Raises: NotFound, TimeoutError."""
+        return self._run(lambda client: client.wait(task_id, timeout_s))
+
+    def progress(self, task_id: str, *, poll_s: float = _POLL_S) -> Generator[TaskView]:
+        """Yield the task each `poll_s`, and last when it has ended. Raises: NotFound, ServerUnavailable."""
+        while True:
+            task = self.task(task_id, wait_s=poll_s)
+            yield task
+            if task.ended:
+                return
+
+    def tasks(
+        self,
+        *,
+        limit: int = 50,
+        before: int | None = None,
+        status: TaskState | None = None,
+        submitter: str | None = None,
+    ) -> TaskPage:
+        """Newest first. before: the `next` of the page above."""
+        return self._run(lambda client: client.tasks(limit=limit, before=before, status=status, submitter=submitter))
+
+    def sessions(
+        self,
+        *,
+        limit: int = 50,
+        before: int | None = None,
+        state: SessionState | None = None,
+        outcome: Outcome | None = None,
+        node_id: str | None = None,
+        submitter: str | None = None,
+    ) -> SessionPage:
+        """Newest first. before: the `next` of the page above. node_id: the node that has or had it."""
+        return self._run(
+            lambda client: client.sessions(
+                limit=limit, before=before, state=state, outcome=outcome, node_id=node_id, submitter=submitter
+            )
+        )
+
+    def session(self, session_id: str) -> SessionView:
+        """Raises: NotFound."""
+        return self._run(lambda client: client.session(session_id))
+
+    def result(self, task_id: str, *, partial: bool = False) -> list[SessionResult]:
+        """Results of the group by sample index; with `partial`, of the sessions that have ended.
+
+        Raises: NotFound, Conflict when the task has not ended and `partial` is not asked for.
+        """
+        return self._run(lambda client: client.result(task_id, partial=partial))
+
+    def session_result(self, session_id: str, attempt: int | None = None) -> SessionResult:
+        """Raises: NotFound, Conflict when the session has not ended and no attempt is named."""
+        return self._run(lambda client: client.session_result(session_id, attempt))
+
+    def cancel(self, task_id: str) -> TaskView:
+        """End the sessions of a task that have not ended. Raises: NotFound."""
+        return self._run(lambda client: client.cancel(task_id))
+
+    def cancel_session(self, session_id: str) -> SessionView:
+        """Raises: NotFound."""
+        return self._run(lambda client: client.cancel_session(session_id))
+
+    def status(self) -> ServiceStatus:
+        return self._run(lambda client: client.status())
+
+    def open_session(self, **request: Any) -> dict[str, Any]:
+        """`session_id`, `api_key` and `base_urls` for an agent of your own. Raises: InvalidRequest, TooMany."""
+        return self._run(lambda client: client.open_session(**request))
+
+    def finalize(self, session_id: str, *, completions: bool = False) -> SessionResult:
+        """The result of a session that you opened, the same every time. Raises: NotFound, Conflict."""
+        return self._run(lambda client: client.finalize(session_id, completions=completions))
+
+    def abort_session(self, session_id: str) -> dict[str, Any]:
+        """Raises: NotFound, Conflict when it was finalized."""
+        return self._run(lambda client: client.abort_session(session_id))
