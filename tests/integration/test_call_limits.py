@@ -126,7 +126,7 @@ async def test_a_large_call_is_read_in_another_process_and_a_small_one_here(
     small = body_of(dialect, said(dialect, 1))
     bodies = [
         small,
-        small + b" " * 100_000,
+        small + b" " * 200_000,
         body_of(dialect, said(dialect, 1, "1:2 " * 4000)),
         body_of(dialect, said(dialect, 1, num_parts=1100)),
     ]

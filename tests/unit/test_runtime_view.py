@@ -129,6 +129,7 @@ def test_limits_fall_back_one_by_one_and_say_so() -> None:
         "max_pids": "cgroup v2",
         "max_file_bytes": "not set",
         "disk_bytes": "not enforced",
+        "max_files": "not enforced",
     }
     assert chosen.rlimits == {resource.RLIMIT_CORE: 0, resource.RLIMIT_DATA: 1 << 30}
     assert enforcement(limits, {}, own_user=False).told["max_pids"] == "not enforced"

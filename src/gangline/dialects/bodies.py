@@ -30,8 +30,9 @@ def parse_body(parse: Callable[[bytes], ModelCall], body: bytes, *, index: str =
     Raises: InvalidRequest, naming the field.
     """
     call = parse_mended(parse, body)
-    if _LONG.search(body):
-        for number in _integers(_recorded(call)):
+    recorded = _recorded(call)
+    if _LONG.search(msgspec.json.encode(recorded)):  # short, beside the body with its conversation
+        for number in _integers(recorded):
             if not _LEAST <= number <= _MOST:
                 path = _path_of(number, msgspec.json.decode(body), index)
                 where = (path or "").removeprefix(".") or "body"
