@@ -92,13 +92,22 @@ def _tail(log: Any) -> str:
 class Stand:
     """One engine, and the proxies before it that could be started."""
 
-    def __init__(self, stack: ExitStack, size: str, *, events_per_s: int = 0, peers: bool = True) -> None:
+    def __init__(
+        self, stack: ExitStack, size: str, *, events_per_s: int = 0, peers: bool = True, of_strangers: bool = False
+    ) -> None:
+        """of_strangers: every second session, from the first on, has an engine of its own, which yields to all else."""
         self.size = size
         self._stack = stack
         self.ports = {"direct": free_port()}
         num_prompt, num_sampled = SIZES[size]
         engine = (sys.executable, "mock_engine.py", num_prompt, num_sampled, self.ports["direct"], events_per_s)
         stack.enter_context(process(*engine, port=self.ports["direct"]))
+        self._urls = [f"http://127.0.0.1:{self.ports['direct']}"]
+        if of_strangers:
+            port = free_port()
+            strangers = ("nice", "-n", "10", *engine[:4], port, *engine[5:])
+            stack.enter_context(process(*strangers, port=port))
+            self._urls.insert(0, f"http://127.0.0.1:{port}")
         self._start("ours", sys.executable, "proxy_node.py")
         for name in PEERS if peers else ():
             requirement, program, version = PEERS[name]
@@ -108,8 +117,8 @@ class Stand:
     def _start(self, name: str, python: str | Path, program: str) -> None:
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gangline-bench-"))
         port = self.ports[name] = free_port()
-        url = f"http://127.0.0.1:{self.ports['direct']}"
-        self._stack.enter_context(process(python, program, url, port, folder, NUM_SESSIONS, port=port))
+        urls = ",".join(self._urls)
+        self._stack.enter_context(process(python, program, urls, port, folder, NUM_SESSIONS, port=port))
 
     def load(self, system: str, concurrency: int, num_calls: int, *, stream: bool = False) -> Load:
         fields = {"model": "mock", "stream": stream, "max_tokens": SIZES[self.size][1]}

@@ -18,7 +18,7 @@ from pathlib import Path
 from aiohttp import web
 
 from gangline.engines.vllm import VllmEngine
-from gangline.gateway.heap import settle_heap
+from gangline.gateway.interpreter import settle_interpreter
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.proxy import Proxy
 from gangline.gateway.readers import Readers
@@ -29,8 +29,9 @@ LAG_EVERY_S = 0.005
 
 
 class BenchNode:
-    def __init__(self, engine_url: str, folder: Path) -> None:
-        self.engine = VllmEngine(engine_url)
+    def __init__(self, engine_urls: list[str], folder: Path) -> None:
+        """Sessions take turns in which engine they have."""
+        self.engines = [VllmEngine(url) for url in engine_urls]
         self.journal = Journal.open(folder)
         self.readers = Readers()
         self.proxy = Proxy(readers=self.readers)
@@ -39,7 +40,8 @@ class BenchNode:
 
     async def open(self, session_id: str) -> None:
         await self.journal.open_attempt(AttemptOpened(session_id, 1, "task", 1))
-        session = ModelSession(session_id, 1, f"{KEY}-{session_id}", self.engine, self.journal)
+        engine = self.engines[int(session_id[1:]) % len(self.engines)]
+        session = ModelSession(session_id, 1, f"{KEY}-{session_id}", engine, self.journal)
         self._sessions[session_id] = session
         self.proxy.add(session)
 
@@ -78,9 +80,11 @@ def _rss_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-async def main(engine_url: str, port: str, folder: str, num_sessions: str) -> None:
-    node = BenchNode(engine_url, Path(folder))
-    await node.engine.probe()
+async def main(engine_urls: str, port: str, folder: str, num_sessions: str) -> None:
+    """engine_urls: separated by commas."""
+    node = BenchNode(engine_urls.split(","), Path(folder))
+    for engine in node.engines:
+        await engine.probe()
     for number in range(int(num_sessions)):
         await node.open(f"s{number}")
     app = web.Application()
@@ -90,7 +94,7 @@ async def main(engine_url: str, port: str, folder: str, num_sessions: str) -> No
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, auto_decompress=False)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", int(port), backlog=1024).start()
-    settle_heap()
+    settle_interpreter()
     await node.watch_lag()
 
 

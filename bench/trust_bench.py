@@ -1,10 +1,10 @@
 """What one session's worst request costs another session on the same node.
 
 A neighbour makes ordinary calls (2,000 prompt and 200 sampled tokens), one after the other, while another session sends
-one hostile request after the other, from a process of its own: each as large as the node accepts, or larger. Quiet and
-attacked rounds take turns. All attacks are made once; those that cost most are then measured over several rounds, and
-the figure is the largest of their medians: the neighbour's p99 under attack, relative to its p99 in the quiet round
-before.
+one hostile request after the other, from a process of its own: each as large as the node accepts, or larger. Each of
+the two has an engine of its own, so that only the node, which they share, is measured. Quiet and attacked rounds take
+turns. All attacks are made once; those that cost most are then measured over several rounds, and the figure is the
+largest of their medians: the neighbour's p99 under attack, relative to its p99 in the quiet round before.
 
     python bench/trust_bench.py [ATTACK ...]    measures these alone
 """
@@ -274,7 +274,7 @@ async def measured(port: int, names: list[str]) -> Figures:
 def run(names: list[str] | None = None) -> Figures:
     """Measure; returns figure name -> {value, unit, note}. Less than four minutes."""
     with ExitStack() as stack:
-        stand = Stand(stack, "2k_200", peers=False)
+        stand = Stand(stack, "2k_200", peers=False, of_strangers=True)
         return asyncio.run(measured(stand.ports["ours"], names or [*ATTACKS, *NUM_AT_ONCE]))
 
 

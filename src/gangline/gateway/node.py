@@ -38,8 +38,8 @@ from gangline.gateway.delivery import Delivery
 from gangline.gateway.disk_guard import DiskGuard
 from gangline.gateway.external import ExternalSessions
 from gangline.gateway.external_store import ExternalStore
-from gangline.gateway.heap import settle_heap
 from gangline.gateway.hooks import Hooks
+from gangline.gateway.interpreter import settle_interpreter
 from gangline.gateway.metrics import NodeMetrics
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.node_identity import node_identity
@@ -197,7 +197,7 @@ async def serve(
         stack.push_async_callback(pipeline.close)
         stack.callback(keeper.stopping)
         pipeline.adopt(adopted)
-        settle_heap()
+        settle_interpreter()
         log.info("node.ready node=%s url=%s engines=%s model=%s", node_id, url, ",".join(engine_urls), parts.model)
         if on_ready is not None:
             on_ready(local_url(host, bound_port))

@@ -1,4 +1,4 @@
-"""A node's collector leaves alone what was loaded at the start, and looks at the young less often."""
+"""A node collects what it loaded no more, looks at young objects less often, and lets threads give way soon."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import sys
 
 _PROGRAM = """
 import gc
-from gangline.gateway.heap import settle_heap
+import sys
+from gangline.gateway.interpreter import settle_interpreter
 before = gc.get_threshold(), len(gc.get_objects())
-settle_heap()
+settle_interpreter()
 assert gc.get_freeze_count() > 0.9 * before[1], gc.get_freeze_count()
 assert len(gc.get_objects()) < 0.1 * before[1], len(gc.get_objects())
 assert gc.get_threshold()[0] > before[0][0] and gc.isenabled()
+assert sys.getswitchinterval() < 0.001
 """
 
 
