@@ -174,7 +174,9 @@ def message_fields(message: Message) -> dict[str, Any]:
     fields: dict[str, Any] = {"role": role}
     pieces, calls, thoughts = list[Text | Image | Document](), list[ToolCall](), list[str]()
     for part in message.parts:
-        if isinstance(part, ToolCall):
+        if type(part) is Text:  # first, and by its very type: a message may have thousands
+            pieces.append(part)
+        elif isinstance(part, ToolCall):
             calls.append(part)
         elif isinstance(part, Thinking):
             thoughts.append(part.text)
@@ -207,7 +209,9 @@ def _marked(result: ToolResult) -> tuple[Text | Image | Document, ...]:
 def _content(pieces: Sequence[Text | Image | Document]) -> str | list[dict[str, Any]]:
     if len(pieces) == 1 and isinstance(pieces[0], Text):
         return pieces[0].text
-    return [_piece_fields(piece) for piece in pieces] or ""
+    return [
+        {"type": "text", "text": piece.text} if type(piece) is Text else _piece_fields(piece) for piece in pieces
+    ] or ""
 
 
 def _piece_fields(piece: Text | Image | Document) -> dict[str, Any]:
