@@ -21,6 +21,9 @@ if [ ! -e "$root/.ready" ]; then
     cp /etc/hosts /etc/resolv.conf "$root/etc/"
     touch "$root/.ready"
 fi
+# A Python below /root must be reached by the ordinary user too; what else is there must not.
+chmod 711 "$root/root"
+find "$root/root" -maxdepth 1 -type f -exec chmod 600 {} +
 
 # A file system of its own rather than a chroot, in which no user could make user namespaces.
 # shellcheck disable=SC2016

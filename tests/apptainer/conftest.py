@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="session")
 def _needs_apptainer() -> None:
     if shutil.which("apptainer") is None or not os.environ.get("GANGLINE_TEST_IMAGE"):
         pytest.skip("apptainer is not installed, or GANGLINE_TEST_IMAGE names no image: run make test-apptainer")

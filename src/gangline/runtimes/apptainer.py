@@ -17,13 +17,14 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 from gangline.domain.contracts import RuntimeHandle, RuntimeStart
-from gangline.domain.errors import GanglineError, RuntimeUnavailable
+from gangline.domain.errors import GanglineError, RuntimeFailed, RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.runtimes.apptainer_command import (
@@ -34,8 +35,10 @@ from gangline.runtimes.apptainer_command import (
     exec_arguments,
     make_host_root,
 )
+from gangline.runtimes.bubblewrap import SHM_BYTES
 from gangline.runtimes.cgroups import remove_owned
 from gangline.runtimes.environment import exposed_folders, image_environment
+from gangline.runtimes.execution import helper_argv
 from gangline.runtimes.holder import PATH, Launch
 from gangline.runtimes.leftovers import kill_mounted, reap
 from gangline.runtimes.loopback import LoopbackAddress
@@ -177,6 +180,10 @@ class _Container:
         return ApptainerLaunch(exec_arguments(self._program, view), self._folder / "apptainer")
 
     def entered(self, proc_fd: int) -> None:
+        helper = helper_argv("shared_memory", f"{proc_fd}, {SHM_BYTES}")
+        ran = subprocess.run(helper, pass_fds=[proc_fd], capture_output=True, text=True, check=False)
+        if ran.returncode != 0:
+            raise RuntimeFailed(f"/dev/shm of a container could not be limited: {ran.stderr.strip()[-200:]}")
         self._image_env = container_environment(int(os.readlink(f"/proc/self/fd/{proc_fd}").rpartition("/")[2]))
 
     def environment(self, extra: Mapping[str, str]) -> dict[str, str]:

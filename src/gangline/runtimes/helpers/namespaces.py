@@ -26,6 +26,7 @@ __all__ = [
     "forbid_new_privileges",
     "leave_session_keyring",
     "make_user_namespace",
+    "resize_memory",
 ]
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -36,6 +37,7 @@ _PR_SET_SECCOMP = 22
 _SECCOMP_MODE_FILTER = 2
 _INSTRUCTION_BYTES = 8
 _CLONE_NEWUSER = 0x10000000
+_MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 2, 4, 32
 _KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 
@@ -85,6 +87,12 @@ def make_user_namespace() -> None:
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
+
+
+def resize_memory(mount_point: str, num_bytes: int) -> None:
+    """Limit a file system in memory that is mounted already."""
+    flags = _MS_REMOUNT | _MS_NOSUID | _MS_NODEV
+    _checked(_libc.mount(None, mount_point.encode(), None, flags, f"size={num_bytes}".encode()), "remount")
 
 
 def leave_session_keyring() -> None:
