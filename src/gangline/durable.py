@@ -42,9 +42,8 @@ _PRIVATE = 0o600
 def replacing(path: Path, *, mode: int = 0o666) -> Generator[Path]:
     """Yield an empty file beside `path`; when the block ends without an error, it durably takes the place of `path`.
 
-    Missing folders are made. mode: permissions of the file, less the umask. Raises: OSError, with `path` as it was.
+    mode: permissions of the file, less the umask. Raises: OSError, with `path` as it was before.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(6)}{_UNFINISHED}")
     os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
     try:

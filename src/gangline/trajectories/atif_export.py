@@ -55,8 +55,10 @@ def write_atif(results: Iterable[SessionResult], folder: Path, *, agent_of: Call
         if document is None:
             continue
         for path, data in images.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
             with replacing(folder / path) as aside:
                 aside.write_bytes(data)
+        (folder / f"{result.session_id}.json").parent.mkdir(parents=True, exist_ok=True)
         with replacing(folder / f"{result.session_id}.json") as aside:
             aside.write_bytes(encode_json(document))
         num += 1

@@ -138,6 +138,7 @@ def export_rows(results: Iterable[SessionResult], folder: Path, *, name: str, fo
 def write_jsonl(rows: Iterable[Row], path: Path) -> int:
     """One JSON object per line. Returns how many."""
     num = 0
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as aside, aside.open("wb") as file:
         for row in rows:
             file.write(encode_json(row) + b"\n")
@@ -164,6 +165,7 @@ def _array_of_list(kind: Any, value: Any) -> Any:
 def write_msgpack(rows: Iterable[Row], path: Path) -> int:
     """One MessagePack array of maps; token arrays are extension values (see `domain.tokens`). Returns how many."""
     num = 0
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as aside, aside.open("wb") as file:
         _write_array_header(file, 0)
         for row in rows:

@@ -71,6 +71,7 @@ SCHEMA = pa.schema([(name, _type(name)) for name in Row.__struct_fields__])
 def write_parquet(rows: Iterable[Row], path: Path) -> int:
     """Returns how many. Memory is bounded by one group of rows."""
     num = 0
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as aside, pq.ParquetWriter(aside, SCHEMA, compression="zstd") as writer:
         for batch in map(_batch, _groups(rows)):
             writer.write_batch(batch)
