@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -12,6 +13,14 @@ from gangline.domain.errors import RuntimeUnavailable
 from gangline.plugins import make_runtime
 from gangline.testing.hostility import Attack, Grounds, assert_held, attacked_grounds, attacks
 from requirements import need
+
+NOT_FOR_ORDINARY_USERS = {
+    "sets_limits_of_its_supervisor",
+    "names_its_supervisor_as_the_first_to_end",
+    "makes_empty_files_in_memory_without_end",
+    "keeps_removed_files_mapped",
+}
+"""An ordinary user's agents are that user, and what they hold in memory is not seen by it: docs/threat-model.md."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -41,6 +50,8 @@ async def _ready(name: str) -> Runtime:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("attack", attacks(isolated=True), ids=lambda attack: attack.name)
 async def test_the_sandbox_withstands(attack: Attack, sandboxes: Grounds) -> None:
+    if os.geteuid() != 0 and attack.name in NOT_FOR_ORDINARY_USERS:
+        pytest.skip("does not apply: not defended on a node of an ordinary user")
     assert_held(await sandboxes.attacked(attack))
 
 
