@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -10,6 +11,9 @@ import pytest_asyncio
 from containers.engines import IMAGE
 from gangline.plugins import make_runtime
 from gangline.testing.hostility import Attack, Grounds, assert_held, attacked_grounds, attacks
+
+NOT_FOR_ORDINARY_USERS = {"makes_empty_files_in_memory_without_end", "keeps_removed_files_mapped"}
+"""What a container holds in memory is not seen by an ordinary user's node: docs/threat-model.md."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -23,4 +27,6 @@ async def containers(container_runtime: str, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("attack", attacks(isolated=True), ids=lambda attack: attack.name)
 async def test_a_container_withstands(attack: Attack, containers: Grounds) -> None:
+    if os.geteuid() != 0 and attack.name in NOT_FOR_ORDINARY_USERS:
+        pytest.skip("does not apply: not defended on a node of an ordinary user")
     assert_held(await containers.attacked(attack))
