@@ -55,7 +55,7 @@ def test_it_has_every_call_of_a_user_with_the_same_options() -> None:
     calls = {name for name, _ in inspect.getmembers(ServerClient, inspect.isfunction) if not name.startswith("_")}
     missing = {name for name in calls if not hasattr(SyncServerClient, name)}
     assert missing == left_out | nodes | {"request_msgpack"}
-    for name in calls - missing - {"progress"}:
+    for name in calls - missing:
         theirs, ours = (inspect.signature(getattr(kind, name)).parameters for kind in (ServerClient, SyncServerClient))
         assert list(theirs.values()) == list(ours.values()), name
 

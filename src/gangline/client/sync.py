@@ -9,7 +9,7 @@ Each call is the asynchronous client's, made on a loop in a background thread; e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Self, TypeVar
 
@@ -24,7 +24,7 @@ __all__ = ["SyncServerClient"]
 
 T = TypeVar("T")
 
-_POLL_S = 5.0
+_POLL_S = 60.0
 
 
 class SyncServerClient:
@@ -64,13 +64,22 @@ class SyncServerClient:
         """The task when it has ended, through restarts of the server. Raises: NotFound, TimeoutError."""
         return self._run(lambda client: client.wait(task_id, timeout_s))
 
-    def progress(self, task_id: str, *, poll_s: float = _POLL_S) -> Generator[TaskView]:
-        """Yield the task each `poll_s`, and last when it has ended. Raises: NotFound, ServerUnavailable."""
-        while True:
-            task = self.task(task_id, wait_s=poll_s)
+    def progress(
+        self, task_id: str, *, poll_s: float = _POLL_S, patience_s: float | None = None
+    ) -> Generator[TaskView]:
+        """Yield the task each `poll_s`, and last when it has ended, through restarts of the server.
+
+        Raises: NotFound; ServerUnavailable, StoreError when none answers for longer than `patience_s`.
+        """
+        updates: AsyncGenerator[TaskView] | None = None
+
+        async def following(client: ServerClient) -> TaskView | None:
+            nonlocal updates
+            updates = updates or client.progress(task_id, poll_s=poll_s, patience_s=patience_s)
+            return await anext(updates, None)
+
+        while (task := self._run(following)) is not None:
             yield task
-            if task.ended:
-                return
 
     def tasks(
         self,

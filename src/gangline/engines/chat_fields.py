@@ -210,13 +210,11 @@ def _content(pieces: Sequence[Text | Image | Document]) -> str | list[dict[str, 
     if len(pieces) == 1 and isinstance(pieces[0], Text):
         return pieces[0].text
     return [
-        {"type": "text", "text": piece.text} if type(piece) is Text else _piece_fields(piece) for piece in pieces
+        {"type": "text", "text": piece.text} if isinstance(piece, Text) else _media_fields(piece) for piece in pieces
     ] or ""
 
 
-def _piece_fields(piece: Text | Image | Document) -> dict[str, Any]:
-    if isinstance(piece, Text):
-        return {"type": "text", "text": piece.text}
+def _media_fields(piece: Image | Document) -> dict[str, Any]:
     match piece:
         case Image(url, detail):
             image = {"url": url} | ({"detail": detail} if detail is not None else {})
