@@ -1,8 +1,8 @@
 """A completion: one captured model call, and the prefix tree that a session's completions form.
 
-A completion stores only what its parent does not have. With P the parent's context (its prompt ids, then its sampled
-ids), the full prompt is `P[:prompt_shared] + prompt_suffix_ids`; messages likewise. So a conversation of T turns
-costs O(T), and "the engine saw exactly what was sampled" is one comparison: `prompt_shared == len(P)`.
+A completion stores only the difference from its parent. With P the parent's context (its prompt ids, then its sampled
+ids), the full prompt is `P[:prompt_shared] + prompt_suffix_ids`; messages likewise. So a conversation of T turns costs
+O(T), and the condition "the engine saw exactly the sampled ids" is one comparison: `prompt_shared == len(P)`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ParseStatus = Literal["ok", "partial", "failed"]
 """How a reply's tool calls were read: all, some, or none of those that the model began."""
 
 Constraint = Literal["tool_choice", "response_format"]
-"""What a request asked the engine to hold the reply to by a grammar."""
+"""A request's constraint on its reply that engines enforce with a grammar."""
 
 DivergenceCause = Literal[
     "bpe_merge",
@@ -68,12 +68,12 @@ MEDIA = ("images", "documents")
 nothing of them. Documents are those that are not text."""
 
 Relation = Literal["root", "continuation", "branch", "sibling", "retry", "changed", "spawned", "compacted"]
-"""How a call came out of an earlier one of its session, the origin.
+"""The relation of a call to an earlier one of its session, the origin.
 
-root: out of none. continuation: goes on from it, as the first to do so. branch: goes on from it, as another call did
-before. sibling: has the same prompt. retry: has the same prompt, and the origin was aborted. changed: would go on from
-it, had the client not changed something that stands before. Known only when the session is over (see
-`trajectories.lineage`): spawned, by a tool call of the origin; compacted, goes on from what the origin summarised.
+root: no origin. continuation: the first call that continues the origin. branch: another continuation of the same
+origin. sibling: the same prompt. retry: the same prompt, and the origin was aborted. changed: would continue the
+origin, had the client not changed earlier content. Known only when the session is over (see `trajectories.lineage`):
+spawned, started by a tool call of the origin; compacted, continues from the origin's summary.
 """
 
 
@@ -92,16 +92,16 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     origin_id: str | None = None
     """The parent where `relation` is continuation or branch; of the others, maybe of another conversation."""
     cause: DivergenceCause | None = None
-    """Of `changed`: what the client did."""
+    """The client's change, for the relation `changed`."""
     first_change: int | None = None
-    """Of `changed`: index into the request's messages of the first that is not the origin's; None where what differs
-    stands before all messages."""
+    """Index of the first request message that differs from the origin's, for the relation `changed`; None where the
+    difference precedes all messages."""
     reason: str = ""
-    """For people: what it was told by, where that is not plain."""
+    """The evidence for the relation, for people; empty where it is plain."""
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """What is exact about one completion. Source: design, token truth."""
+    """The exact parts of one completion. Source: design, token truth."""
 
     prompt_source: PromptSource
     context: Context
@@ -120,8 +120,8 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     """Stop string or stop id that ended the reply, where the engine reports one."""
     sampling: SamplingParams = SamplingParams()
     constraint: Constraint | None = None
-    """An engine that does as asked reports log-probs of what its grammar left to choose from, not of the model's own
-    distribution: no trainer computes them again."""
+    """An engine that honours the constraint reports log-probs over the tokens its grammar allowed, not of the model's
+    own distribution: no trainer recomputes them."""
     version_spans: tuple[VersionSpan, ...] = ()
     engine: str = ""
     engine_version: str = ""
@@ -137,7 +137,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str
     attempt: int
     status: Literal["complete", "aborted"]
-    """aborted: the client or the session went away first; what was sampled until then is kept, never trained on."""
+    """aborted: the client or the session disconnected first; the tokens sampled until then are kept and never trained
+    on."""
     parent_id: str | None
     branch_key: str
     """Digest of (model, tools, template arguments): calls of different keys share no prefix."""
@@ -180,7 +181,7 @@ class CompletionTree:
             self.add(completion)
 
     def add(self, completion: Completion) -> None:
-        """Raises: ValueError when the parent is unknown, or shorter than what is shared with it."""
+        """Raises: ValueError when the parent is unknown, or shorter than the shared part."""
         parent_len = 0 if completion.parent_id is None else self._context_len.get(completion.parent_id, -1)
         if parent_len < completion.prompt_shared:
             raise ValueError(f"{completion.completion_id}: shares more than its parent has")

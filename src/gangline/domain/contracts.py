@@ -56,7 +56,7 @@ OutputSink = Callable[[Literal["stdout", "stderr"], bytes], None]
 
 
 class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a command in a runtime ended. Exactly one of `exit_code`, `signal`, `timed_out` tells."""
+    """The end of a command in a runtime. Exactly one of `exit_code`, `signal`, `timed_out` is set."""
 
     exit_code: int | None
     signal: int | None = None
@@ -78,7 +78,7 @@ class RuntimeStart(msgspec.Struct, frozen=True, kw_only=True):
     runtime_id: str
     """Unique; also names the sandbox's folder."""
     owner: str
-    """Label of the node; the reaper removes what carries it and has no lease."""
+    """Label of the node; the reaper removes labelled sandboxes that have no lease."""
     spec: RuntimeSpec
     folder: Path
     """On the host, empty, the runtime's own; removed by `stop`."""
@@ -90,10 +90,10 @@ class RuntimeStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sandbox takes of its machine."""
+    """Resources that a sandbox uses."""
 
     disk_bytes: int | None
-    """Of the disk; None where it is not measured, or not yet."""
+    """Disk usage in bytes; None where it is not measured, or not yet."""
     files: int | None = None
     """Files and folders; None as above."""
     exceeded: str | None = None
@@ -127,10 +127,10 @@ class RuntimeHandle(Protocol):
     ) -> ExecResult:
         """Run a command (a string goes to `sh -c`) and wait for it and its output.
 
-        user: `grader` cannot be signalled, traced or read by what runs as `agent`, and has `grader_home` as its HOME.
+        user: processes of `agent` cannot signal, trace or read those of `grader`, whose HOME is `grader_home`.
 
-        The environment is clean but for PATH, HOME, LANG, what an image sets, and the spec's `env`. On timeout, and
-        when the caller is cancelled, the command's whole process tree is killed.
+        The environment holds only PATH, HOME, LANG, the image's variables and the spec's `env`. On timeout, and when
+        the caller is cancelled, the command's whole process tree is killed.
         Raises: RuntimeFailed when the sandbox is gone; RuntimeUnavailable when it has no such user.
         """
         ...
@@ -147,11 +147,12 @@ class RuntimeHandle(Protocol):
         ...
 
     async def clear(self, path: str) -> None:
-        """Make room at `path`, from outside, whatever an untrusted program left there. Call it after `kill`.
+        """Remove everything at `path` from outside the sandbox, even if an untrusted program left it there. Call it
+        after `kill`.
 
-        A file or link there, and a folder with its content, is removed, whatever its modes; both HOMEs, `workdir` and
-        the spec's `folders` are emptied and stay. A file or link in place of one of its parents is removed too. The
-        folders on the way are usable by their owner again. No link is followed, and nothing there is no error.
+        Removes a file, a link or a folder with its content, whatever its modes; empties and keeps both HOMEs, `workdir`
+        and the spec's `folders`. Also removes a file or link in place of one of its parents. Makes the parent folders
+        usable by their owner again. Follows no link; a missing path is no error.
         Raises: InvalidRequest when the path is not one that files can be moved through.
         """
         ...
@@ -165,7 +166,7 @@ class RuntimeHandle(Protocol):
         ...
 
     def limits(self) -> dict[str, str]:
-        """Name of a limit, `network`, ... -> how it is enforced: `cgroup v2`, `rlimit`, ...; `not enforced`; `not set`.
+        """Name of a limit, `network`, ... -> its enforcement: `cgroup v2`, `rlimit`, ...; `not enforced`; `not set`.
 
         An enforcement that holds each process for itself, not all together, says `per process`. `grader_user` is there
         where `exec` takes the user `grader`.
@@ -183,7 +184,7 @@ class Runtime(Protocol):
     name: ClassVar[str]
 
     async def check(self) -> None:
-        """Raises: RuntimeUnavailable, saying what is missing and the line to run."""
+        """Raises: RuntimeUnavailable, which names the missing part and the command to run."""
         ...
 
     async def start(self, start: RuntimeStart) -> RuntimeHandle: ...
@@ -198,10 +199,10 @@ class Runtime(Protocol):
 
 @runtime_checkable
 class Keepable(Protocol):
-    """What a runtime declares whose sandboxes may live in the node's keeper, and so outlive the node's process.
+    """A runtime whose sandboxes may live in the node's keeper, and so outlive the node's process.
 
-    It is found by its name in that other process, and nothing but the contract is asked of its handles there. Its
-    sandboxes die with the process that started them: the keeper.
+    The keeper finds the runtime by its name and uses only the contract of its handles. Its sandboxes die with the
+    process that started them: the keeper.
     """
 
     is_keepable: ClassVar[bool]
@@ -240,9 +241,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 AgentRun = Callable[[], Coroutine[Any, Any, ExecResult]]
 """The run of an agent that lives in the node and acts on the runtime through its handle.
 
-It is awaited once, in RUN, and cancelled when it does not end with its runtime; so it must end when calls are refused
-and commands are killed. Its result stands for a process's: code, what it said on stdout and stderr, bounded by itself.
-It dies with the node, and its session goes round again.
+It is awaited once, in RUN, and cancelled when it does not end with its runtime, so it must end when calls are refused
+and commands are killed. Its result stands for a process's: exit code, stdout and stderr, bounded by itself. It dies
+with the node, and its session is retried.
 """
 
 
@@ -271,15 +272,15 @@ class Harness(Protocol):
 
 @runtime_checkable
 class Taker(Protocol):
-    """What a harness declares that translates common fields of a task for its program; of others they are refused."""
+    """A harness that translates common task fields for its program; others reject these fields."""
 
     takes: ClassVar[frozenset[Wish]]
 
 
 @runtime_checkable
 class Logged(Protocol):
-    """What a harness declares whose program leaves files that tell of its run. They are kept with the session's
-    artifacts, however the run ended; their content is the agent's word."""
+    """A harness whose program leaves log files of its run. They are kept with the session's artifacts, however the run
+    ended; their content is the agent's claim."""
 
     logs: ClassVar[tuple[str, ...]]
     """Shell patterns, relative to HOME."""
@@ -299,13 +300,13 @@ class Builder(Protocol):
 class Reward(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
     trace_rewards: dict[str, float] = {}
-    """trace id -> reward, where an evaluator tells traces apart; others get `reward`."""
+    """trace id -> reward, where an evaluator rewards traces separately; others get `reward`."""
     details: dict[str, Any] = {}
-    """For people: what was checked and what came out."""
+    """The checks and their results, for people."""
 
 
 class EvaluationContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What an evaluator sees. The agent's processes are dead by then."""
+    """The input of an evaluator. The agent's processes are dead by then."""
 
     session_id: str
     instruction: str
@@ -322,7 +323,7 @@ class EvaluationContext(msgspec.Struct, frozen=True, kw_only=True):
     Stopped by the node.
     """
     refresh_runtime: bool
-    """What the task asked for: grade in `fresh_runtime`."""
+    """True if the task requires grading in `fresh_runtime`."""
     metadata: Mapping[str, Any]
     is_control: bool = False
     """No agent acted: this asks only whether grading works. `runtime` is clean, and no trace is there."""
@@ -345,24 +346,24 @@ class Evaluator(Protocol):
 
 @runtime_checkable
 class GradesClean(Protocol):
-    """What an evaluator declares that grades in `EvaluationContext.fresh_runtime` where a task asks for it. Of others
-    `refresh_runtime` is refused when the task is submitted."""
+    """An evaluator that grades in `EvaluationContext.fresh_runtime` where a task requires it. With other evaluators, a
+    task that sets `refresh_runtime` is rejected on submission."""
 
     grades_clean: ClassVar[bool]
 
 
 @runtime_checkable
 class DropsTurns(Protocol):
-    """What a builder declares that leaves completions out of all traces, and why. Of others, a completion that is in no
-    trace is lost: the audit tells the two apart."""
+    """A builder that leaves completions out of all traces, with a reason for each. With other builders, a completion in
+    no trace counts as lost: the audit distinguishes the two."""
 
     drops_turns: ClassVar[str]
 
 
 @runtime_checkable
 class Controlled(Protocol):
-    """What an evaluator declares whose EvaluatorError may be the agent's doing: the node then has it grade a session in
-    which no agent acted (`EvaluationContext.is_control`), where it must do all that it does for any other. A reward
-    there says that the agent spoiled its grading."""
+    """An evaluator whose EvaluatorError the agent may have caused. The node then lets it grade a session in which no
+    agent acted (`EvaluationContext.is_control`), where it must take the same steps as for any other. A reward in that
+    control session shows that the agent spoiled its grading."""
 
     is_controlled: ClassVar[bool]

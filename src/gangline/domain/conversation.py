@@ -1,4 +1,5 @@
-"""The canonical form of what harness and model say: every dialect is read into it and written from it."""
+"""The canonical form of conversations between harness and model: every dialect is parsed into it and rendered from
+it."""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ class ToolDefinition(msgspec.Struct, frozen=True):
     kind: Literal["function", "custom"] = "function"
     """`custom`: takes free text, by a grammar or not; the engine sees a function of one string, `input`."""
     grammar: dict[str, Any] | None = None
-    """Of a custom tool, as the client gave it."""
+    """Grammar of a custom tool, as the client sent it."""
     namespace: str | None = None
     local_name: str | None = None
     """The name inside its namespace, as the client knows it; None outside of one."""
@@ -96,8 +97,8 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """As used, not as wished. None: neutral (temperature 1, nothing cut off), whatever the
-    model's own defaults are."""
+    """The parameters in use, after the operator's policy. None: neutral (temperature 1, nothing cut off), regardless of
+    the model's own defaults."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -131,13 +132,13 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     undeclared: dict[str, str] = {}
     """Field -> its JSON text, of the fields among `dropped` that the dialect does not know: they may carry state."""
     previous_reply_id: str | None = None
-    """The call goes on from the conversation of this earlier reply of the session; `messages` are what is new."""
+    """The call continues the conversation of this earlier reply of the session; `messages` holds only new ones."""
     keeps_tools: bool = False
     """With `previous_reply_id`: tools are those of that reply's call, and `tools` is empty."""
     leads_with_instructions: bool = False
     """The first message binds this call alone: one that goes on from its reply leaves it behind."""
     agent_id: str | None = None
-    """The client's own name for the agent that asks, where it tells agents apart."""
+    """The client's own name for the calling agent, where it distinguishes agents."""
     echo: dict[str, Any] = {}
     """Request fields that the dialect's reply repeats; nobody else reads them."""
 
@@ -146,9 +147,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     num_sampled_tokens: int
     num_cached_tokens: int = 0
-    """Of the prompt tokens, those that the engine had computed before."""
+    """Prompt tokens that the engine had in its cache."""
     num_thinking_tokens: int = 0
-    """Of the sampled tokens, those of thinking, where the engine says."""
+    """Sampled tokens of thinking, where the engine reports them."""
 
 
 def message_text(message: Message) -> str:

@@ -1,7 +1,7 @@
 """Structs that several threads may decode at once.
 
 msgspec learns how to decode a struct when one is first decoded, and a process in which two threads make it learn the
-same one crashes (seen with 0.22). What threads decode is therefore learned when its module is imported.
+same one crashes (seen with 0.22). Types that threads decode are therefore warmed up when their module is imported.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One tree of errors, by the boundary that broke.
 
     GanglineError
-    ├── CallerError            what the caller sent, or asked for
+    ├── CallerError            a request that cannot be answered
     │   ├── InvalidRequest     400
-    │   │   └── ReplyNotFound  it goes on from a reply that the session does not have
+    │   │   └── ReplyNotFound  it continues a reply that the session does not have
     │   ├── Unauthorized       401
     │   ├── SessionOver        403: the session takes no more model calls
     │   ├── ForeignRequest     403: a web page of another site, or another host's name
@@ -13,32 +13,32 @@
     │   ├── RequestTimeout     408: the body did not come
     │   ├── UnsupportedMediaType 415: a body that is not JSON, or compressed in an unknown way
     │   ├── UpgradeRefused     426: WebSocket is not spoken
-    │   ├── LimitExceeded      413: more than one request may have
-    │   │   └── TooMany        429, retryable: as many as are allowed at once are there
+    │   ├── LimitExceeded      413: a request beyond its limits
+    │   │   └── TooMany        429, retryable: concurrency limit reached
     │   ├── UnknownPlugin      400, names the known ones
-    │   ├── InvalidGroup       a trainer that refuses groups that are not whole was given one
-    │   └── OutOfTasks         a trainer's tasks ended before it had its groups
+    │   ├── InvalidGroup       an incomplete group, for a trainer that needs whole ones
+    │   └── OutOfTasks         a trainer's tasks were used up before it had its groups
     ├── EngineError            the inference engine
     │   ├── EngineUnavailable  retryable: down, refused, reset, timed out, 5xx
     │   │   └── EngineMalformed  502: its answer cannot be read
     │   ├── EngineRefused      the engine answered 4xx
     │   ├── ContextOverflow    prompt and reply do not fit the context
-    │   ├── EngineIncapable    no token ids, no log-probs: nothing trainable can come of it
-    │   └── WeightsNotLoaded   retryable: not all engines have a trainer's new weights; says which have what
+    │   ├── EngineIncapable    no token ids or no log-probs: its replies cannot be trained on
+    │   └── WeightsNotLoaded   retryable: not all engines have a trainer's new weights; lists each one's
     ├── RuntimeFault           the sandbox
-    │   ├── RuntimeUnavailable this machine cannot run it; says what to install
+    │   ├── RuntimeUnavailable this machine cannot run it; names the missing package
     │   ├── RuntimeFailed      retryable: it did not start, or died
-    │   └── PrepareFailed      retryable: a command of the task that prepares it failed
+    │   └── PrepareFailed      retryable: a prepare command of the task failed
     ├── HarnessError           the agent program
-    │   └── GradingSpoiled     what the agent left keeps it from being graded
+    │   └── GradingSpoiled     the agent's files prevent its grading
     ├── BuilderError
     ├── EvaluatorError
     ├── StoreError             retryable: database, journal, disk
     │   └── DiskFull
     └── NodeError              ours
         ├── LeaseLost          the session was given to another node
-        ├── NodeDraining       retryable: the node ends with the sessions that it has
-        ├── TooManyFiles       retryable: this process, or its machine, may open no more files
+        ├── NodeDraining       retryable: the node takes no more sessions
+        ├── TooManyFiles       retryable: this process or its machine has too many open files
         ├── PortUnavailable    the address to listen on is taken, or not ours
         ├── ServerUnavailable  retryable: the rollout server does not answer
         └── ClusterUnavailable retryable: no Ray cluster answers
@@ -105,7 +105,7 @@ Boundary = Literal["caller", "engine", "runtime", "harness", "builder", "evaluat
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """What broke, as data."""
+    """A failure as data."""
 
     boundary: Boundary
     code: str
@@ -114,7 +114,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GanglineError(Exception):
-    """Root of the tree. The message says what happened and what to do."""
+    """Root of the tree. The message states the failure and the remedy."""
 
     boundary: ClassVar[Boundary] = "node"
     code: ClassVar[str] = "internal_error"
@@ -302,7 +302,7 @@ class HarnessError(GanglineError):
 
 
 class GradingSpoiled(HarnessError):
-    """The grader fails by what the agent left or did: the session's own failure, never one of the infrastructure."""
+    """The agent's files or actions made the grader fail: the session's own failure, never one of the infrastructure."""
 
     code = "grading_spoiled"
 

@@ -10,7 +10,7 @@ from gangline.domain.errors import InvalidRequest
 __all__ = ["ID_PATTERN", "new_id", "new_secret", "validated_id"]
 
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
-"""Letters, digits, `.`, `_`, `-`; at most 128; no leading dot or dash; no path separator."""
+"""Letters, digits, `.`, `_`, `-`; at most 128 characters, without a leading dot or dash and without path separators."""
 
 _ID = re.compile(ID_PATTERN)
 
@@ -28,5 +28,5 @@ def new_id(prefix: str) -> str:
 
 
 def new_secret(prefix: str) -> str:
-    """A fresh key with 192 random bits; the prefix says what it opens."""
+    """A fresh key with 192 random bits; the prefix names its purpose."""
     return f"{prefix}-{secrets.token_urlsafe(24)}"

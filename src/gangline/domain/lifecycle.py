@@ -1,4 +1,4 @@
-"""The life of a session, as tables: what may follow what, and who may try again.
+"""The life of a session as tables: the allowed transitions, and the states that allow another attempt.
 
                  lease             start            launch            end
     queued ────────────▶ init ──────────▶ ready ─────────▶ run ─────────▶ postrun ──▶ ended

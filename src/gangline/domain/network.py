@@ -1,7 +1,8 @@
-"""What a sandbox under network `list` may reach, as rules: `pypi.org`, `*.debian.org`, `10.0.0.5:8080`, `[::1]:9000`.
+"""Rules for the network `list`: addresses that a sandbox may reach, such as `pypi.org`, `*.debian.org`,
+`10.0.0.5:8080`, `[::1]:9000`.
 
-A name stands for what it resolves to in public only. An address that is not public (this machine's own, a private
-network's, a link's) is reached only where a rule writes that very address. Pure: nothing is resolved here.
+A name stands for its public addresses only. An address that is not public (this machine's own, a private network's, a
+link's) is reachable only where a rule contains that very address. Pure: nothing is resolved here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gangline.domain.public_addresses import is_public
 __all__ = ["USUAL_PORTS", "NetworkRule", "is_named", "may_dial", "normal_host", "split_host_port"]
 
 USUAL_PORTS = (80, 443)
-"""What a rule without a port means."""
+"""The ports of a rule without one."""
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
@@ -28,7 +29,7 @@ class NetworkRule(msgspec.Struct, frozen=True):
     """One line of `runtime.network_allow`."""
 
     host: str
-    """In its usual form: a name in lower case, or an address; of a wildcard what follows `*.`."""
+    """In its usual form: a name in lower case, or an address; for a wildcard, the part after `*.`."""
     port: int | None = None
     """None: the usual ones of HTTP."""
     is_wildcard: bool = False

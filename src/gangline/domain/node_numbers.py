@@ -1,4 +1,4 @@
-"""What a node tells of itself in figures with each heartbeat."""
+"""The figures that a node reports with each heartbeat."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ class NodeNumbers(msgspec.Struct, frozen=True, kw_only=True):
     untrainable: int
     """Total completions that no row may use."""
     policy_version: int | None = None
-    """Stamped on what is sampled now; None: never set."""
+    """Version recorded with tokens sampled now; None: never set."""
 
     def as_metrics(self) -> dict[str, float]:
         return {name: float(value) for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
     @classmethod
     def of(cls, metrics: Mapping[str, float]) -> Self | None:
-        """None where a node does not tell them: one of another make, or one that has only just joined."""
+        """The figures in `metrics`; None for a node that does not report them: another implementation, or one that has
+        just joined."""
         try:
             return msgspec.convert(dict(metrics), cls, strict=False)  # figures travel as floats
         except msgspec.ValidationError:

@@ -1,4 +1,4 @@
-"""Recognises errors that too many open files brought about, whatever they became on their way."""
+"""Recognises errors caused by too many open files, also when they were wrapped in other errors."""
 
 from __future__ import annotations
 

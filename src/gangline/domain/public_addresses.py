@@ -57,7 +57,7 @@ _closed_v6, _open_v6 = tuple(map(IPv6Network, _V6_CLOSED)), tuple(map(IPv6Networ
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """An IPv4 address inside an IPv6 one (mapped, or by the well-known prefix of NAT64) counts as what it is."""
+    """An IPv4 address inside an IPv6 one (mapped, or by the well-known prefix of NAT64) counts as that IPv4 address."""
     if isinstance(address, IPv4Address):
         return _is_in(address, _open_v4) or not _is_in(address, _closed_v4)
     if address.scope_id is not None:

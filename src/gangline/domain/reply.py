@@ -1,4 +1,4 @@
-"""What goes back to a harness: a sampled reply, whole or as a stream of deltas, in no provider's words.
+"""A sampled reply for a harness, whole or as a stream of deltas, independent of any provider's format.
 
 Token ids never travel here: they are captured on the way. A stream is `ReplyDelta`s, then the whole `Reply`.
 """
@@ -38,7 +38,7 @@ class ReplyDelta(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Of the tokens behind this delta; empty unless the client asked."""
+    """Log-probs of the tokens behind this delta; empty unless the client asked."""
 
     @property
     def shows_nothing(self) -> bool:

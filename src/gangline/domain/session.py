@@ -1,4 +1,4 @@
-"""What server and node tell each other about a session."""
+"""The messages about a session between server and node."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class HarnessExit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node reports when a session's attempt ended; stored before it is announced."""
+    """A node's report after a session's attempt ended; stored before it is announced."""
 
     session_id: str
     task_id: str
@@ -88,7 +88,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     """`NodeNumbers`."""
     identity: str = ""
-    """Of its data folder: the same over restarts, another for another node with the same id."""
+    """Identity of its data folder: unchanged by restarts, different for another node with the same id."""
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):

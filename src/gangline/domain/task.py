@@ -1,4 +1,5 @@
-"""A task: what to solve. Written by people and trainers, immutable once accepted.
+"""A task: the problem, the agent program, its sandbox and its grading. Written by people and trainers, immutable once
+accepted.
 
 Source: Polar, A.3 (field names), with additions that are all optional.
 """
@@ -89,16 +90,16 @@ PrepareAction = Annotated[ExecAction | WriteAction, Field(discriminator="type")]
 
 
 class LimitsSpec(_Spec):
-    """What a sandbox may use; None is no limit. A runtime reports which of these it enforces, and how."""
+    """Resource limits of a sandbox; None is no limit. A runtime reports which of these it enforces, and how."""
 
     memory_bytes: int | None = Field(default=4 << 30, gt=0)
-    """Of all its processes together, where control groups hold it; else of each one."""
+    """Memory of all its processes together, where control groups enforce it; else of each process."""
     cpus: float | None = Field(default=2.0, gt=0)
     max_pids: int | None = Field(default=512, gt=0)
     max_file_bytes: int | None = Field(default=None, gt=0)
     """Size of one file; None is as much as `disk_bytes`."""
     disk_bytes: int | None = Field(default=10 << 30, gt=0)
-    """What its files take in all. An agent that goes beyond it is ended: outcome `agent_error`, code `disk_limit`."""
+    """Total size of its files. An agent that exceeds it is ended: outcome `agent_error`, code `disk_limit`."""
     max_files: int | None = Field(default=1_000_000, gt=0)
     """Files and folders, empty ones too. An agent that has more is ended in the same way."""
 
@@ -113,8 +114,9 @@ class RuntimeSpec(_Spec):
     read-only)."""
     network: NetworkPolicy = "proxy"
     network_allow: tuple[Annotated[str, Field(max_length=300)], ...] = Field(default=(), max_length=256)
-    """What network `list` opens beside the node's proxy: `host`, `*.domain` (all names below it) or an address, each
-    with or without `:port`; without, 80 and 443. An address that is not public must be written itself."""
+    """Addresses that network `list` opens beside the node's proxy: `host`, `*.domain` (all names below it) or an
+    address, each with or without `:port`; the default ports are 80 and 443. An address that is not public must be
+    listed itself."""
     system_calls_allow: tuple[SystemCall, ...] = ()
     """Interfaces to the kernel that the agent gets beside the usual ones: browsers need `user_namespaces` for sandboxes
     of their own. Where an engine or the machine refuses one itself, asking for it changes nothing."""
@@ -153,9 +155,9 @@ class McpServer(_Spec):
     command: tuple[str, ...] = ()
     """A program in the runtime and its arguments, which talks over its standard streams."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Of the command."""
+    """Environment of the command."""
     url: str | None = Field(default=None, pattern=r"^https?://[^\s\x00]+$")
-    """Of a server that talks streamable HTTP. The runtime's network policy must let the agent reach it."""
+    """URL of a server that speaks streamable HTTP. The runtime's network policy must let the agent reach it."""
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> McpServer:
@@ -185,7 +187,7 @@ class AgentSpec(_Spec):
     harness: str
     """Name of a harness plug-in."""
     model_name: str | None = None
-    """Model name the harness is told; None is the engine's served model."""
+    """Model name given to the harness; None is the engine's served model."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Checked against the harness's own configuration type at submit."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -195,11 +197,10 @@ class AgentSpec(_Spec):
     """Sampled tokens, of all calls together, after which the next call ends the session with outcome `token_limit`;
     None is no limit."""
     mcp_servers: dict[McpServerName, McpServer] = Field(default_factory=dict)
-    """Servers of tools that the harness's program is told of, by name. A harness that cannot be given any refuses the
-    task."""
+    """Tool servers for the harness's program, by name. A harness without support for them rejects the task."""
     skills: dict[SkillName, dict[SkillFile, str]] = Field(default_factory=dict)
     """Skills that the harness's program is given: name -> path in the skill's folder -> content; `SKILL.md` is among
-    them. A harness that cannot be given any refuses the task."""
+    them. A harness without support for them rejects the task."""
 
     @field_validator("skills")
     @classmethod
@@ -211,16 +212,16 @@ class AgentSpec(_Spec):
 
 
 class ParameterRule(_Spec):
-    """What becomes of one sampling parameter of the harness: overridden, clamped, or passed."""
+    """The policy for one sampling parameter of the harness: overridden, clamped, or passed."""
 
     override: float | None = None
-    """Always sent, whatever the harness wishes."""
+    """Value sent always, regardless of the harness's request."""
     default: float | None = None
     """Sent when the harness sends none."""
     min: float | None = None
     max: float | None = None
-    """Bounds of what the harness may wish. Where it sends none and there is no `default`, the provider's usual value is
-    clamped: temperature and top_p 1, penalties 0, max_tokens and top_k without limit."""
+    """Bounds of the value that the harness asks for. Where it sends none and there is no `default`, the provider's
+    usual value is clamped: temperature and top_p 1, penalties 0, max_tokens and top_k without limit."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> ParameterRule:
@@ -232,7 +233,8 @@ class ParameterRule(_Spec):
 
 
 class SamplingPolicy(_Spec):
-    """The operator's word on sampling, over the harness's. What is not named passes."""
+    """The operator's policy on sampling; it takes precedence over the harness. Parameters without a rule pass
+    unchanged."""
 
     temperature: ParameterRule | None = None
     top_p: ParameterRule | None = None
@@ -256,13 +258,13 @@ class CaptureSpec(_Spec):
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     """Every model call gets a seed of its own, made from this one, the session's number in its group and the call's
     number in its session. An engine that samples by seeds gives the same tokens again, as long as the harness sends the
-    same. It replaces what the harness asks for; a rule of `sampling` for `seed` has the last word. A session's next
-    attempt draws the same seeds; calls that a harness makes side by side take their numbers as they come. A session
-    that its caller opened is number 0."""
+    same. It replaces the harness's own seed; a rule of `sampling` for `seed` takes precedence. A session's next attempt
+    draws the same seeds; calls that a harness makes side by side take their numbers as they come. A session that its
+    caller opened is number 0."""
     volatile_system_text: tuple[Annotated[str, Field(max_length=500)], ...] | None = Field(default=None, max_length=32)
-    """Regular expressions; None is the usual ones, for dates, times and billing lines. Text of system messages that
-    they match does not make a call another conversation: the engine is sent what the conversation's first call had
-    there, and what the client sent is kept in the record."""
+    """Regular expressions; None is the usual ones, for dates, times and billing lines. Matching text of system messages
+    does not make a call another conversation: the engine receives the text of the conversation's first call there, and
+    the record keeps the client's."""
 
     token_texts: bool = False
     """Keep the text of each sampled token beside its id, as the engine reports it: a part of a character is U+FFFD.
@@ -279,7 +281,7 @@ class CaptureSpec(_Spec):
         return rules
 
     def session_seed(self, sample_index: int) -> int | None:
-        """What the seeds of one session's calls are made from; None without `seed`."""
+        """The seed from which the seeds of one session's calls derive; None without `seed`."""
         return None if self.seed is None else derived_seed(self.seed, sample_index)
 
 
@@ -304,12 +306,12 @@ class EvaluatorSpec(_Spec):
     refresh_runtime: bool = False
     """Grade in a clean runtime, prepared like the agent's, that the agent never touched."""
     on_failure: Literal["none"] | float = "none"
-    """Reward of a session whose grading fails because of what the agent left or did; `none` gives it no reward, which
-    keeps it out of its group. A grader that fails without the agent's doing never gives one."""
+    """Reward of a session whose grading the agent's files or actions made fail; `none` gives it no reward, which keeps
+    it out of its group. A grader that fails for another reason never gives one."""
 
 
 class TaskRequest(_Spec):
-    """What to solve: the body of `POST /v1/tasks`."""
+    """A task to solve: the body of `POST /v1/tasks`."""
 
     task_id: str | None = Field(default=None, pattern=ID_PATTERN)
     """Chosen by the caller to make submitting idempotent; None lets the server choose."""
@@ -343,7 +345,7 @@ class TaskRequest(_Spec):
 
     @model_validator(mode="after")
     def _travels(self) -> TaskRequest:
-        """What is free in form must still be readable wherever it is sent."""
+        """Check that free-form values survive JSON and MessagePack."""
         free = {
             "metadata": self.metadata,
             "agent.settings": self.agent.settings,
@@ -368,7 +370,7 @@ class TaskRequest(_Spec):
 
 
 def _why_not_portable(value: Any, depth: int = 0) -> str | None:
-    """What keeps a value from going through JSON and MessagePack unchanged."""
+    """The reason a value would not survive JSON and MessagePack unchanged; None if it does."""
     if depth > MAX_DEPTH:
         return f"must not be nested deeper than {MAX_DEPTH} levels"
     match value:
@@ -390,7 +392,7 @@ def _why_not_portable(value: Any, depth: int = 0) -> str | None:
 def task_digest(task: TaskRequest) -> str:
     """Digest of the content, without the id: equal digests are the same task.
 
-    What has its default is left out, so that a field which a later version adds changes no digest.
+    Fields with their default are left out, so that a field which a later version adds changes no digest.
     """
     body = task.model_dump_json(exclude={"task_id"}, exclude_defaults=True)
     return hashlib.sha256(body.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Traces and trajectories: what a trainer receives."""
+"""Traces and trajectories: the input of a trainer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions
 __all__ = ["SharedPrefix", "Splice", "Trace", "TraceRole", "Trajectory", "TurnSpan"]
 
 TraceRole = Literal["main", "sub_agent", "side", "compaction"]
-"""What a call was for: the session's task; a part of it, given to an agent of its own; something beside it (a title, a
-classifier); a summary that the conversation goes on from. See `trajectories.lineage` for what tells them."""
+"""Purpose of a call: the session's task; a part of it, given to an agent of its own; something beside it (a title, a
+classifier); a summary from which the conversation continues. See `trajectories.lineage` for the evidence."""
 
 
 class TurnSpan(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str
     session_id: str
     shared_prefix: SharedPrefix | None = None
-    """Only from the `tree` builder: what the prompt begins with, kept elsewhere. None: the prompt is whole."""
+    """The beginning of the prompt, stored elsewhere; only from the `tree` builder. None: the prompt is whole."""
     prompt_ids: TokenIds
     """After `shared_prefix`, if there is one."""
     response_ids: TokenIds
@@ -66,10 +66,10 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     response_messages: tuple[Message, ...]
     tools: tuple[ToolDefinition, ...] = ()
     finish_reason: str
-    """Of the last turn."""
+    """Finish reason of the last turn."""
     reward: float | None = None
     role: TraceRole = "main"
-    """Of the first turn."""
+    """Role of the first turn."""
     lineage: Lineage = Lineage()
     """How the first turn came out of an earlier call."""
     parent_trace_id: str | None = None

@@ -1,4 +1,4 @@
-"""What the rollout server answers: tasks, sessions, nodes and events, as its clients see them.
+"""The rollout server's answers: tasks, sessions, nodes and events, as its clients see them.
 
 Plain records without I/O; the store fills them, the server sends them as JSON, the client reads them back.
 All times are Unix times, UTC, seconds, on the server's clock.
@@ -56,7 +56,7 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     """As the node's last heartbeat said; None unless leased."""
     outcome: Outcome | None = None
     failure: Failure | None = None
-    """Of the last attempt that failed; of the end, when ended."""
+    """Failure of the last failed attempt; for an ended session, the failure that ended it."""
     reward: float | None = None
     result_attempt: int | None = None
     """The attempt whose stored result is the session's; None when no node reported its end."""
@@ -96,7 +96,7 @@ class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Empty when the request named none."""
     priority: int = 0
     result_bytes: int = 0
-    """Of all stored results of its sessions, attempts that failed included."""
+    """Bytes of all stored results of its sessions, including failed attempts."""
     outcomes: dict[str, int] = {}
     """outcome -> how many ended sessions."""
     mean_reward: float | None = None
@@ -128,7 +128,7 @@ class TaskView(TaskSummary, frozen=True, kw_only=True):
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """One node, as its last heartbeat or lease call told."""
+    """One node, as of its last heartbeat or lease call."""
 
     node_id: str
     url: str
@@ -155,7 +155,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     sessions: dict[str, int]
     """session state -> how many."""
     stages: dict[str, int]
-    """stage -> leased sessions in it; `leased` counts those whose node has not told yet."""
+    """stage -> leased sessions in it; `leased` counts those whose node has not reported a stage yet."""
     oldest_queued_s: float | None
     """How long the session next in the queue has existed; None when the queue is empty."""
     callbacks: dict[str, int]
@@ -168,7 +168,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int = 0
     """Queued sessions that wait for a while after a fault of the infrastructure."""
     result_bytes: int = 0
-    """Of all stored results."""
+    """Bytes of all stored results."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,8 +179,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     kind: str
     """task.submitted, task.started, task.ended, session.leased, session.stage, session.requeued, session.released,
-    session.ended, node.joined, callback.delivered, callback.expired. What failed has `boundary`, `code` and `message`
-    in `data`."""
+    session.ended, node.joined, callback.delivered, callback.expired. Failures have `boundary`, `code` and `message` in
+    `data`."""
     task_id: str | None = None
     session_id: str | None = None
     data: dict[str, Any] = {}
@@ -194,8 +194,8 @@ class ResultReference(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome | None
     reward: float | None
     url: str | None
-    """`file://`, or what the server was given for results; the content is the MessagePack of a `SessionResult`. None
-    when no node reported the session's end."""
+    """`file://`, or the server's URL for results; the content is the MessagePack of a `SessionResult`. None when no
+    node reported the session's end."""
     num_bytes: int
 
 
