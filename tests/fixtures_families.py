@@ -32,8 +32,8 @@ from gangline.engines.contract import (
     whole_deltas,
 )
 from gangline.engines.serving.messages import template_messages
-from gangline.engines.serving.sampler import ChatTokenizer
 from gangline.engines.serving.wire import ApiError
+from gangline.language.contract import ChatTokenizer
 from gangline.testing.scripted_engine_tokens import scripted_logprob
 
 MEDIA_ID = 7

@@ -1,11 +1,15 @@
-"""Turns of an event loop: work that takes long gives the others theirs in between."""
+"""Work on one event loop: long work that gives others their turns, and calls that run together."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
-__all__ = ["Turn"]
+__all__ = ["Turn", "call_all"]
+
+ResultT = TypeVar("ResultT")
 
 _MAX_HELD_S = 0.001
 _PAUSE_PER_HELD_S = 4.0
@@ -30,3 +34,13 @@ class Turn:
         if held_s > _MAX_HELD_S:
             await asyncio.sleep(_PAUSE_PER_HELD_S * held_s)
             self._since_s = time.perf_counter()
+
+
+async def call_all(calls: Sequence[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
+    """Run them together, owned: the first failure cancels the others and is raised as itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]

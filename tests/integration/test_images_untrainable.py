@@ -26,8 +26,8 @@ from gangline.engines.vllm import VllmEngine
 from gangline.plugins import make_builder
 from gangline.testing.scripted_engine import scripted_server
 from gangline.training.groups import why_invalid
-from gangline.trajectories.export import rows_of
 from gangline.trajectories.rewards import apply_reward
+from gangline.trajectories.rows import rows_of
 
 
 def _png() -> bytes:

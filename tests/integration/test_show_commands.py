@@ -22,8 +22,8 @@ from gangline.domain.tokens import encode_msgpack
 from gangline.engines.embedded.scoring import score_logprobs
 from gangline.server.run import serving
 from gangline.store.results import ResultStore
-from gangline.trajectories.export import read_jsonl, rows_of
 from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.trajectories.rows import read_jsonl, rows_of
 from gangline.trajectories.shared_prefixes import with_whole_prompts
 from gangline.trajectories.tree import TreeBuilder
 from requirements import need_module

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gangline.domain.errors import InvalidRequest
 from gangline.engines.serving.generation import exact_prompt_ids, plan
 from gangline.engines.serving.messages import check_tools, template_messages
 from gangline.engines.serving.wire import ApiError, ChatRequest, decode_request
@@ -139,9 +140,9 @@ def test_arguments_that_are_no_json_reach_the_template_as_text() -> None:
     ],
 )
 def test_a_message_that_a_text_template_cannot_carry_is_refused(message: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(InvalidRequest) as refused:
         template_messages([message])
-    assert refused.value.param == param
+    assert refused.value.details["param"] == param
 
 
 @pytest.mark.parametrize(
@@ -154,9 +155,9 @@ def test_a_message_that_a_text_template_cannot_carry_is_refused(message: dict[st
     ],
 )
 def test_a_tool_choice_that_cannot_be_met_is_refused(tools: list[dict[str, Any]], choice: Any, param: str) -> None:
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(InvalidRequest) as refused:
         check_tools(tools, choice)
-    assert refused.value.param == param
+    assert refused.value.details["param"] == param
 
 
 def test_a_tool_that_is_there_can_be_chosen() -> None:

@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 
+import gangline
 from gangline.cli.demo_learning import NUM_HELD_OUT_TASKS, NUM_TASKS, LearningReport, learn, report_of
 from gangline.cli.exits import Exit
 from gangline.cli.learning_view import reward_chart
@@ -199,7 +200,7 @@ async def _choose_runtime() -> str:
 def _tasks(name: str, groups: int, samples: int, seed: int, backend: str) -> list[dict[str, Any]]:
     """The tasks of `examples/read_file`, as anyone would submit them: named for this run of the demo, and the same
     again for the same seed, what is sampled too."""
-    path = Path(__file__).resolve().parents[3] / "examples" / "read_file" / "tasks.py"
+    path = Path(gangline.__file__).resolve().parents[2] / "examples" / "read_file" / "tasks.py"
     spec = importlib.util.spec_from_file_location("gangline_example_tasks", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise InvalidRequest(f"the demo's example is not at {path.parent}: run the demo from a checkout of Gangline.")

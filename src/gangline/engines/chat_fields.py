@@ -22,9 +22,9 @@ from gangline.domain.conversation import (
     Text,
     Thinking,
     ToolCall,
-    ToolDefinition,
     ToolResult,
 )
+from gangline.language.tools import tool_fields
 from gangline.turns import Turn
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "message_fields",
     "messages_fields",
     "messages_in_turns",
-    "tool_fields",
 ]
 
 _SLICE_CHARS = 256 << 10
@@ -42,13 +41,6 @@ _SLICE_CHARS = 256 << 10
 _encoder = msgspec.json.Encoder()
 
 _MEDIA_AS_TEXT = ("text/", "application/json", "application/xml")
-
-CUSTOM_INPUT = {
-    "type": "object",
-    "properties": {"input": {"type": "string", "description": "The tool's whole input, as plain text."}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
 
 
 NEUTRAL_SAMPLING: dict[str, Any] = {
@@ -245,20 +237,3 @@ def _tool_call_fields(call: ToolCall) -> dict[str, Any]:
         "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},
     }
-
-
-def tool_fields(tool: ToolDefinition) -> dict[str, Any]:
-    optional = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
-    if tool.kind == "custom" and tool.parameters is None:
-        optional |= {"description": _with_grammar(tool), "parameters": CUSTOM_INPUT}
-    function = {"name": tool.name} | {name: value for name, value in optional.items() if value is not None}
-    return {"type": "function", "function": function}
-
-
-def _with_grammar(tool: ToolDefinition) -> str | None:
-    if not tool.grammar:
-        return tool.description
-    syntax = str(tool.grammar.get("syntax") or "a")
-    definition = tool.grammar.get("definition")
-    rule = definition if isinstance(definition, str) else msgspec.json.encode(tool.grammar).decode()
-    return f"{tool.description or ''}\n\n`input` must match this {syntax} grammar:\n{rule}".strip()

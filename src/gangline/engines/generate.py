@@ -36,8 +36,8 @@ from gangline.engines.generate_probe import ROUTES, probe_route
 from gangline.engines.generate_text import ReplyReader, TextSide
 from gangline.engines.generate_wire import GenerateAsk, GenerateRoute, Sampled
 from gangline.engines.http import EngineHttp
-from gangline.engines.serving.generation import call_all
 from gangline.engines.template_probe import probe_template
+from gangline.turns import call_all
 
 __all__ = ["GenerateEngine", "RouteName"]
 

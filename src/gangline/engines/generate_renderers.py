@@ -20,7 +20,7 @@ from gangline.domain.conversation import Message, ModelCall, ToolDefinition
 from gangline.domain.errors import EngineRefused, InvalidRequest
 from gangline.domain.reply import ReplyDelta, ToolCallDelta
 from gangline.domain.tokens import TokenIds, token_ids
-from gangline.engines.chat_fields import messages_fields, tool_fields
+from gangline.engines.chat_fields import messages_fields
 from gangline.engines.embedded.models import resolve_tokenizer
 from gangline.engines.generate import GenerateEngine, RouteName
 from gangline.engines.generate_text import Read, ReplyReader
@@ -28,6 +28,7 @@ from gangline.engines.http import EngineHttp
 from gangline.engines.serving.messages import template_messages
 from gangline.engines.serving.text import IncrementalText, StopStrings
 from gangline.engines.serving.tokenizer import HfChatTokenizer
+from gangline.language.tools import tool_fields
 
 __all__ = ["RenderersText", "renderers_engine"]
 

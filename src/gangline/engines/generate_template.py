@@ -9,16 +9,16 @@ from typing import Any
 from gangline.domain.conversation import Message, ModelCall, ToolDefinition
 from gangline.domain.errors import EngineRefused, InvalidRequest
 from gangline.domain.tokens import TokenIds, token_ids
-from gangline.engines.chat_fields import messages_fields, tool_fields
+from gangline.engines.chat_fields import messages_fields
 from gangline.engines.generate import GenerateEngine, RouteName
 from gangline.engines.generate_text import ReplyReader, TokenReader
 from gangline.engines.http import EngineHttp
 from gangline.engines.serving.messages import template_messages
-from gangline.engines.serving.sampler import ChatTokenizer
 from gangline.engines.serving.tokenizer import load_tokenizer
-from gangline.engines.serving.wire import ApiError
 from gangline.engines.text_parsing.detect import detect_parsers
 from gangline.engines.text_parsing.parser import Parsers
+from gangline.language.contract import ChatTokenizer
+from gangline.language.tools import tool_fields
 
 __all__ = ["TemplateText", "template_engine"]
 
@@ -85,7 +85,7 @@ class TemplateText:
                 add_generation_prompt=add_generation_prompt,
                 template_kwargs=template_kwargs,
             )
-        except (ApiError, InvalidRequest) as refused:
+        except InvalidRequest as refused:
             raise EngineRefused(str(refused), status=400) from refused
         return token_ids(ids)
 

@@ -15,11 +15,11 @@ from gangline.domain.completion import ParseStatus
 from gangline.domain.conversation import Message, ModelCall, ToolDefinition
 from gangline.domain.reply import ReplyDelta
 from gangline.domain.tokens import TokenIds
-from gangline.engines.serving.sampler import ChatTokenizer
 from gangline.engines.serving.text import IncrementalText, StopStrings
 from gangline.engines.text_parsing.detect import opens_thinking
 from gangline.engines.text_parsing.parser import Parsers
 from gangline.engines.text_parsing.replies import ReplyText
+from gangline.language.contract import ChatTokenizer
 
 __all__ = ["Read", "ReplyReader", "TextSide", "TokenReader", "joined"]
 

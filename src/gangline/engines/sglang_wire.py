@@ -13,7 +13,7 @@ import numpy as np
 
 from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.tokens import logprobs
-from gangline.engines.chat_fields import NEUTRAL_SAMPLING, call_fields, has_media, messages_fields, tool_fields
+from gangline.engines.chat_fields import NEUTRAL_SAMPLING, call_fields, has_media, messages_fields
 from gangline.engines.chat_replies import (
     WireLogprobs,
     WireMessage,
@@ -28,6 +28,7 @@ from gangline.engines.chat_replies import (
 )
 from gangline.engines.contract import EngineChoice, EngineReply, EngineRequest
 from gangline.engines.json_ids import TokenId
+from gangline.language.tools import tool_fields
 
 __all__ = ["Detokenized", "SglangReply", "chat_body", "engine_reply", "render_body"]
 

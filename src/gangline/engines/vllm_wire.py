@@ -21,7 +21,6 @@ from gangline.engines.chat_fields import (
     has_media,
     message_fields,
     messages_fields,
-    tool_fields,
 )
 from gangline.engines.chat_replies import (
     ModelCard,
@@ -42,6 +41,7 @@ from gangline.engines.chat_replies import (
 )
 from gangline.engines.contract import EngineChoice, EngineReply, EngineRequest
 from gangline.engines.json_ids import CUT_OUT, NO_IDS, TokenId, cut_out_ids, ids_from_json
+from gangline.language.tools import tool_fields
 
 __all__ = [
     "AnyChoice",

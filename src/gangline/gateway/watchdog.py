@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+import gangline
 from gangline.domain.lifecycle import Stage
 from gangline.store.journal import AttemptKey
 
@@ -23,7 +24,7 @@ __all__ = ["Stuck", "Watchdog", "where_tasks_wait"]
 log = logging.getLogger("gangline.node")
 
 _MAX_FRAMES = 6
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(gangline.__file__).parent
 
 
 class Watched(Protocol):

@@ -21,6 +21,7 @@ from typing import Literal
 
 import msgspec
 
+import gangline
 from gangline.domain.contracts import ExecResult, OutputSink
 from gangline.domain.errors import RuntimeFailed
 
@@ -29,7 +30,7 @@ __all__ = ["Executions", "Order", "helper_argv", "launcher_argv"]
 _PIECE_BYTES = 1 << 16
 _KILL_GRACE_S = 10.0
 """How long a supervisor may take to kill a tree before the whole sandbox is ended instead."""
-_SOURCE = str(Path(__file__).parents[2])
+_SOURCE = str(Path(gangline.__file__).parents[1])
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import importlib
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -212,8 +211,9 @@ def _results(storage: Storage, data_dir: Path) -> Results:
         return ResultStore(results_path(data_dir))
     if "://" not in storage.results_url:
         return ResultStore(Path(storage.results_url), shared=True)
-    # Only here, as it needs an extra.
-    return importlib.import_module("gangline.store.artifacts").ArtifactResults(storage.results_url)
+    from gangline.store.artifacts import ArtifactResults  # noqa: PLC0415 - it needs an extra
+
+    return ArtifactResults(storage.results_url)
 
 
 @asynccontextmanager

@@ -17,8 +17,8 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from gangline.engines.serving.sampler import ChatTokenizer
 from gangline.engines.serving.wire import ApiError, encode
+from gangline.language.contract import ChatTokenizer
 from gangline.testing.scripted_engine_script import Faults, Script
 
 __all__ = ["ActiveFaults", "current_faults", "fault_middleware", "read_faulty_body", "refuse_tools"]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gangline.domain.errors import InvalidRequest
-from gangline.engines.serving.sampler import ChatTokenizer
 from gangline.engines.text_parsing.detect import opens_thinking
+from gangline.language.contract import ChatTokenizer
 from gangline.testing.scripted_engine_script import CallTool, Reply
 
 __all__ = ["ReplyEncoder", "scripted_logprob"]

@@ -19,7 +19,7 @@ import numpy as np
 
 from gangline.domain.errors import InvalidRequest
 from gangline.durable import replacing
-from gangline.trajectories.export import Row
+from gangline.trajectories.rows import Row
 
 try:
     import pyarrow as pa

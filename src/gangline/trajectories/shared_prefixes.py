@@ -17,7 +17,7 @@ import numpy as np
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.tokens import TokenIds, common_prefix_len
 from gangline.domain.trajectory import SharedPrefix, Trace
-from gangline.trajectories.export import Row
+from gangline.trajectories.rows import Row
 
 __all__ = ["share_prefixes", "with_whole_prompts"]
 

@@ -24,7 +24,8 @@ import torch
 from gangline.domain.errors import ContextOverflow, EngineUnavailable, GanglineError, InvalidRequest
 from gangline.engines.embedded.batch import Batch, Sequence
 from gangline.engines.embedded.model import LanguageModel
-from gangline.engines.serving.sampler import ChatTokenizer, PauseMode, SampledToken, SampleRequest
+from gangline.engines.serving.sampler import PauseMode, SampledToken, SampleRequest
+from gangline.language.contract import ChatTokenizer
 
 __all__ = ["EmbeddedSampler"]
 

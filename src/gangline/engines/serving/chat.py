@@ -20,7 +20,6 @@ from msgspec import UNSET
 
 from gangline.engines.serving.generation import (
     Piece,
-    call_all,
     exact_prompt_ids,
     generate,
     plan,
@@ -48,6 +47,7 @@ from gangline.engines.serving.wire import (
 from gangline.engines.text_parsing.detect import opens_thinking
 from gangline.engines.text_parsing.events import CallEvent, Event, TextEvent, ThinkingEvent
 from gangline.engines.text_parsing.parser import Parsers, ReplyParser
+from gangline.turns import call_all
 
 __all__ = ["ChatRoute", "plan_chat", "render_chat"]
 

@@ -11,7 +11,6 @@ from aiohttp import web
 from msgspec import UNSET
 
 from gangline.engines.serving.generation import (
-    call_all,
     exact_prompt_ids,
     generate,
     plan,
@@ -29,6 +28,7 @@ from gangline.engines.serving.wire import (
     Usage,
     encode,
 )
+from gangline.turns import call_all
 
 __all__ = ["CompletionRoute"]
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from aiohttp import web
 
-from gangline.engines.serving.generation import Piece, call_all, generate, plan, text_rules, weight_spans
+from gangline.engines.serving.generation import Piece, generate, plan, text_rules, weight_spans
 from gangline.engines.serving.sampler import SampledToken, Sampler
 from gangline.engines.serving.sse import EventStream
 from gangline.engines.serving.wire import (
@@ -22,6 +22,7 @@ from gangline.engines.serving.wire import (
     Usage,
     encode,
 )
+from gangline.turns import call_all
 
 __all__ = ["GenerateRoute"]
 

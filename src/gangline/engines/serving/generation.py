@@ -6,10 +6,9 @@ sampler's iterator is closed when the consumer leaves, so an abandoned sequence 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -22,7 +21,6 @@ __all__ = [
     "MAX_TOP_LOGPROBS",
     "Piece",
     "TextRules",
-    "call_all",
     "exact_prompt_ids",
     "generate",
     "plan",
@@ -186,16 +184,6 @@ def weight_spans(tokens: Sequence[SampledToken]) -> list[WeightSpan]:
         else:
             spans.append(WeightSpan(version, position, position + 1))
     return spans
-
-
-async def call_all(calls: Sequence[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
-    """Run them together, owned: the first failure cancels the others and is raised as itself."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call) for call in calls]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 def _check(fields: SamplingFields, num_top_logprobs: int) -> None:

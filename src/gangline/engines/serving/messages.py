@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from gangline.engines.serving.wire import ApiError
+from gangline.domain.errors import InvalidRequest
 
 __all__ = ["check_tools", "template_messages"]
 
@@ -19,24 +19,24 @@ _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 
 
 def template_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Raises: ApiError: 400 for what a text template cannot carry, naming the message."""
+    """Raises: InvalidRequest for what a text template cannot carry; its details name the field as `param`."""
     if not messages:
-        raise ApiError("messages must not be empty.", param="messages")
+        raise InvalidRequest("messages must not be empty.", param="messages")
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
 def check_tools(tools: Sequence[dict[str, Any]] | None, choice: str | dict[str, Any] | None) -> None:
-    """Raises: ApiError: 400 for tools without a name, or a choice of what is not there."""
+    """Raises: InvalidRequest for tools without a name, or a choice of what is not there; `param` as above."""
     names = [_tool_name(tool, index) for index, tool in enumerate(tools or ())]
     if isinstance(choice, dict):
         named: object = choice.get("function")
         name: object = cast("dict[str, Any]", named).get("name") if isinstance(named, dict) else None
         if name not in names:
-            raise ApiError(f"tool_choice names {name!r}, tools has {names}.", param="tool_choice")
+            raise InvalidRequest(f"tool_choice names {name!r}, tools has {names}.", param="tool_choice")
     elif choice not in (None, "none", "auto", "required"):
-        raise ApiError(f"tool_choice {choice!r} is not none, auto or required.", param="tool_choice")
+        raise InvalidRequest(f"tool_choice {choice!r} is not none, auto or required.", param="tool_choice")
     elif choice == "required" and not names:
-        raise ApiError("tool_choice is required, but tools is empty.", param="tool_choice")
+        raise InvalidRequest("tool_choice is required, but tools is empty.", param="tool_choice")
 
 
 def _tool_name(tool: dict[str, Any], index: int) -> str:
@@ -44,14 +44,14 @@ def _tool_name(tool: dict[str, Any], index: int) -> str:
     name: object = cast("dict[str, Any]", function).get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
         where = f"tools[{index}].function.name"
-        raise ApiError(f"{where} must be a text that is not empty.", param=where)
+        raise InvalidRequest(f"{where} must be a text that is not empty.", param=where)
     return name
 
 
 def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     role: object = message.get("role")
     if not isinstance(role, str):
-        raise ApiError(f"{where}.role must be a text.", param=f"{where}.role")
+        raise InvalidRequest(f"{where}.role must be a text.", param=f"{where}.role")
     plain = {**message, "role": "system" if role == "developer" else role}
     plain["content"] = _text(message.get("content"), where)
     thought: object = message.get("reasoning") or message.get("reasoning_content")
@@ -71,13 +71,13 @@ def _text(content: object, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise ApiError(f"{where}.content must be a text or a list of parts.", param=f"{where}.content")
+        raise InvalidRequest(f"{where}.content must be a text or a list of parts.", param=f"{where}.content")
     texts: list[str] = []
     for part in cast("list[object]", content):
         kind, text = _part(part)
         if kind not in _TEXT_PARTS or text is None:
             message = f"{where}.content has a part of type {kind!r}; this engine reads text only."
-            raise ApiError(message, param=f"{where}.content")
+            raise InvalidRequest(message, param=f"{where}.content")
         texts.append(text)
     return "\n".join(texts)
 
@@ -106,7 +106,7 @@ def _calls(calls: object, where: str) -> list[dict[str, Any]]:
     try:
         parsed = msgspec.convert(calls, list[_Call])
     except msgspec.ValidationError as error:
-        raise ApiError(f"{where}: {error}", param=where) from None
+        raise InvalidRequest(f"{where}: {error}", param=where) from None
     return [
         {
             "id": call.id,

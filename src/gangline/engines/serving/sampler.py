@@ -13,9 +13,10 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from gangline.language.contract import ChatTokenizer
+
 __all__ = [
     "UNKNOWN_VERSION",
-    "ChatTokenizer",
     "FinishReason",
     "PauseMode",
     "SampleRequest",
@@ -70,35 +71,6 @@ class SampledToken(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     """Set on the last token of the sequence only."""
     top_logprobs: tuple[tuple[int, float], ...] = ()
-
-
-class ChatTokenizer(Protocol):
-    """A tokenizer with its chat template."""
-
-    eos_ids: frozenset[int]
-    num_ids: int
-    """Size of the vocabulary, special tokens among it."""
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`; literal special tokens in it become special ids, nothing is added around it."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, special tokens included."""
-        ...
-
-    def render(
-        self,
-        messages: Sequence[dict[str, Any]],
-        *,
-        tools: Sequence[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        template_kwargs: dict[str, Any] | None = None,
-    ) -> list[int]:
-        """Ids of the conversation in the model's own chat template."""
-        ...
-
-    def is_special(self, token_id: int) -> bool: ...
 
 
 class Sampler(Protocol):

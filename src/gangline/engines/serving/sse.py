@@ -55,5 +55,8 @@ def as_api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, GanglineError):
         kind = "BadRequestError" if error.status < 500 else "InternalServerError"
+        param = error.details.get("param")
+        if isinstance(param, str):
+            return ApiError(error.message, status=error.status, type=kind, param=param)
         return ApiError(error.message, status=error.status, type=kind, code=error.code)
     return ApiError(f"{type(error).__name__}: {error}", status=500, type="InternalServerError")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gangline.engines.serving.sampler import ChatTokenizer
 from gangline.engines.text_parsing.events import held_length
+from gangline.language.contract import ChatTokenizer
 
 __all__ = ["IncrementalText", "StopStrings"]
 

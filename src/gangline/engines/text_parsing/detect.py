@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gangline.engines.serving.sampler import ChatTokenizer
 from gangline.engines.text_parsing.harmony import CHANNEL
 from gangline.engines.text_parsing.parser import Parsers, ToolFormat
 from gangline.engines.text_parsing.tagged_calls import CALL
 from gangline.engines.text_parsing.thinking import THINK
+from gangline.language.contract import ChatTokenizer
 
 __all__ = ["detect_parsers", "opens_thinking"]
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from gangline.domain.completion import ParseStatus
 from gangline.domain.conversation import ModelCall
 from gangline.domain.reply import ReplyDelta, ToolCallDelta
-from gangline.engines.chat_fields import tool_fields
 from gangline.engines.text_parsing.events import CallEvent, Event, Schemas, TextEvent, ThinkingEvent
 from gangline.engines.text_parsing.parser import Parsers, ReplyParser
+from gangline.language.tools import tool_fields
 
 __all__ = ["ReplyText"]
 
