@@ -1,7 +1,7 @@
 """Anthropic Messages: content blocks -> canonical parts.
 
-What an engine has no notion of but a model can read (search results, plain-text documents, tools that are added on the
-way) becomes text. A redacted thought is one without words, its data kept as the signature.
+Content that engines cannot represent but a model can read (search results, plain-text documents, tools added later)
+becomes text. A redacted thought has no words; its data is kept as the signature.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Content = str | Sequence[Any]
 
 
 def system_parts(content: Content, where: str, toolbox: Toolbox) -> tuple[tuple[Text, ...], list[str]]:
-    """The texts, and what was left out of them. An empty string is no text."""
+    """The texts, and the names of dropped blocks. An empty string is no text."""
     if isinstance(content, str):
         content = [TextBlock(content)] if content else []
     texts: list[Text] = []
@@ -61,7 +61,7 @@ def system_parts(content: Content, where: str, toolbox: Toolbox) -> tuple[tuple[
 
 
 def _system_text(block: object, where: str, toolbox: Toolbox) -> tuple[str | None, str | None]:
-    """(text or None, what was left out or None)"""
+    """(text or None, name of the dropped block or None)"""
     match block:
         case TextBlock() if block.text.startswith(_BILLING_HEADER):
             return block.text.partition("\n")[2] or None, _BILLING_HEADER.rstrip(":")
@@ -82,7 +82,7 @@ def _system_text(block: object, where: str, toolbox: Toolbox) -> tuple[str | Non
 
 
 def user_messages(content: Content, where: str, toolbox: Toolbox) -> list[Message]:
-    """One message per tool result, and one for what stands before, between or after them."""
+    """One message per tool result, and one for the content before, between or after them."""
     if isinstance(content, str):
         return [Message("user", (Text(content),))]
     messages: list[Message] = []

@@ -1,4 +1,4 @@
-"""Anthropic Messages: errors in the provider's shape, with what makes its clients retry or stop."""
+"""Anthropic Messages: errors in the provider's shape, with the fields by which its clients retry or stop."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def messages_error(error: GanglineError) -> ErrorAnswer:
 
 
 def _error_code(error: GanglineError) -> dict[str, dict[str, str]]:
-    """What clients act on beside the type: the SDK sends a conversation whole where its thread is not there."""
+    """The field on which clients act beside the type: the SDK sends a whole conversation where its thread is
+    missing."""
     code = "thread_not_found" if isinstance(error, ReplyNotFound) else error.details.get("error_code")
     return {} if code is None else {"details": {"error_code": str(code)}}
 

@@ -1,7 +1,7 @@
-"""Anthropic Messages: the reply -> one JSON body; and what the body and the events have in common.
+"""Anthropic Messages: the reply -> one JSON body; and the parts that the body and the events share.
 
 A tool call whose arguments are no JSON object goes out with the input `{}`: the client's own check of the input then
-tells the model. The record keeps what was sampled.
+reports the error to the model. The record keeps the sampled text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONSTANT_FIELDS: dict[str, dict[str, Any]] = {
     "thinking": {},
     "tool_use": {"caller": {"type": "direct"}},
 }
-"""What the provider's specification requires of a block of each kind, and never differs here."""
+"""Fields that the provider's specification requires for each kind of block, always with these values here."""
 
 _STOP_REASONS = {"length": "max_tokens", "abort": "max_tokens", "content_filter": "refusal", "tool_calls": "tool_use"}
 
@@ -78,7 +78,7 @@ def _block(part: Part, reply_id: str) -> dict[str, Any]:
 
 
 def signature_of(reply_id: str) -> str:
-    """What a client echoes with the thinking: the way back to the record."""
+    """The signature that a client echoes with the thinking: a reference to the record."""
     return base64.b64encode(f"gangline:{reply_id}".encode()).decode()
 
 
@@ -90,7 +90,7 @@ def is_whole_object(arguments: str) -> bool:
 
 
 def input_json(arguments: str) -> str:
-    """The arguments as a JSON object, whatever the model wrote."""
+    """The arguments as a JSON object, `{}` where the model's text is none."""
     return arguments if is_whole_object(arguments) else "{}"
 
 

@@ -2,11 +2,11 @@
 
 A user's turn may mix tool results with text: each result becomes a message of its own, in the order given. Assistant
 messages that follow each other are one turn, as the provider reads them. Hosted tools are left out and named in
-`ModelCall.dropped`; content that cannot be carried (files by id, blocks of hosted tools) is refused.
+`ModelCall.dropped`; content that cannot be carried (files by id, blocks of hosted tools) is rejected.
 
-A `thread` that goes on sends what is new only: system text and tools are those that it began with. Where the new
-messages refer to tools by name, only the provider could know those: `thread_unsupported_request`, on which clients send
-the whole conversation.
+A request that continues a `thread` sends only new messages: its system text and tools are those of the thread's first
+request. Where the new messages refer to tools by name, only the provider could know those:
+`thread_unsupported_request`, on which clients send the whole conversation.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _unread(body: bytes) -> dict[str, msgspec.Raw]:
 
 
 def _previous_message(request: Body) -> str | None:
-    """The reply that a thread goes on from. Raises: InvalidRequest when the request repeats what the thread holds."""
+    """The reply that a thread continues. Raises: InvalidRequest when the request repeats content of the thread."""
     if not isinstance(request.thread, ThreadContinue):
         return None
     for name in ("system", "tools"):
@@ -175,7 +175,7 @@ def _response_format(request: Body) -> dict[str, Any] | None:
 
 
 def _template_kwargs(request: Body) -> dict[str, Any]:
-    """Only `disabled` is said to the template: its default is what a trained model knows."""
+    """Only `disabled` reaches the template: its default is the one that the model was trained with."""
     off = request.thinking is not None and request.thinking.type == "disabled"
     return {"enable_thinking": False} if off else {}
 

@@ -27,7 +27,7 @@ _DATE = re.compile(r"_\d{8}$")
 
 
 class Toolbox(msgspec.Struct):
-    """What a request offers."""
+    """The tools that a request offers."""
 
     offered: tuple[ToolDefinition, ...]
     """In front of the conversation."""

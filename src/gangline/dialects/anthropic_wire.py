@@ -1,5 +1,5 @@
-"""Anthropic Messages: the shapes of a request body. What a shape does not list is ignored where it only hints
-(`cache_control`, citations), and named in `ModelCall.dropped` where it would change the reply.
+"""Anthropic Messages: the shapes of a request body. Unlisted fields are ignored where they are only hints
+(`cache_control`, citations), and named in `ModelCall.dropped` where they would change the reply.
 
 Source: Anthropic API reference, messages; types of the Python SDK 2.12.
 """
@@ -87,7 +87,7 @@ class ToolReferenceBlock(msgspec.Struct, tag="tool_reference"):
 
 
 Readable = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
-"""What a user or a tool may show the model."""
+"""Content that a user or a tool may show the model."""
 
 
 class ThinkingBlock(msgspec.Struct, tag="thinking"):

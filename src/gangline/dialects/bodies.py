@@ -25,7 +25,7 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 def parse_body(parse: Callable[[bytes], ModelCall], body: bytes, *, index: str = "[{}]") -> ModelCall:
-    """What `parse` makes of the body. `index`: how this provider's errors write a place in a list.
+    """The call that `parse` returns. `index`: this provider's notation for a place in a list in its errors.
 
     Raises: InvalidRequest, naming the field.
     """
@@ -41,7 +41,7 @@ def parse_body(parse: Callable[[bytes], ModelCall], body: bytes, *, index: str =
 
 
 def _recorded(call: ModelCall) -> list[Any]:
-    """What a record keeps, or an engine is sent, as numbers."""
+    """The values that a record keeps, or an engine receives, as numbers."""
     tools = [(tool.parameters, tool.grammar) for tool in call.tools]
     counts = [call.num_choices, call.num_top_logprobs]
     return [msgspec.structs.asdict(call.sampling), counts, tools, call.template_kwargs, call.response_format]

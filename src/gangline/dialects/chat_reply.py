@@ -159,8 +159,8 @@ class ChatEventWriter:
     def error(self, error: GanglineError) -> bytes:
         """No `[DONE]` follows: a client that overlooks the error must not take the reply for whole.
 
-        There is no status in a stream, and the SDKs hand on the message alone: what makes an agent try again must stand
-        there.
+        A stream has no status, and the SDKs pass on only the message, so it must contain the words on which an agent
+        retries.
         """
         body = _error_body(error, f"server_error: {error.message}" if error.retryable else error.message)
         return b"data: " + msgspec.json.encode(body) + b"\n\n"

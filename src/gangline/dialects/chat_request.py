@@ -1,7 +1,7 @@
 """OpenAI Chat: the request body -> the canonical call.
 
-Strict about what would change the meaning of the call (audio, legacy functions, biases: 400), forgiving about fields
-that mean nothing here: those, and tools that run at the provider, are named in `ModelCall.dropped`.
+Strict about fields that would change the meaning of the call (audio, legacy functions, biases: 400), forgiving about
+fields without meaning here: those, and tools that run at the provider, are named in `ModelCall.dropped`.
 
 Source: OpenAI API reference, chat completions; vLLM's additions `top_k`, `chat_template_kwargs`.
 """

@@ -1,7 +1,7 @@
 """OpenAI Chat: tools and tool choice, and the calls of tools both ways.
 
-Engines know functions only: a `custom` tool is a function of one string, `input`, with its grammar told in words, and
-its calls are written back as the client knows them. Tools that run at the provider are left out, by name.
+Engines know functions only: a `custom` tool is a function of one string, `input`, with its grammar described in words,
+and its calls are converted back to the client's form. Tools that run at the provider are left out, by name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ChatTool(msgspec.Struct):
 
 
 def read_tools(tools: list[ChatTool]) -> tuple[tuple[ToolDefinition, ...], list[str]]:
-    """(tools, what was left out). Raises: InvalidRequest."""
+    """(tools, names of the dropped ones). Raises: InvalidRequest."""
     read: list[ToolDefinition] = []
     left_out: list[str] = []
     for i, tool in enumerate(tools):
@@ -131,7 +131,7 @@ def tool_call_fields(call: ToolCall, customs: frozenset[str]) -> dict[str, Any]:
 
 
 def _free_text(arguments: str) -> str:
-    """What stands in the shim; arguments that are none are themselves the text."""
+    """The text inside the shim; arguments in another form are themselves the text."""
     try:
         return msgspec.json.decode(arguments, type=_Shim).input
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""What the proxy asks of a dialect."""
+"""The interface between the proxy and a dialect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gangline.domain.reply import Reply, ReplyDelta
 __all__ = ["Dialect", "DialectRoute", "ErrorAnswer", "EventWriter", "RawRequest", "RouteKind"]
 
 RouteKind = Literal["call", "count", "models", "model"]
-"""A model call; counting its prompt, without sampling; the list of models; one of them."""
+"""A model call; a count of its prompt tokens, without sampling; the list of models; one of them."""
 
 
 class DialectRoute(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class DialectRoute(msgspec.Struct, frozen=True):
 
 
 class RawRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What came over the wire, and nothing that only a server could know."""
+    """The request as received, without anything that only a server could know."""
 
     body: bytes = b""
     params: Mapping[str, str] = {}
@@ -48,7 +48,7 @@ class EventWriter(Protocol):
 
     @property
     def media_type(self) -> str:
-        """Of the whole stream: `text/event-stream`, unless the client asked for another framing."""
+        """Media type of the whole stream: `text/event-stream`, unless the client asked for another framing."""
         ...
 
     def start(self, num_prompt_tokens: int) -> bytes:
@@ -56,13 +56,13 @@ class EventWriter(Protocol):
         ...
 
     def keep_alive(self) -> bytes:
-        """What this provider's clients accept at any time, before `start` too, and count as a sign of life."""
+        """Bytes that this provider's clients accept at any time, before `start` too, and count as a sign of life."""
         ...
 
     def delta(self, delta: ReplyDelta) -> bytes: ...
 
     def finish(self, reply: Reply) -> bytes:
-        """What the whole reply adds to the deltas: finish reasons, usage, end."""
+        """The end of the stream after the deltas: finish reasons, usage, end marker."""
         ...
 
     def error(self, error: GanglineError) -> bytes:

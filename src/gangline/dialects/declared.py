@@ -1,8 +1,8 @@
-"""A dialect's request fields: which are served, which refused, which dropped. The parsers read these tables, and
+"""A dialect's request fields: served, rejected or dropped. The parsers read these tables, and
 docs/reference/dialect-fields.md is made from them.
 
-The rule: a field that carries state, or that would change the conversation, is served or refused. Dropped is what
-changes no token that an engine here could sample, what the provider itself would run, and hints.
+The rule: a field that carries state, or that would change the conversation, is served or rejected. Dropped fields are
+those that change no token an engine here could sample, those that the provider itself would act on, and hints.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class GoogleDialect:
         return "x-goog-api-key" in request.headers or "x-goog-api-client" in request.headers
 
     def key_of(self, request: RawRequest) -> str | None:
-        """From `x-goog-api-key`, `?key=`, or a bearer token (Gemini CLI can be told to send that)."""
+        """The key from `x-goog-api-key`, `?key=`, or a bearer token (which Gemini CLI can be configured to send)."""
         given = request.headers.get("x-goog-api-key") or request.query.get("key")
         if given:
             return given.strip() or None

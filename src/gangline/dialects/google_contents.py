@@ -3,7 +3,7 @@
 Laws
 - One turn of the model is one assistant message, however many `model` contents or parts it was echoed in (the SDKs keep
   one per streamed chunk).
-- Each `functionResponse` is a tool message; what stands beside it in its content keeps its place.
+- Each `functionResponse` is a tool message; the parts beside it in its content keep their place.
 - A call without an id gets one, and so does the response that answers it: the first open call of its name.
 - A `thoughtSignature` on a text or a call belongs to the thought before it; without one, to an empty thought.
 """
@@ -32,7 +32,7 @@ _FILES_API = "https://generativelanguage.googleapis.com/"
 
 
 class ContentReader:
-    """Feed it contents in order; then read `messages`. What has no meaning here is named in `dropped`."""
+    """Call it with the contents in order; then read `messages`. Parts without meaning here are named in `dropped`."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -99,7 +99,7 @@ class ContentReader:
         return [part for entry, where in content.items("parts") for part in self._part(Fields(entry, where))]
 
     def _part(self, fields: Fields) -> list[Part]:
-        """What one part says, behind an empty thought that carries its signature, if it has one."""
+        """The content of one part, behind an empty thought that carries its signature, if it has one."""
         given = [name for name in _DATA if fields.take(name) is not None]
         hosted = [name for name in _HOSTED if fields.take(name) is not None]
         if hosted:
@@ -187,7 +187,7 @@ def _bare_id(call_id: str | None, name: str) -> str:
 
 
 def _arguments(args: dict[str, Any]) -> str:
-    """JSON text; of arguments that were no JSON object when they went out, what the model wrote."""
+    """JSON text; for arguments that were no JSON object when they went out, the model's own text."""
     text = args.get(MALFORMED_ARGUMENTS)
     if len(args) == 1 and isinstance(text, str):
         return text

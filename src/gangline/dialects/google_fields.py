@@ -1,7 +1,7 @@
 """Reading a Google JSON body by hand: both spellings of a name, and errors that name the field as Google does.
 
 Google's services read proto3 JSON: `generationConfig` and `generation_config` are one field, a single object stands for
-a list of one, numbers may come as strings, `null` means absent. What nobody took is known at the end.
+a list of one, numbers may come as strings, `null` means absent. Fields that were never read are known at the end.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 class _Streamed:
-    """What went out, and what is held back, of one choice."""
+    """The sent and the withheld parts of one choice."""
 
     def __init__(self) -> None:
         self.thought = ""
@@ -160,7 +160,7 @@ class _Streamed:
         return out, out_logprobs if out else []
 
     def rest(self, said: list[_Part]) -> list[_Part]:
-        """What is held back, and what the finished reply says beyond the deltas."""
+        """The withheld parts, and those of the finished reply beyond the deltas."""
         thought, text = said[0]["text"], said[1]["text"]
         rest = list(self.held)
         if len(thought) > len(self.thought) and thought.startswith(self.thought):
@@ -211,10 +211,10 @@ class GoogleEventWriter:
         return not self._as_array
 
     def error(self, error: GanglineError) -> bytes:
-        """Not as an event: both SDKs look for a line of bare JSON, and take an error event for an empty chunk.
+        """Not an event: both SDKs look for a line of bare JSON, and take an error event for an empty chunk.
 
-        The JavaScript SDK sees it only in a piece of its own. Without an empty line behind it, it is told that the
-        stream is incomplete where it came in one piece with an event; else it would take the stream for whole.
+        The JavaScript SDK sees it only in a chunk of its own. Without an empty line behind it, the SDK reports an
+        incomplete stream where it came in one chunk with an event; otherwise it would take the stream for whole.
         """
         body = google_error(error).body
         return self._separator() + body + b"]" if self._as_array else body + b"\n"

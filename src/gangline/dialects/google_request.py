@@ -1,7 +1,7 @@
 """Google generateContent and countTokens: the request body -> the canonical call.
 
-Refused with 400 is what would change the reply and cannot be carried; what means nothing here (safety settings,
-thinking budgets, hosted tools, unknown fields) is named in `ModelCall.dropped`.
+Fields that would change the reply and cannot be carried are rejected with 400; fields without meaning here (safety
+settings, thinking budgets, hosted tools, unknown fields) are named in `ModelCall.dropped`.
 
 Source: Gemini API reference, v1beta, models.generateContent and models.countTokens.
 """
@@ -67,7 +67,7 @@ GOOGLE_CONFIG_FIELDS = DeclaredFields(
         "speechConfig": _ONLY_TEXT,
     },
 )
-"""Of `generationConfig`."""
+"""Fields of `generationConfig`."""
 
 
 def parse_google_call(request: RawRequest) -> ModelCall:
@@ -146,7 +146,7 @@ def _contents(body: Fields) -> ContentReader:
 
 
 def _tools(body: Fields) -> tuple[tuple[ToolDefinition, ...], list[str]]:
-    """The functions, and what else was among the tools."""
+    """The functions, and the names of the other tools."""
     tools: dict[str, ToolDefinition] = {}
     dropped: list[str] = []
     for entry, where in body.items("tools"):
@@ -175,7 +175,7 @@ def _function(fields: Fields, dropped: list[str]) -> ToolDefinition:
 def _tool_choice(
     body: Fields, tools: tuple[ToolDefinition, ...]
 ) -> tuple[tuple[ToolDefinition, ...], ToolChoice | None, list[str]]:
-    """The tools that are allowed, the choice among them, and what was left out."""
+    """The allowed tools, the choice among them, and the names of the dropped fields."""
     config = body.object("toolConfig")
     calling = config.object("functionCallingConfig") if config else None
     if config is None or calling is None:
@@ -237,9 +237,9 @@ def _num_top_logprobs(config: Fields) -> int | None:
 
 
 def _thinking(config: Fields) -> tuple[bool, dict[str, Any], list[str]]:
-    """Whether the client is shown thoughts; what that makes the template do; what has no meaning here.
+    """Whether the client is shown thoughts; the resulting template arguments; the dropped fields.
 
-    Only a budget of 0, no thinking at all, is something that chat templates know.
+    Chat templates know only a budget of 0: no thinking at all.
     """
     thinking = config.object("thinkingConfig")
     if thinking is None:

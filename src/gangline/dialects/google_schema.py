@@ -31,7 +31,7 @@ _LEFT_OUT = frozenset({"nullable", "propertyOrdering", "property_ordering"})
 
 
 def json_schema(schema: object, where: str) -> dict[str, Any]:
-    """What is JSON schema already passes unchanged. Raises: InvalidRequest."""
+    """JSON schema passes unchanged. Raises: InvalidRequest."""
     if not isinstance(schema, dict):
         raise invalid(where, "Invalid value, expected a schema object.")
     given = cast("dict[str, Any]", schema)

@@ -1,9 +1,9 @@
-r"""Bodies with half a character in them: clients in JavaScript cut tool output anywhere, also inside an emoji, and what
-is left of it goes out as a lone escape (`"\ud83d"`), which is no character and which strict decoders refuse.
+r"""Bodies with half a character in them: clients in JavaScript cut tool output anywhere, also inside an emoji, and the
+rest of it goes out as a lone escape (`"\ud83d"`), which is no character and which strict decoders reject.
 
-An agent must not die of that: each lone half becomes U+FFFD, and `dropped` says so. The same half becomes the
-same when it comes back as history, so the conversation stays one. A body without one costs nothing: it is looked for
-only where the body was refused.
+An agent must not die of that: each lone half becomes U+FFFD, and `dropped` reports it. The same half is replaced in the
+same way when it comes back as history, so the conversation stays one. A body without one costs nothing: the search runs
+only on rejected bodies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _ESCAPE = re.compile(
 
 
 def parse_mended(parse: Callable[[bytes], ModelCall], body: bytes) -> ModelCall:
-    """What `parse` makes of the body, with lone halves replaced where it has any. Raises: what `parse` raises."""
+    """The call that `parse` returns for the body, with lone halves replaced where it has any. Raises: the errors of
+    `parse`."""
     try:
         return parse(body)
     except InvalidRequest:

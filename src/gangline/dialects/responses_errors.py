@@ -41,7 +41,8 @@ def stream_error(error: GanglineError) -> dict[str, Any]:
 
 
 def _headers(error: GanglineError, status: int) -> dict[str, str]:
-    """A 429 without Retry-After ends Codex at once. The SDKs retry 408, 409 and every 5xx unless told."""
+    """A 429 without Retry-After ends Codex at once. The SDKs retry 408, 409 and every 5xx unless a header forbids
+    it."""
     after_s = error.details.get("retry_after_s")
     if status == 429 or isinstance(after_s, int | float):
         return {"Retry-After": str(math.ceil(after_s) if isinstance(after_s, int | float) else 1)}

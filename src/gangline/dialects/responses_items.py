@@ -38,7 +38,7 @@ _TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 
 
 def record_key(reply_id: str) -> str:
-    """What thinking carries, so that its echo leads back to what was sampled."""
+    """The key in a thinking item, so that its echo leads back to the sampled tokens."""
     return base64.b64encode(f"gangline:{reply_id}".encode()).decode()
 
 
@@ -47,7 +47,7 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 
 def read_input(value: object) -> tuple[tuple[Message, ...], list[str]]:
-    """(messages, what was left out). Raises: InvalidRequest."""
+    """(messages, names of the dropped items). Raises: InvalidRequest."""
     if value is None:
         return (), []
     if isinstance(value, str):

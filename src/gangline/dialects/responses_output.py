@@ -1,8 +1,8 @@
-"""OpenAI Responses: what a reply shows -> output items, and the events by which a stream tells of them.
+"""OpenAI Responses: the visible parts of a reply -> output items, and the events of a stream that announce them.
 
-One machine for whole replies and for streams, so that both say the same. Items never overlap: thinking, text and tool
-calls close what was open before them. A tool call goes out when it is whole. Half of one cannot be taken back, and
-clients run a call as soon as it looks finished: a truncated command must not look so.
+One machine for whole replies and for streams, so that both have the same content. Items never overlap: thinking, text
+and tool calls close what was open before them. A tool call goes out when it is whole. Half of one cannot be taken back,
+and clients run a call as soon as it looks finished: a truncated command must not look so.
 
 Thinking goes out as a summary, piece by piece, where the client asks for one, as OpenAI does it. Else it is the content
 of its finished item: clients that did not ask know no events for it.
@@ -54,7 +54,7 @@ class OutputItems:
         return [*events, self._at("response.output_text.delta", content_index=0, delta=piece, logprobs=shown)]
 
     def note_logprobs(self, logprobs: tuple[TokenLogprob, ...]) -> None:
-        """Of all tokens, in order; those of a text are found by the text."""
+        """Log-probs of all tokens, in order; those of a text are found by the text."""
         self._logprobs += logprobs
 
     def call_tool(self, call: ToolCall, status: ItemStatus = "completed") -> list[Event]:

@@ -50,7 +50,7 @@ class ResponsesEventWriter:
         self._num_held = 0
 
     def start(self, num_prompt_tokens: int) -> bytes:
-        """Usage comes with the end only, so the length of the prompt is told there."""
+        """Usage comes only with the end, which reports the prompt's length."""
         return self._begin()
 
     def keep_alive(self) -> bytes:
@@ -77,7 +77,7 @@ class ResponsesEventWriter:
         return self._begin() + self._written([("response.failed", failed)])
 
     def last_events(self, reply: Reply) -> list[Event]:
-        """What is left to tell of the reply: all of it, where no delta came before."""
+        """The rest of the reply: all of it, where no delta came before."""
         choice = reply.choices[0]
         reason = _INCOMPLETE.get(choice.finish_reason)
         status: ItemStatus = "completed" if reason is None else "incomplete"
@@ -137,7 +137,7 @@ def _all_but_calls(choice: ReplyChoice) -> ReplyDelta:
 
 
 def _skeleton(call: ModelCall, reply_id: str, model: str, created_at: int) -> dict[str, Any]:
-    """Every field of a response object: what the request said, else OpenAI's default."""
+    """Every field of a response object: the request's value, else OpenAI's default."""
     echo = call.echo
     return {
         "id": f"{RESPONSE_ID_PREFIX}{reply_id}",

@@ -1,9 +1,9 @@
 """OpenAI Responses: the request body -> the canonical call.
 
-Strict about what would change the meaning of the call (stored prompts, conversations, background runs: 400),
-forgiving about fields that mean nothing here: those are named in `ModelCall.dropped`.
+Strict about fields that would change the meaning of the call (stored prompts, conversations, background runs: 400),
+forgiving about fields without meaning here: those are named in `ModelCall.dropped`.
 
-Source: OpenAI API reference, responses; what Codex sends. `seed`, `stop`, `top_k` and the penalties are additions that
+Source: OpenAI API reference, responses; requests of Codex. `seed`, `stop`, `top_k` and the penalties are additions that
 engines' own Responses routes take.
 """
 
@@ -200,7 +200,7 @@ def _response_format(fields: Fields) -> tuple[Fields | None, list[str]]:
 
 
 def _others(fields: Fields, name: str, carried: str) -> list[str]:
-    """What the settings object `name` says beside `carried`."""
+    """The fields of the settings object `name` beside `carried`."""
     settings = optional_record(fields, name) or {}
     return [f"{name}.{key}" for key, value in settings.items() if key != carried and value is not None]
 
@@ -217,7 +217,7 @@ def _json_schema(chosen: Fields) -> Fields:
 
 
 def _includes(fields: Fields) -> tuple[int | None, list[str]]:
-    """(log-probs asked for, what was left out). Thinking's encrypted content always goes out."""
+    """(log-probs asked for, names of the dropped fields). Thinking's encrypted content always goes out."""
     wanted = fields.get("include")
     if wanted is not None and not isinstance(wanted, list):
         raise invalid("include", "expected an array of strings.")

@@ -1,7 +1,7 @@
 """OpenAI Responses: tools and tool choice -> canonical, and a sampled call -> the item that the client knows.
 
-Engines know functions only. So a `custom` tool is a function of one string, `input`, with its grammar told in words; a
-namespace's tools are functions named `NAMESPACE__NAME`. Tools that run at the provider are left out, by name.
+Engines know functions only. So a `custom` tool is a function of one string, `input`, with its grammar described in
+words; a namespace's tools are functions named `NAMESPACE__NAME`. Tools that run at the provider are left out, by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["read_allowed", "read_tool_choice", "read_tools", "tool_call_item"]
 
 
 def read_tools(value: object) -> tuple[tuple[ToolDefinition, ...], list[str]]:
-    """(tools, what was left out). Raises: InvalidRequest."""
+    """(tools, names of the dropped ones). Raises: InvalidRequest."""
     tools: list[ToolDefinition] = []
     left_out: list[str] = []
     for i, fields in enumerate(records(value, "tools")):
@@ -135,14 +135,15 @@ def tool_call_item(call: ToolCall, tools: tuple[ToolDefinition, ...], item_key: 
 
 
 def _free_text(arguments: str) -> str:
-    """What stands in the shim; arguments that are none are themselves the text."""
+    """The text inside the shim; arguments in another form are themselves the text."""
     fields = _decoded(arguments)
     value: object = fields.get("input") if fields is not None else None
     return value if isinstance(value, str) else arguments
 
 
 def _json_object(arguments: str) -> str:
-    """Clients parse it. What they could not parse is wrapped: the tool refuses it, and the model is told."""
+    """Clients parse it. Arguments that they could not parse are wrapped: the tool rejects them, and the model sees the
+    error."""
     if not arguments.strip():
         return "{}"
     return arguments if _decoded(arguments) is not None else msgspec.json.encode({MALFORMED: arguments}).decode()
