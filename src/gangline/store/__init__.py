@@ -1,1 +1,1 @@
-"""What lasts: the journal of completions, tasks and sessions, results."""
+"""Durable data: the journal of completions, tasks and sessions, results."""

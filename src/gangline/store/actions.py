@@ -1,8 +1,8 @@
-"""The log of control actions: who changed what, when, and how it was answered; and who was refused at the door.
+"""The log of control actions: caller, action, time and answer of each, and the refused requests.
 
 One JSON line per action in `actions.jsonl`, written before the action is answered; refusals go to `refused.jsonl`, so
-that a stranger who knocks without end cannot push actions out. A file that is full is set aside; the oldest is removed.
-No body is kept, and of a token only a digest that tells one from another.
+that endless refused requests cannot push actions out. A full file is rotated; the oldest is removed. It keeps no body,
+and only a digest of the token, enough to distinguish tokens.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     who: str
     """`token` and a digest of it, or `no token`."""
     address: str
-    """Of the other end of the connection."""
+    """Address of the other end of the connection."""
     forwarded_for: str | None = None
-    """As a proxy, or somebody who says so, told it."""
+    """The client's address as named by `X-Forwarded-For`, a header that anyone can send."""
     method: str
     path: str
     subject: str | None = None
-    """What it was done to, where the path does not say."""
+    """The object of the action, where the path does not name it."""
     status: int
-    """Of the answer; 499 where the client left before it."""
+    """Status of the answer; 499 where the client disconnected before it."""
 
 
 def who(token: str | None) -> str:
@@ -69,7 +69,7 @@ class ActionLog:
         self._lock = threading.Lock()
 
     def write(self, action: Action) -> None:
-        """A log that cannot be written is told in the service's own log, and stops no action."""
+        """A failure to write is logged in the service's own log, and stops no action."""
         name = "refused" if action.status in REFUSED else "actions"
         line = msgspec.json.encode(_bounded(action)) + b"\n"
         try:
@@ -95,7 +95,7 @@ class ActionLog:
 
 
 class _Descriptor:
-    """Of a file to append to, that only its owner may read."""
+    """Descriptor of a file to append to, readable by its owner only."""
 
     def __init__(self, path: Path) -> None:
         self.number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

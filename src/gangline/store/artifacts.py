@@ -44,7 +44,7 @@ class _Written:
 class ArtifactResults:
     """See `store.results.Results`.
 
-    url: of the folder; whatever fsspec and its installed plug-ins open. Keys come from where those look for them.
+    url: of the folder; any URL that fsspec and its installed plug-ins open. These plug-ins find their own credentials.
     Raises: InvalidRequest when the URL cannot be opened.
     """
 

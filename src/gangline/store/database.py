@@ -1,10 +1,10 @@
 """The database: how it is opened, how transactions begin and fail, and how blocking work leaves the event loop.
 
 One thread writes, so that writers queue in memory instead of contending for SQLite's lock; two threads read. SQLite
-runs in WAL mode with `synchronous=FULL`: what was answered survives a power cut, not only `kill -9` (docs/adr/0003).
-Its commits are shared by the jobs that wait (`writer.py`). PostgreSQL may have other servers write to it, so there each
-job is a transaction, which locks its rows as briefly as it can; one that lost against another server's is `Contended`,
-and is done again (`repeated`). Nothing here knows what the tables mean.
+runs in WAL mode with `synchronous=FULL`: answered writes survive a power cut, not only `kill -9` (docs/adr/0003).
+Waiting jobs share a commit (`writer.py`). With PostgreSQL other servers may write too, so each job is a transaction,
+which locks its rows as briefly as it can; one that lost against another server's is `Contended`, and is retried
+(`repeated`). Nothing here knows the meaning of the tables.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LOST = frozenset({"40001", "40P01", "23505"})
 
 
 class Contended(StoreError):
-    """Another server's transaction was faster; what this one did is undone."""
+    """Another server's transaction was faster; this one is undone."""
 
 
 def repeated(job: Callable[P, T]) -> Callable[P, T]:
@@ -103,7 +103,7 @@ class Database:
     def writing(self) -> Generator[sa.Connection]:
         """One write transaction on the calling thread: committed when the block ends, undone when it raises.
 
-        On the writer's thread it may be a part of one that jobs share; `when_durable` tells of the commit.
+        On the writer's thread it may be part of a transaction that jobs share; `when_durable` reports the commit.
         """
         if self._here.conn is not None:
             with _explained(), self._here.conn.begin_nested():
@@ -113,7 +113,7 @@ class Database:
             yield conn
 
     def when_durable(self, call: Callable[[], None]) -> None:
-        """After `writing`: call it once what was written is durable, which is now or with the commit that is shared."""
+        """After `writing`: call it once the changes are durable, which is now or with the shared commit."""
         if self._here.conn is None:
             call()
         else:

@@ -1,11 +1,10 @@
-"""A file of frames: what a journal's segment is made of. Each frame is there whole, or it is not there.
+"""A file of frames: the format of a journal's segment. Each frame is either complete or absent.
 
 frame = marker [8 bytes] | length u32 | number u32 | era u32 | crc32 u32 | payload [length bytes], little-endian. The
-CRC covers all else, so that no run of zeros (what a power failure leaves at the end of a file) passes for a
-frame.
+CRC covers all else, so that no run of zeros (usual at the end of a file after a power failure) passes for a frame.
 
-The marker is random and the same for all files of one writer. Behind damage it shows where the next frame may begin,
-and nobody who only chooses what payloads say can write it.
+The marker is random and the same for all files of one writer. After damage it shows where the next frame may begin, and
+it cannot be forged by choosing payloads.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ FRAME_HEAD_BYTES = _HEAD.size
 
 
 class Unframed(NamedTuple):
-    """What is to stand in a frame."""
+    """The content of a frame."""
 
     number: int
     era: int
@@ -107,7 +106,7 @@ def _next_marker(file: BinaryIO, start: int, end: int, marker: bytes) -> int | N
 
 
 def cut_off(path: Path, end: int) -> Path:
-    """Shorten the file to `end` bytes; what stood behind is durable in the file that is returned. Raises: OSError."""
+    """Shorten the file to `end` bytes; the rest is durable in the returned file. Raises: OSError."""
     aside = path.with_name(f"{path.stem}-{end}.damaged")
     with path.open("r+b") as file, open(aside, "wb", opener=open_private) as kept:
         file.seek(end)
@@ -120,7 +119,7 @@ def cut_off(path: Path, end: int) -> Path:
 
 
 class FrameWriter:
-    """The end of one file. All methods raise OSError, after which the file holds what it held before.
+    """The end of one file. All methods raise OSError, after which the file is unchanged.
 
     Blocking; to be used by one thread at a time.
     """

@@ -2,13 +2,14 @@
 
 Invariants
 - `append_all` returns only when the entry is on the disk (`fdatasync`), so a completed call survives `kill -9` and
-  power loss. All choices of one call are one entry: they are there together, or not at all.
-- Appends of concurrent sessions share one sync (group commit): a thread of its own writes whatever waits, then answers.
-- Entries are MessagePack in frames with checksums (see `frames`), numbered within their attempt. What cannot be read is
-  logged and never guessed at: of each attempt there is an intact beginning, without holes. Damage costs the entries
-  that it hit, and what came after them in their attempts; the end of a segment that cannot be read is set aside.
+  power loss. All choices of one call are one entry: all of them are stored, or none.
+- Appends of concurrent sessions share one sync (group commit): a separate thread writes all waiting entries, then
+  answers.
+- Entries are MessagePack in frames with checksums (see `frames`), numbered within their attempt. Unreadable data is
+  logged and never guessed: of each attempt there is an intact beginning, without holes. Damage costs the entries it hit
+  and the later ones of their attempts; the unreadable end of a segment is set aside.
 - Each opening of an attempt begins an era, and entries of two eras are never joined, even where an opening was lost.
-- Memory holds an index (about 150 bytes an entry), not the entries; they are read when they are asked for.
+- Memory holds an index (about 150 bytes an entry), not the entries, which are read on demand.
 - A segment whose sessions are all closed is deleted, but never the one being written.
 - One process at a time has a journal open.
 """
@@ -56,7 +57,7 @@ class _Place(NamedTuple):
     segment: int
     offset: int
     length: int
-    """Of the payload, bytes."""
+    """Length of the payload in bytes."""
     era: int
 
 
@@ -92,7 +93,8 @@ class Journal:
 
     @classmethod
     def open(cls, folder: Path, *, segment_bytes: int = 64 << 20) -> Self:
-        """Open or create; what a crash left half-written is cut off. Blocking: call it before the event loop is busy.
+        """Open or create the journal; cut off a frame that a crash left incomplete. Blocking: call it before the event
+        loop is busy.
 
         Raises: StoreError when another process has it open, or when entries are of a newer format.
         """
@@ -295,7 +297,7 @@ class Journal:
             del self._live[segment]
 
     async def close(self) -> None:
-        """Waits for what is being written. Idempotent."""
+        """Waits for pending writes. Idempotent."""
         if self._flushing is not None:
             await asyncio.wait({self._flushing})
         self._thread.shutdown()

@@ -1,4 +1,4 @@
-"""What the journal's entries say: an attempt began, a call was answered, the attempt's result is safe elsewhere."""
+"""The entries of the journal: an attempt began, a call was answered, the attempt's result is safe elsewhere."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AttemptOpened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class Appended(msgspec.Struct, frozen=True, tag="completions"):
-    """The choices of one call. What they share in their prompts is kept with the first."""
+    """The choices of one call. The shared part of their prompts is kept with the first."""
 
     session_id: str
     attempt: int
@@ -71,7 +71,7 @@ class Appended(msgspec.Struct, frozen=True, tag="completions"):
 
 
 class _AppendedHead(msgspec.Struct, frozen=True, tag="completions"):
-    """What the index needs of `Appended`; the rest is skipped, not decoded."""
+    """The fields of `Appended` for the index; the rest is skipped, not decoded."""
 
     session_id: str
     attempt: int
@@ -107,5 +107,5 @@ def decode_entry(payload: bytes) -> Entry:
 
 
 def decode_head(payload: bytes) -> EntryHead:
-    """What the index needs, without the completions. Raises: msgspec.MsgspecError."""
+    """The fields for the index, without the completions. Raises: msgspec.MsgspecError."""
     return decode_msgpack(payload, cast("type[Any]", EntryHead))

@@ -43,7 +43,7 @@ def journal_marker(folder: Path) -> bytes:
 
 
 def _first_of(segment: Path) -> bytes | None:
-    """What stands before the first frame, where that is whole."""
+    """The bytes before the first frame, where that is whole."""
     with segment.open("rb") as file:
         if read_frame(file, 0, os.fstat(file.fileno()).st_size, None) is None:
             return None

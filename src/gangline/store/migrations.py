@@ -1,7 +1,7 @@
 """From one version of the schema to the next: a numbered list, done in the transaction in which the store opens.
 
-A step sees the tables of its own time: what it writes is spelled here, and only *added* columns and indexes may be
-taken from `schema.py`, which knows the latest version alone. Tables that are missing are made after the steps.
+A step sees the tables of its own time: it spells out everything it writes, and takes only *added* columns and indexes
+from `schema.py`, which knows the latest version alone. Tables that are missing are made after the steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def found_version(conn: sa.Connection) -> int | None:
 
 
 def bring_up_to_date(conn: sa.Connection) -> None:
-    """Make what is missing, change what is older. Raises: StoreError for a database of a later version."""
+    """Create missing tables, migrate older ones. Raises: StoreError for a database of a later version."""
     if conn.dialect.name == "postgresql":
         conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_OPENING)))
     found = found_version(conn)
@@ -86,7 +86,7 @@ def _to_3(conn: sa.Connection) -> None:
 
 
 _STEPS: Mapping[int, Callable[[sa.Connection], None]] = {2: _to_2, 3: _to_3}
-"""version -> what leads to it from the one before."""
+"""version -> the step that leads to it from the previous one."""
 
 
 def _add_columns(conn: sa.Connection, table: sa.Table, *names: str) -> None:

@@ -34,7 +34,7 @@ class Callback(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     key: str
-    """The same on every try, so that a receiver can drop what it has seen."""
+    """Unchanged between tries, so that a receiver can drop duplicates."""
     task_id: str
     url: str
     body: str
@@ -97,7 +97,7 @@ _FIELDS = [outbox.c[name] for name in Callback.__struct_fields__]
 
 
 class Outbox:
-    """What is to be sent. Methods block; on an event loop they go through `database.run` and `database.query`."""
+    """Messages to send. Methods block; on an event loop they go through `database.run` and `database.query`."""
 
     def __init__(self, database: Database) -> None:
         self.database = database

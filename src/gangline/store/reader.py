@@ -178,7 +178,7 @@ class TaskReader:
         return found
 
     def forgettable(self, keep: retention.Keep, limit: int) -> list[str]:
-        """Tasks beyond what is to be kept; the oldest, at most `limit`."""
+        """Tasks beyond the limits to keep; the oldest, at most `limit`."""
         with self.database.reading() as conn:
             return retention.forgettable(conn, keep, now=self._clock(), limit=limit)
 
@@ -248,7 +248,7 @@ def session_view(row: sa.RowMapping) -> SessionView:
 
 
 def result_of(session: SessionView, results: Results) -> SessionResult:
-    """The result of an ended session: the stored one, or what is known of a session that no node reported on.
+    """The result of an ended session: the stored one, or the known facts about a session that no node reported on.
 
     Raises: NotFound when its file is gone, DiskFull, StoreError.
     """

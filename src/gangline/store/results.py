@@ -42,7 +42,7 @@ class Results(Protocol):
     """Where results are. Methods block. Raises (all): DiskFull, StoreError; InvalidRequest when an id is none."""
 
     def prepare(self) -> None:
-        """Make ready for writing; remove what a crash left half-written."""
+        """Prepare the folder for writing; remove files that a crash left incomplete."""
         ...
 
     def stage(self, result: SessionResult, data: bytes | None = None) -> Staged:
@@ -105,7 +105,7 @@ class ResultStore:
         self._shared = shared
 
     def prepare(self) -> None:
-        """Make the folder; remove what a crash left half-written, which in a shared folder only its age tells."""
+        """Make the folder; remove files that a crash left incomplete, which only their age shows in a shared folder."""
         before = time.time() - _ABANDONED_S if self._shared else float("inf")
         try:
             make_folder(self._folder / _INCOMING)

@@ -1,6 +1,6 @@
-"""What may be forgotten: tasks that ended, whose callback has arrived or was given up, oldest end first.
+"""Tasks that may be deleted: they have ended and their callback has arrived or expired; the oldest end comes first.
 
-A task goes with its sessions, its events and its callback; its stored results are removed by who holds them, before.
+A task goes with its sessions, its events and its callback; the holder of its stored results removes them before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
     for_s: float | None = None
     """Since the end of a task."""
     max_bytes: int | None = None
-    """Of stored results in all; beyond it the tasks that ended first go first."""
+    """Bytes of all stored results; beyond it the tasks that ended first go first."""
 
 
 _DELIVERED = ~sa.exists().where(outbox.c.task_id == tasks.c.task_id, outbox.c.state == "pending")
@@ -29,7 +29,7 @@ _ENDED = tasks.c.ended_at.is_not(None)
 
 
 def forgettable(conn: sa.Connection, keep: Keep, *, now: float, limit: int) -> list[str]:
-    """Ids of tasks beyond what is to be kept, at most `limit`."""
+    """Ids of tasks beyond the limits to keep, at most `limit`."""
     ended = sa.select(tasks.c.task_id, tasks.c.ended_at, tasks.c.result_bytes).where(_ENDED, _DELIVERED)
     rows = conn.execute(ended.order_by(tasks.c.ended_at, tasks.c.position).limit(limit)).all()
     too_many_bytes = 0

@@ -43,7 +43,7 @@ _ADD_EVENTS = sa.insert(events)
 
 
 class Unit:
-    """One write transaction: its connection, its one moment in time, and what happened in it."""
+    """One write transaction: its connection, its single timestamp, and its events."""
 
     def __init__(self, conn: sa.Connection, now: float) -> None:
         self.conn = conn
@@ -102,7 +102,8 @@ def let_in(unit: Unit) -> int:
 
 
 def queue(*columns: Any) -> sa.Select[*tuple[Any, ...]]:
-    """What may be leased, from the head: by priority, then by turn. A look into an index, however long it is."""
+    """Sessions that may be leased, from the head of the queue: by priority, then by turn. An index lookup, however long
+    the queue is."""
     place = (sessions.c.priority.desc(), sessions.c.turn, sessions.c.position)
     return sa.select(*columns).where(IN_QUEUE).order_by(*place)
 

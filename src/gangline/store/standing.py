@@ -1,9 +1,9 @@
-"""Where a session stands, and every decision about what follows. Pure: the clock and the lease time are arguments.
+"""The standing of a session, and every decision about its next state. Pure: the clock and the lease time are arguments.
 
-Laws, held whatever is lost, doubled or late:
+Laws, which hold under lost, duplicated and late messages:
 - A session ends once; nothing moves it afterwards.
-- Each lease has a higher fence than any before it; only the holder of the latest one is listened to.
-- An attempt is spent by an infrastructure fault or by a lease that ran out, never by a node that gives back.
+- Each lease has a higher fence than any before it; only the holder of the latest one is accepted.
+- An infrastructure fault or an expired lease costs an attempt; a node that gives a session back does not.
 - A report that was accepted is accepted again (its answer may have been lost), and changes nothing.
 """
 
@@ -32,7 +32,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float | None = None
     outcome: Outcome | None = None
     failure: Failure | None = None
-    """Of the last attempt that failed; of the end, when ended."""
+    """Failure of the last failed attempt; for an ended session, the failure that ended it."""
     reported_fence: int = 0
     """Fence of the last accepted report; 0 before any."""
     ready_at: float | None = None
@@ -52,9 +52,10 @@ _MAX_RETRY_PAUSE_S = 300.0
 
 
 def retry_pause_s(attempt: int, *, base_s: float) -> float:
-    """How long a session rests after its `attempt` failed through our fault: longer after each, at most five minutes.
+    """Seconds before a session is retried after its `attempt` failed through our fault: longer after each, at most five
+    minutes.
 
-    What broke mostly breaks for all; sessions that came back at once would spend their attempts before it is mended.
+    A fault mostly affects all sessions; immediate retries would use up their attempts before it is repaired.
     """
     return min(_MAX_RETRY_PAUSE_S, base_s * _RETRY_GROWTH ** min(attempt - 1, 16))
 

@@ -2,8 +2,8 @@
 
 Each session is given a *turn* when it is submitted, and the queue is ordered by (priority, turn, position). Turns of
 one submitter follow one another; a submitter's first one follows the latest that was leased. So two submitters who both
-have sessions queued alternate, whoever came first and however many the other one has; nobody saves up turns while idle;
-and the head of the queue is one look into an index. (Start-time fair queueing: a session counts as one, however long it
+have sessions queued alternate, independent of arrival and of the number queued; an idle submitter saves up no turns;
+and the head of the queue is one index lookup. (Start-time fair queueing: a session counts as one, however long it
 runs.)
 """
 
@@ -69,7 +69,7 @@ def _is_new(task_id: str, digest: str, known: dict[str, str]) -> bool:
 
 
 def _digests(unit: Unit, task_ids: Sequence[str]) -> dict[str, str]:
-    """Of those that exist."""
+    """Digests of those that exist."""
     found: dict[str, str] = {}
     for start in range(0, len(task_ids), _MANY):
         some = tasks.c.task_id.in_(task_ids[start : start + _MANY])
@@ -155,7 +155,7 @@ _MOVE_ON = sa.update(turns).where(_BEHIND).values(turn=sa.bindparam("to"))
 
 
 def remember_turns(unit: Unit, leased: Sequence[sa.RowMapping]) -> None:
-    """Move on to the turns of what was leased."""
+    """Advance to the turns of the leased sessions."""
     latest: dict[int, int] = {}
     for row in leased:
         latest[row["priority"]] = max(row["turn"], latest.get(row["priority"], 0))

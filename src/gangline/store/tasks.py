@@ -1,10 +1,10 @@
 """Tasks and their sessions in SQL: submitted once, leased, reported, cancelled, swept.
 
 Laws
-- Every method is one transaction: the change, its events and its callback become durable together, or not at all. One
-  that lost against another server's is done again.
-- What may follow what is decided in `standing.py`; here it is read, applied and written.
-- `on_events` hears of events only after they are durable.
+- Every method is one transaction: the change, its events and its callback become durable together, or not at all. A
+  transaction that lost against another server's is retried.
+- `standing.py` decides on transitions; this module reads, applies and writes them.
+- `on_events` receives events only after they are durable.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = ["MAX_TASK_ID", "TaskStore", "session_id_of"]
 T = TypeVar("T")
 
 _MAX_TOLD_CHARS = 300
-"""Of a failure's message in an event; the session's view has all of it."""
+"""Characters of a failure's message in an event; the session's view has all of it."""
 
 
 def _nobody(_events: Sequence[Event]) -> None:
@@ -117,7 +117,7 @@ class TaskStore(TaskReader):
 
     @repeated
     def cancel_task(self, task_id: str) -> TaskView:
-        """End what has not ended. A task that ended before stays as it is. Raises: NotFound."""
+        """End the sessions that have not ended. A task that ended before stays as it is. Raises: NotFound."""
         with self._unit() as unit:
             view = task_view(unit.conn, task_id)
             still_open = [session.session_id for session in view.sessions if session.state != "ended"]
@@ -137,7 +137,7 @@ class TaskStore(TaskReader):
 
     @repeated
     def change_note(self, key: str, change: Callable[[str | None], str]) -> str:
-        """Replace what the server keeps under `key` by what `change` makes of it; returns that."""
+        """Replace the note that the server keeps under `key` by `change(note)`; returns the new one."""
         with self._unit() as unit:
             is_it = meta.c.key == key
             found = unit.conn.scalar(sa.select(meta.c.value).where(is_it).with_for_update())
@@ -178,7 +178,7 @@ class TaskStore(TaskReader):
 
     @repeated
     def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
-        """Renew what the node still holds; name what it must drop. Raises: NodeIdTaken."""
+        """Renew the leases that the node still holds; name the sessions that it must drop. Raises: NodeIdTaken."""
         with self._unit() as unit:
             self._meet_node(
                 unit,
@@ -368,7 +368,7 @@ class TaskStore(TaskReader):
 
 
 def _why(failure: Failure | None) -> dict[str, Any]:
-    """What an event tells of a failure."""
+    """The failure's fields in an event."""
     if failure is None:
         return {}
     return {"boundary": failure.boundary, "code": failure.code, "message": failure.message[:_MAX_TOLD_CHARS]}
@@ -422,7 +422,7 @@ def _is_reported(row: sa.RowMapping, beat: Heartbeat) -> bool:
 
 
 def _leases(unit: Unit, claimed: Sequence[tuple[sa.RowMapping, Standing]], lease_s: float) -> list[Lease]:
-    """What a node is told of its sessions; tasks that had waited have begun."""
+    """The node's leases; tasks whose first session is leased have begun."""
     if not claimed:
         return []
     found = unit.conn.execute(_BODIES, {"ids": sorted({row["task_id"] for row, _ in claimed})}).all()

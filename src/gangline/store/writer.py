@@ -28,10 +28,10 @@ Answer = Callable[[], None]
 
 
 class Writer:
-    """Jobs for one thread. A job that began is finished even when nobody waits for it any more.
+    """Jobs for one thread. A job that has begun is finished even when no caller awaits it any more.
 
-    together: one transaction for all that is written on this thread inside the block; gives what is to be called once
-    it is durable.
+    together: one transaction for all writes on this thread inside the block; yields a list of functions to call once it
+    is durable.
     max_shared: jobs in one transaction, at most.
     """
 
@@ -49,7 +49,7 @@ class Writer:
         return future
 
     def close(self) -> None:
-        """What waits is still done."""
+        """Finishes the waiting jobs."""
         self._thread.shutdown(wait=True)
 
     def _do_waiting(self) -> None:
@@ -93,7 +93,7 @@ class _Job:
         answer()
 
     def tried(self) -> Answer:
-        """What to answer once it is durable. Raises: StoreError, when the transaction may have broken."""
+        """The answer, to be given once it is durable. Raises: StoreError, when the transaction may have broken."""
         try:
             found = self._call()
         except StoreError:
