@@ -11,9 +11,9 @@ from typing import Any
 from fixtures_proxy import served
 from gangline.domain.ids import new_id
 from gangline.domain.session import Lease
-from gangline.gateway.attempt import NodeParts
 from gangline.gateway.backends import BackendPool
 from gangline.gateway.gate import Gate
+from gangline.gateway.node_parts import NodeParts
 from gangline.gateway.pools import Pools, PoolSizes
 from gangline.gateway.proxy import Proxy
 from gangline.store.journal import Journal

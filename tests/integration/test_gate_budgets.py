@@ -10,8 +10,9 @@ import pytest
 
 from fixtures_attempt import lease_of, node_parts
 from gangline.domain.session import Lease, SessionResult
-from gangline.gateway.attempt import Attempt, NodeParts
+from gangline.gateway.attempt import Attempt
 from gangline.gateway.gate import Gate
+from gangline.gateway.node_parts import NodeParts
 
 AGENT = """
 import json, os, urllib.request

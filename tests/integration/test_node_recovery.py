@@ -10,9 +10,9 @@ from gangline.client.server import ServerClient
 from gangline.domain.errors import LeaseLost
 from gangline.domain.ids import new_id
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
-from gangline.gateway.attempt import NodeParts
 from gangline.gateway.backends import BackendPool
 from gangline.gateway.delivery import Delivery
+from gangline.gateway.node_parts import NodeParts
 from gangline.gateway.pipeline import Pipeline
 from gangline.gateway.pools import Pools, PoolSizes
 from gangline.gateway.proxy import Proxy

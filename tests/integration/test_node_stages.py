@@ -15,11 +15,13 @@ from fixtures_attempt import lease_of, node_parts
 from folder_runtime import FolderRuntime
 from gangline import plugins
 from gangline.domain.completion import Completion
-from gangline.domain.contracts import EvaluationContext, ExecResult, Reward, RuntimeStart
+from gangline.domain.contracts import EvaluationContext, ExecResult, HarnessVerdict, Reward, RuntimeStart
 from gangline.domain.errors import EngineUnavailable, RuntimeFailed, StoreError
-from gangline.gateway.attempt import Attempt, NodeParts
+from gangline.gateway.attempt import Attempt
+from gangline.gateway.node_parts import NodeParts
 from gangline.gateway.pools import PoolSizes
 from gangline.gateway.watchdog import Watchdog
+from gangline.harnesses.shell import ShellHarness
 from gangline.store.journal import Journal
 
 SIZES = PoolSizes(init_workers=1, ready_slots=2, run_slots=3, prewarm_workers=1, postrun_workers=1)
@@ -130,10 +132,13 @@ async def test_a_clean_runtime_of_a_session_that_we_failed_goes_before_anything_
     tmp_path: Path, sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with node_parts(tmp_path, sizes=SIZES) as parts, parts.pools.postrun:
-        attempt, life = begun(parts, "s1", **GRADED_CLEAN)
+        _, life = begun(parts, "s1", **GRADED_CLEAN)
         await until(lambda: "s1.1.grader" in sandboxes.handles)
-        broken = EngineUnavailable("down").failure()
-        monkeypatch.setattr(attempt, "_judge", lambda result: attempt._fail(broken))
+
+        def judge(_harness: ShellHarness, _result: ExecResult) -> HarnessVerdict:
+            raise EngineUnavailable("down")
+
+        monkeypatch.setattr(ShellHarness, "judge", judge)
         sandboxes.agents_may_end.set()
         await until(lambda: "stop" in sandboxes.handles["s1.1.grader"].log)
         assert not life.done(), "POSTRUN has no worker for it yet"
@@ -181,7 +186,7 @@ async def test_a_kill_that_hangs_is_told_with_where_it_hangs(tmp_path: Path, san
         (stuck,) = watchdog.stuck
         assert (stuck.session_id, stuck.stage) == ("s1", "run")
         frames = [line.rpartition(" ")[2] for line in stuck.waits_at["session.s1"]]
-        assert "Attempt._run" in frames
+        assert "HarnessRun._executed" in frames
         assert "Held.kill" in frames
         sandboxes.kills_end.set()
         sandboxes.agents_may_end.set()

@@ -14,11 +14,12 @@ from gangline.domain.ids import new_id
 from gangline.domain.session import Lease
 from gangline.domain.task import CaptureSpec
 from gangline.engines.vllm import VllmEngine
-from gangline.gateway.attempt import Attempt, NodeParts
+from gangline.gateway.attempt import Attempt
 from gangline.gateway.backends import BackendPool
 from gangline.gateway.external import ExternalSessions, SessionRequest
 from gangline.gateway.external_store import ExternalStore
 from gangline.gateway.model_session import ModelSession, key_digest
+from gangline.gateway.node_parts import NodeParts
 from gangline.gateway.pools import Pools, PoolSizes
 from gangline.gateway.proxy import Proxy
 from gangline.store.journal import Journal

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -23,10 +24,20 @@ from gangline.domain.errors import Failure
 from gangline.domain.lifecycle import Outcome
 from gangline.domain.session import HarnessExit, Lease, StageTiming
 from gangline.gateway.gate import GateMeter
-from gangline.runtimes.kept import Keeper, KeptHandle
 from gangline.store.journal import AttemptKey
 
-__all__ = ["RESTARTED", "AttemptNote", "RunClock", "RunEnd", "adoptable", "annotate", "run_harness"]
+__all__ = [
+    "RESTARTED",
+    "AttemptNote",
+    "LastingHandle",
+    "RunClock",
+    "RunEnd",
+    "adoptable",
+    "annotate",
+    "rejoin",
+    "run_harness",
+    "tell_spent",
+]
 
 log = logging.getLogger("gangline.node")
 
@@ -36,6 +47,38 @@ RESTARTED = Failure(
     message="the node died while the session ran; its completed calls are kept",
     retryable=True,
 )
+
+
+@runtime_checkable
+class LastingHandle(RuntimeHandle, Protocol):
+    """A sandbox that can outlive the node's process, with a note for the node's next life."""
+
+    note: bytes | None
+    """The earlier life's; None without one."""
+    spent_s: float
+    """Seconds of RUN's budget that the earlier life used, as it last reported them."""
+
+    async def exec_lasting(
+        self,
+        command: str | Sequence[str],
+        *,
+        note: bytes,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        max_output_bytes: int = 1 << 20,
+    ) -> ExecResult:
+        """Run a command that outlives the node's process. Raises: RuntimeFailed."""
+        ...
+
+    async def rejoin(self) -> ExecResult:
+        """Wait for that command in the node's next life. Raises: RuntimeFailed."""
+        ...
+
+    async def annotate(self, note: bytes | None) -> None:
+        """Replace the note; with None the sandbox ends with the node. Raises: RuntimeFailed."""
+        ...
+
+    def tell_spent(self, spent_s: float) -> None: ...
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,14 +119,14 @@ class AttemptNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def adoptable(
-    keeper: Keeper, unclosed: Collection[AttemptKey], finished: Collection[AttemptKey]
-) -> list[tuple[AttemptNote, KeptHandle]]:
-    """Attempts of the node's earlier life that can go on; whatever else the keeper has is stopped.
+    kept: Iterable[LastingHandle], unclosed: Collection[AttemptKey], finished: Collection[AttemptKey]
+) -> list[tuple[AttemptNote, LastingHandle]]:
+    """Attempts of the node's earlier life that can go on; any other kept sandbox is stopped.
 
-    unclosed: attempts of which the journal does not know the end. finished: those whose result is on its way.
+    unclosed: attempts whose end the journal does not have. finished: those whose result is on its way.
     """
-    found: list[tuple[AttemptNote, KeptHandle]] = []
-    for handle in keeper.kept:
+    found: list[tuple[AttemptNote, LastingHandle]] = []
+    for handle in kept:
         note = _read(handle)
         key = None if note is None else AttemptKey(note.lease.session_id, note.lease.attempt)
         if note is not None and key in unclosed and key not in finished:
@@ -93,7 +136,7 @@ async def adoptable(
     return found
 
 
-def _read(handle: KeptHandle) -> AttemptNote | None:
+def _read(handle: LastingHandle) -> AttemptNote | None:
     try:
         return msgspec.msgpack.decode(handle.note or b"", type=AttemptNote)
     except msgspec.MsgspecError as error:
@@ -107,9 +150,9 @@ async def run_harness(
     """The harness's whole run; where the sandbox can outlive the node, so does it, unless the agent is in the node."""
     if not isinstance(launch, Launch):
         return await launch()
-    if not isinstance(handle, KeptHandle):
+    if not isinstance(handle, LastingHandle):
         return await handle.exec(launch.command, env=launch.env, stdin=launch.stdin, max_output_bytes=max_output_bytes)
-    return await handle.exec(
+    return await handle.exec_lasting(
         launch.command,
         env=launch.env,
         stdin=launch.stdin,
@@ -118,7 +161,19 @@ async def run_harness(
     )
 
 
+async def rejoin(handle: RuntimeHandle) -> ExecResult:
+    """The end of a harness that an earlier life of the node began. Raises: RuntimeFailed."""
+    assert isinstance(handle, LastingHandle)
+    return await handle.rejoin()
+
+
 async def annotate(handle: RuntimeHandle, note: AttemptNote | None) -> None:
     """Change what the node's next life would find; with None it would find nothing. Raises: RuntimeFailed."""
-    if isinstance(handle, KeptHandle):
+    if isinstance(handle, LastingHandle):
         await handle.annotate(None if note is None else msgspec.msgpack.encode(note))
+
+
+def tell_spent(handle: RuntimeHandle, spent_s: float) -> None:
+    """Pass on to the node's next life how much of RUN's budget is used."""
+    if isinstance(handle, LastingHandle):
+        handle.tell_spent(spent_s)

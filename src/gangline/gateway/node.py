@@ -23,7 +23,7 @@ from gangline.domain.errors import EngineUnavailable, GanglineError, InvalidRequ
 from gangline.domain.session import SessionResult
 from gangline.domain.task import CaptureSpec, SamplingPolicy
 from gangline.gateway.adoption import adoptable
-from gangline.gateway.attempt import Attempt, NodeParts
+from gangline.gateway.attempt import Attempt
 from gangline.gateway.backends import BackendPool
 from gangline.gateway.backends_memory import BackendMemory
 from gangline.gateway.backends_records import BackendSpec
@@ -43,6 +43,7 @@ from gangline.gateway.interpreter import settle_interpreter
 from gangline.gateway.metrics import NodeMetrics
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.node_identity import node_identity
+from gangline.gateway.node_parts import NodeParts
 from gangline.gateway.pipeline import Pipeline, one_error
 from gangline.gateway.pools import Pools, PoolSizes
 from gangline.gateway.proxy import Proxy
@@ -220,7 +221,7 @@ async def reap(data_dir: Path, node_id: str) -> None:
 async def _adopted(keeper: Keeper, delivery: Delivery, parts: NodeParts) -> list[Attempt]:
     """What an earlier life of this node began and this one goes on with; all else that it left is removed."""
     unclosed = {AttemptKey(opened.session_id, opened.attempt) for opened in parts.journal.unclosed()}
-    found = await adoptable(keeper, unclosed, delivery.leftover())
+    found = await adoptable(keeper.kept, unclosed, delivery.leftover())
     await _reap(parts.owner, parts.runtimes_folder, frozenset(handle.runtime_id for _, handle in found))
     attempts: list[Attempt] = []
     for note, handle in found:

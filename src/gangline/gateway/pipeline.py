@@ -15,12 +15,13 @@ from gangline.domain.errors import GanglineError, LeaseLost, NodeIdTaken, NotFou
 from gangline.domain.lifecycle import STAGES, Stage
 from gangline.domain.session import Heartbeat, Lease, SessionResult
 from gangline.gateway.adoption import RESTARTED
-from gangline.gateway.attempt import Attempt, NodeParts
+from gangline.gateway.attempt import Attempt
 from gangline.gateway.breaker import Breaker
 from gangline.gateway.delivery import Delivery
 from gangline.gateway.disk_guard import DiskGuard
 from gangline.gateway.external import is_external
 from gangline.gateway.metrics import NodeNow
+from gangline.gateway.node_parts import NodeParts
 from gangline.gateway.renewals import Renewals
 from gangline.gateway.watchdog import Watchdog
 from gangline.store.journal import AttemptKey, AttemptOpened
@@ -218,7 +219,7 @@ class Pipeline:
         self._begin(Attempt(lease, self._parts))
 
     def _begin(self, attempt: Attempt) -> None:
-        attempt.on_stage = self._room.set
+        attempt.stages.on_change = self._room.set
         lease = attempt.lease
         key = (lease.session_id, lease.fence)
         self._breaker.taken(key)

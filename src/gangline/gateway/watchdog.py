@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -19,10 +19,11 @@ import gangline
 from gangline.domain.lifecycle import Stage
 from gangline.store.journal import AttemptKey
 
-__all__ = ["Stuck", "Watchdog", "where_tasks_wait"]
+__all__ = ["Stuck", "Watchdog", "session_task", "where_tasks_wait"]
 
 log = logging.getLogger("gangline.node")
 
+_T = TypeVar("_T")
 _MAX_FRAMES = 6
 _PACKAGE = Path(gangline.__file__).parent
 
@@ -31,8 +32,12 @@ class Watched(Protocol):
     """What the watchdog asks of an attempt."""
 
     key: AttemptKey
-    stage: Stage
-    since: float
+
+    @property
+    def stage(self) -> Stage: ...
+
+    @property
+    def since(self) -> float: ...
 
     def overdue_s(self) -> float | None: ...
 
@@ -89,6 +94,11 @@ def _standing(attempt: Watched, overdue_s: float) -> Stuck:
         overdue_s=round(overdue_s, 1),
         waits_at=where_tasks_wait(f"session.{attempt.key.session_id}"),
     )
+
+
+def session_task(session_id: str, work_name: str, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+    """Start a task of a session under a name by which `where_tasks_wait` finds it."""
+    return asyncio.create_task(work, name=f"session.{session_id} {work_name}")
 
 
 def where_tasks_wait(name: str) -> dict[str, list[str]]:

@@ -96,13 +96,13 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Exec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     runtime_id: str
     command: str | list[str]
-    cwd: str | None
+    cwd: str | None = None
     env: dict[str, str]
     stdin: bytes | None
-    timeout_s: float | None
+    timeout_s: float | None = None
     max_output_bytes: int
-    user: RuntimeUser
-    streams: bool
+    user: RuntimeUser = "agent"
+    streams: bool = False
     """Whether output is told as it comes."""
     note: bytes | None = None
     """Given, the command and its sandbox outlive the node, with the note."""

@@ -263,10 +263,7 @@ class KeptHandle:
         on_output: OutputSink | None = None,
         max_output_bytes: int = 1 << 20,
         user: RuntimeUser = "agent",
-        note: bytes | None = None,
     ) -> ExecResult:
-        """`note`: given, the command and this sandbox outlive the node's process by the grace, for `Keeper.kept` of the
-        node's next life; `rejoin` there waits for the command's end. Output is not streamed then."""
         request = wire.Exec(
             runtime_id=self.runtime_id,
             command=command if isinstance(command, str) else list(command),
@@ -276,10 +273,30 @@ class KeptHandle:
             timeout_s=timeout_s,
             max_output_bytes=max_output_bytes,
             user=user,
-            streams=on_output is not None and note is None,
-            note=note,
+            streams=on_output is not None,
         )
         return await self._link.ask(request, ExecResult, on_output)
+
+    async def exec_lasting(
+        self,
+        command: str | Sequence[str],
+        *,
+        note: bytes,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        max_output_bytes: int = 1 << 20,
+    ) -> ExecResult:
+        """Run a command that outlives the node's process by the grace, with this sandbox. Both are in `Keeper.kept` of
+        the node's next life, where `rejoin` waits for the command's end."""
+        request = wire.Exec(
+            runtime_id=self.runtime_id,
+            command=command if isinstance(command, str) else list(command),
+            env=dict(env or {}),
+            stdin=stdin,
+            max_output_bytes=max_output_bytes,
+            note=note,
+        )
+        return await self._link.ask(request, ExecResult)
 
     async def rejoin(self) -> ExecResult:
         """The end of the command that was to outlive the node, also when it came meanwhile. Raises: RuntimeFailed."""

@@ -190,7 +190,7 @@ async def in_keeper(runtime: str, root: Path) -> AsyncGenerator[Runtime]:
 
 async def _running(handle: KeptHandle, command: str = _UNTIL_GO, note: bytes = b"note") -> asyncio.Task[object]:
     """A command that outlives the node, once it has touched `ready`. What this life hears of it is dropped."""
-    task: asyncio.Task[object] = asyncio.create_task(handle.exec(command, note=note))
+    task: asyncio.Task[object] = asyncio.create_task(handle.exec_lasting(command, note=note))
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     await until_present(handle, "ready")
     return task
@@ -235,7 +235,7 @@ def _calling(handle: RuntimeHandle, program: str) -> list[str]:
 
 async def _called(lives: Lives, handle: KeptHandle, program: str) -> Call:
     """Start a program that outlives the node, and take its first call, which does too."""
-    task: asyncio.Task[object] = asyncio.create_task(handle.exec(_calling(handle, program), note=b"note"))
+    task: asyncio.Task[object] = asyncio.create_task(handle.exec_lasting(_calling(handle, program), note=b"note"))
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await lives.accept()
 

@@ -1,0 +1,58 @@
+"""What all attempts of a node share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gangline import plugins
+from gangline.domain.contracts import RuntimeHandle, RuntimeStart
+from gangline.domain.session import SessionResult
+from gangline.domain.task import SamplingPolicy
+from gangline.gateway.backends import BackendPool
+from gangline.gateway.gate import Gate
+from gangline.gateway.metrics import NodeMetrics
+from gangline.gateway.pools import Pools
+from gangline.gateway.proxy import Proxy
+from gangline.runtimes.kept import Keeper
+from gangline.store.journal import Journal
+
+__all__ = ["NodeParts"]
+
+
+class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
+    """Parts of a node that its attempts share."""
+
+    node_id: str
+    owner: str
+    """Label of everything this node starts."""
+    runtimes_folder: Path
+    hidden: tuple[Path, ...] = ()
+    """Host folders that no sandbox sees."""
+    backends: BackendPool
+    first_model: str
+    """Served when the node started."""
+    proxy: Proxy
+    proxy_port: int
+    journal: Journal
+    pools: Pools
+    gate: Gate = msgspec.field(default_factory=Gate)
+    sampling: SamplingPolicy | None = None
+    """The operator's, applied after a task's own."""
+    metrics: NodeMetrics = msgspec.field(default_factory=NodeMetrics)
+    on_result: Callable[[SessionResult], None] | None = None
+    """Called with the result of each attempt that ended."""
+    keeper: Keeper | None = None
+    """Where sandboxes live that are to outlive the node's process; None: none is."""
+
+    @property
+    def model(self) -> str:
+        """Served model; the default for tasks that name none."""
+        return next((view.model for view in self.backends.views()), self.first_model)
+
+    async def start_runtime(self, name: str, start: RuntimeStart) -> RuntimeHandle:
+        """Raises: UnknownPlugin, and what the runtime raises."""
+        starter = plugins.make_runtime(name).start(start) if self.keeper is None else self.keeper.start(name, start)
+        return await starter
