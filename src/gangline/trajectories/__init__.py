@@ -1,1 +1,1 @@
-"""Builders (completions -> trajectory), the audit of what they made, and rows for trainers. Pure but for the files."""
+"""Builders (completions -> trajectory), the audit of their traces, and rows for trainers. Pure but for the files."""

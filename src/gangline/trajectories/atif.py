@@ -52,7 +52,7 @@ class AtifToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 class AtifReference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trajectory_id: str
-    """Of an entry of the document's `subagent_trajectories`."""
+    """Id of an entry of the document's `subagent_trajectories`."""
 
 
 class AtifResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -68,7 +68,7 @@ class AtifObservation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class AtifMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of one model call."""
+    """Metrics of one model call."""
 
     prompt_tokens: int
     completion_tokens: int

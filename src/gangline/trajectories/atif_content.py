@@ -20,7 +20,8 @@ _SUFFIXES = {"image/jpeg": "jpg", "image/png": "png", "image/gif": "gif", "image
 
 
 def content_of(parts: Iterable[Part], images: Images) -> AtifContent:
-    """One text alone is a string. Inline images go into `images`; what ATIF has no word for is named in a text."""
+    """One text alone is a string. Inline images go into `images`; parts that ATIF cannot represent are named in a
+    text."""
     content = [found for part in parts if (found := _part(part, images)) is not None]
     if not content:
         return ""
@@ -42,7 +43,7 @@ def _part(part: Part, images: Images) -> AtifPart | None:
 
 
 def _named(kind: str, url: str, name: str | None) -> AtifPart:
-    """What stands for a part that cannot be carried."""
+    """A text in place of a part that cannot be carried."""
     where = url.partition(",")[0] if url.startswith("data:") else url
     return AtifPart(type="text", text=f"[{kind}: {name or where}]")
 

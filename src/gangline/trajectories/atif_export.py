@@ -1,9 +1,9 @@
-"""Sessions as ATIF documents, for Harbor and the tools around it: what was said, call by call, with exact token ids.
+"""Sessions as ATIF documents, for Harbor and the tools around it: the conversation, call by call, with exact token ids.
 
 The session's main conversation is the document. Each other one (sub-agents, side calls, branches, further choices,
-aborted calls) is an entry of its `subagent_trajectories`; what it shares with the conversation that it branches off is
-marked `is_copied_context`. Every model call is exactly one step. Unlike a row, a conversation goes on over a turn whose
-context is not exact: the certificate in the step's metrics says so.
+aborted calls) is an entry of its `subagent_trajectories`; the part shared with its parent conversation is marked
+`is_copied_context`. Every model call is exactly one step. Unlike a row, a conversation continues after a turn whose
+context is not exact: the certificate in the step's metrics reports that.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ SCHEMA_VERSION = "ATIF-v1.8"
 
 
 def write_atif(results: Iterable[SessionResult], folder: Path, *, agent_of: Callable[[str], str | None]) -> int:
-    """One `SESSION.json` in `folder` for each session that called a model, and `images/` for what they were shown.
+    """Write one `SESSION.json` in `folder` for each session that called a model, and `images/` for the images in them.
 
-    agent_of: the name of a task's agent program, by task id; results do not tell it.
-    Returns how many. One document at a time in memory.
+    agent_of: the name of a task's agent program, by task id; results do not contain it. Returns the number of
+    documents. One document at a time in memory.
     """
     num = 0
     for result in results:
@@ -236,7 +236,7 @@ class _Steps:
         self._calls[completion.completion_id] = step
 
     def delegate(self, completion_id: str, trajectory_id: str) -> None:
-        """A tool call of that completion began another conversation: it is named beside what the tools gave back."""
+        """A tool call of that completion began another conversation, which is named beside the tools' results."""
         step = self._calls[completion_id]
         calls = step.tool_calls or []
         found = AtifResult(

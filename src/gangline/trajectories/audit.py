@@ -1,9 +1,9 @@
 """The audit: rows checked against the completions they were made from, by rules of its own.
 
-Nothing here calls a builder. The checks hold for the rows of any builder: every id with `loss_mask = 1` is a sampled
-id of the completion that its span names, in order, exactly once, with that completion's log-probs and versions; the
-ids before a turn are its prompt, but after a declared splice; nothing sampled is lost or doubled, but for completions
-that a builder drops by its own declaration: those are counted.
+Nothing here calls a builder. The checks hold for the rows of any builder. Every id with `loss_mask = 1` is a sampled id
+of the completion that its span names, in order, exactly once, with that completion's log-probs and versions. The ids
+before a turn are its prompt, except after a declared splice. Nothing sampled is lost or doubled; completions that a
+builder declares as dropped are counted.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def _broken(trace: Trace, rule: str, message: str, span: TurnSpan | None = None)
 
 
 def _shape_problems(trace: Trace) -> list[str]:
-    """What makes the other checks impossible."""
+    """Problems that make the other checks impossible."""
     num = len(trace.response_ids)
     arrays = {
         "loss_mask": trace.loss_mask,
@@ -253,7 +253,7 @@ def _shape_problems(trace: Trace) -> list[str]:
 
 
 def _check_outside(trace: Trace) -> Iterator[Violation]:
-    """Masks are 0 or 1; what no turn sampled is masked; what is masked has no log-prob and no version."""
+    """Masks are 0 or 1; unsampled tokens are masked; masked tokens have no log-prob and no version."""
     sampled = np.zeros(len(trace.response_ids), bool)
     for span in trace.spans:
         sampled[span.start : span.end] = True
@@ -284,7 +284,7 @@ def _check_splices(trace: Trace) -> Iterator[Violation]:
 
 
 def _check_certificate(trace: Trace, index: int, completion: Completion, tree: CompletionTree) -> Iterator[Violation]:
-    """The trace's copy is the journal's, and what it claims of the context is what the ids say."""
+    """The trace's copy is the journal's, and its claims about the context agree with the ids."""
     held, span = trace.certificates[index], trace.spans[index]
     if msgspec.structs.replace(held, untrainable=completion.certificate.untrainable) != completion.certificate:
         yield _broken(trace, "certificate", "the trace's certificate is not the journal's", span)
@@ -345,9 +345,9 @@ def _versions(certificate: Certificate, num: int) -> np.ndarray:
 
 
 def _check_context(trace: Trace, index: int, completion: Completion, tree: CompletionTree) -> Iterator[Violation]:
-    """What stands before a turn is the completion's prompt.
+    """The ids before a turn are the completion's prompt.
 
-    Where the turn before is the parent, and was itself checked, only what came since needs comparing.
+    Where the turn before is the parent, and was itself checked, only the newer ids need comparing.
     """
     span = trace.spans[index]
     before = trace.spans[index - 1] if index else None

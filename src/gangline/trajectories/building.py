@@ -1,4 +1,4 @@
-"""Building a trajectory, with what the builder declares of it."""
+"""Building a trajectory, including the completions that the builder declares as dropped."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Laws that every builder here keeps:
 - every completion is a turn of exactly one trace, so every sampled token lands in exactly one trace, once, in order;
 - a token has `loss_mask = 1` only when it was sampled by a complete, trainable completion; the reason why a turn is
   masked is in its certificate (`untrainable`);
-- the ids before a turn are the ids that the engine conditioned it on, but after a declared splice.
+- the ids before a turn are the ids that the engine conditioned it on, except after a declared splice.
 
 A call whose prompt holds images extends no chain without any, and no row with one is trained on.
 An aborted completion extends no chain and none extends it: it stands alone in a trace whose mask is all 0.
@@ -42,13 +42,13 @@ __all__ = [
 
 
 class BuilderConfig(BaseModel):
-    """What every builder can be told."""
+    """Options of every builder."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     strict: bool = False
-    """Raise where a certificate claims what the ids do not bear out; else the chain splits, or the turn is masked and
-    says why."""
+    """Raise where a certificate's claims contradict the ids; else the chain splits, or the turn is masked with a
+    reason."""
     roles: tuple[TraceRole, ...] | None = None
     """Turns of other roles are masked, and their certificates say so. None: every role is trained on."""
 
@@ -59,14 +59,14 @@ class Chain:
 
     completions: list[Completion]
     prompt_ids: TokenIds = field(default_factory=token_ids)
-    """Of the first completion."""
+    """Prompt ids of the first completion."""
     context_ids: TokenIds = field(default_factory=token_ids)
     """[T] `prompt_ids`, then everything to the last sampled id."""
 
 
 @dataclass(slots=True)
 class Turn:
-    """One completion as it stands in a trace: the context new since the turn before, then what was sampled."""
+    """One completion in a trace: the context new since the previous turn, then the sampled ids."""
 
     completion: Completion
     new_ids: TokenIds
@@ -97,7 +97,7 @@ def why_masked(completion: Completion) -> str | None:
 
 
 def check_claims(tree: CompletionTree) -> None:
-    """Raises: BuilderError where a certificate claims what the ids do not bear out."""
+    """Raises: BuilderError where a certificate's claims contradict the ids."""
     for completion in tree:
         claims_exact = completion.certificate.context == "exact"
         if claims_exact and not is_exact(tree, completion):
@@ -155,7 +155,7 @@ def _fill_ids(chain: Chain, chain_of: dict[str, Chain]) -> None:
 
 
 def turns_of(chain: Chain) -> list[Turn]:
-    """An exact child's suffix *is* what stands between its parent's sampled ids and its own."""
+    """An exact child's suffix *is* the text between its parent's sampled ids and its own."""
     first, *rest = chain.completions
     turns = [Turn(first, token_ids(), ())]
     before = first

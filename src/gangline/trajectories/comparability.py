@@ -41,8 +41,8 @@ def why_not_comparable(certificate: Certificate) -> str | None:
 
 
 def why_not_trainable(certificate: Certificate) -> str | None:
-    """Why a completion's log-probs are not those of the distribution that its tokens were drawn from, and what to
-    change; None when they are, and can be computed again.
+    """The reason why a completion's log-probs are not those of the distribution that its tokens were drawn from, and
+    the remedy; None when they are, and can be recomputed.
     """
     if certificate.logprobs == "missing":
         return "log-probs missing: use an engine that reports them"

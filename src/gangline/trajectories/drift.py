@@ -1,8 +1,8 @@
-"""The drift report: where, how often and why calls did not go on from exactly what was sampled before. Pure.
+"""The drift report: the calls that did not continue exactly the tokens sampled before, by place and cause. Pure.
 
 A conversation can break in two ways. `diverged`: the client sent the same history, but the engine's rendering of it
-does not begin with the ids that were sampled. `changed`: the client itself edited what stands before. Either begins a
-row of its own; nothing sampled is lost, but the prompt is computed, stored and trained on again.
+does not begin with the sampled ids. `changed`: the client itself edited the history. Either begins a row of its own;
+nothing sampled is lost, but the prompt is computed, stored and trained on again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class CallDrift(msgspec.Struct, frozen=True, kw_only=True):
-    """What the report needs of one completion."""
+    """The fields of one completion that the report needs."""
 
     session_id: str
     completion_id: str
@@ -33,9 +33,9 @@ class CallDrift(msgspec.Struct, frozen=True, kw_only=True):
     prompt_source: PromptSource
     context: Context
     changed: bool
-    """The client edited what stands before: it would go on from an earlier call, but for that."""
+    """The client edited the history; without that the call would continue an earlier one."""
     cause: DivergenceCause | None
-    """Of a break, of either kind."""
+    """Cause of a break, of either kind."""
     first_divergence: int | None
     num_parent_ids: int
     """Ids of the parent's context; 0 without a parent."""
@@ -71,12 +71,12 @@ class DriftReport(msgspec.Struct, frozen=True, kw_only=True):
     contexts: dict[str, int]
     """first, exact, diverged."""
     num_changed: int
-    """Of any context: the client edited what stands before."""
+    """Calls, with any context, whose history the client edited."""
     exact_share: float | None
     """Exact and not changed, among the calls whose conversation had begun before; None where there is none."""
     prompt_sources: dict[str, int]
     causes: dict[str, int]
-    """Of the breaks, both kinds."""
+    """Causes of the breaks, both kinds."""
     fallbacks: dict[str, int]
     """Why calls were observed although the engine takes ids."""
     parses: dict[str, int]
@@ -85,11 +85,11 @@ class DriftReport(msgspec.Struct, frozen=True, kw_only=True):
     """Reason -> completions of which no token may be trained on."""
     num_untrainable_tokens: int
     num_repeated_tokens: int
-    """Prompt ids of all breaks: what splitting costs, in ids that another row holds already or nearly."""
+    """Prompt ids of all breaks: the cost of splitting, in ids that another row holds already or nearly."""
     num_forgotten_tokens: int
     """Ids of parents' contexts from the first difference on: computed once, of no use to the next call."""
     median_first_divergence: float | None
-    """Of the diverged, as a share of the parent's context."""
+    """Median position of the divergence, as a share of the parent's context."""
     breaks: tuple[Break, ...]
 
 

@@ -1,4 +1,5 @@
-"""What a session's texts tell: one reply quoted in another conversation's beginning, a task handed over in a tool call.
+"""Evidence in a session's texts: one reply quoted in another conversation's beginning, a task handed over in a tool
+call.
 
 Texts are compared flat: white space folded.
 """
@@ -18,7 +19,7 @@ _QUOTE_CHARS = 40
 """A reply of so much text does not stand in another conversation's beginning by chance; a summary is longer."""
 
 _EXCERPT_CHARS = 200
-"""Likewise, of the lines of a reply: some harnesses cut the summary out of what was said around it."""
+"""Likewise, for the lines of a reply: some harnesses cut the summary out of a longer reply."""
 
 TASK_CHARS = 16
 """Likewise, of the prompt that a tool call carries and the answer that comes back, which also stand in their places."""
@@ -28,11 +29,11 @@ _COVER = 0.5
 inside a classifier's is something else."""
 
 _SCANNED_CHARS = 50_000
-"""Of a long text only so much of its beginning, and of its end, is looked at."""
+"""Characters scanned at the beginning, and at the end, of a long text."""
 
 
 def opening_of(root: Completion) -> str:
-    """What stands before the first reply that a request echoes, tools' results left out."""
+    """The text before the first reply that a request echoes, tools' results left out."""
     texts: list[str] = []
     for message in root.new_messages:
         if message.role == "assistant":
@@ -53,7 +54,7 @@ def quotes(opening: str, reply: Message, said: str) -> bool:
 
 
 def tasks_of(root: Completion) -> list[str]:
-    """What a conversation was asked first: each text of its user, and all of them; clients put reminders beside it."""
+    """A conversation's first task: each text of its user, and all of them together; clients put reminders beside it."""
     messages = [one for one in root.new_messages if one.role == "user"]
     texts = [flat(part.text) for one in messages for part in one.parts if isinstance(part, Text)]
     return list(dict.fromkeys([*texts, flat(" ".join(map(message_text, messages)))]))

@@ -1,11 +1,12 @@
-"""What each call of a finished session was for: its role, and how its conversation began. A pure function of the tree.
+"""The purpose of each call of a finished session: its role, and how its conversation began. A pure function of the
+tree.
 
-A *segment* is a root and what descends from it; an *agent* is one or more segments that are one conversation to a
-reader. By what the records say, and in this order:
+A *segment* is a root with its descendants; an *agent* is one or more segments that are one conversation to a reader.
+The rules use the records only, in this order:
 
-1. A segment that goes on from an edited history, or has the prompt of an earlier call, belongs to that call's agent.
-   So does one under other system text, tools or template, unless it is a *detour*: one call that nobody continued,
-   while the conversation went on without it (a classifier, a title, a summary).
+1. A segment that continues an edited history, or has the prompt of an earlier call, belongs to that call's agent. So
+   does one under other system text, tools or template, unless it is a *detour*: one call that nobody continued, while
+   the conversation went on without it (a classifier, a title, a summary).
 2. A segment whose first messages quote an earlier reply, and which has the same model, tools and system text as that
    reply's conversation, belongs to its agent. Where the reply had a history and was not continued itself, it was a
    `compaction`, and the segment is `compacted` from it.
@@ -15,7 +16,7 @@ reader. By what the records say, and in this order:
    not name before one that it does. Those that work with the same model, tools and system text are `main` too. Others
    that work, or that the client names, are sub-agents, and the rest is `side`.
 
-What a role other than `main` was told by is in the `lineage.reason` of the segment's root, or of the compaction.
+The evidence for a role other than `main` is in the `lineage.reason` of the segment's root, or of the compaction.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from gangline.trajectories.evidence import TASK_CHARS, calls_of, carries, flat, 
 __all__ = ["CallRole", "assign_roles"]
 
 _NEAR = 32
-"""Calls before (or after) a segment that are looked at for what began (or used) it."""
+"""Calls before (or after) a segment that are searched for its origin (or its use)."""
 
 _DIGITS = re.compile(r"\d+")
 
@@ -41,7 +42,7 @@ _DIGITS = re.compile(r"\d+")
 class CallRole(msgspec.Struct, frozen=True, kw_only=True):
     role: TraceRole
     lineage: Lineage
-    """The recorded one; of a root, what the whole session tells of it."""
+    """The recorded one; for a root, the one derived from the whole session."""
 
 
 def assign_roles(tree: CompletionTree) -> dict[str, CallRole]:
@@ -59,7 +60,7 @@ class _Segment:
         self.agent: _Segment = self
         """The first segment of its agent, by way of others maybe."""
         self.role: TraceRole | None = None
-        """Where it is told apart from its agent's."""
+        """Set where it differs from its agent's."""
 
     @property
     def first_of_agent(self) -> _Segment:
@@ -92,7 +93,7 @@ class _Session:
         self._continued = {one.parent_id for one in self._order}
         self._segment_of: dict[str, _Segment] = {}
         self._openings: dict[str, str] = {}
-        """completion id of a root -> what its request begins with"""
+        """completion id of a root -> the beginning of its request"""
         self._compactions: dict[str, str] = {}
         """completion id -> the root that goes on from its summary"""
         self._segments = self._divided()
@@ -172,7 +173,7 @@ class _Session:
         return self._openings[root.completion_id]
 
     def _conversation_before(self, completion: Completion, successor: _Segment) -> _Segment | None:
-        """What a reply could be a summary of: its own history, its origin's, or what its request quotes."""
+        """Conversations that a reply could summarise: its own history, its origin's, or one that its request quotes."""
         segment = self._segment_of[completion.completion_id]
         if completion.parent_id is not None:
             return segment
@@ -257,6 +258,6 @@ def _agent_id(root: Completion) -> str:
 
 
 def _front(root: Completion) -> tuple[str, str, str]:
-    """Whose conversation it is, and what stands before it. Numbers do not count: dates and times change."""
+    """The owner of the conversation, and the text before it. Numbers do not count: dates and times change."""
     systems = [message_text(one) for one in root.new_messages if one.role in ("system", "developer")]
     return _agent_id(root), root.branch_key, _DIGITS.sub("0", flat(" ".join(systems)))

@@ -1,6 +1,6 @@
 """The model part of the audit: recorded log-probs against log-probs computed again by teacher forcing.
 
-On rows whose context is exact they differ by numerical noise. On spliced rows they show what splicing costs.
+On rows whose context is exact they differ by numerical noise. On spliced rows they show the cost of splicing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Score = Callable[[TokenIds, float], Logprobs]
 
 
 class LogprobStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Of |re-computed - recorded|, in nats per token."""
+    """Statistics of |re-computed - recorded|, in nats per token."""
 
     num_tokens: int
     mean: float

@@ -2,15 +2,16 @@
 for VERL", "Request Handling" and "Trajectory Output".
 
 A session has one open trace. A call whose messages begin with the trace's messages and its last reply continues it:
-only what its new messages tokenise to is appended. Any other call closes the trace and opens one with its own whole
+only the tokens of its new messages are appended. Any other call closes the trace and opens one with its own whole
 prompt. So a sub-agent's call between two turns of the main conversation ends the main trace, which `prefix_merging`
 would keep whole: use this one for comparison, or where a trainer wants rows in the order of the calls.
 
-The RFC's gateway tokenises the new messages itself, so its contexts are exact. Here they are what the journal holds:
-the suffix of a prompt that is exact. Where the messages continue and the ids do not, `on_divergence` says what happens:
+The RFC's gateway tokenises the new messages itself, so its contexts are exact. Here they come from the journal: the
+suffix of a prompt that is exact. Where the messages continue and the ids do not, `on_divergence` decides:
 
 - `split` (the default): the trace is closed, so that no row holds a context which the engine did not see;
-- `splice`: the trace goes on, with the new messages' ids cut from the re-rendered prompt, and says where and why.
+- `splice`: the trace continues with the new messages' ids cut from the re-rendered prompt, and records the place and
+  the reason.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = ["MessagePrefixBuilder", "MessagePrefixConfig"]
 
 class MessagePrefixConfig(BuilderConfig):
     on_divergence: Literal["split", "splice"] = "split"
-    """What to do where a turn's messages continue the trace, but its ids do not."""
+    """The rule for a turn whose messages continue the trace, but whose ids do not."""
     end_of_turn_ids: tuple[int, ...] = ()
     """Only for `splice`. Empty: the last sampled ids of the turns that ended by themselves."""
 

@@ -1,4 +1,4 @@
-"""Rows as Parquet: token arrays as lists of numbers, spans and splices as structs, what is deeper as JSON text.
+"""Rows as Parquet: token arrays as lists of numbers, spans and splices as structs, deeper values as JSON text.
 
 Importing this module needs the extra `parquet`; nothing else in the package imports it.
 """

@@ -17,7 +17,7 @@ __all__ = ["PerRequestBuilder", "PerRequestConfig"]
 
 
 class PerRequestConfig(BuilderConfig):
-    """What every builder can be told."""
+    """Options of every builder."""
 
 
 class PerRequestBuilder:

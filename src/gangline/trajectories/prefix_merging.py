@@ -2,12 +2,12 @@
 
 With `p_m` the prompt ids and `a_m` the sampled ids of turn m, a trace is `p_1 a_1 u_1 a_2 u_2 ... a_K`. Polar finds
 `u_m` by searching the re-rendered turn for its end; here a turn joins only where its prompt *is* `p_m a_m u_m`, so
-nothing is searched and nothing assumed. `on_divergence` says what happens at any other turn:
+nothing is searched and nothing assumed. `on_divergence` decides about any other turn:
 
 - `split` (the default): the chain ends, a new trace begins with the turn's own prompt;
 - `splice`: the published rule (`gangline.trajectories.splicing`). Where the prompt still begins with `p_m`, the trace
-  goes on with what follows the first end of turn in the re-rendering. From there on the row's context is not what the
-  engine saw, and `splices` says where and why. A turn that the rule cannot join splits.
+  continues with the ids after the first end of turn in the re-rendering. From there on the row's context differs from
+  the engine's, and `splices` records the place and the reason. A turn that the rule cannot join splits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["PrefixMergingBuilder", "PrefixMergingConfig"]
 
 class PrefixMergingConfig(BuilderConfig):
     on_divergence: Literal["split", "splice"] = "split"
-    """What to do where a turn's prompt is not its parent's context and more."""
+    """The rule for a turn whose prompt does not extend its parent's context."""
     end_of_turn_ids: tuple[int, ...] = ()
     """Only for `splice`. Empty: the last sampled ids of the turns that ended by themselves."""
 

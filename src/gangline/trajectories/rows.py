@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One trace with what is known of its session. Arrays but `prompt_ids` are [len(response_ids)]."""
+    """One trace with the facts about its session. Arrays but `prompt_ids` are [len(response_ids)]."""
 
     task_id: str
     session_id: str
@@ -45,7 +45,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """The trace's own."""
     session_reward: float | None
     shared_prefix: SharedPrefix | None = None
-    """What stands before `prompt_ids`, in an earlier row of the session; None but in rows of the `tree` builder."""
+    """Reference to the beginning of the prompt, which an earlier row of the session holds; None except in rows of the
+    `tree` builder."""
     prompt_ids: TokenIds
     response_ids: TokenIds
     loss_mask: LossMask
@@ -54,7 +55,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     response_versions: Versions
     """-1 where masked, or unknown."""
     response_texts: tuple[str | None, ...] = ()
-    """Of sampled tokens, None for others; empty unless `capture.token_texts` asks for them."""
+    """Texts of sampled tokens, None for others; empty unless `capture.token_texts` asks for them."""
     finish_reason: str
     untrainable: str | None
     role: TraceRole
@@ -155,7 +156,7 @@ def write_msgpack(rows: Iterable[Row], path: Path) -> int:
 
 
 def _write_array_header(file: BinaryIO, num: int) -> None:
-    """`array 32` whatever the length, so that it can be written before the length is known."""
+    """`array 32` for any length, so that it can be written before the length is known."""
     file.write(b"\xdd" + num.to_bytes(4, "big"))
 
 

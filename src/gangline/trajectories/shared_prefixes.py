@@ -1,8 +1,8 @@
 """Traces of a session as a prefix tree, and back: a prompt that begins like an earlier trace names it instead.
 
-`share_prefixes` cuts from each prompt what an earlier trace holds already, `with_whole_prompts` writes it out again;
-one undoes the other, id for id. No context id is held twice. Sampled ids are never shared with another trace's sampled
-ids, equal or not: each was drawn once, and is trained on once.
+`share_prefixes` cuts the part of each prompt that an earlier trace holds, `with_whole_prompts` restores it; one undoes
+the other, id for id. No context id is held twice. Sampled ids are never shared with another trace's sampled ids, equal
+or not: each was drawn once, and is trained on once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIRST_LOOK = 64
 
 @dataclass(slots=True)
 class _Branch:
-    """What a trace adds to the tree."""
+    """The part that a trace adds to the tree."""
 
     trace_id: str
     host: _Branch | None
@@ -55,7 +55,7 @@ class _PrefixTree:
     def find(self, ids: TokenIds, known: SharedPrefix | None = None) -> SharedPrefix | None:
         """The longest prefix of `ids` that is in the tree.
 
-        known: a prefix that is. From there on only what follows is compared, so that a long history costs nothing.
+        known: a prefix that is. From there on only the rest is compared, so that a long history costs nothing.
         """
         best, places = (None, [("", 0)]) if known is None else self._where(ids, known)
         while places:
@@ -116,7 +116,7 @@ def _num_equal(a: TokenIds, b: TokenIds) -> int:
 
 
 def share_prefixes(traces: Iterable[Trace]) -> Iterator[Trace]:
-    """The same traces, each `prompt_ids` without what earlier ones hold. All prompts must be whole."""
+    """The same traces, each `prompt_ids` without the part that earlier ones hold. All prompts must be whole."""
     tree = _PrefixTree()
     before: dict[str, Trace] = {}
     for trace in traces:

@@ -1,8 +1,8 @@
 """Joining turns whose contexts are not exact, by the published rule. Source: Polar, 3.4.2.
 
-With `p_m` the prompt ids and `a_m` the sampled ids of turn m: where `p_{m+1}` begins with `p_m`, the row goes on after
-`a_m` with what follows the first end of turn in the rest of `p_{m+1}`. From there on the row's context is not what the
-engine saw; each such place is a `Splice` of the trace. A turn that the rule cannot join begins a row of its own.
+With `p_m` the prompt ids and `a_m` the sampled ids of turn m: where `p_{m+1}` begins with `p_m`, the row continues
+after `a_m` with the ids after the first end of turn in the rest of `p_{m+1}`. From there on the row's context differs
+from the engine's; each such place is a `Splice` of the trace. A turn that the rule cannot join begins a row of its own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def splice_chains(
 
 
 def _published_context(before: Completion, chain: Chain, end_ids: tuple[int, ...]) -> TokenIds | None:
-    """Polar's `u_m`: what follows the first end of turn in the re-rendered tail; None where the rule does not join."""
+    """Polar's `u_m`: the ids after the first end of turn in the re-rendered tail; None where the rule does not join."""
     first = chain.completions[0]
     num_before = CompletionTree.num_prompt_ids(before)
     if first.status != "complete" or first.branch_key != before.branch_key or first.prompt_shared < num_before:

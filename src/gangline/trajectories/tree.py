@@ -25,7 +25,7 @@ __all__ = ["TokenTree", "TreeBuilder", "TreeConfig", "token_tree"]
 
 
 class TreeConfig(BuilderConfig):
-    """What every builder can be told."""
+    """Options of every builder."""
 
 
 class TreeBuilder:
