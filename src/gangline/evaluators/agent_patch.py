@@ -1,13 +1,13 @@
-"""What an agent changed in a repository, as one patch: whatever it made of `.git`, of its HOME or of git's settings.
+"""An agent's changes in a repository, as one patch, whatever it did to `.git`, to its HOME or to git's settings.
 
 Nothing in the agent's `.git` is read. In the agent's runtime an index and an object store of our own, in a folder that
-was cleared from outside, take in the files of its working tree; the objects that are new go to the clean runtime,
-whose untouched repository has all others and makes the patch. The agent's settings, hooks, filters, attributes, index
-flags and objects so have no say, and no command of its runs.
+was cleared from outside, take in the files of its working tree; the objects that are new go to the clean runtime, whose
+untouched repository has all others and makes the patch. So the agent's settings, hooks, filters, attributes, index
+flags and objects have no effect, and no command of its runs.
 
-To the patch belong the files that `git add -A` takes: what `.gitignore` files of the working tree name, and what the
-clean repository's own `info/exclude` names, is left out unless the base commit has it. So are submodules and
-repositories in folders of the repository.
+The patch contains the files that `git add -A` takes: files named by `.gitignore` files of the working tree, or by the
+clean repository's own `info/exclude`, are left out unless the base commit has them. So are submodules and repositories
+in folders of the repository.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ tree=$(git write-tree --missing-ok) && printf '%s\\n' "$tree" &&
 git cat-file --batch-all-objects --batch-check='%(objectname)' > "$GIT_DIR/new" &&
 git pack-objects -q --stdout < "$GIT_DIR/new"
 """
-"""An index that knows what the base commit's files are, and not when they were written, so that each is read. The
-refresh keeps those that are unchanged from being stored."""
+"""An index with the base commit's files but without their modification times, so that each is read. The refresh keeps
+unchanged ones from being stored."""
 _DIFF = "git diff-tree -p --binary -M --no-color --no-ext-diff --no-textconv --ignore-submodules=all"
 
 
 class Base(NamedTuple):
-    """What the agent began with, as the clean runtime's repository has it."""
+    """The agent's starting point, as the clean runtime's repository has it."""
 
     commit: str
     prefix: str
@@ -73,7 +73,7 @@ class Patch(NamedTuple):
     is_whole: bool
     """Else its end is cut off."""
     left_out: str
-    """Git's word on what could not be read."""
+    """Git's message about files that could not be read."""
 
 
 async def base_of(clean: RuntimeHandle, repo_dir: str) -> Base:
@@ -87,9 +87,9 @@ async def base_of(clean: RuntimeHandle, repo_dir: str) -> Base:
 
 
 async def take_patch(runtime: RuntimeHandle, clean: RuntimeHandle, repo_dir: str, base: Base, limit: int) -> Patch:
-    """What the agent changed in `repo_dir` of `runtime` since `base`, up to `limit` bytes of it.
+    """The agent's changes in `repo_dir` of `runtime` since `base`, up to `limit` bytes of them.
 
-    Raises: EvaluatorError when that cannot be known, whoever's doing it is.
+    Raises: EvaluatorError when they cannot be determined, whoever caused that.
     """
     listed = await run(
         clean, ["git", "ls-tree", "-r", "-z", "--full-tree", base.commit], cwd=repo_dir, limit=_MAX_LISTING_BYTES
@@ -131,7 +131,7 @@ async def take_patch(runtime: RuntimeHandle, clean: RuntimeHandle, repo_dir: str
 
 
 async def private_home(runtime: RuntimeHandle) -> str:
-    """A folder that is empty, whatever the agent left at its place. Raises: EvaluatorError."""
+    """An empty folder, even where the agent put something in its place. Raises: EvaluatorError."""
     own = f"{runtime.home}/{_FOLDER}"
     try:
         await runtime.clear(own)
@@ -171,5 +171,5 @@ def _places(runtime: RuntimeHandle, repo_dir: str, base: Base) -> tuple[str, str
 
 
 def _pattern(path: str) -> str:
-    """Of `.gitignore`, for this path alone."""
+    """A `.gitignore` pattern for this path alone."""
     return "/" + re.sub(r"([\\*?\[\] ])", r"\\\1", path)

@@ -1,12 +1,12 @@
 """Evaluator `script`: a command writes the reward.
 
 With `refresh_runtime` it runs in a clean runtime, prepared like the agent's, that the agent never touched; only the
-files of `collect` come over. Hidden files arrive after the agent's processes are gone, and replace whatever lies at
-their place. In the agent's own runtime (`refresh_runtime` false) a grader must distrust what else lies there.
+files of `collect` come over. Hidden files arrive after the agent's processes are gone, and replace anything in their
+place. In the agent's own runtime (`refresh_runtime` false) a grader must distrust all other files there.
 
 The command finds `.gangline/trajectory.json` (see `transcript.py`), and must leave one finite number in its reward
-file. If it does not, the session has no reward: EvaluatorError, never 0. Its HOME is empty and its own: in the agent's
-HOME lie files that programs read before they do anything else.
+file. If it does not, the session has no reward: EvaluatorError, never 0. Its HOME is empty and its own: the agent's
+HOME may hold files that programs read at their start.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class ScriptConfig(BaseModel):
     files: dict[str, str | HiddenFile] = Field(default_factory=dict)
     """Path -> content of hidden files, such as tests: written when the agent can no longer see them."""
     clear: tuple[str, ...] = ()
-    """Folders that are emptied first, whatever the agent put there: those that hidden files go to, and where the
-    command leaves what it found."""
+    """Folders that are emptied first, even if the agent filled them: the targets of hidden files, and the folder for
+    the command's findings."""
     collect: tuple[str, ...] = ()
     """Files of the agent's runtime that are copied into the clean one; those that do not exist are left out."""
     reward_file: str | Annotated[tuple[str, ...], Field(min_length=1)] = ("reward.json", "reward.txt")
@@ -115,7 +115,7 @@ class _Place:
 
 
 class ScriptEvaluator:
-    """Runs `config.command` and reads what it wrote."""
+    """Runs `config.command` and reads its reward file."""
 
     name: ClassVar[str] = "script"
     Config: ClassVar[type[BaseModel]] = ScriptConfig
@@ -174,7 +174,7 @@ class ScriptEvaluator:
         return _Place(runtime, "grader", runtime.grader_home, runtime.grader_home)
 
     async def _write_inputs(self, place: _Place, context: EvaluationContext) -> None:
-        """Clear the places of all inputs and of the reward, whatever lies there, and write the inputs."""
+        """Clear the places of all inputs and of the reward completely, and write the inputs."""
         if place.user == "grader":
             await place.clear(place.folder)
             await place.clear(f"{place.runtime.workdir}/{_FOLDER}")

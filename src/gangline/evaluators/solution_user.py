@@ -2,8 +2,8 @@
 
 The grader runs as the user `grader`, which may not become another. So a server, run as `agent` beside it, starts
 commands for it: the grader calls `$GANGLINE_SOLUTION COMMAND...`, a client that hands over its streams and gives back
-the exit code. Whatever that command is, it can neither enter the grader's HOME, nor signal or read the grader. It can
-end or imitate the server: then the grader reads what the solution wants it to read, as it does from any solution.
+the exit code. That command, whatever it is, can neither enter the grader's HOME, nor signal or read the grader. It can
+end or imitate the server: then the grader reads output of the solution's choosing, as it does from any solution.
 
 Both programs need `python3` inside.
 """

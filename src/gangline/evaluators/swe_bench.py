@@ -1,15 +1,15 @@
 """Evaluator `swe_bench`: the agent's patch, in a clean runtime, against tests that it never saw.
 
-What the agent changed in the repository is its whole answer: a patch is taken of its working folder when its processes
-are gone (`agent_patch.py`), kept as the artifact `patch.diff`, and applied in a clean runtime, but for files that would
-run before the tests (`protected`). Then the files of the test patch become what they must be, whatever the agent's
-patch made of them, and the tests run. The reward is 1 when every test of `fail_to_pass` passes and every test of
-`pass_to_pass` still does, else 0.
+The agent's changes in the repository are its whole answer: a patch is taken of its working folder when its processes
+are gone (`agent_patch.py`), kept as the artifact `patch.diff`, and applied in a clean runtime, except for files that
+would run before the tests (`protected`). Then the files of the test patch are put in place, over any version of the
+agent's, and the tests run. The reward is 1 when every test of `fail_to_pass` passes and every test of `pass_to_pass`
+still does, else 0.
 
 The code under test runs in the process of its tests, as in SWE-bench itself: a patch of it can forge their results.
 
-A patch that does not apply, is empty, or keeps tests from ending is the agent's doing; a test patch that does not
-apply to the repository is ours.
+A patch that does not apply, is empty, or keeps tests from ending is the agent's fault; a test patch that does not apply
+to the repository is ours.
 
 Source: SWE-bench, "Can Language Models Resolve Real-World GitHub Issues?"; grading as in its harness 5.0.
 """
@@ -61,7 +61,7 @@ base=$1; shift
 git ls-files -z --deleted -- "$@" | xargs -0 -r git checkout -q "$base" --
 """
 _START, _END = ">>>>> Start Test Output", ">>>>> End Test Output"
-"""Marks that a dataset's own script puts around what its parser must read."""
+"""Marks that a dataset's own script puts around the output for its parser."""
 
 
 class SweBenchConfig(BaseModel):
@@ -72,11 +72,11 @@ class SweBenchConfig(BaseModel):
     repo_dir: str = Field(default=".", min_length=1)
     """Folder of the repository, relative to the working folder or absolute inside the runtime."""
     patch_command: str | None = Field(default=None, min_length=1)
-    """Prints the agent's patch; given to `sh -c` in the agent's working folder once its processes are gone. None: what
-    changed in `repo_dir`. With it, only the clean runtime needs a repository in `repo_dir`."""
+    """Prints the agent's patch; given to `sh -c` in the agent's working folder once its processes are gone. None: the
+    changes in `repo_dir`. With it, only the clean runtime needs a repository in `repo_dir`."""
     instance: dict[str, Any] | None = None
-    """A row of a SWE-bench style dataset (or its JSON, as a string): what grading needs and is not given here is read
-    from it."""
+    """A row of a SWE-bench style dataset (or its JSON, as a string): grading reads the settings from it that are not
+    given here."""
     fail_to_pass: tuple[str, ...] = Field(min_length=1)
     """Names of tests that must pass, as the log has them."""
     pass_to_pass: tuple[str, ...] = ()
@@ -90,11 +90,11 @@ class SweBenchConfig(BaseModel):
     log_parser: str = "pytest"
     """`pytest`, `unittest`, or the name of one of the `swebench` package, which must then be installed on the node."""
     timeout_seconds: float = Field(default=1800, gt=0)
-    """Of the tests."""
+    """Seconds that the tests may take."""
     max_patch_bytes: int = Field(default=16 << 20, gt=0)
     protected: tuple[str, ...] = _PROTECTED
-    """Names, with `*`, of files that are left as the repository has them, whatever the agent's patch says: they run, or
-    stand for tests, before any test does. `reward_details.not_applied` lists those that the patch had."""
+    """Names, with `*`, of files that stay as the repository has them, even if the agent's patch changes them: they run,
+    or stand for tests, before any test does. `reward_details.not_applied` lists those that the patch had."""
 
     @model_validator(mode="before")
     @classmethod
@@ -126,7 +126,7 @@ class SweBenchConfig(BaseModel):
 
 
 class SweBenchEvaluator:
-    """Applies what the agent changed, then the hidden tests, and runs them."""
+    """Applies the agent's changes, then the hidden tests, and runs them."""
 
     name: ClassVar[str] = "swe_bench"
     Config: ClassVar[type[BaseModel]] = SweBenchConfig
@@ -168,9 +168,9 @@ class SweBenchEvaluator:
         return await run(runtime, command, cwd=self._config.repo_dir, **how)
 
     async def _patch(self, runtime: RuntimeHandle, clean: RuntimeHandle, base: Base) -> tuple[Patch, str | None]:
-        """What the agent changed since `base`, and why that is not to be graded.
+        """The agent's changes since `base`, and the reason not to grade them, if any.
 
-        Raises: EvaluatorError when that cannot be known, or takes too long.
+        Raises: EvaluatorError when they cannot be determined, or that takes too long.
         """
         limit, own = self._config.max_patch_bytes, self._config.patch_command
         if own is None:

@@ -1,6 +1,6 @@
 """Rows of SWE-bench style datasets, and the configuration that evaluator `swe_bench` grades one with.
 
-Rows of SWE-bench 5 bring their `eval_script` and `log_parser`; others their `test_cmd`; all else is taken for pytest.
+Rows of SWE-bench 5 contain `eval_script` and `log_parser`, others `test_cmd`; for all else pytest is assumed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["TEST_TIMEOUT_S", "SweBenchRow", "grading_of"]
 
 TEST_TIMEOUT_S = 1800.0
 _OTHER_RUNNERS = ("django/django", "sympy/sympy")
-"""Of SWE-bench's repositories those whose tests are not pytest's."""
+"""SWE-bench's repositories whose tests do not run under pytest."""
 _PYTEST = "PATH=/opt/miniconda3/envs/testbed/bin:$PATH python -m pytest -rA -p no:cacheprovider {tests}"
 """The folder is where SWE-bench's images have the repository's Python; elsewhere it does not exist."""
 

@@ -1,6 +1,6 @@
-"""What test runners print -> which test passed.
+"""The output of test runners -> the status of each test.
 
-The text comes from code that an agent wrote, so nothing here takes more than linear time, and what is not understood is
+The text comes from code that an agent wrote, so nothing here takes more than linear time, and unrecognised lines give
 no result. Parsers of the `swebench` package are not so careful: they run in a process of their own.
 """
 
@@ -65,7 +65,7 @@ PARSERS: dict[str, Callable[[str], Iterator[tuple[str, Status]]]] = {
 
 
 async def read_log(parser: str, text: str, *, timeout_s: float) -> dict[str, Status]:
-    """Test -> status; where a test is told of more than once, the worst counts.
+    """Test -> status; where a test is reported more than once, the worst counts.
 
     Raises: EvaluatorError when the parser is not known or not installed, or not done in `timeout_s`.
     """

@@ -1,6 +1,6 @@
-"""Evaluator `test_on_output`: weighted checks on what the agent put out.
+"""Evaluator `test_on_output`: weighted checks on the agent's output.
 
-What the agent did not put out (no such file, no answer) fails every check; it is the agent's doing, so it is scored.
+Missing output (no such file, no answer) fails every check; it is the agent's doing, so it is scored.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A session as JSON for graders: what was really said, rather than what the agent claims.
+"""A session as JSON for graders: the recorded conversation, rather than the agent's account of it.
 
     {"session_id", "instruction", "outcome", "harness_exit": {"exit_code", "signal", "timed_out"}, "harness_stdout",
      "metadata", "traces": [{"trace_id", "role", "parent_trace_id", "num_turns", "finish_reason", "prompt_messages",
                              "response_messages"}]}
 
 Messages are in the form of OpenAI's chat API. `response_messages` begins with the model's first answer in the trace;
-what the harness answered in between follows in order.
+the harness's answers in between follow in order.
 """
 
 from __future__ import annotations
