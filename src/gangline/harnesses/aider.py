@@ -1,11 +1,10 @@
 """Harness `aider`: the pair programmer of Python package `aider-chat`. It has no tools: the model's text is edits.
 
 aider rewrites its history at every turn: the contents of files, the map of the repository and a reminder of the rules
-move behind what was said before. So no call continues another one, and each is a chain of its own, with an exact
-context.
+move behind earlier messages. So no call continues another one, and each is a chain of its own, with an exact context.
 
-aider exits with 0 when its model calls failed. Success is read from its own log of events, which is local; the launch
-command tells it on stderr. It keeps its files in the session's private HOME, but for `.aider.tags.cache.v4` in the
+aider exits with 0 when its model calls failed. Success is read from its own event log, which is local; the launch
+command writes it to stderr. It keeps its files in the session's private HOME, but for `.aider.tags.cache.v4` in the
 working folder, unless `map_tokens` is 0.
 """
 

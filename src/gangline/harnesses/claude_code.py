@@ -140,7 +140,7 @@ class ClaudeCodeHarness:
         return [*arguments, *config.arguments]
 
     def _environment(self, model: str, folder: str) -> dict[str, str]:
-        """What the task may set otherwise."""
+        """Variables that the task may override."""
         config = self._config
         env = {**_QUIET, "CLAUDE_CONFIG_DIR": folder, **dict.fromkeys(_MODEL_VARIABLES, model)}
         env["IS_SANDBOX"] = "1"  # as root it would not skip its permissions without

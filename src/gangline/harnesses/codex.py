@@ -43,7 +43,7 @@ class CodexConfig(BaseModel):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     """How much it asks the model to think; None is its own choice."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """More of its own `config.toml`: top-level keys and tables, over what is written here."""
+    """More of its own `config.toml`: top-level keys and tables, which override the adapter's."""
     arguments: tuple[str, ...] = ()
     """More arguments of `codex exec`."""
 
@@ -119,7 +119,7 @@ def _mcp_server(server: McpServer) -> dict[str, Any]:
 
 
 def _failure(stdout: bytes) -> str:
-    """What the last event of an error says; empty without one."""
+    """The message of the last error event; empty without one."""
     said = ""
     for event in json_events(stdout):
         if event["type"] == "turn.failed":

@@ -1,7 +1,7 @@
-"""What every agent program is told through its environment: which task, which model, where model calls go, which key.
+"""Environment variables of every agent program: the task, the model, the URL for model calls, the key.
 
-The variables of all common SDKs are set together, since a command may well start a program we know nothing of. What the
-task sets in `agent.env` wins over them, but not over the `GANGLINE_*` ones.
+The variables of all common SDKs are set together, since a command may well start a program we know nothing of.
+Variables that the task sets in `agent.env` take precedence over them, but not over the `GANGLINE_*` ones.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def values_of(context: HarnessContext) -> dict[str, str]:
 
 
 def provider_environment(context: HarnessContext) -> dict[str, str]:
-    """The whole environment of a harness beside what the runtime sets itself.
+    """The whole environment of a harness beside the runtime's own variables.
 
     An instruction that is too long for a variable is left out of it.
     """

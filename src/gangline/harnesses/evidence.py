@@ -1,4 +1,4 @@
-"""What a run left that tells how it went: the process's end, for people, and its events."""
+"""Evidence of a run's end: the process's end, for people, and its events."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def last_line(output: bytes, max_chars: int = 300) -> str:
 
 
 def runner_end(result: ExecResult) -> dict[str, Any] | None:
-    """What our runner script said last on stdout, `{"type": "gangline.end", ...}`; None where it came to no end."""
+    """The last line of our runner script on stdout, `{"type": "gangline.end", ...}`; None where it came to no end."""
     if result.timed_out or result.exit_code != 0:
         return None
     ends = [event for event in json_events(result.stdout) if event["type"] == "gangline.end"]

@@ -17,8 +17,8 @@ exit "${code:-1}"
 
 
 def without_events(command: Sequence[str], *edits: str) -> list[str]:
-    """A command that runs `command` and edits its stdout line by line, so that what is told again and again does not
-    fill up a bounded output. It exits as `command` does.
+    """A command that runs `command` and edits its stdout line by line, so that repeated content does not fill up a
+    bounded output. It exits as `command` does.
 
     edits: of sed, each for one line of events: `/^{"type":"x"/d`.
     """

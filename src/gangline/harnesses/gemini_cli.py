@@ -1,7 +1,7 @@
 """Harness `gemini_cli`: Google's coding agent, npm package `@google/gemini-cli`.
 
 Its configuration goes to the session's private HOME, the session's key only to its environment. It ends with one JSON
-document: the last answer and counts, or an error. Exit codes alone do not tell: after answers that it cannot use it
+document: the last answer and counts, or an error. Exit codes alone are not enough: after answers that it cannot use it
 exits with 0.
 """
 
@@ -113,7 +113,7 @@ class GeminiCliHarness:
 
 
 def mcp_servers(servers: Mapping[str, McpServer]) -> dict[str, Any]:
-    """As Gemini CLI, and what is built on it, read them."""
+    """The servers in the format of Gemini CLI and the programs built on it."""
     return {name: {**_reach(server), "trust": True} for name, server in servers.items()}
 
 

@@ -1,4 +1,4 @@
-"""Agent programs as packages: what an adapter needs, whether it is there, and how it is installed once for all.
+"""Agent programs as packages: an adapter's program, whether it is installed, and its installation for all sandboxes.
 
 All live in the tools folder (`GANGLINE_TOOLS`), which every sandbox sees read-only and whose programs are first in its
 PATH. Programs from npm share one `node_modules`; where the machine's Node is too old for one of them, a newer Node from
@@ -61,12 +61,12 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """What an adapter declares of its program: class attribute `program`."""
+    """An adapter's declaration of its program: class attribute `program`."""
 
     harness: str
-    """Name of the adapter: what `gangline harness install` takes."""
+    """Name of the adapter, as in `gangline harness install`."""
     command: str
-    """How the program is called; one from npm tells its version under `--version`. A mere library takes a name under
+    """Name of the command; a program from npm prints its version under `--version`. A mere library takes a name under
     which its Python is found."""
     source: Literal["npm", "pypi"]
     package: str
@@ -87,7 +87,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         return (f"{self.package}{mark}{version or self.version}", *self.beside)
 
     def install_line(self, version: str | None = None) -> str:
-        """What to type: where nodes have the tools folder, and where an image is built."""
+        """The command to type: where nodes have the tools folder, and where an image is built."""
         option = "" if version in (None, self.version) else f" --version {version}"
         tool = "npm install --global" if self.source == "npm" else "pip install"
         return (
@@ -97,7 +97,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def program_of(harness: str) -> Program | None:
-    """What the adapter of that name declares; None where it has no program of its own. Raises: UnknownPlugin."""
+    """The declaration of the adapter of that name; None where it has no program of its own. Raises: UnknownPlugin."""
     return getattr(plugins.load("harness", harness), "program", None)
 
 
@@ -132,7 +132,7 @@ async def check_program(runtime: RuntimeHandle, program: Program, wanted: str | 
 
 
 def _version_question(program: Program) -> str | list[str]:
-    """Packages from PyPI are asked by their names: some programs take seconds to start, or tell no version."""
+    """Packages from PyPI are looked up by their names: some programs take seconds to start, or print no version."""
     if program.source == "npm":
         return f"command -v {program.command} >/dev/null || exit 127; {program.command} --version"
     ask = _ASK_PYTHON.format(find=_FIND_PYTHON.format(program.command))
@@ -145,7 +145,7 @@ def python_command(program: Program, script: str) -> list[str]:
 
 
 def installed_version(program: Program, tools: Path) -> str | None:
-    """Of what is in the tools folder; None where nothing is."""
+    """Version of the program in the tools folder; None where it is missing."""
     if program.source == "npm":
         try:
             package: dict[str, Any] = json.loads((_modules(tools) / program.package / "package.json").read_bytes())
@@ -161,9 +161,10 @@ def installed_version(program: Program, tools: Path) -> str | None:
 
 
 def install(programs: Iterable[tuple[Program, str | None]], tools: Path) -> None:
-    """Install programs, each with the version wished instead of its own, if any. What is there already is left alone.
+    """Install programs, each with the requested version instead of its own, if any. Programs that are installed already
+    stay as they are.
 
-    Raises: HarnessError, with what npm or pip said.
+    Raises: HarnessError, with the message of npm or pip.
     """
     tools.mkdir(parents=True, exist_ok=True)
     with _alone(tools):
@@ -208,7 +209,7 @@ def _npm(requirements: Sequence[str], tools: Path) -> None:
 
 
 def _node_version(tools: Path) -> tuple[int, int]:
-    """Of the Node that programs in the tools folder run under; (0, 0) without one."""
+    """Version of the Node that runs programs in the tools folder; (0, 0) without one."""
     node = shutil.which("node", path=_with_tools(tools)["PATH"])
     if node is None:
         return (0, 0)

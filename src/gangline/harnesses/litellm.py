@@ -1,4 +1,4 @@
-"""What programs that call their model through LiteLLM are told. LiteLLM is theirs, in their own environment."""
+"""Settings of programs that call their model through LiteLLM. LiteLLM is theirs, in their own environment."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def litellm_environment(context: HarnessContext) -> dict[str, str]:
 
 
 def litellm_model(context: HarnessContext) -> str:
-    """The prefix chooses the dialect, OpenAI Chat, whatever the model is called."""
+    """The prefix chooses the dialect, OpenAI Chat, independent of the model's name."""
     return f"openai/{context.model}"

@@ -3,8 +3,8 @@
 Its configuration goes to the session's private HOME: its makers' `mini.yaml`, ours over it, and the instruction in a
 file of its own, so that no instruction is too long or read as an option.
 
-It ends when the model runs a command that prints its submit marker, and exits with 0 in other cases too: how it ended
-is read from the trajectory that it saves, and told on stderr by the launch command.
+It ends when the model runs a command that prints its submit marker, and exits with 0 in other cases too: the trajectory
+that it saves shows how it ended, and the launch command writes that to stderr.
 """
 
 from __future__ import annotations

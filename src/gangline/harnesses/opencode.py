@@ -1,8 +1,8 @@
 """Harness `opencode`: the coding agent of npm package `opencode-ai`.
 
 Its configuration goes to the session's private HOME, the session's key only to its environment, the instruction to its
-standard input. Success is read from its events: no error, and a last step that came to its end. The events that hold
-what tools answered are dropped from its output.
+standard input. Success is read from its events: no error, and a last step that came to its end. Events with tools'
+results are dropped from its output.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _APIS = {
     "anthropic": ("@ai-sdk/anthropic", "/v1"),
     "google": ("@ai-sdk/google", "/v1beta"),
 }
-"""API -> the package that speaks it (all are in the program), and what its base URL ends in."""
+"""API -> the package that speaks it (all are in the program), and the end of its base URL."""
 
 
 class OpencodeConfig(BaseModel):

@@ -42,7 +42,7 @@ _API_PATHS = {
     "anthropic-messages": "",
     "google-generative-ai": "/v1beta",
 }
-"""pi's name of an API -> what its base URL ends in."""
+"""pi's name of an API -> the end of its base URL."""
 
 _REPEATED = (
     r'/^{"type":"message_update"/d',
@@ -51,7 +51,7 @@ _REPEATED = (
     r'/^{"type":"tool_execution_/d',
     r's/^{"type":"agent_end".*/{"type":"agent_end"}/',
 )
-"""What its events say again and again, as edits of sed."""
+"""Repeated content of its events, as edits of sed."""
 
 
 class PiConfig(BaseModel):
@@ -80,7 +80,7 @@ class PiConfig(BaseModel):
     compaction: bool = True
     """Whether pi may summarise its history when the context fills up."""
     compat: dict[str, Any] = Field(default_factory=dict)
-    """pi's own switches for what the engine behind the proxy understands, as in its `models.json`."""
+    """pi's own switches for the capabilities of the engine behind the proxy, as in its `models.json`."""
     arguments: tuple[str, ...] = ()
     """More arguments of pi's command line."""
 

@@ -1,7 +1,7 @@
 """Harness `qwen_code`: Alibaba's coding agent, npm package `@qwen-code/qwen-code`, built on Gemini CLI.
 
-Its configuration goes to the session's private HOME, the session's key only to its environment. Its last event tells
-how the run ended. The others that hold what tools answered are dropped from its output: all of them are in its log.
+Its configuration goes to the session's private HOME, the session's key only to its environment. Its last event reports
+how the run ended. Other events with tools' results are dropped from its output: all of them are in its log.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class QwenCodeConfig(BaseModel):
     version: str | None = _PROGRAM.version
     """Version that must be installed; None takes any."""
     context_window: int = Field(default=32_768, gt=0)
-    """Tokens that the model can read; the program compresses its history before they are used up. What it tells the
-    model before any history takes 16,000."""
+    """Tokens that the model can read; the program compresses its history before they are used up. Its own text before
+    any history takes 16,000."""
     max_tokens: int = Field(default=4_096, gt=0)
     """Tokens that the program asks for in each call."""
     disabled_tools: tuple[str, ...] = ("web_fetch",)
     """Tools that are not offered."""
     bundled_skills: bool = True
-    """Whether the program tells the model of the skills that it brings."""
+    """Whether the program announces its bundled skills to the model."""
     memory: bool = False
-    """Whether the program lets the model write down in the background what is worth remembering."""
+    """Whether the program lets the model keep notes in the background."""
     system_prompt: str | None = None
     """Replaces the program's system prompt."""
     append_system_prompt: str | None = None

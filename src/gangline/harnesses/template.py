@@ -4,7 +4,7 @@ Only the names of `environment.PLACEHOLDERS` are placeholders; all other braces 
 are, and so does a name after a dollar sign (`${model}` is the shell's).
 
 In a shell command a value never becomes part of the text: a placeholder turns into an expansion of the variable that
-carries the value, quoted as its place needs. So no instruction, whatever it holds, can become shell code.
+carries the value, quoted as its place needs. So no content of an instruction can become shell code.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What operators see from outside: numbers (Prometheus), log lines with stable actions, traces (OpenTelemetry)."""
+"""Telemetry for operators: numbers (Prometheus), log lines with stable actions, traces (OpenTelemetry)."""

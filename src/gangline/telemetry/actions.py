@@ -1,4 +1,4 @@
-"""Every action that a log line can have, and what it says. A promise to those who search and count log lines."""
+"""Every action that a log line can have, and its meaning. A promise to those who search and count log lines."""
 
 from __future__ import annotations
 
@@ -175,4 +175,4 @@ ACTIONS: dict[str, str] = {
     "evaluation.not_whole": "Sessions of a held-out task do not count; an earlier life's are asked for again.",
     "trainer.engines_not_asked": "Whether engines still have their weights could not be asked; it is tried again.",
 }
-"""action -> what it says"""
+"""action -> meaning"""

@@ -19,7 +19,7 @@ __all__ = ["CONTENT_TYPE", "LoopLag", "Reading", "counted", "exposition", "gauge
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 Reading = Callable[[], Iterable[Metric]]
-"""Gives what is true now; called at each scrape."""
+"""Returns the current metrics; called at each scrape."""
 
 _LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -37,7 +37,7 @@ class _Readings(Collector):
 
 
 def new_registry(read: Reading) -> CollectorRegistry:
-    """With the process's own memory, CPU time and descriptors, and what `read` gives."""
+    """A registry with the process's own memory, CPU time and descriptors, and the metrics of `read`."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
@@ -64,7 +64,7 @@ def counted(name: str, about: str, value: float) -> Metric:
 
 
 class LoopLag:
-    """How late the event loop runs what is due: what every session on it waits for, again and again."""
+    """The delay with which the event loop runs due callbacks: every session on it waits that long, again and again."""
 
     def __init__(self, registry: CollectorRegistry, *, every_s: float = 0.25) -> None:
         self._every_s = every_s

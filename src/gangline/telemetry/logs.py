@@ -59,7 +59,7 @@ def session_in_logs(session_id: str) -> Generator[None]:
 
 
 def stays_request_in_logs(request_id: str) -> None:
-    """For what is done for one HTTP request, from here until the next one of its connection."""
+    """The request's id stays in the logs from here until the next request of its connection."""
     _request.set(request_id)
 
 
@@ -74,9 +74,10 @@ def stays_session_in_logs(session_id: str) -> None:
 
 
 class FewRefusals(logging.Filter):
-    """Lets through so many lines of one action in a minute: what anybody may cause must not fill a disk.
+    """Lets through a limited number of lines of one action per minute, because lines that strangers can cause must not
+    fill a disk.
 
-    The first line of a later minute says how many were left out. At level debug all pass.
+    The first line of a later minute reports the number left out. At level debug all pass.
     """
 
     def __init__(self, action: str, *, per_minute: int = 60, now: Callable[[], float] = time.monotonic) -> None:
@@ -104,7 +105,7 @@ class FewRefusals(logging.Filter):
 class LineFormatter(logging.Formatter):
     """One line for each record; only a traceback, in text, has more, and those are indented.
 
-    What strangers wrote cannot begin a line of its own: control characters are escaped.
+    Text from strangers cannot begin a line of its own: control characters are escaped.
     """
 
     converter = time.gmtime

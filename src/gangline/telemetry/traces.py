@@ -1,8 +1,8 @@
 """OpenTelemetry traces: task -> session -> stage -> model call, for any collector that speaks OTLP over HTTP.
 
-Spans are made when something has ended, from what its record says anyway (a result's timings and completions, a task's
-times), so that nothing is held, measured or passed along while a session runs. Server and nodes know nothing of each
-other's spans: a task's trace and its root span have ids that follow from the task's, so that all of them meet there.
+Spans are made after the end, from the record (a result's timings and completions, a task's times), so that nothing is
+held, measured or passed along while a session runs. Server and nodes know nothing of each other's spans: a task's trace
+and its root span have ids that follow from the task's, so that all of them meet there.
 
 This module needs the extra `otel`; nothing imports it where no collector is configured.
 """
@@ -71,7 +71,7 @@ class Traces:
         return cls(BatchSpanProcessor(OTLPSpanExporter(timeout=_EXPORT_TIMEOUT_S)), service)
 
     def close(self) -> None:
-        """Send what waits. Blocking."""
+        """Send pending spans. Blocking."""
         self._provider.shutdown()
 
     def task_ended(self, task: TaskView) -> None:

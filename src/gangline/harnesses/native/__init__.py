@@ -1,8 +1,8 @@
 """Harness `native`: a small agent that runs in the node and acts in the runtime from outside.
 
 Its model calls take the way of every harness: over HTTP, to the session's URL on the node's proxy, with the session's
-key, in a public wire format (OpenAI Chat). So they are captured, budgeted and fenced like anyone's. What it lives from
-never enters the runtime, not even the key: the sandbox needs no network and no program but a shell.
+key, in a public wire format (OpenAI Chat). So they are captured, budgeted and fenced like those of any harness. Its
+code and its key never enter the runtime: the sandbox needs no network and no program but a shell.
 
 Rooms: `model.py` asks, `tools.py` acts, `adapter.py` turns the two into a run.
 """

@@ -31,7 +31,7 @@ class NativeConfig(BaseModel):
     command_timeout_s: float = Field(default=120.0, gt=0)
     """Seconds that one command may run."""
     max_output_bytes: int = Field(default=16_384, gt=0, le=1 << 20)
-    """Of a command's output, or a file, that the model is shown."""
+    """Bytes of a command's output, or of a file, that the model is shown."""
 
 
 class NativeHarness:

@@ -33,7 +33,7 @@ class _Answer(msgspec.Struct):
 
 
 class ChatModel:
-    """Use as a context manager. It has no timeouts of its own: what ends a call is the session's budget."""
+    """Use as a context manager. It has no timeouts of its own: the session's budget ends a call."""
 
     def __init__(self, base_url: str, api_key: str, fields: Message) -> None:
         """base_url: ends in `/v1`. fields: of each request, beside its messages."""
@@ -54,9 +54,9 @@ class ChatModel:
         await self._http.close()
 
     async def ask(self, messages: Sequence[Message]) -> Message:
-        """The assistant's next message. What may pass is tried again, as often as the official clients do.
+        """The assistant's next message. Transient errors are retried, as often as the official clients do.
 
-        Raises: HarnessError when the call is refused, or not answered.
+        HarnessError when the call is rejected, or not answered. HarnessError when the call is refused, or not answered.
         """
         body = msgspec.json.encode({**self._fields, "messages": messages})
         pause_s = _FIRST_PAUSE_S

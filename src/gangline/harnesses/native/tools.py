@@ -1,6 +1,6 @@
 """The tools of a native agent: a command, a file read, a file written, in the session's runtime.
 
-Whatever the model gets wrong is told to it as the call's result. What is not its doing (the runtime is gone) is raised.
+The model's own mistakes are reported to it as the call's result. Other errors (the runtime is gone) are raised.
 """
 
 from __future__ import annotations
