@@ -20,14 +20,16 @@ __all__ = ["register"]
 
 
 def actions(
-    last: Annotated[int, typer.Option("--last", min=1, help="How many, the newest.")] = 50,
-    refused: Annotated[bool, typer.Option("--refused", help="Who was refused for want of the control token.")] = False,
+    last: Annotated[int, typer.Option("--last", min=1, help="Number of actions to show, newest last.")] = 50,
+    refused: Annotated[
+        bool, typer.Option("--refused", help="Show refused requests instead: those without a valid control token.")
+    ] = False,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what was done over the control routes of the server and the nodes: who, what, when, and the answer's status.
+    """Show the log of control actions on the server and the nodes: caller, action, time, status.
 
-    Reads the logs in the data folder. A token is shown as a digest that tells one from another.
+    Reads the logs in the data folder. Tokens are shown as digests.
     """
     from gangline.settings import Settings
     from gangline.store.actions import read_actions

@@ -24,10 +24,10 @@ def logs(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print what a session's agent program wrote to stdout and stderr, or one of the files kept with its result.
+    """Print the stdout and stderr of a session's agent program, or one of the files kept with its result.
 
-    With --json: one object, file name to text. On a terminal, control characters are replaced; a FILE that goes to a
-    pipe is written byte for byte.
+    With --json it prints one object, file name to text. On a terminal, control characters are replaced; into a pipe,
+    FILE is written byte for byte.
     """
     from gangline.cli.records import find_results, open_records
 

@@ -29,19 +29,19 @@ def audit(
     name: Annotated[str, typer.Argument(metavar="TASK|SESSION")],
     model: Annotated[
         str | None,
-        typer.Option(help="Re-compute log-probs with this model: smollm2, a folder, a Hugging Face name."),
+        typer.Option(help="Recompute log-probs with this model: smollm2, a folder, or a Hugging Face name."),
     ] = None,
     policy_version: Annotated[
-        int | None, typer.Option(help="Compare only tokens sampled by this version, which --model must be.")
+        int | None, typer.Option(help="Compare only tokens of this policy version; --model must be that version.")
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(help="Largest mean |re-computed - recorded| log-prob of turns that were not spliced.")
+        float, typer.Option(help="Largest mean |recomputed - recorded| log-prob of turns without splices.")
     ] = TOLERANCE,
     data: DataOption = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check that rows are exactly what was sampled; exit code 1 when they are not."""
+    """Check rows against the sampled tokens; exit code 1 if any differ."""
     from gangline.cli.records import find_results, open_records
 
     results = find_results(open_records(data, server), name)

@@ -72,26 +72,26 @@ def _appends(template: dict[str, Any]) -> str:
 @backend.command()
 def add(
     url: Annotated[str, typer.Argument(help="URL of a running engine.")],
-    kind: Annotated[str, typer.Option("--kind", help="Engine plug-in that speaks to it; auto asks it.")] = "auto",
+    kind: Annotated[str, typer.Option("--kind", help="Engine plug-in to use; auto detects it.")] = "auto",
     label: Annotated[
         str | None,
-        typer.Option(
-            "--label", help="Host that it runs on, instead of its address; nodes prefer engines on their own."
-        ),
+        typer.Option("--label", help="Host label; nodes with the same label prefer this engine. Default: its address."),
     ] = None,
     key_env: Annotated[
         str | None,
-        typer.Option("--key-env", help="Name of the node's environment variable with the key that it asks for."),
+        typer.Option("--key-env", help="Name of the node's environment variable with the engine's API key."),
     ] = None,
     options: Annotated[
         str | None,
-        typer.Option("--options", help='Of the engine plug-in, as JSON: {"tokenizer": "FOLDER"}.', show_default=False),
+        typer.Option(
+            "--options", help='Options of the engine plug-in, as JSON: {"tokenizer": "FOLDER"}.', show_default=False
+        ),
     ] = None,
     data: DataOption = None,
     node: NodesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add an engine; it must serve the same model as the others. The node remembers it over restarts."""
+    """Add an engine, which must serve the same model as the others. The node keeps it across restarts."""
     of_plugin = read_engine_options(options, "--options")
     _ask(
         *(data, node, as_json),
@@ -102,24 +102,26 @@ def add(
 @backend.command()
 def remove(
     backend_id: Annotated[str, typer.Argument(help="As `gangline backend list` shows it.")],
-    now: Annotated[bool, typer.Option("--now", help="Do not wait for its calls in flight.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Remove it at once, without waiting for its calls in flight.")
+    ] = False,
     data: DataOption = None,
     node: NodesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take an engine away; its sessions go on with another."""
+    """Remove an engine; its sessions continue with another."""
     _ask(data, node, as_json, lambda client: client.remove_backend(backend_id, drain=not now))
 
 
 @backend.command(name="list")
 def show(data: DataOption = None, node: NodesOption = None, as_json: JsonOption = False) -> None:
-    """Show the engines and how they are."""
+    """Show the engines and their state."""
     _ask(data, node, as_json, lambda client: client.backends())
 
 
 @backend.command()
 def clear(data: DataOption = None, node: NodesOption = None, as_json: JsonOption = False) -> None:
-    """Take all engines away; model calls wait for new ones."""
+    """Remove all engines; model calls wait for new ones."""
     _ask(data, node, as_json, lambda client: client.clear_backends())
 
 

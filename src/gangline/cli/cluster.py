@@ -52,11 +52,11 @@ def cluster(
     as_json: JsonOption = False,
     parent: ParentOption = None,
 ) -> None:
-    """Run nodes on a Ray cluster, for a server that runs already. Needs the extra `cluster`.
+    """Run nodes on a Ray cluster for a running server. Needs the extra `cluster`.
 
-    Prints one line of JSON with Ray's address when the first node is ready, and keeps them until SIGTERM. Ray spreads
-    them over its machines, restarts them, and moves them where a machine is lost. `gangline up --cluster` runs the
-    server too.
+    Prints one line of JSON with Ray's address when the first node is ready, and runs the nodes until SIGTERM. Ray
+    spreads them over its machines, restarts them, and replaces them when a machine is lost. `gangline up --cluster`
+    also runs the server.
     """
     choice = ClusterChoice(
         ray_address=ray_address,

@@ -80,19 +80,21 @@ def demo(
     engine: EngineOption = "embedded:smollm2",
     groups: Annotated[int, typer.Option(min=1, help="Tasks; each is one group.")] = 2,
     samples: Annotated[int, typer.Option(min=1, help="Sessions in each group.")] = 8,
-    seed: Annotated[int, typer.Option(help="Of the files and words, and of what is sampled.")] = TYPICAL_SEED,
-    steps: Annotated[int, typer.Option(min=0, help="Of training after the sessions; 0 leaves it out.")] = 14,
+    seed: Annotated[int, typer.Option(help="Seed of the files, the words and the sampled tokens.")] = TYPICAL_SEED,
+    steps: Annotated[int, typer.Option(min=0, help="Training steps after the sessions; 0 skips training.")] = 14,
     shuffled_rewards: Annotated[
         bool,
-        typer.Option("--shuffled-rewards", help="Deal rewards out at random: the control, learns nothing."),
+        typer.Option(
+            "--shuffled-rewards", help="Assign rewards at random: the control experiment, which learns nothing."
+        ),
     ] = False,
     runtime: Annotated[str | None, typer.Option(help="sandbox, or process (no isolation).", show_default=False)] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a small agent on a real model: sessions, rewards, an audit of every token, rows; then let the model learn.
+    """Run a small agent on a real model: sessions, rewards, an audit of every token, rows, then training.
 
-    The sessions and their audit take about a minute on two cores, learning about ten. Starts engine, server and node on
-    loopback with data in ./.gangline, and stops them at the end.
+    The sessions and their audit take about a minute on two cores, training about ten. The command starts an engine, a
+    server and a node on loopback with data in ./.gangline, and stops them at the end.
     """
     plan = Plan(data_dir=(data or Settings.from_environ().data_dir).absolute(), port=0, engine=engine)
     name = f"demo-{secrets.token_hex(2)}"

@@ -43,16 +43,16 @@ def _only_built_in(check: Check) -> bool:
 def doctor(
     engine: Annotated[
         list[str] | None,
-        typer.Option("--engine", help="URL of an engine to try; may be given again.", show_default=False),
+        typer.Option("--engine", help="URL of an engine to check; repeatable.", show_default=False),
     ] = None,
     data: DataOption = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Try what a run needs: sandbox, limits, engines, model, tools, ports, disk, data folder, clocks, a service.
+    """Check this machine's sandbox, limits, engines, model, tools, ports, disk, data folder, clocks and service.
 
-    Exit code 1 when something needed is missing or broken; each line says what to do. With engines of your own, what
-    only the built-in one needs is optional.
+    Exit code 1 if a requirement is missing or broken; each line names the remedy. With engines of your own, the
+    requirements of the built-in one are optional.
     """
     from gangline.cli.checks import CHECKS
     from gangline.cli.checks_folders import check_data_folder

@@ -12,10 +12,11 @@ __all__ = ["register"]
 
 
 def drain(data: DataOption = None, node: NodesOption = None, as_json: JsonOption = False) -> None:
-    """Let nodes take no more sessions, and end when those that they have are over.
+    """Drain nodes: they take no more sessions, and exit when their current ones have ended.
 
-    Before a machine goes down for a while. `gangline status` shows what is left; a drained node is not started again by
-    `gangline up`. To end a node at once, send it SIGTERM: its sessions go back to the queue, and begin anew elsewhere.
+    Use it before maintenance of a machine. `gangline status` shows the remaining sessions; `gangline up` does not
+    restart a drained node. To end a node at once, send it SIGTERM: its sessions return to the queue and start over
+    elsewhere.
     """
     answers = run(ask_nodes(data, node, lambda client: client.drain()))
     if as_json:

@@ -24,12 +24,12 @@ _SHOWN_BREAKS = 10
 
 def drift(
     name: Annotated[str | None, typer.Argument(metavar="[TASK|SESSION]", help="Without one: all tasks.")] = None,
-    by: Annotated[By, typer.Option(help="What the calls are counted by.")] = "task",
+    by: Annotated[By, typer.Option(help="Group the counts by this property of the session.")] = "task",
     data: DataOption = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Count the calls whose context was not exactly what was sampled before, by cause."""
+    """Count the calls whose context differs from the tokens sampled before, by cause."""
     from gangline.cli.records import open_records
 
     records = open_records(data, server)

@@ -22,24 +22,26 @@ def engine(
     ] = None,
     scripted: Annotated[
         Path | None,
-        typer.Option("--scripted", help="Answer from this script (JSON or TOML) instead of a model."),
+        typer.Option("--scripted", help="Script (JSON or TOML) of replies, instead of a model."),
     ] = None,
     tokenizer: Annotated[
         str, typer.Option("--tokenizer", help="Tokenizer of a scripted engine: smollm2, a folder, or a name.")
     ] = "smollm2",
     host: HostOption = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="0 is any free one.")] = 8800,
+    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 picks a free one.")] = 8800,
     allowed_host: AllowedHostOption = None,
-    threads: Annotated[int | None, typer.Option("--threads", help="CPU threads of the model.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", help="CPU threads for the model.")] = None,
     max_batch: Annotated[int, typer.Option("--max-batch", help="Sequences that decode together.")] = 32,
-    max_context: Annotated[int | None, typer.Option("--max-context", help="Tokens; default: the model's own.")] = None,
+    max_context: Annotated[
+        int | None, typer.Option("--max-context", help="Maximum context in tokens. Default: the model's own.")
+    ] = None,
     log_format: LogFormatOption = None,
     as_json: JsonOption = False,
     parent: ParentOption = None,
 ) -> None:
     """Run an engine server with vLLM's routes and fields: a small real model on the CPU, or a script.
 
-    Prints one line of JSON with its url when it is ready, and serves until SIGTERM.
+    Prints one line of JSON with its URL when it is ready, and serves until SIGTERM.
     """
     if model is not None and scripted is not None:
         raise InvalidRequest("--model and --scripted exclude each other: choose one.")

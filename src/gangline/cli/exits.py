@@ -42,11 +42,11 @@ class Exit(IntEnum):
 
 EXPLAINED: dict[Exit, str] = {
     Exit.OK: "done",
-    Exit.FAILED: "the thing asked for failed: a port in use, a violation found by the audit, a session that we broke",
-    Exit.USAGE: "wrong arguments, or a task that is not valid; nothing was started",
+    Exit.FAILED: "the command failed: a port in use, an audit violation, a session lost to the infrastructure",
+    Exit.USAGE: "wrong arguments or an invalid task; nothing was started",
     Exit.UNREACHABLE: "no service is running, or the server, the engine or the Ray cluster does not answer",
     Exit.NOT_FOUND: "no such task or session",
-    Exit.CONFLICT: "taken: a task's id, a node's id, or a data folder that another `gangline up` holds",
+    Exit.CONFLICT: "a task's id, a node's id or a data folder is already in use",
     Exit.UNAUTHORIZED: "the control token is missing or wrong",
     Exit.INTERRUPTED: "ended by Ctrl-C",
     Exit.TERMINATED: "ended by SIGTERM or SIGHUP",

@@ -53,13 +53,13 @@ def _written_out(result: SessionResult) -> SessionResult:
 
 def export(
     name: Annotated[str, typer.Argument(metavar="TASK|SESSION")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for NAME.FORMAT; made if missing.")] = Path(),
+    out: Annotated[Path, typer.Option("--out", help="Folder for NAME.FORMAT; created if missing.")] = Path(),
     row_format: Annotated[
         RowFormat,
         typer.Option("--format", help="atif: a folder with one document for each session, for Harbor's tools."),
     ] = RowFormat.parquet,
     whole_prompts: Annotated[
-        bool, typer.Option("--whole-prompts", help="Write out the prompts of rows that share them (builder `tree`).")
+        bool, typer.Option("--whole-prompts", help="Write full prompts for rows that share them (builder `tree`).")
     ] = False,
     agent: Annotated[
         str | None, typer.Option("--agent", help="Name of the agent program, for atif. Default: the task's harness.")

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-gate = typer.Typer(
-    no_args_is_help=True, help="Let model calls wait while weights are updated, and say which version answers."
-)
+gate = typer.Typer(no_args_is_help=True, help="Hold model calls while weights are updated, and set the policy version.")
 
 
 def _ask(
@@ -41,20 +39,21 @@ def _ask(
 @gate.command()
 def pause(
     mode: Annotated[
-        str, typer.Option("--mode", help="drain: until no call is in flight. keep: calls in flight stay as they are.")
+        str,
+        typer.Option("--mode", help="drain waits until no call is in flight; keep leaves calls in flight as they are."),
     ] = "drain",
-    lease: Annotated[float, typer.Option("--lease", help="Seconds after which the gate opens by itself.")] = 600,
+    lease: Annotated[float, typer.Option("--lease", help="Seconds after which the gate reopens by itself.")] = 600,
     data: DataOption = None,
     node: NodesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let model calls wait. Streams stay alive, and no session's budget runs meanwhile."""
+    """Hold model calls. Streams stay alive, and session budgets stop meanwhile."""
     _ask(data, node, as_json, lambda client: client.pause(mode, lease))
 
 
 @gate.command()
 def resume(data: DataOption = None, node: NodesOption = None, as_json: JsonOption = False) -> None:
-    """Let model calls go on."""
+    """Resume model calls."""
     _ask(data, node, as_json, lambda client: client.resume())
 
 
@@ -65,13 +64,13 @@ def version(
     node: NodesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say which policy version answers from now on."""
+    """Set the policy version of the model calls from now on."""
     _ask(data, node, as_json, lambda client: client.set_version(number))
 
 
 @gate.command()
 def show(data: DataOption = None, node: NodesOption = None, as_json: JsonOption = False) -> None:
-    """Whether model calls wait, and which version answers."""
+    """Show whether model calls are held, and the policy version."""
     _ask(data, node, as_json, lambda client: client.gate())
 
 

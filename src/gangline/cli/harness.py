@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-harness = typer.Typer(no_args_is_help=True, help="List, install and try agent programs.")
+harness = typer.Typer(no_args_is_help=True, help="List, install and check agent programs.")
 
 NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of harnesses.")]
 
 
 @harness.command("list")
 def list_(as_json: JsonOption = False) -> None:
-    """Show every harness: its program, the version that it was made for, the one that is installed."""
+    """Show every harness with its program, the supported version and the installed version."""
     from gangline.plugins import names
 
     lines = [_line(name) for name in names("harness")]
@@ -64,11 +64,11 @@ def _line(name: str) -> dict[str, Any]:
 def install(
     names: NamesArgument,
     version: Annotated[
-        str | None, typer.Option(help="Another version than the one that the harness was made for.", show_default=False)
+        str | None, typer.Option(help="Version to install. Default: the supported one.", show_default=False)
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Install agent programs into GANGLINE_TOOLS, where every sandbox sees them; once, not for each session."""
+    """Install agent programs into GANGLINE_TOOLS. Install once; every sandbox can use them."""
     from gangline.harnesses import installation
     from gangline.settings import Settings
 
@@ -92,19 +92,21 @@ def check(
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Without one: all whose program is installed.")
     ] = None,
     settings: Annotated[
-        str | None, typer.Option(help="`agent.settings` of the one harness that is named, as JSON.", show_default=False)
+        str | None, typer.Option(help="`agent.settings` as JSON, when one harness is named.", show_default=False)
     ] = None,
-    tokenizer: Annotated[str, typer.Option(help="Of the scripted engine: tiny, a folder, or a name.")] = "tiny",
-    tier: Annotated[Literal["auto", "observe"], typer.Option(help="How calls are captured.")] = "auto",
+    tokenizer: Annotated[
+        str, typer.Option(help="Tokenizer of the scripted engine: tiny, a folder, or a name.")
+    ] = "tiny",
+    tier: Annotated[Literal["auto", "observe"], typer.Option(help="Capture tier: auto or observe.")] = "auto",
     timeout: Annotated[float, typer.Option(min=1, help="Seconds each program may run.")] = 300.0,
     data: Annotated[
-        Path | None, typer.Option("--data", help="Keep what was recorded in this folder.", show_default=False)
+        Path | None, typer.Option("--data", help="Folder in which to keep the recording.", show_default=False)
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run agent programs in the sandbox against a scripted model, and say what they did.
+    """Run agent programs in the sandbox against a scripted model, and report their actions.
 
-    The script wants three tool calls, one of which writes a file. Exit code 1 when a program did not do it.
+    The script requests three tool calls, one of which writes a file. Exit code 1 if a program did not carry them out.
     """
     from gangline.cli.harness_check import CheckPlan, check_harnesses
 

@@ -33,29 +33,30 @@ def build(
         str,
         typer.Option(
             "--cache",
-            help="When an image that is there will do. scratch: never. versioned: with the same base image and version "
-            "of Gangline. lock: with the same dependency lock.",
+            help="When to reuse an existing image. scratch: never. versioned: for the same base image and Gangline "
+            "version. lock: for the same dependency lock.",
         ),
     ] = "versioned",
-    lock: Annotated[
-        Path | None, typer.Option("--lock", help="File of pinned Python requirements that are installed.")
-    ] = None,
+    lock: Annotated[Path | None, typer.Option("--lock", help="File of pinned Python requirements to install.")] = None,
     package: Annotated[
-        list[str] | None, typer.Option("--package", help="Debian package to install; may be given again.")
+        list[str] | None, typer.Option("--package", help="Debian package to install; repeatable.")
     ] = None,
     harness: Annotated[
-        list[str] | None, typer.Option("--harness", help="Harness whose agent program is baked in; may be given again.")
+        list[str] | None,
+        typer.Option("--harness", help="Harness whose agent program is installed into the image; repeatable."),
     ] = None,
     definition: Annotated[
         Path | None,
-        typer.Option("--definition", help="Definition file or Dockerfile of your own; a Jinja2 template if named .j2."),
+        typer.Option(
+            "--definition", help="Your own definition file or Dockerfile; a Jinja2 template if its name ends in .j2."
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the definition.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the definition and build nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Build an image, unless one that will do is there, and print what to set `runtime.image` to.
+    """Build an image unless a suitable one exists, and print its value for `runtime.image`.
 
-    Apptainer's images go to the cache folder, Docker's to its daemon.
+    Apptainer images go to the cache folder, Docker images to the Docker daemon.
     """
     recipe = _recipe(
         name=name,
@@ -81,7 +82,7 @@ def build(
 
 @image.command("list")
 def list_(as_json: JsonOption = False) -> None:
-    """Show the images that were built here, newest first."""
+    """Show the images built on this machine, newest first."""
     records = _builder().shelf.records()
     if as_json:
         print_json(records)
@@ -97,10 +98,10 @@ def list_(as_json: JsonOption = False) -> None:
 
 @image.command()
 def prune(
-    keep: Annotated[int, typer.Option("--keep", min=0, help="How many of each name and kind are kept.")] = 1,
+    keep: Annotated[int, typer.Option("--keep", min=0, help="Number of images to keep for each name and kind.")] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove all but the newest images of each name, and what broken builds left."""
+    """Remove all but the newest images of each name, and the remains of failed builds."""
     removed = _builder().prune(keep)
     if as_json:
         print_json(removed)

@@ -49,11 +49,15 @@ SweBenchOption = Annotated[
 ]
 OnlyOption = Annotated[
     str | None,
-    typer.Option("--only", metavar="PATTERN", help="Those whose name matches, such as 'py-*'.", rich_help_panel=_PANEL),
+    typer.Option(
+        "--only", metavar="PATTERN", help="Only tasks whose name matches, such as 'py-*'.", rich_help_panel=_PANEL
+    ),
 ]
 OracleOption = Annotated[
     bool,
-    typer.Option("--oracle", help="Run each task's own solution as its agent: must earn 1.", rich_help_panel=_PANEL),
+    typer.Option(
+        "--oracle", help="Run each task's own solution as its agent; its reward must be 1.", rich_help_panel=_PANEL
+    ),
 ]
 ImageOption = Annotated[
     str | None,
@@ -65,14 +69,14 @@ ImageOption = Annotated[
 ]
 NetworkOption = Annotated[
     str | None,
-    typer.Option("--network", help="What agents and tests reach: proxy, none, full.", rich_help_panel=_PANEL),
+    typer.Option("--network", help="Network of agents and tests: proxy, none, full.", rich_help_panel=_PANEL),
 ]
 RepositoriesOption = Annotated[
     str | None,
     typer.Option(
         "--repositories",
         metavar="FOLDER",
-        help="SWE-bench without images: clones named owner__name, as seen in the runtime.",
+        help="SWE-bench without images: folder of clones named owner__name, as a path inside the runtime.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -80,14 +84,16 @@ TestCommandOption = Annotated[
     str | None,
     typer.Option(
         "--test-command",
-        help="SWE-bench: runs the tests; {tests} is the test patch's files.",
+        help="SWE-bench: command that runs the tests; {tests} stands for the files of the test patch.",
         rich_help_panel=_PANEL,
     ),
 ]
 LogParserOption = Annotated[
     str | None,
     typer.Option(
-        "--log-parser", help="SWE-bench: pytest, unittest, or swebench's parse_log_*.", rich_help_panel=_PANEL
+        "--log-parser",
+        help="SWE-bench: parser of the test log: pytest, unittest, or swebench's parse_log_*.",
+        rich_help_panel=_PANEL,
     ),
 ]
 

@@ -21,18 +21,21 @@ T = TypeVar("T")
 
 listing = typer.Typer(no_args_is_help=True, help="List tasks or sessions, newest first, a page at a time.")
 
-_LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many.")]
+_LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1000, help="Number of entries per page.")]
 _BeforeOption = Annotated[
-    int | None, typer.Option("--before", help="Those before this place: the `next` of the page above.")
+    int | None, typer.Option("--before", help="Entries before this one: the `next` of the previous page.")
 ]
 _SubmitterOption = Annotated[
-    str | None, typer.Option("--submitter", help="Only of this submitter; an empty one is of tasks that name none.")
+    str | None,
+    typer.Option("--submitter", help="Only tasks of this submitter; an empty name selects tasks without one."),
 ]
 
 
 @listing.command()
 def tasks(
-    status: Annotated[str | None, typer.Option("--status", help="Only queued, running, ended or cancelled.")] = None,
+    status: Annotated[
+        str | None, typer.Option("--status", help="Only tasks that are queued, running, ended or cancelled.")
+    ] = None,
     submitter: _SubmitterOption = None,
     limit: _LimitOption = 50,
     before: _BeforeOption = None,
@@ -54,9 +57,13 @@ def tasks(
 
 @listing.command()
 def sessions(
-    state: Annotated[str | None, typer.Option("--state", help="Only queued, leased or ended.")] = None,
+    state: Annotated[
+        str | None, typer.Option("--state", help="Only sessions that are queued, leased or ended.")
+    ] = None,
     outcome: Annotated[str | None, typer.Option("--outcome", help=f"Only of one of {', '.join(OUTCOMES)}.")] = None,
-    node_id: Annotated[str | None, typer.Option("--node", help="Only those that this node holds or held last.")] = None,
+    node_id: Annotated[
+        str | None, typer.Option("--node", help="Only sessions whose current or last node is this one.")
+    ] = None,
     submitter: _SubmitterOption = None,
     limit: _LimitOption = 50,
     before: _BeforeOption = None,

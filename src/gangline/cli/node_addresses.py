@@ -26,8 +26,8 @@ NodesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--node",
-        help="URL of a node; may be given again. Default: the nodes of the service of the data folder. The "
-        "token of a named node comes from GANGLINE_TOKEN.",
+        help="URL of a node; repeatable. Default: all nodes of the data folder's service. For a named node, the token "
+        "comes from GANGLINE_TOKEN.",
         show_default=False,
     ),
 ]

@@ -57,7 +57,7 @@ LogFormatOption = Annotated[
     str | None,
     typer.Option(
         "--log-format",
-        help="text, or json: one object a line. Default: GANGLINE_LOG_FORMAT, else text.",
+        help="text, or json with one object per line. Default: GANGLINE_LOG_FORMAT, else text.",
         show_default=False,
     ),
 ]

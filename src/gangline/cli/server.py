@@ -29,7 +29,7 @@ __all__ = ["register"]
 def server(
     data: DataOption = None,
     host: HostOption = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="0 is any free one.")] = 8700,
+    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 picks a free one.")] = 8700,
     public_url: PublicUrlOption = None,
     allowed_host: AllowedHostOption = None,
     no_token: NoTokenOption = False,
@@ -43,8 +43,8 @@ def server(
 ) -> None:
     """Run a rollout server: tasks, groups, leases, results, callbacks.
 
-    Prints one line of JSON with its url when it is ready, and serves until SIGTERM. The control token comes from
-    GANGLINE_TOKEN, else from DATA/control_token, which the first start makes. Other commands find server and token
+    Prints one line of JSON with its URL when it is ready, and serves until SIGTERM. The control token comes from
+    GANGLINE_TOKEN, else from DATA/control_token, which the first start creates. Other commands find server and token
     through the data folder.
     """
     from gangline.server.run import serve as serve_server

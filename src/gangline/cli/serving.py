@@ -47,7 +47,8 @@ PublicUrlOption = Annotated[
     str | None,
     typer.Option(
         "--public-url",
-        help="URL by which others reach it. Default: its address; the machine's name where that is every address.",
+        help="URL under which other machines reach it. Default: its address, or the machine's name if it listens on "
+        "every address.",
         show_default=False,
     ),
 ]
@@ -55,14 +56,14 @@ AllowedHostOption = Annotated[
     list[str] | None,
     typer.Option(
         "--allowed-host",
-        help="Another host name under which clients reach its control routes, as of a proxy in front; may be given "
-        "again. Its own address, loopback and the host of --public-url are always allowed.",
+        help="Additional host name under which clients reach the control routes, such as that of a reverse proxy; "
+        "repeatable. The address itself, loopback and the host of --public-url are always allowed.",
         show_default=False,
     ),
 ]
 NoTokenOption = Annotated[
     bool,
-    typer.Option("--no-token", help="Ask for no control token. Any program of this machine can then run commands."),
+    typer.Option("--no-token", help="Require no control token. Any program on this machine can then run commands."),
 ]
 ParentOption = Annotated[
     int | None, typer.Option("--parent", hidden=True, help="End when the process with this id is gone.")

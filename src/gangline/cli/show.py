@@ -21,14 +21,21 @@ __all__ = ["register"]
 
 def show(
     name: Annotated[str, typer.Argument(metavar="TASK|SESSION")],
-    tokens: Annotated[bool, typer.Option("--tokens", help="Every token: mask, log-prob, turn borders.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Messages and tool results uncut.")] = False,
-    trace: Annotated[int | None, typer.Option(help="Only this trace; 0 is the first.", show_default=False)] = None,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Show every token with its mask, log-prob and turn borders.")
+    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show messages and tool results in full.")] = False,
+    trace: Annotated[int | None, typer.Option(help="Show only this trace; 0 is the first.", show_default=False)] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="smollm2, a folder, a Hugging Face name. Default: ids, unless the model is a known one."),
+        typer.Option(
+            help="Tokenizer: smollm2, a folder, or a Hugging Face name. Default: the model's if it is known, else only "
+            "ids."
+        ),
     ] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the session to this PNG.", show_default=False)] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the session into this PNG file.", show_default=False)
+    ] = None,
     data: DataOption = None,
     server: ServerOption = None,
     as_json: JsonOption = False,

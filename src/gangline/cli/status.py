@@ -64,7 +64,7 @@ def cancel(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Cancel a task with all its sessions, or one session. What has ended stays as it is."""
+    """Cancel a task with all its sessions, or one session. Ended sessions are unchanged."""
     from gangline.client.running import find_service
 
     cancelled = run(_cancel(find_service(data, server), name))

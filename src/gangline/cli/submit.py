@@ -44,16 +44,19 @@ def submit(
     source: Annotated[
         str | None, typer.Argument(metavar="[FILE|-]", help="JSON or TOML: one task, or a list of them.")
     ] = None,
-    instruction: Annotated[str | None, typer.Option("--instruction", help="What to solve.")] = None,
+    instruction: Annotated[str | None, typer.Option("--instruction", help="The problem to solve.")] = None,
     harness: Annotated[str | None, typer.Option("--harness", help="Agent program: shell, pi, ...")] = None,
-    command: Annotated[str | None, typer.Option("--command", help="The shell harness's command.")] = None,
+    command: Annotated[str | None, typer.Option("--command", help="Command of the shell harness.")] = None,
     samples: Annotated[int | None, typer.Option("--samples", help="Sessions in the group.")] = None,
-    runtime: Annotated[str | None, typer.Option("--runtime", help="Sandbox: sandbox, process.")] = None,
-    evaluator: Annotated[str | None, typer.Option("--evaluator", help="Strategy that gives the reward.")] = None,
+    runtime: Annotated[str | None, typer.Option("--runtime", help="Runtime: sandbox, process, ...")] = None,
+    evaluator: Annotated[str | None, typer.Option("--evaluator", help="Evaluator that computes the reward.")] = None,
     timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds the agent may run.")] = None,
     task_id: Annotated[
         str | None,
-        typer.Option("--task-id", help="Makes submitting again harmless; of imported tasks, how their ids begin."),
+        typer.Option(
+            "--task-id",
+            help="Task id, which makes a repeated submission harmless; for imported tasks, the prefix of their ids.",
+        ),
     ] = None,
     harbor: HarborOption = None,
     terminal_bench: TerminalBenchOption = None,
@@ -73,7 +76,7 @@ def submit(
 ) -> None:
     """Submit tasks: from FILE, standard input (-), other systems' folders, or options; options override the rest.
 
-    With --wait the exit code is 1 when a session was lost to the infrastructure or cancelled, or when no session of a
+    With --wait the exit code is 1 if the infrastructure lost a session, a session was cancelled, or no session of a
     task completed.
     """
     from gangline.cli.task_files import read_tasks, validated

@@ -26,7 +26,7 @@ train = typer.Typer(no_args_is_help=True, help="Train on groups of sessions.")
 
 @train.command()
 def algorithms(as_json: JsonOption = False) -> None:
-    """List the algorithms, each as its difference from the base, which is GRPO."""
+    """List the algorithms, each by its difference from the base, GRPO."""
     from gangline.training.algorithms import OVERRIDES, Algorithm, algorithm, differences
 
     changes = {name: differences(algorithm(name)) for name in OVERRIDES}
@@ -62,9 +62,9 @@ SpecArgument = Annotated[Path, typer.Argument(help="The experiment's YAML file."
 
 @train.command()
 def validate(spec: SpecArgument, as_json: JsonOption = False) -> None:
-    """Check an experiment without a GPU, a model or a service: every setting, its algorithm, all its tasks.
+    """Check an experiment's settings, algorithm and tasks, without a GPU, a model or a service.
 
-    --json prints every setting with its default, and the algorithm's by name as algorithm.settings.
+    --json prints every setting with its default; the algorithm's settings are under algorithm.settings.
     """
     from gangline.training.experiment import resolved_settings, warnings_about
 
@@ -85,11 +85,11 @@ def validate(spec: SpecArgument, as_json: JsonOption = False) -> None:
 
 @train.command("run")
 def run_command(spec: SpecArgument, data: DataOption = None, as_json: JsonOption = False) -> None:
-    """Train: through a running service, or one that is brought up for the run.
+    """Train through a running service, or through one started for the run.
 
-    A run that was stopped, or killed, goes on from its last checkpoint when it is started again. What it makes lies in
-    DATA/runs/NAME: metrics.jsonl, evaluations.jsonl, tensorboard, reward.png, checkpoints, model, experiment.json,
-    lineage.json, results.json.
+    A stopped or killed run resumes from its last checkpoint when it is started again. Its output is in DATA/runs/NAME:
+    metrics.jsonl, evaluations.jsonl, tensorboard, reward.png, checkpoints, model, experiment.json, lineage.json,
+    results.json.
     """
     import asyncio
 

@@ -35,8 +35,8 @@ def watch(
 ) -> None:
     """Watch the service live, until Ctrl-C: stages, throughput, groups, failures, engines.
 
-    Goes on when the server is restarted. Where stdout is no terminal, and with --json: one line for each event, all of
-    a task's or the service's from now on.
+    Continues when the server restarts. Without a terminal, and with --json, it prints one line per event: all events of
+    a task, or the service's from now on.
     """
     from gangline.client.running import find_service
 
