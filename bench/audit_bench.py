@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from gangline.cli.audit import load_score
 from gangline.domain.completion import Completion, CompletionTree
+from gangline.domain.task import CaptureSpec
 from gangline.domain.trajectory import Trajectory
 from gangline.engines.embedded.models import resolve_model
 from gangline.engines.embedded.server import create_sampler
@@ -38,6 +39,7 @@ from gangline.engines.serving.app import create_app, serving
 from gangline.engines.vllm import VllmEngine
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.proxy import Proxy
+from gangline.gateway.session_spec import SessionSpec
 from gangline.trajectories.audit import audit
 from gangline.trajectories.logprob_audit import Score, compare_logprobs
 from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
@@ -145,8 +147,11 @@ async def engine_at(folder: Path) -> AsyncGenerator[VllmEngine, None]:
 async def converse(engine: VllmEngine, tier: Literal["auto", "observe"]) -> list[MemoryJournal]:
     """All conversations at once."""
     proxy, journals = Proxy(), [MemoryJournal() for _ in range(NUM_CONVERSATIONS)]
+    capture = CaptureSpec(thinking="retain", tier=tier)
     sessions = [
-        ModelSession(f"s{number}", 1, f"key-{number}", engine, journal, thinking="retain", tier=tier)
+        ModelSession(
+            SessionSpec(session_id=f"s{number}", attempt=1, key=f"key-{number}", capture=capture), engine, journal
+        )
         for number, journal in enumerate(journals)
     ]
     for session in sessions:

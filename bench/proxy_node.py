@@ -22,6 +22,7 @@ from gangline.gateway.interpreter import settle_interpreter
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.proxy import Proxy
 from gangline.gateway.readers import Readers
+from gangline.gateway.session_spec import SessionSpec
 from gangline.store.journal import AttemptKey, AttemptOpened, Journal
 
 KEY = "gls-bench"
@@ -41,7 +42,8 @@ class BenchNode:
     async def open(self, session_id: str) -> None:
         await self.journal.open_attempt(AttemptOpened(session_id, 1, "task", 1))
         engine = self.engines[int(session_id[1:]) % len(self.engines)]
-        session = ModelSession(session_id, 1, f"{KEY}-{session_id}", engine, self.journal)
+        spec = SessionSpec(session_id=session_id, attempt=1, key=f"{KEY}-{session_id}")
+        session = ModelSession(spec, engine, self.journal)
         self._sessions[session_id] = session
         self.proxy.add(session)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gangline.domain.ids import ID_PATTERN
 from gangline.domain.task import MAX_DEPTH, MAX_SAMPLES, LimitsSpec
-from gangline.gateway import attempt, control, control_sessions, disk_guard, external, harness_logs
+from gangline.gateway import control, control_sessions, disk_guard, external, harness_logs, harness_run
 from gangline.gateway.call_limits import CallLimits
 from gangline.listening import LIMITS
 from gangline.runtimes import bubblewrap, relay
@@ -91,7 +91,7 @@ def _rows() -> list[tuple[str, list[tuple[str, str, str]]]]:
         ("connections out of one sandbox", f"{relay.MAX_CONNECTIONS}", "the next one is closed"),
         (
             "output of a harness that is kept, each stream",
-            _size(attempt.MAX_LOG_BYTES),
+            _size(harness_run.MAX_LOG_BYTES),
             "what comes after it is dropped",
         ),
         ("log files of a harness that are kept", f"{harness_logs.MAX_FILES}", "the others are left out"),

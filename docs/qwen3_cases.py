@@ -24,10 +24,12 @@ from msgspec.structs import replace
 
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, ToolDefinition, ToolResult
+from gangline.domain.task import CaptureSpec
 from gangline.domain.trajectory import Trace
 from gangline.engines.serving.tokenizer import load_tokenizer
 from gangline.engines.vllm import VllmEngine
 from gangline.gateway.model_session import ModelSession
+from gangline.gateway.session_spec import SessionSpec
 from gangline.gateway.stitch import ThinkingPolicy, Tier
 from gangline.testing.scripted_engine import scripted_server
 from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
@@ -99,7 +101,8 @@ async def completions_of(case: Case, tokenizer: Any, *, tier: Tier, thinking: Th
     script = {"rules": [{"turn": 0} | case.reply], "default": {"text": "Done."}}
     async with scripted_server(script, tokenizer) as url:
         engine = VllmEngine(url)
-        session = ModelSession("s", 1, "key", engine, _Journal(), tier=tier, thinking=thinking)
+        capture = CaptureSpec(tier=tier, thinking=thinking)
+        session = ModelSession(SessionSpec(session_id="s", attempt=1, key="key", capture=capture), engine, _Journal())
         try:
             reply = await session.start_call(_model_call((QUESTION,), case)).reply()
             history = (QUESTION, case.echo(reply.choices[0].message), *_follows(reply.choices[0].message, case))

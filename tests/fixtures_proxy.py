@@ -11,9 +11,11 @@ import openai
 from aiohttp import web
 
 from gangline.domain.completion import Completion
+from gangline.domain.task import CaptureSpec
 from gangline.engines.vllm import VllmEngine
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.proxy import Proxy
+from gangline.gateway.session_spec import SessionSpec
 from gangline.testing.scripted_engine import scripted_server
 
 _OF_PROXY = ("dialects", "limits", "readers", "keep_alive_s", "body_idle_s")
@@ -67,17 +69,17 @@ async def served(proxy: Proxy) -> AsyncGenerator[str, None]:
 async def proxied_engine(engine: str | Any, **options: Any) -> AsyncGenerator[Proxied, None]:
     """
     engine: the URL of one that speaks vLLM's wire, or the engine itself.
-    options: of the proxy (see `_OF_PROXY`), the rest of its session. A client that vanished is given no grace.
+    options: of the proxy (see `_OF_PROXY`), of `CaptureSpec`, of `SessionSpec`, the rest of `ModelSession`. A client
+    that vanished is given no grace.
     """
     of_proxy = {name: options.pop(name) for name in _OF_PROXY if name in options}
-    engine, journal = VllmEngine(engine) if isinstance(engine, str) else engine, MemoryJournal()
-    session = ModelSession(
-        **(
-            {"session_id": "s1", "attempt": 1, "key": "gls-right", "engine": engine, "journal": journal}
-            | {"retry_grace_s": 0.0}
-            | options
-        )
-    )
+    engine = VllmEngine(engine) if isinstance(engine, str) else engine
+    journal = options.pop("journal", None) or MemoryJournal()
+    capture = {name: options.pop(name) for name in CaptureSpec.model_fields if name in options}
+    given = {name: options.pop(name) for name in SessionSpec.__struct_fields__ if name in options}
+    fields: dict[str, Any] = {"session_id": "s1", "attempt": 1, "key": "gls-right", "retry_grace_s": 0.0}
+    spec = SessionSpec(**(fields | {"capture": CaptureSpec(**capture)} | given))
+    session = ModelSession(spec, engine, journal, **options)
     proxy = Proxy(**of_proxy)
     proxy.add(session)
     try:

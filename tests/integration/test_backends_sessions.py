@@ -12,6 +12,7 @@ from fixtures_proxy import MemoryJournal, served
 from gangline.gateway.backends import BackendPool
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.proxy import Proxy
+from gangline.gateway.session_spec import SessionSpec
 
 ECHO = {"default": {"text": "ready"}}
 
@@ -25,9 +26,8 @@ async def test_a_session_goes_on_exactly_where_its_dead_backend_left_it(stream: 
         for engine in engines:
             await pool.add(engine.url)
         journal = MemoryJournal()
-        session = ModelSession(
-            session_id="s1", attempt=1, key="gls-right", engine=pool.engine_for("s1", "t"), journal=journal
-        )
+        spec = SessionSpec(session_id="s1", attempt=1, key="gls-right")
+        session = ModelSession(spec, pool.engine_for("s1", "t"), journal)
         stack.push_async_callback(session.fence, "the test is over")
         proxy = Proxy()
         proxy.add(session)

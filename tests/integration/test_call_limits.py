@@ -17,6 +17,7 @@ from gangline.gateway.call_limits import CallLimits
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.readers import Readers
 from gangline.gateway.reading import read_here
+from gangline.gateway.session_spec import SessionSpec
 
 SMALL = CallLimits(
     max_body_bytes=400_000,
@@ -159,9 +160,7 @@ async def test_a_large_conversation_goes_on_from_what_was_sampled(readers: Reade
 async def test_a_session_with_too_much_in_flight_is_429_until_its_calls_have_ended(readers: Readers) -> None:
     slow = body_of("chat", [{"role": "user", "content": "slow"}]) + b" " * 390_000
     async with proxied(SLOW, limits=SMALL, readers=readers) as running:
-        other = ModelSession(
-            session_id="s2", attempt=1, key="gls-other", engine=running.engine, journal=running.journal
-        )
+        other = ModelSession(SessionSpec(session_id="s2", attempt=1, key="gls-other"), running.engine, running.journal)
         running.proxy.add(other)
         answers = await asyncio.gather(*(post(running, "chat", slow) for _ in range(3)))
         assert sorted(status for status, _, _ in answers) == [200, 200, 429]
@@ -173,9 +172,7 @@ async def test_a_session_with_too_much_in_flight_is_429_until_its_calls_have_end
 
 async def test_the_sdk_is_refused_a_huge_conversation_at_once_and_its_neighbour_answered(readers: Readers) -> None:
     async with proxied({}, readers=readers) as running, running.client() as client:
-        other = ModelSession(
-            session_id="s2", attempt=1, key="gls-other", engine=running.engine, journal=running.journal
-        )
+        other = ModelSession(SessionSpec(session_id="s2", attempt=1, key="gls-other"), running.engine, running.journal)
         running.proxy.add(other)
         neighbour = running.client(base_url=f"{running.url}/s/s2/v1", api_key="gls-other")
         huge: Any = [ASKED] * 200_000

@@ -219,7 +219,7 @@ async def test_a_reply_without_ids_fails_loudly_and_leaves_no_record(name: str, 
         assert status == 502 or stream
         assert "returned no token ids" in json.dumps(answer)
         assert one.completions == []
-        failure = one.running.session.engine_failure
+        failure = one.running.session.failures.engine
         assert failure is not None
         assert (failure.boundary, failure.code) == ("engine", "engine_incapable")
 

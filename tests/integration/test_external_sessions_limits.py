@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from fixtures_node import RunningNode, running_node
+from gangline.domain.completion import Completion
 from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound, StoreError
-from gangline.domain.task import CaptureSpec
 from gangline.engines.vllm import VllmEngine
 from gangline.gateway.external import ClaimRequest, ExternalSessions, SessionRequest
 from gangline.gateway.external_store import ExternalStore
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.node import serve
 from gangline.gateway.proxy import Proxy
+from gangline.gateway.session_spec import SessionSpec
 from gangline.store.journal import AttemptOpened, Journal
 from gangline.testing.scripted_engine import scripted_server
 
@@ -32,22 +33,37 @@ class Clock:
         return self.now
 
 
+class Host:
+    """Sessions before an engine that nobody asks; `released` gets the ids of those that have ended."""
+
+    def __init__(self, engine: VllmEngine, journal: Journal, clock: Clock, released: list[str] | None) -> None:
+        self._engine, self._journal, self._clock, self._proxy = engine, journal, clock, Proxy()
+        self._released = [] if released is None else released
+
+    def serves(self, session_id: str) -> bool:
+        return self._proxy.serves(session_id)
+
+    def open_session(self, spec: SessionSpec, completions: Sequence[Completion] = ()) -> ModelSession:
+        session = ModelSession(spec, self._engine, self._journal, completions=completions, clock=self._clock)
+        self._proxy.add(session)
+        return session
+
+    def close_session(self, session_id: str) -> None:
+        self._proxy.remove(session_id)
+        self._released.append(session_id)
+
+
 @asynccontextmanager
 async def opened_sessions(
     folder: Path, clock: Clock, released: list[str] | None = None, **options: Any
 ) -> AsyncGenerator[ExternalSessions]:
     journal, engine = Journal.open(folder / "journal"), VllmEngine(NOBODY)
 
-    def make_session(capture: CaptureSpec, task_id: str, **fields: Any) -> ModelSession:
-        return ModelSession(engine=engine, journal=journal, tier=capture.tier, clock=clock, **fields)
-
     sessions = ExternalSessions(
         node_id="n1",
         store=ExternalStore(folder / "sessions"),
         journal=journal,
-        proxy=Proxy(),
-        make_session=make_session,
-        release_engine=(released if released is not None else []).append,
+        host=Host(engine, journal, clock, released),
         clock=clock,
         **options,
     )

@@ -49,7 +49,7 @@ async def _call(client: aiohttp.ClientSession, running: Proxied, stream: bool) -
 def _names_the_cause(status: int, answer: Any, running: Proxied) -> None:
     assert (status, answer["error"]["code"]) == (503, "too_many_open_files")
     assert "`ulimit -n" in answer["error"]["message"]
-    failure = running.session.engine_failure
+    failure = running.session.failures.engine
     assert failure is not None
     assert (failure.boundary, failure.code, failure.retryable) == ("node", "too_many_open_files", True)
 
@@ -69,7 +69,7 @@ async def test_a_call_that_cannot_connect_to_its_engine_names_the_cause_and_keep
                     await pool.check()
                 assert [(view.state, view.num_failures) for view in pool.views()] == [("healthy", 0)]
                 assert (await _call(client, running, stream))[0] == 200
-                assert running.session.engine_failure is None
+                assert running.session.failures.engine is None
         finally:
             await pool.close()
 

@@ -42,7 +42,7 @@ async def test_an_engine_that_hangs_is_given_up_and_named(stream: bool) -> None:
             assert failed.value.status_code == 503
             assert url in str(failed.value)
             assert running.journal.completions == []
-            assert running.session.engine_failure is not None
+            assert running.session.failures.engine is not None
 
 
 class MiscountingEngine(HeldEngine):
@@ -88,7 +88,7 @@ async def test_an_engine_without_ids_that_the_operator_let_in_is_recorded_as_tex
 async def test_what_the_operator_says_is_sent_and_what_the_harness_wished_is_kept() -> None:
     policy = SamplingPolicy.model_validate({"temperature": {"override": 1.0}, "max_tokens": {"max": 3}})
     async with proxied(
-        {"rules": [{"pattern": ".", "text": "one two three four five six"}]}, sampling=[policy]
+        {"rules": [{"pattern": ".", "text": "one two three four five six"}]}, sampling=policy
     ) as running:
         await _complete(running, temperature=0.0, top_p=0.5)
         (completion,) = running.journal.completions

@@ -15,6 +15,7 @@ from gangline.engines.serving.app import serving
 from gangline.engines.vllm import VllmEngine
 from gangline.gateway.call_limits import CallLimits
 from gangline.gateway.model_session import ModelSession
+from gangline.gateway.session_spec import SessionSpec
 from gangline.testing.scripted_engine import ScriptedSampler, create_scripted_app
 from gangline.testing.scripted_engine_script import Script
 from gangline.testing.tiny_tokenizer import TinyTokenizer
@@ -47,9 +48,7 @@ async def _recorded(journal: MemoryJournal, count: int = 1) -> None:
 @pytest.mark.parametrize("key", ["", "wrong", "gls-other", "\xff"])
 async def test_a_wrong_missing_or_foreign_key_opens_nothing(key: str) -> None:
     async with proxied({}) as running:
-        other = ModelSession(
-            session_id="s2", attempt=1, key="gls-other", engine=running.engine, journal=running.journal
-        )
+        other = ModelSession(SessionSpec(session_id="s2", attempt=1, key="gls-other"), running.engine, running.journal)
         running.proxy.add(other)
         status, answer, _ = await _post(running, key=key, json=_body())
         assert status == 401
@@ -152,8 +151,8 @@ async def test_an_engine_fault_is_told_in_shape_and_is_no_turn(
         assert (headers.get("x-should-retry") != "false") == retryable
         assert running.journal.completions == []
         assert running.session.num_calls == 0
-        assert running.session.engine_failure is not None
-        assert running.session.engine_failure.retryable == retryable
+        assert running.session.failures.engine is not None
+        assert running.session.failures.engine.retryable == retryable
 
 
 async def test_a_stream_that_breaks_after_it_began_ends_with_an_error_event() -> None:
@@ -171,7 +170,7 @@ async def test_an_answer_clears_the_engine_failure_before_it() -> None:
     async with proxied(script) as running:
         assert (await _post(running, json=_body()))[0] == 503
         assert (await _post(running, json=_body()))[0] == 200
-        assert running.session.engine_failure is None
+        assert running.session.failures.engine is None
         assert running.session.num_calls == 1
 
 
@@ -190,7 +189,7 @@ async def test_context_overflow_has_openais_code_and_is_not_the_engines_failure(
         )
         assert status == 400
         assert answer["error"]["code"] == "context_length_exceeded"
-        assert running.session.engine_failure is None
+        assert running.session.failures.engine is None
 
 
 async def test_what_the_engine_refuses_about_a_body_is_400_and_the_callers() -> None:
@@ -198,7 +197,7 @@ async def test_what_the_engine_refuses_about_a_body_is_400_and_the_callers() -> 
         status, answer, _ = await _post(running, json=_body(top_p=7))
         assert status == 400
         assert "top_p" in answer["error"]["message"]
-        assert running.session.engine_failure is None
+        assert running.session.failures.engine is None
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -325,7 +324,7 @@ async def test_what_cannot_be_journaled_is_not_answered_and_not_in_the_tree(stre
             status, answer, _ = await _post(running, json=_body())
             assert (status, answer["error"]["code"]) == (507, "disk_full")
         assert len(running.session.tree) == 0
-        assert running.session.store_failure is not None
+        assert running.session.failures.store is not None
         running.journal.failure = None
         assert (await _post(running, json=_body()))[0] == 200
         assert [c.completion_id for c in running.session.tree] == ["c1-000001"]
@@ -357,7 +356,6 @@ async def test_nothing_is_finished_before_the_journal_has_it() -> None:
             await append_all(completions)
 
         running.journal.append_all = slow_append  # type: ignore[method-assign]
-        running.session._ledger._journal = running.journal
         async with running.client() as client:
             asked = asyncio.create_task(_finishes(client))
             await reached.wait()
@@ -373,7 +371,7 @@ async def test_nothing_is_finished_before_the_journal_has_it() -> None:
 
 async def test_a_session_without_an_engine_is_over_as_soon_as_it_is_fenced() -> None:
     engine, journal = VllmEngine("http://127.0.0.1:9"), MemoryJournal()
-    session = ModelSession(session_id="s1", attempt=1, key="k", engine=engine, journal=journal)
+    session = ModelSession(SessionSpec(session_id="s1", attempt=1, key="k"), engine, journal)
     await session.fence("never used")
     assert session.num_calls == 0
     await engine.close()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fixtures_proxy import served
+from gangline.domain.completion import Completion
 from gangline.domain.errors import Conflict
 from gangline.domain.ids import new_id
 from gangline.domain.session import Lease
-from gangline.domain.task import CaptureSpec
 from gangline.engines.vllm import VllmEngine
 from gangline.gateway.attempt import Attempt
 from gangline.gateway.backends import BackendPool
@@ -22,6 +23,7 @@ from gangline.gateway.model_session import ModelSession, key_digest
 from gangline.gateway.node_parts import NodeParts
 from gangline.gateway.pools import Pools, PoolSizes
 from gangline.gateway.proxy import Proxy
+from gangline.gateway.session_spec import SessionSpec
 from gangline.store.journal import Journal
 
 NOBODY = "http://127.0.0.1:9"
@@ -49,19 +51,7 @@ async def test_a_lease_of_an_open_sessions_id_is_refused_and_the_open_one_goes_o
     (tmp_path / "runtimes").mkdir()
     journal, engine, proxy, backends = Journal.open(tmp_path / "journal"), VllmEngine(NOBODY), Proxy(), BackendPool()
 
-    def make_session(capture: CaptureSpec, task_id: str, **fields: Any) -> ModelSession:
-        return ModelSession(engine=engine, journal=journal, **fields)
-
-    sessions = ExternalSessions(
-        node_id="n1",
-        store=ExternalStore(tmp_path / "sessions"),
-        journal=journal,
-        proxy=proxy,
-        make_session=make_session,
-        release_engine=backends.release,
-    )
     async with served(proxy) as url:
-        opened = await sessions.create(SessionRequest(session_id="s1"), url, "m")
         parts = NodeParts(
             node_id="n1",
             owner=new_id("ids"),
@@ -73,6 +63,9 @@ async def test_a_lease_of_an_open_sessions_id_is_refused_and_the_open_one_goes_o
             journal=journal,
             pools=Pools(PoolSizes()),
         )
+        store = ExternalStore(tmp_path / "sessions")
+        sessions = ExternalSessions(node_id="n1", store=store, journal=journal, host=parts)
+        opened = await sessions.create(SessionRequest(session_id="s1"), url, "m")
         result = await Attempt(_lease(), parts).live()
         assert (result.outcome, result.failure.boundary if result.failure else None) == ("infra_error", "node")
         assert result.failure
@@ -88,20 +81,27 @@ async def test_a_lease_of_an_open_sessions_id_is_refused_and_the_open_one_goes_o
     await engine.close()
 
 
+class Taken:
+    """A node that has a leased session of every id."""
+
+    def serves(self, session_id: str) -> bool:
+        return True
+
+    def open_session(self, spec: SessionSpec, completions: Sequence[Completion] = ()) -> ModelSession:
+        pytest.fail("the id is taken")
+
+    def close_session(self, session_id: str) -> None:
+        pytest.fail("the leased session was closed")
+
+
 async def test_a_caller_does_not_get_the_id_of_a_session_that_is_served(tmp_path: Path) -> None:
     journal, engine, proxy = Journal.open(tmp_path / "journal"), VllmEngine(NOBODY), Proxy()
-    leased = ModelSession(session_id="s1", attempt=1, key="gls-leased", engine=engine, journal=journal)
+    leased = ModelSession(SessionSpec(session_id="s1", attempt=1, key="gls-leased"), engine, journal)
     proxy.add(leased)
     with pytest.raises(Conflict):
-        proxy.add(ModelSession(session_id="s1", attempt=0, key="gls-other", engine=engine, journal=journal))
-    sessions = ExternalSessions(
-        node_id="n1",
-        store=ExternalStore(tmp_path / "sessions"),
-        journal=journal,
-        proxy=proxy,
-        make_session=lambda **fields: pytest.fail("the id is taken"),
-        release_engine=lambda session_id: pytest.fail("the leased session's backend was let go"),
-    )
+        proxy.add(ModelSession(SessionSpec(session_id="s1", attempt=0, key="gls-other"), engine, journal))
+    store = ExternalStore(tmp_path / "sessions")
+    sessions = ExternalSessions(node_id="n1", store=store, journal=journal, host=Taken())
     with pytest.raises(Conflict):
         await sessions.create(SessionRequest(session_id="s1"), NOBODY, "m")
     assert proxy.serves("s1")

@@ -20,6 +20,7 @@ from gangline.engines.contract import EngineRequest, ReplyAccumulator
 from gangline.engines.sglang import SglangEngine
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.proxy import Proxy
+from gangline.gateway.session_spec import SessionSpec
 
 
 @asynccontextmanager
@@ -136,7 +137,7 @@ async def test_health_is_asked_of_the_engine() -> None:
 async def test_a_session_on_sglang_is_stitched_turn_after_turn(stream: bool) -> None:
     async with _engine() as (engine, fake):
         journal, proxy = MemoryJournal(), Proxy()
-        session = ModelSession(session_id="s1", attempt=1, key="gls-right", engine=engine, journal=journal)
+        session = ModelSession(SessionSpec(session_id="s1", attempt=1, key="gls-right"), engine, journal)
         proxy.add(session)
         async with (
             served(proxy) as url,

@@ -18,6 +18,7 @@ from gangline.engines.openai_text import OpenAITextEngine
 from gangline.gateway.backends import BackendPool
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.proxy import Proxy
+from gangline.gateway.session_spec import SessionSpec
 from gangline.testing.scripted_engine import scripted_server
 
 HELLO = EngineRequest(call=ModelCall(dialect="d", model="m", messages=(Message("user", (Text("hi"),)),)))
@@ -64,7 +65,7 @@ async def test_what_a_harness_gets_of_a_text_server_is_recorded_and_marked_untra
     async with text_server() as url:
         await pool.add(url)
         engine = pool.engine_for("s1", "t")
-        session = ModelSession(session_id="s1", attempt=1, key="gls-right", engine=engine, journal=journal)
+        session = ModelSession(SessionSpec(session_id="s1", attempt=1, key="gls-right"), engine, journal)
         proxy = Proxy()
         proxy.add(session)
         async with (

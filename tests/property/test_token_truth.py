@@ -21,7 +21,9 @@ from fixtures_proxy import MemoryJournal
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.errors import EngineRefused
+from gangline.domain.task import CaptureSpec
 from gangline.gateway.model_session import ModelSession
+from gangline.gateway.session_spec import SessionSpec
 from gangline.trajectories.audit import audit
 from gangline.trajectories.per_request import PerRequestBuilder
 from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
@@ -168,7 +170,8 @@ async def _converse(data: st.DataObject, of: Family) -> tuple[FamilyEngine, list
     engine = FamilyEngine(of, [Turn()], takes_prompt_ids=data.draw(st.sampled_from([True, True, True, False])))
     journal = MemoryJournal()
     thinking = data.draw(st.sampled_from(["follow_template", "retain"]), "policy")
-    session = ModelSession("s1", 1, "key", engine, journal, thinking=thinking)
+    spec = SessionSpec(session_id="s1", attempt=1, key="key", capture=CaptureSpec(thinking=thinking))
+    session = ModelSession(spec, engine, journal)
     client = Client(
         data=data,
         engine=engine,

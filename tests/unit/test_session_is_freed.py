@@ -10,12 +10,13 @@ from fixtures_proxy import MemoryJournal
 from gangline.domain.conversation import Message, ModelCall, Text
 from gangline.gateway.model_session import ModelSession
 from gangline.gateway.retries import CallMark
+from gangline.gateway.session_spec import SessionSpec
 from held_engine import HeldEngine
 
 
 async def _lived(engine: HeldEngine) -> list[weakref.ref[object]]:
     """Of a session after a call in one piece and a streamed one: itself, its records, a call."""
-    session = ModelSession("s", 1, "key", engine, MemoryJournal())
+    session = ModelSession(SessionSpec(session_id="s", attempt=1, key="key"), engine, MemoryJournal())
     for number in (1, 2):
         message = Message("user", (Text(f"hello {number}"),))
         call = ModelCall(dialect="openai_chat", model="m", messages=(message,), stream=number == 2)

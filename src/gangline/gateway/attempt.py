@@ -31,6 +31,7 @@ from gangline.gateway.model_session import ModelSession
 from gangline.gateway.node_parts import NodeParts
 from gangline.gateway.postrun import Graded, Postrun
 from gangline.gateway.sandboxes import Sandboxes
+from gangline.gateway.session_spec import SessionSpec
 from gangline.gateway.stages import StageClock
 from gangline.store.journal import AttemptKey, AttemptOpened
 
@@ -71,7 +72,7 @@ class Attempt:
         attempt.stages.go_on("run" if note.ended is None else "postrun", note.entered_at, note.timings)
         if note.ended is None:
             session = attempt._open_session(note.key_digest, await parts.journal.read(attempt.key))
-            session.node_failure = RESTARTED
+            session.failures.node = RESTARTED
         log.info("session.adopted session=%s attempt=%d stage=%s", *attempt.key, attempt.stage)
         return attempt
 
@@ -204,7 +205,7 @@ class Attempt:
 
     def _refuse_taken_id(self) -> None:
         """Raises: NodeError when a caller's own session has the id here; another node may still take the lease."""
-        if self._parts.proxy.serves(self.lease.session_id):
+        if self._parts.serves(self.lease.session_id):
             raise NodeError(f"a session of its caller's own has the id {self.lease.session_id!r} open on this node.")
 
     async def _prepared(self) -> Prepared:
@@ -229,27 +230,19 @@ class Attempt:
         return Prepared(handle=handle, session=session, harness=harness, launch=await harness.prepare(context))
 
     def _open_session(self, key: str | bytes, completions: Sequence[Completion] = ()) -> ModelSession:
-        task, parts = self._task, self._parts
-        session = ModelSession(
+        agent = self._task.agent
+        spec = SessionSpec(
             session_id=self.lease.session_id,
+            task_id=self.lease.task_id,
             attempt=self.lease.attempt,
             key=key,
-            engine=parts.backends.engine_for(self.lease.session_id, self.lease.task_id),
-            journal=parts.journal,
-            max_turns=task.agent.max_turns,
-            max_sampled_tokens=task.agent.max_sampled_tokens,
-            thinking=task.capture.thinking,
-            tier=task.capture.tier,
-            volatile_system_text=task.capture.volatile_system_text,
-            token_texts=task.capture.token_texts,
-            completions=completions,
-            gate=parts.gate,
-            sampling=[policy for policy in (task.capture.sampling, parts.sampling) if policy is not None],
-            seed=task.capture.session_seed(self.lease.sample_index),
+            capture=self._task.capture,
+            sample_index=self.lease.sample_index,
+            max_turns=agent.max_turns,
+            max_sampled_tokens=agent.max_sampled_tokens,
         )
-        parts.proxy.add(session)
-        self._session = session
-        return session
+        self._session = self._parts.open_session(spec, completions)
+        return self._session
 
     # -- POSTRUN -------------------------------------------------------------------------------------------------
 
@@ -280,8 +273,7 @@ class Attempt:
     async def _clean(self) -> None:
         if self._session is not None:
             await self._session.fence("the session has ended")
-            self._parts.proxy.remove(self.lease.session_id)
-            self._parts.backends.release(self.lease.session_id)
+            self._parts.close_session(self.lease.session_id)
         await self._sandboxes.stop()
 
 

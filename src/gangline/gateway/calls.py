@@ -25,7 +25,6 @@ from gangline.domain.errors import EngineIncapable, EngineMalformed, GanglineErr
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, TokenLogprob, ToolCallDelta
 from gangline.domain.tokens import TokenIds, common_prefix_len, token_ids
 from gangline.engines.contract import (
-    Engine,
     EngineCapabilities,
     EngineChoice,
     EngineReply,
@@ -33,13 +32,12 @@ from gangline.engines.contract import (
     ReplyAccumulator,
     assistant_message,
 )
+from gangline.gateway.call_parts import CallParts
 from gangline.gateway.capture import Prompt, completion_of, tool_call_id, with_own_call_ids
 from gangline.gateway.divergence import find_cause
-from gangline.gateway.gate import Gate, GateMeter
-from gangline.gateway.ledger import Ledger
 from gangline.gateway.placing import Digests, Place, unknown
 from gangline.gateway.references import INSTRUCTIONS
-from gangline.gateway.stitch import Decision, PromptTier
+from gangline.gateway.stitch import Decision
 from gangline.gateway.versions import VersionStamps
 from gangline.turns import Turn
 
@@ -60,41 +58,28 @@ class CallInFlight:
     def __init__(
         self,
         call: ModelCall,
-        engine: Engine,
-        ledger: Ledger,
-        tier: PromptTier,
-        clock: Callable[[], float],
+        parts: CallParts,
         *,
-        gate: Gate,
-        meter: GateMeter,
         wished: SamplingParams | None = None,
         retry_key: str | None = None,
         known: Digests = unknown,
-        with_texts: bool = False,
     ) -> None:
         """
         wished: what the harness asked for, where a seed or a sampling policy made something else of it.
         retry_key: what a retry is known by, should it come in another life of the node; None where it cannot be.
         known: see `PlaceIndex.place`.
-        with_texts: keep the texts of sampled tokens.
         """
         self.call = call
         self.record_key = secrets.token_hex(8)
-        self.created_at = clock()
+        self.created_at = parts.clock()
         self.num_replays = 0
         """Retries that were given this call's answer."""
-        self._engine = engine
-        self._ledger = ledger
-        self._tier = tier
-        self._clock = clock
-        self._gate = gate
-        self._meter = meter
+        self._parts = parts
         self._wished = wished
         self._retry_key = retry_key
         self._known = known
-        self._with_texts = with_texts
         self._gathered = ReplyAccumulator()
-        self._stamps = VersionStamps(gate)
+        self._stamps = VersionStamps(parts.gate)
         self._sent_ids: TokenIds | None = None
         self._num_prompt_tokens: int | None = None
         self._place: Place | None = None
@@ -209,7 +194,7 @@ class CallInFlight:
 
     async def _run(self) -> Reply:
         try:
-            async with self._gate.pass_through(self._meter):
+            async with self._parts.gate.pass_through(self._parts.meter):
                 return await self._sample_and_commit()
         except asyncio.CancelledError:
             if self._abort_message is None:
@@ -218,10 +203,10 @@ class CallInFlight:
             raise SessionOver(self._abort_message) from None
 
     async def _sample_and_commit(self) -> Reply:
-        self._place = place = await self._ledger.index.place_in_turns(self.call, self._known)
+        self._place = place = await self._parts.ledger.index.place_in_turns(self.call, self._known)
         self._pin(place)
-        capabilities = await self._engine.capabilities()
-        decision = await self._tier.decide(self.call, place, capabilities)
+        capabilities = await self._parts.engine.capabilities()
+        decision = await self._parts.tier.decide(self.call, place, capabilities)
         self._capabilities, self._sent_ids = capabilities, decision.prompt_ids
         answer = self._checked(await self._sample(capabilities), capabilities)
         self._committing = True
@@ -233,25 +218,25 @@ class CallInFlight:
         if place.pinned:
             messages = list(self.call.messages)
             for position, first in place.pinned:
-                self._volatile[str(position)] = self._ledger.index.volatile.found_in(messages[position])
+                self._volatile[str(position)] = self._parts.ledger.index.volatile.found_in(messages[position])
                 messages[position] = first
             self.call = msgspec.structs.replace(self.call, messages=tuple(messages))
 
     # -- sampling ------------------------------------------------------------------------------------------------
 
     async def _sample(self, capabilities: EngineCapabilities) -> EngineReply:
-        asks_for_texts = self._with_texts and self.call.num_top_logprobs is None
+        asks_for_texts = self._parts.with_texts and self.call.num_top_logprobs is None
         call = msgspec.structs.replace(self.call, num_top_logprobs=0) if asks_for_texts else self.call
         request = EngineRequest(call=call, prompt_ids=self._sent_ids)
         self._stamps.begin()
         if not (self.call.stream and capabilities.streams_ids):
-            answer = await self._engine.chat(request)
+            answer = await self._parts.engine.chat(request)
             self._note_prompt(answer)
             if self.call.stream:
                 for choice in answer.choices:
                     self._show(whole_delta(choice.index, choice.message, choice.token_logprobs))
             return answer
-        async with aclosing(self._engine.stream(request)) as pieces:
+        async with aclosing(self._parts.engine.stream(request)) as pieces:
             async for piece in pieces:
                 if piece.prompt_ids is None and self._gathered.prompt_ids is None:
                     raise _no_ids()  # before anything was shown
@@ -306,9 +291,9 @@ class CallInFlight:
         stitched = decision.prompt_ids is not None and np.array_equal(decision.prompt_ids, reported)
         fallback, cause = decision.fallback, decision.cause
         if decision.prompt_ids is not None and not stitched:
-            self._tier.ids_were_ignored()
+            self._parts.tier.ids_were_ignored()
             fallback = "the engine ignored the exact prompt ids and rendered the messages itself"
-            _log.error("call.prompt_ids_ignored session=%s", self._ledger.session_id)
+            _log.error("call.prompt_ids_ignored session=%s", self._parts.ledger.session_id)
         prompt = self._compared(place, reported, fallback)
         if stitched:
             return msgspec.structs.replace(prompt, source="stitched")
@@ -323,7 +308,7 @@ class CallInFlight:
     def _compared(self, place: Place, reported: TokenIds, fallback: str | None = None) -> Prompt:
         if place.parent_id is None:
             return Prompt(source=self._rendered_by, context="first", parent_id=None, shared=0, suffix_ids=reported)
-        tree = self._ledger.tree
+        tree = self._parts.ledger.tree
         context = tree.context_ids(tree[place.parent_id])
         shared = common_prefix_len(context, reported)
         exact = shared == len(context)
@@ -339,12 +324,12 @@ class CallInFlight:
 
     async def _find_cause(self, place: Place, reported: TokenIds, first: int) -> DivergenceCause:
         assert place.parent_id is not None
-        tree = self._ledger.tree
+        tree = self._parts.ledger.tree
         parent = tree[place.parent_id]
         try:
             async with asyncio.timeout(_CAUSE_BUDGET_S):
                 return await find_cause(
-                    self._engine,
+                    self._parts.engine,
                     tree,
                     parent,
                     self.call.messages[: place.num_shared],
@@ -363,7 +348,7 @@ class CallInFlight:
         choices = [self._with_own_ids(choice) for choice in answer.choices]
         drafts = self._drafts(place, prompt, choices, capabilities, metadata=answer.metadata)
         await turn.give()
-        await self._ledger.commit(drafts, place.digest)
+        await self._parts.ledger.commit(drafts, place.digest)
         return self._reply(choices, answer)
 
     def _drafts(
@@ -377,7 +362,7 @@ class CallInFlight:
         aborted: str | None = None,
     ) -> list[Completion]:
         """`metadata`: the engine's."""
-        finished_at, metadata = self._clock(), self._metadata() | metadata
+        finished_at, metadata = self._parts.clock(), self._metadata() | metadata
         return [
             completion_of(
                 self.call,
@@ -385,13 +370,13 @@ class CallInFlight:
                 prompt,
                 choice,
                 capabilities,
-                session_id=self._ledger.session_id,
-                attempt=self._ledger.attempt,
+                session_id=self._parts.ledger.session_id,
+                attempt=self._parts.ledger.attempt,
                 started_at=self.created_at,
                 finished_at=finished_at,
                 aborted=aborted,
                 metadata=metadata,
-                with_texts=self._with_texts,
+                with_texts=self._parts.with_texts,
             )
             for choice in choices
         ]
@@ -449,9 +434,9 @@ class CallInFlight:
             self._place, prompt, choices, self._capabilities, metadata=partial.metadata, aborted=message
         )
         try:
-            await self._ledger.commit(drafts, self._place.digest)
+            await self._parts.ledger.commit(drafts, self._place.digest)
         except GanglineError as error:
-            _log.error("call.abort_not_recorded session=%s error=%s", self._ledger.session_id, error)
+            _log.error("call.abort_not_recorded session=%s error=%s", self._parts.ledger.session_id, error)
 
     def _prompt_so_far(self, place: Place, reported: TokenIds | None) -> Prompt:
         """As far as it is known: reported by the engine, else as sent, else nothing."""

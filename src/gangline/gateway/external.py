@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -43,7 +43,7 @@ from gangline.domain.tokens import encode_msgpack
 from gangline.domain.trajectory import Trajectory
 from gangline.gateway.external_store import Claim, ExternalState, ExternalStore
 from gangline.gateway.model_session import ModelSession, key_digest
-from gangline.gateway.proxy import Proxy
+from gangline.gateway.session_spec import SessionSpec
 from gangline.store.journal import AttemptKey, AttemptOpened, Journal
 from gangline.trajectories.building import built
 from gangline.trajectories.rewards import apply_reward
@@ -53,6 +53,7 @@ __all__ = [
     "ExternalSessions",
     "ExternalView",
     "OpenedSession",
+    "SessionHost",
     "SessionRequest",
     "is_external",
 ]
@@ -179,6 +180,20 @@ class _Live:
         return SessionRequest.model_validate(self.state.request)
 
 
+class SessionHost(Protocol):
+    """Answers the model calls of open sessions; a node's is `NodeParts`."""
+
+    def serves(self, session_id: str) -> bool:
+        """Whether a session of that id is open, whoever opened it."""
+        ...
+
+    def open_session(self, spec: SessionSpec, completions: Sequence[Completion] = ()) -> ModelSession:
+        """Raises: Conflict when its id is taken."""
+        ...
+
+    def close_session(self, session_id: str) -> None: ...
+
+
 class ExternalSessions:
     """Of one node. `restore` before use, `expire` from time to time, `close` at the end."""
 
@@ -188,22 +203,14 @@ class ExternalSessions:
         node_id: str,
         store: ExternalStore,
         journal: Journal,
-        proxy: Proxy,
-        make_session: Callable[..., ModelSession],
-        release_engine: Callable[[str], None],
+        host: SessionHost,
         max_open: int = MAX_OPEN,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """
-        make_session: given session_id, task_id, attempt, key, capture, max_turns and completions.
-        release_engine: called with the id of a session that has ended.
-        """
         self._node_id = node_id
         self._store = store
         self._journal = journal
-        self._proxy = proxy
-        self._make_session = make_session
-        self._release_engine = release_engine
+        self._host = host
         self._max_open = max_open
         self._clock = clock
         self._sessions: dict[str, _Live] = {}
@@ -315,22 +322,20 @@ class ExternalSessions:
     def _is_leased(self, session_id: str) -> bool:
         """Or was, and its result is not delivered yet."""
         in_journal = any(opened.session_id == session_id for opened in self._journal.unclosed())
-        return in_journal or self._proxy.serves(session_id)
+        return in_journal or self._host.serves(session_id)
 
     def _serve(
         self, session_id: str, key: str | bytes, request: SessionRequest, completions: Sequence[Completion]
     ) -> ModelSession:
-        session = self._make_session(
+        spec = SessionSpec(
             session_id=session_id,
             task_id=request.task_id or session_id,
             attempt=_ATTEMPT,
             key=key,
             capture=request.capture,
             max_turns=request.max_turns,
-            completions=completions,
         )
-        self._proxy.add(session)
-        return session
+        return self._host.open_session(spec, completions)
 
     def view(self, session_id: str) -> ExternalView:
         """Raises: NotFound."""
@@ -391,8 +396,7 @@ class ExternalSessions:
         state = msgspec.structs.replace(live.state, status=status, ended_at=self._clock())
         await self._store.save(state)
         live.state, live.session = state, None
-        self._proxy.remove(state.session_id)
-        self._release_engine(state.session_id)
+        self._host.close_session(state.session_id)
         live.told.set()
         await self._journal.close_attempt(AttemptKey(state.session_id, _ATTEMPT))
         self._one_ended.set()
@@ -465,7 +469,7 @@ class ExternalSessions:
 
 def _outcome(session: ModelSession, *, completed: bool) -> tuple[Outcome, Failure | None]:
     """As far as a node can tell: an agent that was failed by us and never said that it is done did not complete."""
-    broken = session.engine_failure or session.store_failure
+    broken = session.failures.broken
     if broken is not None and not completed:
         return "infra_error", broken
     return session.limit or "completed", None

@@ -159,15 +159,15 @@ class HarnessRun:
             verdict = self._prepared.harness.judge(result)
         except Exception as error:  # a plug-in's
             return "infra_error", failure_of(error, session.session_id)
-        broken = session.engine_failure or session.store_failure
+        broken = session.failures.broken
         if verdict.ok and not result.timed_out:
             return "completed", None
         if broken is not None:
             return "infra_error", broken  # the harness could not work: we failed it
         if result.timed_out:
             return "agent_timeout", None
-        if session.node_failure is not None:
-            return "infra_error", session.node_failure  # it gave up on the call that died with us
+        if session.failures.node is not None:
+            return "infra_error", session.failures.node  # it gave up on the call that died with us
         reason = verdict.reason or f"the harness {describe_end(result)}"
         return "agent_error", Failure(boundary="harness", code="harness_failed", message=reason, retryable=False)
 

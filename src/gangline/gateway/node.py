@@ -21,7 +21,7 @@ from gangline import plugins
 from gangline.client.server import ServerClient
 from gangline.domain.errors import EngineUnavailable, GanglineError, InvalidRequest, PortUnavailable, StoreError
 from gangline.domain.session import SessionResult
-from gangline.domain.task import CaptureSpec, SamplingPolicy
+from gangline.domain.task import SamplingPolicy
 from gangline.gateway.adoption import adoptable
 from gangline.gateway.attempt import Attempt
 from gangline.gateway.backends import BackendPool
@@ -41,7 +41,6 @@ from gangline.gateway.external_store import ExternalStore
 from gangline.gateway.hooks import Hooks
 from gangline.gateway.interpreter import settle_interpreter
 from gangline.gateway.metrics import NodeMetrics
-from gangline.gateway.model_session import ModelSession
 from gangline.gateway.node_identity import node_identity
 from gangline.gateway.node_parts import NodeParts
 from gangline.gateway.pipeline import Pipeline, one_error
@@ -349,29 +348,11 @@ def _bind(host: str, port: int) -> socket.socket:
 
 async def _external_sessions(stack: AsyncExitStack, folder: Path, parts: NodeParts) -> ExternalSessions:
     """Those of an earlier life of this node go on."""
-
-    def make_session(session_id: str, task_id: str, capture: CaptureSpec, **fields: Any) -> ModelSession:
-        return ModelSession(
-            session_id=session_id,
-            engine=parts.backends.engine_for(session_id, task_id),
-            journal=parts.journal,
-            thinking=capture.thinking,
-            tier=capture.tier,
-            volatile_system_text=capture.volatile_system_text,
-            token_texts=capture.token_texts,
-            gate=parts.gate,
-            sampling=[policy for policy in (capture.sampling, parts.sampling) if policy is not None],
-            seed=capture.session_seed(0),
-            **fields,
-        )
-
     external = ExternalSessions(
         node_id=parts.node_id,
         store=await asyncio.to_thread(ExternalStore, folder / "sessions"),
         journal=parts.journal,
-        proxy=parts.proxy,
-        make_session=make_session,
-        release_engine=parts.backends.release,
+        host=parts,
     )
     stack.push_async_callback(external.close)
     await external.restore()

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from gangline import plugins
+from gangline.domain.completion import Completion
 from gangline.domain.contracts import RuntimeHandle, RuntimeStart
 from gangline.domain.session import SessionResult
 from gangline.domain.task import SamplingPolicy
 from gangline.gateway.backends import BackendPool
 from gangline.gateway.gate import Gate
 from gangline.gateway.metrics import NodeMetrics
+from gangline.gateway.model_session import ModelSession
 from gangline.gateway.pools import Pools
 from gangline.gateway.proxy import Proxy
+from gangline.gateway.session_spec import SessionSpec
 from gangline.runtimes.kept import Keeper
 from gangline.store.journal import Journal
 
@@ -51,6 +54,31 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     def model(self) -> str:
         """Served model; the default for tasks that name none."""
         return next((view.model for view in self.backends.views()), self.first_model)
+
+    def serves(self, session_id: str) -> bool:
+        """Whether a session of that id is open, whoever opened it."""
+        return self.proxy.serves(session_id)
+
+    def open_session(self, spec: SessionSpec, completions: Sequence[Completion] = ()) -> ModelSession:
+        """Answer a session's calls from here on. `completions`: see `ModelSession`.
+
+        Raises: Conflict when its id is taken.
+        """
+        session = ModelSession(
+            spec,
+            self.backends.engine_for(spec.session_id, spec.task_id),
+            self.journal,
+            completions=completions,
+            gate=self.gate,
+            sampling=self.sampling,
+        )
+        self.proxy.add(session)
+        return session
+
+    def close_session(self, session_id: str) -> None:
+        """Forget a session that is over."""
+        self.proxy.remove(session_id)
+        self.backends.release(session_id)
 
     async def start_runtime(self, name: str, start: RuntimeStart) -> RuntimeHandle:
         """Raises: UnknownPlugin, and what the runtime raises."""

@@ -8,9 +8,13 @@ from typing import Any
 import msgspec
 
 from gangline.domain.conversation import SamplingParams
-from gangline.domain.task import ParameterRule, SamplingPolicy
+from gangline.domain.seeds import derived_seed
+from gangline.domain.task import CaptureSpec, ParameterRule, SamplingPolicy
 
-__all__ = ["apply_policies"]
+__all__ = ["SamplingRules", "apply_policies"]
+
+_NUM_SEEDS = 2**30
+"""Seeds that engines are sent: each choice of a call adds its index, and SGLang has kept the sum in 32 bits."""
 
 _USUAL: dict[str, float] = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """What providers take where a request says nothing."""
@@ -19,6 +23,21 @@ _UNLIMITED = ("max_tokens", "top_k")
 """Where nothing is said, there is no limit."""
 
 _WHOLE = ("max_tokens", "top_k", "seed")
+
+
+class SamplingRules:
+    """Seed and policies of one session."""
+
+    def __init__(self, capture: CaptureSpec, sample_index: int, node: SamplingPolicy | None) -> None:
+        """`node`: the operator's policy, applied after the task's."""
+        self._seed = capture.session_seed(sample_index)
+        self._policies = [policy for policy in (capture.sampling, node) if policy is not None]
+
+    def used(self, wished: SamplingParams, number: int) -> SamplingParams:
+        """Parameters that the engine is sent for the call of that number."""
+        if self._seed is not None:
+            wished = msgspec.structs.replace(wished, seed=derived_seed(self._seed, number) % _NUM_SEEDS)
+        return apply_policies(self._policies, wished)
 
 
 def apply_policies(policies: Iterable[SamplingPolicy], wished: SamplingParams) -> SamplingParams:

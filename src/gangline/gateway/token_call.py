@@ -20,7 +20,6 @@ from gangline.domain.conversation import Message, ModelCall, SamplingParams, Tex
 from gangline.domain.errors import EngineIncapable, EngineMalformed, GanglineError, SessionOver
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 from gangline.engines.contract import (
-    Engine,
     EngineCapabilities,
     EngineChoice,
     EngineReply,
@@ -28,9 +27,8 @@ from gangline.engines.contract import (
     ReplyAccumulator,
     assistant_message,
 )
+from gangline.gateway.call_parts import CallParts
 from gangline.gateway.capture import Prompt, completion_of, with_own_call_ids
-from gangline.gateway.gate import Gate, GateMeter
-from gangline.gateway.ledger import Ledger
 from gangline.gateway.placing import Place, history_of_key
 from gangline.gateway.versions import VersionStamps
 
@@ -74,29 +72,16 @@ class TokenCall:
     def __init__(
         self,
         request: TokenRequest,
-        engine: Engine,
-        ledger: Ledger,
-        clock: Callable[[], float],
+        parts: CallParts,
         *,
-        gate: Gate,
-        meter: GateMeter,
         wished: SamplingParams | None = None,
-        with_texts: bool = False,
     ) -> None:
-        """
-        wished: what the agent asked for, where a seed or a sampling policy made something else of it.
-        with_texts: keep the texts of sampled tokens.
-        """
+        """`wished`: the agent's own parameters, where a seed or a sampling policy changed them."""
         self.request = request
         self._wished = wished
-        self._with_texts = with_texts
-        self._gate = gate
-        self._meter = meter
-        self._stamps = VersionStamps(gate)
-        self._engine = engine
-        self._ledger = ledger
-        self._clock = clock
-        self._started_at = clock()
+        self._parts = parts
+        self._stamps = VersionStamps(parts.gate)
+        self._started_at = parts.clock()
         self._record_key = secrets.token_hex(8)
         self._gathered = ReplyAccumulator()
         self._capabilities: EngineCapabilities | None = None
@@ -148,7 +133,7 @@ class TokenCall:
 
     async def _run(self) -> TokenReply:
         try:
-            async with self._gate.pass_through(self._meter):
+            async with self._parts.gate.pass_through(self._parts.meter):
                 return await self._sample_and_commit()
         except asyncio.CancelledError:
             if self._abort_message is None:
@@ -157,7 +142,7 @@ class TokenCall:
             raise SessionOver(self._abort_message) from None
 
     async def _sample_and_commit(self) -> TokenReply:
-        self._capabilities = capabilities = await self._engine.capabilities()
+        self._capabilities = capabilities = await self._parts.engine.capabilities()
         if not capabilities.takes_prompt_ids:
             raise EngineIncapable(
                 f"the engine ({capabilities.engine} {capabilities.version}) takes no exact prompt ids on its chat "
@@ -175,17 +160,17 @@ class TokenCall:
 
     async def _sample(self) -> EngineReply:
         call = msgspec.structs.replace(
-            self._model_call(), messages=_STAND_IN, num_top_logprobs=0 if self._with_texts else None
+            self._model_call(), messages=_STAND_IN, num_top_logprobs=0 if self._parts.with_texts else None
         )
         request = EngineRequest(call=call, prompt_ids=self.request.prompt_ids)
         assert self._capabilities is not None
         self._stamps.begin()
         if not (self.request.stream and self._capabilities.streams_ids):
-            answer = await self._engine.chat(request)
+            answer = await self._parts.engine.chat(request)
             for choice in answer.choices[:1]:
                 self._show(choice.sampled_ids, choice.logprobs)
             return answer
-        async with aclosing(self._engine.stream(request)) as deltas:
+        async with aclosing(self._parts.engine.stream(request)) as deltas:
             async for delta in deltas:
                 self._gathered.feed(delta)
                 self._stamps.saw(delta.shown.choice_index, len(delta.sampled_ids or ()))
@@ -212,7 +197,7 @@ class TokenCall:
 
     async def _commit(self, choice: EngineChoice, capabilities: EngineCapabilities) -> TokenReply:
         draft = self._draft(choice, capabilities)
-        (completion,) = await self._ledger.commit([draft], history_of_key(draft.branch_key))
+        (completion,) = await self._parts.ledger.commit([draft], history_of_key(draft.branch_key))
         return TokenReply(
             completion_id=completion.completion_id,
             prompt_ids=self.request.prompt_ids,
@@ -226,8 +211,8 @@ class TokenCall:
     def _draft(
         self, choice: EngineChoice, capabilities: EngineCapabilities, *, aborted: str | None = None
     ) -> Completion:
-        parent = _parent_of(self._ledger.tree, self.request.prompt_ids)
-        shared = 0 if parent is None else self._ledger.tree.num_context_ids(parent.completion_id)
+        parent = _parent_of(self._parts.ledger.tree, self.request.prompt_ids)
+        shared = 0 if parent is None else self._parts.ledger.tree.num_context_ids(parent.completion_id)
         branch_key = f"{_DIALECT}:{capabilities.model}" if parent is None else parent.branch_key
         message = with_own_call_ids(choice.message, self._record_key, choice.index)
         return completion_of(
@@ -242,13 +227,13 @@ class TokenCall:
             ),
             msgspec.structs.replace(choice, message=message, version_spans=self._stamps.spans(choice)),
             capabilities,
-            session_id=self._ledger.session_id,
-            attempt=self._ledger.attempt,
+            session_id=self._parts.ledger.session_id,
+            attempt=self._parts.ledger.attempt,
             started_at=self._started_at,
-            finished_at=self._clock(),
+            finished_at=self._parts.clock(),
             aborted=aborted,
             metadata={} if self._wished is None else {"sampling_wished": msgspec.to_builtins(self._wished)},
-            with_texts=self._with_texts,
+            with_texts=self._parts.with_texts,
         )
 
     @staticmethod
@@ -265,9 +250,9 @@ class TokenCall:
         partial = self._gathered.reply().choices or (_nothing_sampled(),)
         draft = self._draft(partial[0], self._capabilities, aborted=message)
         try:
-            await self._ledger.commit([draft], history_of_key(draft.branch_key))
+            await self._parts.ledger.commit([draft], history_of_key(draft.branch_key))
         except GanglineError as error:  # its loss must not hide why the call ended
-            _log.error("call.abort_not_recorded session=%s error=%s", self._ledger.session_id, error)
+            _log.error("call.abort_not_recorded session=%s error=%s", self._parts.ledger.session_id, error)
 
 
 def _parent_of(tree: CompletionTree, prompt_ids: TokenIds) -> Completion | None:

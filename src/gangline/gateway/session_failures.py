@@ -1,0 +1,48 @@
+"""Failures of ours that a session met: whether its harness could not work because of them is judged at its end."""
+
+from __future__ import annotations
+
+from gangline.domain.errors import ContextOverflow, EngineRefused, Failure, GanglineError
+from gangline.domain.open_files import out_of_files
+
+__all__ = ["SessionFailures"]
+
+
+class SessionFailures:
+    """Each is None when calls were answered since."""
+
+    def __init__(self) -> None:
+        self.engine: Failure | None = None
+        """The engine's, of the last call."""
+        self.store: Failure | None = None
+        """The journal's, likewise."""
+        self.node: Failure | None = None
+        """This node died, and took calls in flight along."""
+
+    @property
+    def broken(self) -> Failure | None:
+        """The failure that kept calls from being answered, if any."""
+        return self.engine or self.store
+
+    def clear(self) -> None:
+        """A call was answered."""
+        self.engine = self.store = self.node = None
+
+    def note(self, error: BaseException) -> None:
+        """A call ended by this error."""
+        if (no_files := out_of_files(error)) is not None:
+            self.engine = no_files.failure()
+            return
+        if not isinstance(error, GanglineError) or _is_about_the_call(error):
+            return
+        if error.boundary == "engine":
+            self.engine = error.failure()
+        elif error.boundary == "store":
+            self.store = error.failure()
+
+
+def _is_about_the_call(error: GanglineError) -> bool:
+    """Whether the engine refused the harness's own input."""
+    if isinstance(error, ContextOverflow):
+        return True
+    return isinstance(error, EngineRefused) and error.details.get("status") in (400, 413, 422)

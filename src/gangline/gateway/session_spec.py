@@ -1,0 +1,29 @@
+"""One session as its caller, or the server, asked for it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gangline.domain.task import CaptureSpec
+
+__all__ = ["SessionSpec"]
+
+
+class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    session_id: str
+    attempt: int
+    key: str | bytes
+    """The session's key, or its digest where nobody here knows the key any more."""
+    task_id: str = ""
+    """Sessions of one task prefer one engine."""
+    capture: CaptureSpec = CaptureSpec()
+    sample_index: int = 0
+    """The session's number in its group: each draws other seeds."""
+    max_turns: int | None = None
+    """Model calls; None is no limit."""
+    max_sampled_tokens: int | None = None
+    """Over all calls; None is no limit."""
+    retry_window_s: float = 600.0
+    """How long a call's answer is kept for retries."""
+    retry_grace_s: float = 5.0
+    """How long a call waits for a retry when its client vanished before anything was sent."""
