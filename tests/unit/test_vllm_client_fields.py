@@ -62,12 +62,17 @@ def test_a_document_that_cannot_be_read_as_text_stays_a_file(url: str) -> None:
     assert has_media([message])
 
 
-def test_exact_prompt_ids_are_not_sent_with_media_even_inside_a_tool_result() -> None:
+async def test_exact_prompt_ids_are_not_sent_with_media_even_inside_a_tool_result() -> None:
     ids = token_ids([1, 2])
     text = _call(Message("tool", (ToolResult("c", (Text("ok"),)),)))
     shot = _call(Message("tool", (ToolResult("c", (Text("ok"), Image(PIXEL))),)))
-    assert "kv_transfer_params" in json.loads(chat_body(EngineRequest(call=text, prompt_ids=ids), "m", stream=False))
-    body = json.loads(chat_body(EngineRequest(call=shot, prompt_ids=ids), "m", stream=False))
+
+    async def body_of(call: ModelCall) -> dict[str, Any]:
+        messages = await messages_in_turns(call.messages)
+        return json.loads(b"".join(chat_body(EngineRequest(call=call, prompt_ids=ids), "m", messages, stream=False)))
+
+    assert "kv_transfer_params" in await body_of(text)
+    body = await body_of(shot)
     assert "kv_transfer_params" not in body
     assert body["messages"][0]["content"][1] == {"type": "image_url", "image_url": {"url": PIXEL}}
 
@@ -120,10 +125,9 @@ def test_every_sampling_parameter_is_carried_and_none_is_made_up() -> None:
         presence_penalty=0.1,
         frequency_penalty=-0.2,
     )
-    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
+    schema: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
     fields = call_fields(_call(sampling=sampling, num_choices=2, response_format=schema, template_kwargs={"k": 1}))
     assert fields == {
-        "messages": [],
         "max_tokens": 5,
         "temperature": 0.5,
         "top_p": 0.9,
@@ -136,7 +140,7 @@ def test_every_sampling_parameter_is_carried_and_none_is_made_up() -> None:
         "response_format": schema,
         "chat_template_kwargs": {"k": 1},
     }
-    assert call_fields(_call()) == {"messages": []}
+    assert call_fields(_call()) == {}
 
 
 def test_an_echoed_call_without_text_has_no_content() -> None:
@@ -191,7 +195,9 @@ async def test_a_conversation_with_long_texts_is_encoded_in_slices_as_it_is_at_o
         Message("user", tuple(Text(f"part {number}") for number in range(2000))),
     ]
     encoded = await messages_in_turns(messages)
-    assert [json.loads(bytes(one)) for one in encoded] == messages_fields(messages)
+    assert json.loads(b"".join(encoded)) == messages_fields(messages)
+    assert json.loads(b"".join(await messages_in_turns([]))) == []
+    assert max(map(len, encoded)) < 2 << 20
 
 
 async def test_other_tasks_run_while_a_long_conversation_is_encoded() -> None:

@@ -13,7 +13,7 @@ from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolChoice, ToolDefinition
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.tokens import token_ids
-from gangline.engines.chat_fields import NEUTRAL_SAMPLING
+from gangline.engines.chat_fields import NEUTRAL_SAMPLING, messages_in_turns
 from gangline.engines.contract import EngineCapabilities, EngineChoice, EngineRequest
 from gangline.engines.sglang_wire import chat_body as sglang_body
 from gangline.engines.vllm_wire import WireReply, chat_body, decode, decode_reply, engine_reply
@@ -55,8 +55,18 @@ def record_of(call: ModelCall, choice: EngineChoice) -> Completion:
     )
 
 
-def test_a_request_asks_for_everything_that_makes_it_trainable() -> None:
-    body = json.loads(chat_body(EngineRequest(call=CALL, prompt_ids=token_ids([1, 2])), "served", stream=True))
+async def vllm_fields(request: EngineRequest, *, stream: bool = False) -> dict[str, Any]:
+    """Of the body that vLLM is sent."""
+    messages = await messages_in_turns(request.call.messages)
+    return json.loads(b"".join(chat_body(request, "served", messages, stream=stream)))
+
+
+async def sglang_fields(request: EngineRequest) -> dict[str, Any]:
+    return json.loads(b"".join(sglang_body(request, "m", await messages_in_turns(request.call.messages))))
+
+
+async def test_a_request_asks_for_everything_that_makes_it_trainable() -> None:
+    body = await vllm_fields(EngineRequest(call=CALL, prompt_ids=token_ids([1, 2])), stream=True)
     assert body == {
         "model": "served",
         "messages": [{"role": "system", "content": "hi"}],
@@ -72,11 +82,10 @@ def test_a_request_asks_for_everything_that_makes_it_trainable() -> None:
     }
 
 
-def test_what_a_request_does_not_say_is_said_so_that_no_model_says_it() -> None:
+async def test_what_a_request_does_not_say_is_said_so_that_no_model_says_it() -> None:
     """Else a server takes temperature and top-k from the model's `generation_config`."""
     asked = msgspec.structs.replace(CALL, sampling=SamplingParams(temperature=0.5, top_k=7))
-    for body in (chat_body(EngineRequest(call=asked), "m", stream=False), sglang_body(EngineRequest(call=asked), "m")):
-        fields = json.loads(body)
+    for fields in (await vllm_fields(EngineRequest(call=asked)), await sglang_fields(EngineRequest(call=asked))):
         said = {name: fields[name] for name in NEUTRAL_SAMPLING}
         assert said == NEUTRAL_SAMPLING | {"temperature": 0.5, "top_k": 7}
 
@@ -100,7 +109,7 @@ def test_what_bends_the_distribution_beyond_the_sampling_parameters_is_recorded(
     )
 
 
-def test_tools_and_their_choice_are_asked_for_in_openais_words() -> None:
+async def test_tools_and_their_choice_are_asked_for_in_openais_words() -> None:
     call = ModelCall(
         dialect="d",
         model="m",
@@ -109,7 +118,7 @@ def test_tools_and_their_choice_are_asked_for_in_openais_words() -> None:
         tool_choice=ToolChoice("named", "f"),
         parallel_tool_calls=False,
     )
-    body = json.loads(chat_body(EngineRequest(call=call), "m", stream=False))
+    body = await vllm_fields(EngineRequest(call=call))
     assert body["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     assert body["tool_choice"] == {"type": "function", "function": {"name": "f"}}
     assert body["parallel_tool_calls"] is False

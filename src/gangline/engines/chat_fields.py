@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 from urllib.parse import unquote_to_bytes
 
@@ -29,6 +29,7 @@ from gangline.turns import Turn
 
 __all__ = [
     "NEUTRAL_SAMPLING",
+    "body_of",
     "call_fields",
     "has_media",
     "message_fields",
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 _SLICE_CHARS = 256 << 10
+_SLICE_PARTS = 128
 
 _encoder = msgspec.json.Encoder()
 
@@ -56,14 +58,10 @@ NEUTRAL_SAMPLING: dict[str, Any] = {
 (Qwen3's: temperature 0.6, top-k 20), and the record would say neither."""
 
 
-def call_fields(call: ModelCall, messages: Sequence[msgspec.Raw] | None = None) -> dict[str, Any]:
-    """All of the call but model and stream; what was not asked for is left out.
-
-    messages: those of the call, where they were made before; see `messages_in_turns`.
-    """
+def call_fields(call: ModelCall) -> dict[str, Any]:
+    """All fields of the call but messages, model and stream. Fields without a value are left out."""
     sampling = call.sampling
     fields: dict[str, Any] = {
-        "messages": messages_fields(call.messages) if messages is None else messages,
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -110,21 +108,35 @@ def messages_fields(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [fields for message in messages for fields in _split(message)]
 
 
-async def messages_in_turns(messages: Sequence[Message]) -> list[msgspec.Raw]:
-    """The same as JSON. Other tasks of the event loop get their turn again and again."""
-    turn, encoded = Turn(), list[msgspec.Raw]()
+async def messages_in_turns(messages: Sequence[Message]) -> list[bytes]:
+    """The same as JSON, in pieces: joining the pieces of a long conversation would hold up the event loop. Other tasks
+    of the loop get their turn again and again."""
+    turn, pieces, comma = Turn(), [b"["], b""
     for message in messages:
+        is_long = _is_long(message)
         for fields in _split(message):
             if turn.is_over:
                 await turn.give()
-            whole = await _in_slices(fields, turn) if _has_long_text(message) else fields
-            encoded.append(msgspec.Raw(_encoder.encode(whole)))
+            if is_long:
+                pieces.append(comma)
+                for piece in _in_slices(fields):
+                    pieces.append(piece)
+                    await turn.give()
+            else:
+                pieces.append(comma + _encoder.encode(fields))
+            comma = b","
+    pieces.append(b"]")
     await turn.give()
-    return encoded
+    return pieces
 
 
-def _has_long_text(message: Message) -> bool:
-    return any(
+def body_of(fields: Mapping[str, Any], messages: Sequence[bytes]) -> list[bytes]:
+    """The body of a request in pieces: `fields`, at least one, and the messages from `messages_in_turns`."""
+    return [b'{"messages":', *messages, b"," + _encoder.encode(fields)[1:]]
+
+
+def _is_long(message: Message) -> bool:
+    return len(message.parts) > _SLICE_PARTS or any(
         len(part.text) > _SLICE_CHARS
         if isinstance(part, Text)
         else not isinstance(part, ToolCall) or len(part.arguments) > _SLICE_CHARS
@@ -132,20 +144,25 @@ def _has_long_text(message: Message) -> bool:
     )
 
 
-async def _in_slices(value: Any, turn: Turn) -> Any:
-    """With JSON for each long text, which a single call of the encoder would hold the event loop for."""
+def _in_slices(value: Any) -> Iterator[bytes]:
+    """JSON, of which no piece takes the encoder long."""
     if isinstance(value, str) and len(value) > _SLICE_CHARS:
-        slices: list[bytes] = [b'"']
+        yield b'"'
         for start in range(0, len(value), _SLICE_CHARS):
-            slices.append(_encoder.encode(value[start : start + _SLICE_CHARS])[1:-1])
-            await turn.give()
-        return msgspec.Raw(b"".join([*slices, b'"']))
-    if isinstance(value, dict):
-        fields = cast("dict[str, Any]", value)
-        return {name: await _in_slices(inner, turn) for name, inner in fields.items()}
-    if isinstance(value, list):
-        return [await _in_slices(inner, turn) for inner in cast("list[Any]", value)]
-    return value
+            yield _encoder.encode(value[start : start + _SLICE_CHARS])[1:-1]
+        yield b'"'
+    elif value and isinstance(value, dict):
+        for number, (name, inner) in enumerate(cast("dict[str, Any]", value).items()):
+            yield (b"," if number else b"{") + _encoder.encode(name) + b":"
+            yield from _in_slices(inner)
+        yield b"}"
+    elif value and isinstance(value, list):
+        for number, inner in enumerate(cast("list[Any]", value)):
+            yield b"," if number else b"["
+            yield from _in_slices(inner)
+        yield b"]"
+    else:
+        yield _encoder.encode(value)
 
 
 def _split(message: Message) -> list[dict[str, Any]]:

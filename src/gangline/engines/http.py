@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -60,16 +60,25 @@ class EngineHttp:
         async with self.request("GET", path, None) as answer:
             return await answer.read()
 
-    async def post(self, path: str, body: bytes) -> bytes:
+    async def post(self, path: str, body: bytes | Sequence[bytes]) -> bytes:
         async with self.request("POST", path, body) as answer:
             return await answer.read()
 
     @asynccontextmanager
-    async def request(self, method: str, path: str, body: bytes | None) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Raises: EngineUnavailable when nobody answers or the line breaks, EngineMalformed for malformed HTTP,
+    async def request(
+        self, method: str, path: str, body: bytes | Sequence[bytes] | None
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """body: whole, or in pieces that are sent one after the other.
+
+        Raises: EngineUnavailable when nobody answers or the line breaks, EngineMalformed for malformed HTTP,
         TooManyFiles, and the error of `refusal` for a status."""
         try:
-            data, headers = (body, None) if body is None or len(body) <= _PIECE_BYTES else _in_pieces(body)
+            pieces = [body] if isinstance(body, bytes) else body or []
+            data, headers = body, None
+            if (num_bytes := sum(map(len, pieces))) > _PIECE_BYTES:
+                data, headers = _sent_in_pieces(pieces), {"Content-Length": str(num_bytes)}
+            elif body is not None:
+                data = b"".join(pieces)
             async with self._opened().request(
                 method, self.url + path, data=data, headers=headers, allow_redirects=False
             ) as response:
@@ -139,16 +148,21 @@ class EngineHttp:
             await session.close()
 
 
-def _in_pieces(body: bytes) -> tuple[AsyncGenerator[memoryview], dict[str, str]]:
-    """And the header that says how long it is in all."""
-
-    async def pieces() -> AsyncGenerator[memoryview]:
-        view = memoryview(body)
-        await asyncio.sleep(0)  # making the body was a turn's work
+async def _sent_in_pieces(pieces: Sequence[bytes]) -> AsyncGenerator[bytes | memoryview]:
+    """Cut where they are long, joined where they are short."""
+    await asyncio.sleep(0)  # making the body was a turn's work
+    short, num_short = list[bytes](), 0
+    for piece in pieces:
+        if num_short + len(piece) <= _PIECE_BYTES:
+            short.append(piece)
+            num_short += len(piece)
+            continue
+        yield b"".join(short)
+        short, num_short = [], 0
+        view = memoryview(piece)
         for start in range(0, len(view), _PIECE_BYTES):
             yield view[start : start + _PIECE_BYTES]
-
-    return pieces(), {"Content-Length": str(len(body))}
+    yield b"".join(short)
 
 
 def _error_fields(body: bytes) -> tuple[str, str]:

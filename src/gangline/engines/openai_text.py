@@ -15,7 +15,7 @@ import msgspec
 from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.errors import EngineIncapable, EngineMalformed, EngineRefused
 from gangline.domain.tokens import TokenIds
-from gangline.engines.chat_fields import call_fields, messages_in_turns
+from gangline.engines.chat_fields import body_of, call_fields, messages_in_turns
 from gangline.engines.chat_replies import (
     WireLogprobs,
     WireMessage,
@@ -107,11 +107,11 @@ class OpenAITextEngine:
 
     async def chat(self, request: EngineRequest) -> EngineReply:
         call = request.call
-        messages = await messages_in_turns(call.messages)
-        fields = call_fields(call, messages) | {"model": (await self.capabilities()).model, "stream": False}
+        fields = call_fields(call) | {"model": (await self.capabilities()).model, "stream": False}
         if call.num_top_logprobs is not None:
             fields |= {"logprobs": True, "top_logprobs": call.num_top_logprobs}
-        answer = await self._http.post("/v1/chat/completions", msgspec.json.encode(fields))
+        body = body_of(fields, await messages_in_turns(call.messages))
+        answer = await self._http.post("/v1/chat/completions", body)
         wire = decode(answer, _Reply, self.url)
         if wire.error is not None:
             raise self._http.refusal(200, answer)

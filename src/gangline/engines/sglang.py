@@ -146,7 +146,7 @@ class SglangEngine:
     async def close(self) -> None:
         await self._http.close()
 
-    async def _chat(self, body: bytes) -> SglangReply:
+    async def _chat(self, body: bytes | Sequence[bytes]) -> SglangReply:
         answer = await self._http.post("/v1/chat/completions", body)
         wire = decode(answer, SglangReply, self.url)
         if wire.error is not None:

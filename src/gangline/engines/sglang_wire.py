@@ -13,7 +13,7 @@ import numpy as np
 
 from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.tokens import logprobs
-from gangline.engines.chat_fields import NEUTRAL_SAMPLING, call_fields, has_media, messages_fields
+from gangline.engines.chat_fields import NEUTRAL_SAMPLING, body_of, call_fields, has_media, messages_fields
 from gangline.engines.chat_replies import (
     WireLogprobs,
     WireMessage,
@@ -63,12 +63,15 @@ class Detokenized(msgspec.Struct):
     text: str | list[str] = ""
 
 
-def chat_body(request: EngineRequest, model: str, messages: Sequence[msgspec.Raw] | None = None) -> bytes:
-    """The body of `POST /v1/chat/completions`. Never a stream: SGLang reports ids in whole replies only."""
+def chat_body(request: EngineRequest, model: str, messages: Sequence[bytes]) -> list[bytes]:
+    """The body of `POST /v1/chat/completions`, in pieces. Never a stream: SGLang reports ids in whole replies only.
+
+    messages: those of the call, from `messages_in_turns`.
+    """
     call = request.call
     body = (
         NEUTRAL_SAMPLING
-        | call_fields(call, messages)
+        | call_fields(call)
         | {
             "model": model,
             "stream": False,
@@ -82,7 +85,7 @@ def chat_body(request: EngineRequest, model: str, messages: Sequence[msgspec.Raw
     )
     if request.prompt_ids is not None and not has_media(call.messages):
         body["input_ids"] = request.prompt_ids.tolist()
-    return msgspec.json.encode(body)
+    return body_of(body, messages)
 
 
 def render_body(

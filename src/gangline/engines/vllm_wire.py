@@ -17,6 +17,7 @@ from gangline.domain.reply import TokenLogprob
 from gangline.domain.tokens import TokenIds, logprobs
 from gangline.engines.chat_fields import (
     NEUTRAL_SAMPLING,
+    body_of,
     call_fields,
     has_media,
     message_fields,
@@ -101,17 +102,15 @@ class _Rendered(msgspec.Struct):
     tokens: msgspec.Raw
 
 
-def chat_body(
-    request: EngineRequest, model: str, messages: Sequence[msgspec.Raw] | None = None, *, stream: bool
-) -> bytes:
-    """The body of `POST /v1/chat/completions`: the call, and everything asked for that makes it trainable.
+def chat_body(request: EngineRequest, model: str, messages: Sequence[bytes], *, stream: bool) -> list[bytes]:
+    """The body of `POST /v1/chat/completions`, in pieces: the call, and everything that makes it trainable.
 
-    messages: those of the call, where they were made before; see `messages_in_turns`.
+    messages: those of the call, from `messages_in_turns`.
     """
     call = request.call
     body = (
         NEUTRAL_SAMPLING
-        | call_fields(call, messages)
+        | call_fields(call)
         | {
             "model": model,
             "stream": stream,
@@ -127,7 +126,7 @@ def chat_body(
         body["stream_options"] = {"include_usage": True}
     if request.prompt_ids is not None and not has_media(call.messages):
         body["kv_transfer_params"] = {"prompt_token_ids": request.prompt_ids.tolist()}
-    return msgspec.json.encode(body)
+    return body_of(body, messages)
 
 
 def render_body(
