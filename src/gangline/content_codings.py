@@ -6,7 +6,7 @@ gzip and deflate are always read; br and zstd where a package reads them (`pip i
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -22,9 +22,12 @@ _OF_EXTRA = ("br", "zstd")
 _ZSTD_WINDOW_LOG = 23
 """8 MiB, the most that RFC 9659 lets a sender of zstd ask of a receiver's memory."""
 
-Body = bytes | bytearray
-Decoder = Callable[[Body, int], tuple[bytes, bool]]
-"""Decode a body, and stop soon after so many bytes. Returns them, and whether the body ended where its data did."""
+_PIECE_BYTES = 256 << 10
+"""Of plain text, made at once: a thread that makes more holds the interpreter for long."""
+
+Pieces = Sequence[bytes | bytearray]
+Decoder = Callable[[Pieces], Iterator[bytes]]
+"""Decode a body in pieces, a piece at a time. Raises EOFError for one that ends too early or has more after its end."""
 
 
 def checked_coding(content_encoding: str) -> str:
@@ -39,17 +42,20 @@ def checked_coding(content_encoding: str) -> str:
     return coding
 
 
-def decompressed(body: Body, coding: str, max_bytes: int) -> bytes:
+def decompressed(body: Pieces, coding: str, max_bytes: int) -> list[bytes]:
     """The plain body. Raises: LimitExceeded, before much more than `max_bytes` are held; InvalidRequest."""
     decode, broken = _DECODERS[coding]
+    plain, num_bytes = list[bytes](), 0
     try:
-        plain, is_whole = decode(body, max_bytes + 1)
+        for piece in decode(body):
+            plain.append(piece)
+            num_bytes += len(piece)
+            if num_bytes > max_bytes:
+                raise LimitExceeded(f"the body has more than {max_bytes} bytes.", max_bytes=max_bytes)
+    except EOFError:
+        raise _unreadable(coding, "it ends too early, or has more after its end") from None
     except broken as error:
         raise _unreadable(coding, str(error)) from error
-    if len(plain) > max_bytes:
-        raise LimitExceeded(f"the body has more than {max_bytes} bytes.", max_bytes=max_bytes)
-    if not is_whole:
-        raise _unreadable(coding, "it ends too early, or has more after its end")
     return plain
 
 
@@ -57,19 +63,28 @@ def _unreadable(coding: str, why: str) -> InvalidRequest:
     return InvalidRequest(f"the body is not {coding}, as its Content-Encoding says: {why}.", error_code=BODY_UNREADABLE)
 
 
-def _gunzipped(body: Body, stop_at: int) -> tuple[bytes, bool]:
-    return _inflated(body, stop_at, 16 + zlib.MAX_WBITS)
+def _gunzipped(body: Pieces) -> Iterator[bytes]:
+    return _inflated(body, 16 + zlib.MAX_WBITS)
 
 
-def _undeflated(body: Body, stop_at: int) -> tuple[bytes, bool]:
+def _undeflated(body: Pieces) -> Iterator[bytes]:
     """In zlib's format, or without its head as some clients send it."""
-    has_head = len(body) > 1 and body[0] & 0xF == 8 and int.from_bytes(body[:2]) % 31 == 0
-    return _inflated(body, stop_at, zlib.MAX_WBITS if has_head else -zlib.MAX_WBITS)
+    head = b"".join(body[:2])[:2]
+    has_head = len(head) > 1 and head[0] & 0xF == 8 and int.from_bytes(head) % 31 == 0
+    return _inflated(body, zlib.MAX_WBITS if has_head else -zlib.MAX_WBITS)
 
 
-def _inflated(body: Body, stop_at: int, window_bits: int) -> tuple[bytes, bool]:
+def _inflated(body: Pieces, window_bits: int) -> Iterator[bytes]:
     decoder = zlib.decompressobj(window_bits)
-    return decoder.decompress(body, stop_at), decoder.eof and not decoder.unused_data
+    for piece in body:
+        left: bytes | bytearray = piece
+        while left:
+            yield decoder.decompress(left, _PIECE_BYTES)
+            left = decoder.unconsumed_tail
+    while rest := decoder.decompress(b"", _PIECE_BYTES):
+        yield rest
+    if not decoder.eof or decoder.unused_data:
+        raise EOFError
 
 
 def _decoders() -> dict[str, tuple[Decoder, type[Exception]]]:
@@ -82,18 +97,30 @@ def _decoders() -> dict[str, tuple[Decoder, type[Exception]]]:
     brotli = _first_of("brotli")
     if brotli is not None and hasattr(brotli.Decompressor, "can_accept_more_data"):  # older ones know no bound
 
-        def unbrotlied(body: Body, stop_at: int) -> tuple[bytes, bool]:
+        def unbrotlied(body: Pieces) -> Iterator[bytes]:
             decoder = brotli.Decompressor()
-            return decoder.process(body, output_buffer_limit=stop_at), decoder.is_finished()
+            for piece in body:
+                yield decoder.process(piece, output_buffer_limit=_PIECE_BYTES)
+                while not decoder.can_accept_more_data():
+                    yield decoder.process(b"", output_buffer_limit=_PIECE_BYTES)
+            while not decoder.is_finished():
+                if not (rest := decoder.process(b"", output_buffer_limit=_PIECE_BYTES)):
+                    raise EOFError
+                yield rest
 
         found["br"] = unbrotlied, brotli.error
     zstd = _first_of("compression.zstd", "backports.zstd")
     if zstd is not None:
         options = {zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
 
-        def unzstandard(body: Body, stop_at: int) -> tuple[bytes, bool]:
+        def unzstandard(body: Pieces) -> Iterator[bytes]:
             decoder = zstd.ZstdDecompressor(options=options)
-            return decoder.decompress(body, stop_at), decoder.eof and not decoder.unused_data
+            for piece in body:
+                yield decoder.decompress(piece, _PIECE_BYTES)
+                while not decoder.needs_input and not decoder.eof:
+                    yield decoder.decompress(b"", _PIECE_BYTES)
+            if not decoder.eof or decoder.unused_data:
+                raise EOFError
 
         found["zstd"] = unzstandard, zstd.ZstdError
     return found

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import resource
 import socket
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -34,6 +34,7 @@ _BACKLOG = 1024
 
 _http_log = logging.getLogger("gangline.http")
 _TOLD_WITHIN_S = 1.0
+_PIECE_BYTES = 128 << 10
 """How long who is turned away has to read why."""
 
 
@@ -241,7 +242,7 @@ async def read_body(
     on_piece: Callable[[int], None] = lambda _num_bytes: None,
 ) -> bytes:
     """As `read_pieces`, as bytes: copied, so not for what may be long."""
-    return bytes(await read_pieces(request, max_bytes, idle_s=idle_s, body_s=body_s, on_piece=on_piece))
+    return b"".join(await read_pieces(request, max_bytes, idle_s=idle_s, body_s=body_s, on_piece=on_piece))
 
 
 async def read_pieces(
@@ -251,8 +252,8 @@ async def read_pieces(
     idle_s: float = LIMITS.body_idle_s,
     body_s: float = LIMITS.body_s,
     on_piece: Callable[[int], None] = lambda _num_bytes: None,
-) -> bytes | bytearray:
-    """The whole body, decompressed.
+) -> Sequence[bytes | bytearray]:
+    """The whole body, decompressed, in pieces: joining a long one would hold up the event loop.
 
     on_piece: called with the length of each piece that comes, and of what a compressed body has more than came; what it
     raises ends the reading.
@@ -264,13 +265,16 @@ async def read_pieces(
     coding = checked_coding(", ".join(request.headers.getall("Content-Encoding", ())))
     if (request.content_length or 0) > max_bytes:
         raise _too_long(max_bytes)
-    body = bytearray()  # it grows piece by piece: joining them in the end would hold up the event loop
+    pieces, num_bytes = [bytearray()], 0
 
     def take(piece: bytes) -> None:
-        nonlocal body
-        body += piece
+        nonlocal num_bytes
+        if len(pieces[-1]) + len(piece) > _PIECE_BYTES:
+            pieces.append(bytearray())
+        pieces[-1] += piece
+        num_bytes += len(piece)
         on_piece(len(piece))
-        if len(body) > max_bytes:
+        if num_bytes > max_bytes:
             raise _too_long(max_bytes)
 
     content, loop = request.content, asyncio.get_running_loop()
@@ -285,15 +289,15 @@ async def read_pieces(
         raise InvalidRequest(f"the request body cannot be read: {error}.", error_code=BODY_UNREADABLE) from error
     except TimeoutError:
         if loop.time() >= ends_at:
-            raise RequestTimeout(f"the request body took longer than {body_s:g} s; {len(body)} bytes came.") from None
+            raise RequestTimeout(f"the request body took longer than {body_s:g} s; {num_bytes} bytes came.") from None
         raise RequestTimeout(
-            f"the request body stalled: nothing came for {idle_s:g} s after {len(body)} bytes"
+            f"the request body stalled: nothing came for {idle_s:g} s after {num_bytes} bytes"
         ) from None
-    if coding == "identity" or not body:
-        return body
+    if coding == "identity" or not num_bytes:
+        return pieces
     # In a thread: decoders let others run meanwhile.
-    decoded = await asyncio.to_thread(decompressed, body, coding, max_bytes)
-    on_piece(max(len(decoded) - len(body), 0))
+    decoded = await asyncio.to_thread(decompressed, pieces, coding, max_bytes)
+    on_piece(max(sum(map(len, decoded)) - num_bytes, 0))
     return decoded
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
+import tracemalloc
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -93,6 +95,34 @@ async def test_a_body_that_unpacks_beyond_the_limit_is_413_and_nothing_more_of_i
     async with proxied({}, limits=SMALL, readers=readers) as running:
         status, answer, _ = await post(running, "chat", packed, **{"Content-Encoding": "gzip"})
         assert (status, answer["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_a_refused_body_is_freed_without_the_garbage_collector(readers: Readers) -> None:
+    packed = gzip.compress(b" " * (16 << 20), 9)
+    limits = SMALL.model_copy(update={"max_body_bytes": 8 << 20, "max_in_flight_bytes": 16 << 20})
+    async with proxied({}, limits=limits, readers=readers) as running:
+        await post(running, "chat", packed, **{"Content-Encoding": "gzip"})
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(4):
+                status, answer, _ = await post(running, "chat", packed, **{"Content-Encoding": "gzip"})
+                assert (status, answer["error"]["code"]) == (413, "request_too_large")
+            assert tracemalloc.get_traced_memory()[0] < 4 << 20
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+
+
+async def test_a_field_that_is_not_known_may_hold_some_runs_of_digits_like_reply_ids_but_not_thousands(
+    readers: Readers,
+) -> None:
+    async with proxied({}, readers=readers) as running:
+        for num, expected in ((100, 200), (3000, 413)):
+            body = body_of("chat", said("chat", 1), undeclared=[f"{number:016x}" for number in range(num)])
+            status, answer, _ = await post(running, "chat", body)
+            assert status == expected, answer
 
 
 @pytest.mark.parametrize("dialect", ROUTES)

@@ -141,16 +141,30 @@ async def test_control_routes_do_so_as_problems(
     no_tracebacks(caplog)
 
 
-@given(st.binary(max_size=3000), st.sampled_from(list(PACKED)))
-def test_whole_bodies_and_nothing_else_are_decompressed_up_to_the_limit(plain: bytes, coding: str) -> None:
+@given(st.binary(max_size=3000), st.sampled_from(list(PACKED)), st.sampled_from([1, 7, 1000, 1 << 20]))
+def test_whole_bodies_and_nothing_else_are_decompressed_up_to_the_limit(
+    plain: bytes, coding: str, piece_bytes: int
+) -> None:
     packed = PACKED[coding](plain)
-    assert decompressed(packed, coding, len(plain)) == plain
+
+    def pieces(body: bytes) -> list[bytes]:
+        return [body[start : start + piece_bytes] for start in range(0, len(body), piece_bytes)]
+
+    assert b"".join(decompressed(pieces(packed), coding, len(plain))) == plain
     for broken in (packed[:-1], packed + b"\0"):
         with pytest.raises(InvalidRequest):
-            decompressed(broken, coding, len(plain))
+            decompressed(pieces(broken), coding, len(plain))
     if plain:
         with pytest.raises(LimitExceeded):
-            decompressed(packed, coding, len(plain) - 1)
+            decompressed(pieces(packed), coding, len(plain) - 1)
+
+
+@pytest.mark.parametrize("coding", PACKED)
+def test_a_long_body_is_decompressed_in_short_pieces(coding: str) -> None:
+    plain = b"".join(b"line %d\n" % number for number in range(400_000))
+    pieces = decompressed([PACKED[coding](plain)], coding, len(plain))
+    assert b"".join(pieces) == plain
+    assert max(map(len, pieces)) <= 1 << 20
 
 
 @pytest.mark.parametrize("coding", PACKED)
@@ -159,7 +173,7 @@ def test_a_bomb_costs_no_more_than_the_limit(coding: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(LimitExceeded):
-            decompressed(bomb, coding, 1 << 20)
+            decompressed([bomb], coding, 1 << 20)
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gangline.domain.conversation import Document, ModelCall, ToolResult
 from gangline.domain.errors import InvalidRequest, LimitExceeded, TooMany
+from gangline.domain.ids import RECORD_KEY
 from gangline.plugins import explain
 
 __all__ = ["BytesInFlight", "CallLimits", "TakenBytes", "check_body", "check_call", "read_limits", "too_many_bytes"]
@@ -22,6 +23,7 @@ _CONVERSATION = ("messages", "input", "contents")
 """Fields of a body that hold its messages, in any dialect."""
 _TEXT = (*_CONVERSATION, "system", "instructions", "systemInstruction", "system_instruction")
 _MAX_URL_ESCAPES = 10_000
+_MAX_KEYS = 2_048
 """Each takes a fraction of a microsecond, whenever the document's text is looked at."""
 _SHORTEN = "shorten or compact the conversation"
 
@@ -102,6 +104,12 @@ def check_body(body: bytes, limits: CallLimits) -> None:
 def check_call(call: ModelCall, limits: CallLimits) -> None:
     """Raises: LimitExceeded."""
     num_messages, num_tools = len(call.messages), len(call.tools)
+    num_keys = sum(len(RECORD_KEY.findall(text)) for text in call.undeclared.values())
+    if num_keys > _MAX_KEYS:
+        raise LimitExceeded(
+            f"the request has {num_keys} runs of 16 hexadecimal digits in fields that are not known here. Each could "
+            f"name an earlier reply, and {_MAX_KEYS} is the most: leave those fields out."
+        )
     num_parts = sum(
         len(part.content) + 1 if isinstance(part, ToolResult) else 1 for one in call.messages for part in one.parts
     )

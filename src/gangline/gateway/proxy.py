@@ -134,17 +134,21 @@ class Proxy:
         try:
             return await self._dispatch(request, match, path)
         except GanglineError as error:
-            known = out_of_files(error) or error
+            return self._refused(request, match, out_of_files(error) or error)
         except (web.HTTPException, ClientConnectionResetError):
             raise
         except Exception as error:  # the boundary: a client must be told in a shape that it understands
-            known = out_of_files(error)
-            if known is None:
+            no_files = out_of_files(error)
+            if no_files is None:
                 _log.exception("proxy.internal_error path=%s", request.path)
-                known = NodeError(f"{type(error).__name__}: {error}")
-        self._on_error(known)
-        _log.info("call.refused path=%.200s code=%s message=%s", request.path, known.code, known)
-        return _shaped(match.dialect, known)
+            return self._refused(request, match, no_files or NodeError(f"{type(error).__name__}: {error}"))
+
+    def _refused(self, request: web.Request, match: Match, error: GanglineError) -> web.Response:
+        """In a frame of its own: one that the error's traceback names would keep the error and with it all that its
+        other frames hold, a body of megabytes, until the garbage collector frees many of them at once."""
+        self._on_error(error)
+        _log.info("call.refused path=%.200s code=%s message=%s", request.path, error.code, error)
+        return _shaped(match.dialect, error)
 
     async def _dispatch(self, request: web.Request, match: Match, path: str) -> web.StreamResponse:
         """Raises: GanglineError."""
@@ -176,8 +180,8 @@ class Proxy:
             raise Unauthorized("Incorrect API key provided: it is not the key of this session, or the session is over.")
         return session
 
-    async def _body(self, request: web.Request, taken: TakenBytes) -> bytes | bytearray:
-        """Raises: LimitExceeded, TooMany, RequestTimeout, InvalidRequest."""
+    async def _body(self, request: web.Request, taken: TakenBytes) -> Sequence[bytes | bytearray]:
+        """In pieces. Raises: LimitExceeded, TooMany, RequestTimeout, InvalidRequest."""
         limit = self._limits.max_body_bytes
         try:
             return await read_pieces(request, limit, idle_s=self._body_idle_s, on_piece=taken.add)
@@ -187,12 +191,17 @@ class Proxy:
             raise too_many_bytes(self._limits) from None
 
     async def _read(
-        self, session: ModelSession, match: Match, body: bytes | bytearray, kind: Literal["call", "count"], path: str
+        self,
+        session: ModelSession,
+        match: Match,
+        pieces: Sequence[bytes | bytearray],
+        kind: Literal["call", "count"],
+        path: str,
     ) -> CallRead:
         """Raises: LimitExceeded, InvalidRequest, NodeError."""
-        if self._readers is not None and is_large(body):
-            return await self._readers.read(session, match.dialect, match.request, body, kind, path, self._limits)
-        request = msgspec.structs.replace(match.request, body=bytes(body))
+        if self._readers is not None and is_large(pieces):
+            return await self._readers.read(session, match.dialect, match.request, pieces, kind, path, self._limits)
+        request = msgspec.structs.replace(match.request, body=b"".join(pieces))
         return read_here(match.dialect, request, kind, path, self._limits)
 
     # -- model calls ---------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Literal
@@ -61,12 +61,12 @@ class Readers:
         session: ModelSession,
         dialect: Dialect,
         request: RawRequest,
-        body: bytes | bytearray,
+        body: Sequence[bytes | bytearray],
         kind: Literal["call", "count"],
         path: str,
         limits: CallLimits,
     ) -> CallRead:
-        """`request`: without its body. Raises: LimitExceeded, InvalidRequest, NodeError."""
+        """`request`: without its body; `body`: in pieces. Raises: LimitExceeded, InvalidRequest, NodeError."""
         question = Question(
             dialect=f"{type(dialect).__module__}:{type(dialect).__qualname__}",
             request=_as_utf8(request),
@@ -81,7 +81,7 @@ class Readers:
         task.add_done_callback(self._reading.discard)
         return await asyncio.shield(task)
 
-    async def _read(self, session_id: str, question: Question, body: bytes | bytearray) -> CallRead:
+    async def _read(self, session_id: str, question: Question, body: Sequence[bytes | bytearray]) -> CallRead:
         turn = self._turns.setdefault(session_id, asyncio.Lock())
         self._num_waiting[session_id] += 1
         try:
@@ -96,14 +96,14 @@ class Readers:
             if not self._num_waiting[session_id]:
                 del self._num_waiting[session_id], self._turns[session_id]
 
-    async def _asked(self, child: _Child, question: Question, body: bytes | bytearray) -> CallRead:
+    async def _asked(self, child: _Child, question: Question, body: Sequence[bytes | bytearray]) -> CallRead:
         """Raises: LimitExceeded, InvalidRequest, NodeError."""
         asking = asyncio.get_running_loop().run_in_executor(self._threads, child.ask, question, body)
         try:
             async with asyncio.timeout(self._max_s):
                 return await asyncio.shield(asking)
         except TimeoutError:
-            log.warning("reader.killed after_s=%g bytes=%d", self._max_s, len(body))
+            log.warning("reader.killed after_s=%g bytes=%d", self._max_s, sum(map(len, body)))
             raise LimitExceeded(
                 f"the request could not be read within {self._max_s:g} s. Send a simpler one."
             ) from None
@@ -129,7 +129,7 @@ class _Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_killed = False
 
-    def ask(self, question: Question, body: bytes | bytearray) -> CallRead:
+    def ask(self, question: Question, body: Sequence[bytes | bytearray]) -> CallRead:
         """Raises: GanglineError of the request; NodeError when the process cannot run, or was killed."""
         head = msgspec.msgpack.encode(question)
         self._is_killed = False
@@ -147,16 +147,17 @@ class _Child:
                 f"the process that reads large requests cannot run: {error}. See the node's log."
             ) from error
 
-    def _asked(self, head: bytes, body: bytes | bytearray) -> CallRead:
+    def _asked(self, head: bytes, body: Sequence[bytes | bytearray]) -> CallRead:
         if self._process is None:
             self._process = _started()
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
         pipe = process.stdout.fileno()
-        for frame in (head, body):
-            _write(process.stdin.fileno(), HEAD.pack(len(frame)))
-            _write(process.stdin.fileno(), frame)
+        for frame in ([head], body):
+            _write(process.stdin.fileno(), HEAD.pack(sum(map(len, frame))))
+            for piece in frame:
+                _write(process.stdin.fileno(), piece)
         answer = msgspec.msgpack.decode(_frame(pipe), type=Answer)
         read = _result(answer)
         messages, digests = list[Message](), list[bytes]()

@@ -4,6 +4,7 @@ process of its own can do it for large bodies (see `readers`): the event loop of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -46,10 +47,11 @@ class CallRead(msgspec.Struct, frozen=True):
         return lambda message: pairs[id(message)][1] if id(message) in pairs else None
 
 
-def is_large(body: bytes | bytearray) -> bool:
-    """Whether other sessions would notice that this body is read on the event loop."""
-    if len(body) > _LARGE_BYTES:
+def is_large(pieces: Sequence[bytes | bytearray]) -> bool:
+    """Whether other sessions would notice that the body of these pieces is read on the event loop."""
+    if sum(map(len, pieces)) > _LARGE_BYTES:
         return True
+    body = b"".join(pieces)
     data = np.frombuffer(body, np.uint8)  # several times as fast as `bytes.count`
     if any(int(np.count_nonzero(data == mark)) > most for mark, most in _MARKS):
         return True

@@ -7,7 +7,6 @@ way that nobody here knows: such a call is refused, for without the field it wou
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import msgspec
@@ -24,6 +23,7 @@ from gangline.domain.conversation import (
     ToolDefinition,
 )
 from gangline.domain.errors import InvalidRequest, ReplyNotFound
+from gangline.domain.ids import RECORD_KEY
 from gangline.gateway.ledger import Ledger
 from gangline.gateway.placing import signed_reply_id
 
@@ -31,8 +31,6 @@ __all__ = ["INSTRUCTIONS", "resolved"]
 
 INSTRUCTIONS = "instructions"
 """In a record's metadata: the first message was the call's own instructions, which bind that call alone."""
-
-_REPLY_ID = re.compile(r"[0-9a-f]{16}")
 
 
 def resolved(call: ModelCall, ledger: Ledger) -> ModelCall:
@@ -56,7 +54,7 @@ def resolved(call: ModelCall, ledger: Ledger) -> ModelCall:
 
 def _refuse_unknown_references(call: ModelCall, ledger: Ledger) -> None:
     for field, text in call.undeclared.items():
-        if ledger.names_reply(_REPLY_ID.findall(text)):
+        if ledger.names_reply(RECORD_KEY.findall(text)):
             raise InvalidRequest(
                 f"{field!r} is not known here, but refers to an earlier reply of the session: without it this would be "
                 "another conversation. Send the whole conversation instead.",
