@@ -34,17 +34,13 @@ class Access(NamedTuple):
 
 def accesses() -> Iterator[Access]:
     """Every route of every service, in the order in which each describes them."""
-    for route in all_routes(cast(Any, SimpleNamespace(store=None))):
-        yield (
-            Access("server", route.method, route.path)
-            if route.open
-            else Access("server", route.method, route.path, _TOKEN, True, route.body_type)
-        )
-    yield Access("node", "GET", "/health")
-    parts: Any = SimpleNamespace(gate=None, backends=None)
-    for route in control_routes(parts, *([cast(Any, None)] * 3)):
-        by_token = route.opened_by == "control"
-        yield Access("node", route.method, route.path, _TOKEN if by_token else _KEY, by_token, _JSON)
+    parts: Any = SimpleNamespace(gate=None, backends=None, store=None)
+    for service, routes in (("server", all_routes(parts)), ("node", control_routes(parts, *([cast(Any, None)] * 3)))):
+        for route in routes:
+            is_open = route.opened_by == "nobody"
+            by_token = route.opened_by == "control"
+            key = "" if is_open else _TOKEN if by_token else _KEY
+            yield Access(service, route.method, route.path, key, by_token, "" if is_open else route.body_type)
     for route in Proxy().routes():
         yield Access("node", route.method, route.path, "" if route.method == "HEAD" else _KEY)
     engine = create_app(ScriptedSampler(Script(default=Reply(text="x")), TinyTokenizer()))

@@ -21,10 +21,12 @@ from metric_names import metrics
 from gangline.cli.exits import EXPLAINED
 from gangline.cli.main import build_app
 from gangline.engines.serving.app import create_app
+from gangline.gateway.node import TITLE as NODE_TITLE
 from gangline.gateway.node import control_routes
 from gangline.gateway.proxy import Proxy
-from gangline.server.app import all_routes
-from gangline.server.openapi import describe
+from gangline.http.openapi import describe
+from gangline.http.routes import Route
+from gangline.server.app import TITLE, all_routes
 from gangline.settings import Settings
 from gangline.testing.scripted_engine import ScriptedSampler
 from gangline.testing.scripted_engine_script import Reply, Script
@@ -84,40 +86,42 @@ def _one_line(text: str | None) -> str:
 
 def http() -> str:
     """docs/reference/http.md"""
-    description = describe(all_routes(cast(Any, SimpleNamespace(store=None))))
+    description = describe(all_routes(cast(Any, SimpleNamespace(store=None))), TITLE)
+    node = describe(_node_routes(), NODE_TITLE)
     parts = [
         f"{_NOTE}# HTTP\n",
+        "Server and node answer alike. Every route but `/health` wants `Authorization: Bearer CONTROL_TOKEN`, or, "
+        "where a table says so, the session's key. Errors are problem+json (`code`, `title`, `detail`). Records are "
+        "JSON, or MessagePack where `Accept` prefers `application/msgpack`; an `Accept` that allows neither gets "
+        "JSON. Routes below `/v1/` refuse query parameters that they do not have; a number below its minimum is "
+        "refused, one above its maximum is held to it. An empty body is `{}`. `GET /openapi.json` describes all of it "
+        "to machines.\n",
         "## The server\n",
-        "Every route but `/health` wants `Authorization: Bearer CONTROL_TOKEN`. Errors are problem+json "
-        "(`code`, `title`, `detail`). Routes that answer results also speak MessagePack "
-        "(`Accept: application/msgpack`). `GET /openapi.json` describes all of it to machines.\n",
         "| route | what it does | query | body | answer |\n|---|---|---|---|---|",
-        *_server_routes(description),
-        "\n### Records\n",
-        *_records(description["components"]["schemas"]),
+        *_own_routes(description),
         "## A node\n",
         "Harnesses call these with the session's key, as `Authorization: Bearer KEY`; `{session}` is the session's id. "
         "Errors have the shape of the provider whose API was called.\n",
         "| route |\n|---|",
         *_plain_routes(Proxy().routes()),
-        "\nThe node's own routes want the node's control token, or, where the table says so, the session's key. Errors "
-        "are problem+json. [Sessions of your own agents](../guides/external-sessions.md) shows them at work.\n",
-        "| route | what it does | key |\n|---|---|---|",
-        *_control_routes(),
+        "\nThe node's own routes; those of agents, below a session, want its key too. "
+        "[Sessions of your own agents](../guides/external-sessions.md) shows them at work.\n",
+        "| route | what it does | query | body | answer |\n|---|---|---|---|---|",
+        *_own_routes(node),
         "\n## An engine server\n",
         "What `gangline engine` serves: vLLM's routes and fields, as far as Gangline uses them. See vLLM's "
         "documentation for the fields.\n",
         "| route |\n|---|",
         *_plain_routes(_engine_app().router.routes()),
+        "\n## Records\n",
+        *_records(description["components"]["schemas"] | node["components"]["schemas"]),
     ]
     return "\n".join(parts) + "\n"
 
 
-def _control_routes() -> Iterator[str]:
+def _node_routes() -> list[Route]:
     parts: Any = SimpleNamespace(gate=None, backends=None)
-    for route in control_routes(parts, *([cast(Any, None)] * 3)):
-        key = "control token" if route.opened_by == "control" else "session's key"
-        yield f"| `{route.method} {route.path}` | {_one_line(route.summary)} | {key} |"
+    return control_routes(parts, *([cast(Any, None)] * 3))
 
 
 def _engine_app() -> web.Application:
@@ -125,13 +129,15 @@ def _engine_app() -> web.Application:
     return create_app(ScriptedSampler(script, TinyTokenizer()))
 
 
-def _server_routes(description: dict[str, Any]) -> Iterator[str]:
+def _own_routes(description: dict[str, Any]) -> Iterator[str]:
     for path, methods in description["paths"].items():
         for method, operation in methods.items():
             query = ", ".join(f"`{one['name']}`" for one in operation["parameters"] if one["in"] == "query")
             body = _type_of(operation.get("requestBody", {}))
             answer = _type_of(operation["responses"]["200"])
-            yield f"| `{method.upper()} {path}` | {_one_line(operation['summary'])} | {query} | {body} | {answer} |"
+            key = " (session's key)" if {"session": []} in operation["security"] else ""
+            summary = _one_line(operation["summary"]) + key
+            yield f"| `{method.upper()} {path}` | {summary} | {query} | {body} | {answer} |"
 
 
 def _type_of(described: dict[str, Any]) -> str:

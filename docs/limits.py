@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from gangline.domain.ids import ID_PATTERN
 from gangline.domain.task import MAX_DEPTH, MAX_SAMPLES, LimitsSpec
-from gangline.gateway import control, control_sessions, disk_guard, external, harness_logs, harness_run
+from gangline.gateway import control_sessions, disk_guard, external, harness_logs, harness_run
 from gangline.gateway.call_limits import CallLimits
-from gangline.listening import LIMITS
+from gangline.http.listening import LIMITS
+from gangline.http.negotiation import MAX_CONTROL_BYTES
+from gangline.http.query import MAX_WAIT_S
 from gangline.runtimes import bubblewrap, relay
-from gangline.server import app, compat_prorl, event_routes, node_routes, routing, service
+from gangline.server import app, event_routes, node_routes, service
 from gangline.store import actions
 
 _INTRODUCTION = """\
@@ -63,21 +65,20 @@ def _rows() -> list[tuple[str, list[tuple[str, str, str]]]]:
         ("samples of a task", f"{MAX_SAMPLES:,}", "400"),
         ("depth of a task's free fields", f"{MAX_DEPTH}", "400"),
         ("a node's result", _size(app.MAX_RESULT_BYTES), "413"),
-        ("other bodies of nodes", _size(node_routes.MAX_CONTROL_BYTES), "413"),
+        ("any other body", _size(MAX_CONTROL_BYTES), "413"),
         ("sessions in one lease call", f"{node_routes.MAX_SESSIONS:,}", "no more are given"),
-        ("bodies of `/start` and other switches", _size(compat_prorl.MAX_CONTROL_BYTES), "413"),
         ("event streams", f"{event_routes.MAX_STREAMS:,}", "429"),
-        ("one long poll", f"{routing.MAX_WAIT_S:g} s", "answered then; ask again"),
+        ("one long poll", f"{MAX_WAIT_S:g} s", "answered then; ask again"),
         ("an id", f"`{ID_PATTERN}`", "400"),
         ("log of actions", f"{actions.MAX_FILES} files of {_size(actions.MAX_FILE_BYTES)}", "the oldest goes"),
     ]
     node = [
         *_call_rows(),
         ("body of `/generate`", _size(control_sessions.MAX_GENERATE_BYTES), "413"),
-        ("other bodies", _size(control.MAX_CONTROL_BYTES), "413"),
+        ("any other body", _size(MAX_CONTROL_BYTES), "413"),
         ("open external sessions", f"{external.MAX_OPEN:,}", "429"),
         ("`metadata` of a session, `info` of a claim", _size(external.MAX_STRANGER_BYTES), "400"),
-        ("one long poll", f"{control.MAX_WAIT_S:g} s", "answered then; ask again"),
+        ("one long poll", f"{MAX_WAIT_S:g} s", "answered then; ask again"),
         (
             "free space of the data folder's disk (`--disk-reserve`)",
             f"{_size(disk_guard.DEFAULT_RESERVE_BYTES)}, or {disk_guard.MAX_SHARE:.0%} of a smaller disk",

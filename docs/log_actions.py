@@ -92,7 +92,7 @@ Each line is an action, a stable name, and its fields:
 there is a traceback. Whatever is logged on behalf of a session names it as `session`. Control characters are escaped:
 what agents and engines say cannot forge a line.
 
-Callers can cause `request.refused`, `control.refused` and `call.refused`, so each is logged at most 60 times a minute
+Callers can cause `request.refused` and `call.refused`, so each is logged at most 60 times a minute
 in one process. The first line after that minute has `left_out`, the number of lines that are missing. None is missing
 at level debug.
 

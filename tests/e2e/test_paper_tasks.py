@@ -20,7 +20,7 @@ from aiohttp import web
 
 from field_tasks import FIXED, git, repository
 from fixtures_node import TOKEN, running_node
-from gangline.listening import listening
+from gangline.http.listening import listening
 from gangline.server.run import serving
 from gangline.testing.scripted_engine import scripted_server
 from papers import filled

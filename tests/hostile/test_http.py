@@ -23,7 +23,7 @@ from gangline.testing.scripted_engine import scripted_server
 from hostile.http_attacks import ATTACKS, HttpAttack, Surface, succeeded
 
 _NONE: Any = SimpleNamespace(store=None, gate=None, backends=None)
-_SERVER = [(route.method, route.path) for route in all_routes(_NONE) if not route.open]
+_SERVER = [(route.method, route.path) for route in all_routes(_NONE) if route.opened_by == "control"]
 _NODE = [
     (route.method, route.path)
     for route in control_routes(_NONE, *([cast(Any, None)] * 3))

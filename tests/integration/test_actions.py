@@ -13,8 +13,9 @@ from cli_process import gangline
 from fixtures_node import TOKEN, running_node
 from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidRequest, Unauthorized
+from gangline.http.audit import Action, who
 from gangline.server.run import serving
-from gangline.store.actions import Action, ActionLog, read_actions, who
+from gangline.store.actions import ActionLog, read_actions
 from gangline.testing.scripted_engine import scripted_server
 from http_calls import status_of
 from service import FakeNode, any_plugin, request

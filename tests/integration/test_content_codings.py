@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures_node import TOKEN, RunningNode, running_node
-from gangline.content_codings import decompressed
 from gangline.domain.errors import InvalidRequest, LimitExceeded
+from gangline.http.content_codings import decompressed
 from gangline.server.run import serving
 from gangline.testing.scripted_engine import scripted_server
 from service import any_plugin

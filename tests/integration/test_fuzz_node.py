@@ -12,15 +12,15 @@ import pytest
 
 from fixtures_node import TOKEN, running_node
 from fuzzed import assail, names_of, on_a_thread, operations
-from gangline.gateway.control_openapi import describe_node
-from gangline.gateway.node import control_routes
+from gangline.gateway.node import TITLE, control_routes
+from gangline.http.openapi import describe
 from gangline.testing.scripted_engine import scripted_server
 
 NUM_CASES = 8
 """Of what the description allows, and as many of what it does not, for each operation."""
 
 _NO_PARTS: Any = SimpleNamespace(gate=None, backends=None)
-DESCRIPTION = describe_node(control_routes(_NO_PARTS, *([cast(Any, None)] * 3)))
+DESCRIPTION = describe(control_routes(_NO_PARTS, *([cast(Any, None)] * 3)), TITLE)
 OPERATIONS = operations(DESCRIPTION, without=frozenset({"POST /v1/drain"}))  # it would end the node
 
 
@@ -40,10 +40,3 @@ async def _serve(folder: Path, on_ready: Callable[[str], None]) -> None:
 @pytest.mark.parametrize("operation", OPERATIONS, ids=list(names_of(OPERATIONS)))
 def test_no_request_makes_a_server_error(operation: Any, url: str):
     assail(operation, url, {"Authorization": f"Bearer {TOKEN}"}, num_cases=NUM_CASES)
-
-
-async def test_a_node_describes_itself_to_who_has_its_token(tmp_path: Path):
-    script = {"default": {"text": "x"}}
-    async with scripted_server(script) as engine, running_node(tmp_path, engine) as node:
-        assert await node.ask("GET", "/v1/openapi.json") == (200, DESCRIPTION)
-        assert (await node.ask("GET", "/v1/openapi.json", key=None))[0] == 401

@@ -14,8 +14,8 @@ import pytest
 from fuzzed import NOWHERE, assail, names_of, on_a_thread, operations
 from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError
-from gangline.server.app import all_routes
-from gangline.server.openapi import describe
+from gangline.http.openapi import describe
+from gangline.server.app import TITLE, all_routes
 from gangline.server.run import serving
 from service import any_plugin, result
 
@@ -24,7 +24,7 @@ NUM_CASES = 6
 """Of what the description allows, and as many of what it does not, for each operation."""
 
 ENDLESS = frozenset({"GET /v1/events"})
-OPERATIONS = operations(describe(all_routes(cast(Any, SimpleNamespace(store=None)))), without=ENDLESS)
+OPERATIONS = operations(describe(all_routes(cast(Any, SimpleNamespace(store=None))), TITLE), without=ENDLESS)
 
 
 @pytest.fixture(scope="module")

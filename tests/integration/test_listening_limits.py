@@ -17,7 +17,7 @@ from aiohttp import web
 from fixtures_node import TOKEN, running_node
 from gangline.client.server import ServerClient
 from gangline.domain.errors import LimitExceeded, RequestTimeout, TooMany
-from gangline.listening import LIMITS, ListenLimits, listening, read_body
+from gangline.http.listening import LIMITS, ListenLimits, listening, read_body
 from gangline.server.run import serving
 from gangline.testing.scripted_engine import scripted_server
 from service import any_plugin

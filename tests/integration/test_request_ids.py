@@ -64,7 +64,7 @@ async def test_every_answer_of_a_server_has_one(tmp_path: Path, path: str):
     [
         ("GET", "/v1/tasks/none", None, 404, "not_found"),
         ("GET", "/nothing", None, 404, "not_found"),
-        ("PUT", "/v1/status", None, 405, "caller_error"),
+        ("PUT", "/v1/status", None, 405, "method_not_allowed"),
         ("POST", "/v1/tasks", b"{}", 400, "invalid_request"),
         ("POST", "/v1/tasks", b"[", 400, "invalid_request"),
     ],
@@ -95,7 +95,7 @@ async def test_a_refused_request_is_found_in_the_nodes_log_by_its_id(tmp_path: P
         http.get(f"{node.url}/v1/status", headers={"Authorization": "Bearer no"}) as answer,
     ):
         number = answer.headers["x-request-id"]
-    wanted = f"control.refused method=GET path=/v1/status status=401 code=unauthorized request={number}"
+    wanted = f"request.refused method=GET path=/v1/status status=401 code=unauthorized request={number}"
     assert wanted in caplog.text
 
 

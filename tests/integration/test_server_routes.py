@@ -341,7 +341,7 @@ async def test_mistakes_are_named(client: ServerClient, node: FakeNode):
         ("GET", "/v1/events?after=-1", None, 400, "invalid_request"),
         ("GET", "/v1/tasks/..%2f..%2fetc", None, 400, "invalid_request"),
         ("GET", "/v1/nothing", None, 404, "not_found"),
-        ("PUT", "/v1/tasks", None, 405, "caller_error"),
+        ("PUT", "/v1/tasks", None, 405, "method_not_allowed"),
     ],
 )
 async def test_every_mistake_is_answered_as_a_problem(

@@ -27,14 +27,14 @@ from fixtures_node import running_node
 from gangline.domain.errors import InvalidRequest
 from gangline.engines.serving.app import serving as engine_serving
 from gangline.gateway.node import control_routes
-from gangline.same_origin import OwnNames
+from gangline.http.same_origin import OwnNames
 from gangline.server.app import all_routes
 from gangline.server.run import serving
 from gangline.testing.scripted_engine import scripted_server
 from service import any_plugin
 
 _NONE: Any = SimpleNamespace(store=None, gate=None, backends=None)
-SERVER = [(route.method, route.path) for route in all_routes(_NONE) if not route.open]
+SERVER = [(route.method, route.path) for route in all_routes(_NONE) if route.opened_by == "control"]
 NODE = [
     (route.method, route.path)
     for route in control_routes(_NONE, *([cast(Any, None)] * 3))

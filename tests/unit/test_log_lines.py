@@ -73,13 +73,13 @@ def test_what_an_agent_says_cannot_forge_a_line(forged: str) -> None:
 
 
 def test_a_traceback_stays_indented_below_its_line() -> None:
-    made = record("control.crashed method=%s path=%s", "GET", "/")
+    made = record("request.crashed method=%s path=%s", "GET", "/")
     try:
         raise ValueError("broken\nERROR forged")
     except ValueError:
         made.exc_info = sys.exc_info()
     first, *rest = LineFormatter().format(made).splitlines()
-    assert first.endswith("control.crashed method=GET path=/")
+    assert first.endswith("request.crashed method=GET path=/")
     assert rest
     assert all(line.startswith("    ") for line in rest)
     assert "ValueError: broken" in as_json(made)["exception"]

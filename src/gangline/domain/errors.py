@@ -8,6 +8,7 @@
     │   ├── SessionOver        403: the session takes no more model calls
     │   ├── ForeignRequest     403: a web page of another site, or another host's name
     │   ├── NotFound           404
+    │   ├── MethodNotAllowed   405: the path takes other methods
     │   ├── Conflict           409
     │   │   └── NodeIdTaken    another node has the id
     │   ├── RequestTimeout     408: the body did not come
@@ -77,6 +78,7 @@ __all__ = [
     "InvalidRequest",
     "LeaseLost",
     "LimitExceeded",
+    "MethodNotAllowed",
     "NodeDraining",
     "NodeError",
     "NodeIdTaken",
@@ -169,6 +171,13 @@ class ForeignRequest(CallerError):
 class NotFound(CallerError):
     code = "not_found"
     status = 404
+
+
+class MethodNotAllowed(CallerError):
+    """`allow` in the details names the methods of the path."""
+
+    code = "method_not_allowed"
+    status = 405
 
 
 class Conflict(CallerError):

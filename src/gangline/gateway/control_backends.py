@@ -11,8 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.errors import NotFound
 from gangline.gateway.backends import BackendPool
-from gangline.gateway.backends_records import BackendSpec
-from gangline.gateway.control import ControlRoute, answer, path_id, read_model
+from gangline.gateway.backends_records import BackendSpec, BackendView
+from gangline.http.audit import SUBJECT
+from gangline.http.negotiation import answer, path_id, read_record
+from gangline.http.query import Flag
+from gangline.http.routes import Route
 
 __all__ = ["BackendRequest", "BackendRoutes"]
 
@@ -41,25 +44,17 @@ class BackendRoutes:
         self._pool = pool
         self._keep = keep
 
-    def routes(self) -> list[ControlRoute]:
+    def routes(self) -> list[Route]:
         one = "/v1/backends/{backend}"
         return [
-            ControlRoute("GET", "/v1/backends", self.all, "The engines behind the node, and how they are."),
-            ControlRoute(
-                "POST", "/v1/backends", self.add, "Probe a running engine and take it in.", body=BackendRequest
-            ),
-            ControlRoute(
-                "DELETE", "/v1/backends", self.clear, "Take all away (`drain`); calls wait for new ones.", query=_DRAIN
-            ),
-            ControlRoute("GET", one, self.view, "One of them."),
-            ControlRoute(
-                "DELETE",
-                one,
-                self.remove,
-                "Take it away, once its calls have ended, or at once (`drain=0`).",
-                query=_DRAIN,
-            ),
-        ]
+            Route("GET", "/v1/backends", self.all, "The engines behind the node, and how they are.",
+                  answer=list[BackendView]),
+            Route("POST", "/v1/backends", self.add, "Probe a running engine and take it in.", body=BackendRequest,
+                  answer=BackendView, errors=(400, 401, 409, 502, 503)),
+            Route("DELETE", "/v1/backends", self.clear, "Take all away; calls wait for new ones.", query=(_DRAIN,)),
+            Route("GET", one, self.view, "One of them.", answer=BackendView, errors=(400, 401, 404)),
+            Route("DELETE", one, self.remove, "Take it away.", query=(_DRAIN,), errors=(400, 401, 404)),
+        ]  # fmt: skip
 
     async def all(self, request: web.Request) -> web.StreamResponse:
         return answer(request, self._pool.views())
@@ -72,19 +67,22 @@ class BackendRoutes:
         return answer(request, found)
 
     async def add(self, request: web.Request) -> web.StreamResponse:
-        wanted = await read_model(request, BackendRequest)
+        wanted = await read_record(request, BackendRequest)
+        SUBJECT.set(wanted.url)
         added = await self._pool.add(wanted.url, wanted.kind, wanted.label, wanted.api_key_env, wanted.options)
         await self._keep(self._pool.members())
         return answer(request, added)
 
     async def remove(self, request: web.Request) -> web.StreamResponse:
+        drain = _DRAIN.read(request)
         async with self._kept_whatever_becomes_of_it():
-            await self._pool.remove(path_id(request, "backend"), drain=_drains(request))
+            await self._pool.remove(path_id(request, "backend"), drain=drain)
         return answer(request, {})
 
     async def clear(self, request: web.Request) -> web.StreamResponse:
+        drain = _DRAIN.read(request)
         async with self._kept_whatever_becomes_of_it():
-            await self._pool.clear(drain=_drains(request))
+            await self._pool.clear(drain=drain)
         return answer(request, {})
 
     @asynccontextmanager
@@ -96,8 +94,4 @@ class BackendRoutes:
             await self._keep(self._pool.members())
 
 
-_DRAIN = {"drain": {"type": "integer", "enum": [0, 1]}}
-
-
-def _drains(request: web.Request) -> bool:
-    return request.query.get("drain", "1") not in ("0", "false")
+_DRAIN = Flag("drain", "0: at once; 1: once its calls have ended.", default=True)

@@ -8,8 +8,10 @@ from typing import Literal
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from gangline.gateway.control import MAX_WAIT_S, ControlRoute, answer, read_model
-from gangline.gateway.gate import Gate
+from gangline.gateway.gate import Gate, GateState
+from gangline.http.negotiation import answer, read_record
+from gangline.http.query import MAX_WAIT_S
+from gangline.http.routes import Route
 
 __all__ = ["GateRoutes", "PauseRequest", "VersionRequest"]
 
@@ -47,34 +49,28 @@ class GateRoutes:
         self._gate = gate
         self._on_version = on_version
 
-    def routes(self) -> list[ControlRoute]:
+    def routes(self) -> list[Route]:
         return [
-            ControlRoute("GET", "/v1/gate", self.show, "Whether model calls wait, and the policy version."),
-            ControlRoute(
-                "POST",
-                "/v1/gate/pause",
-                self.pause,
-                "Let model calls wait (`drain` or `keep`, with a lease).",
-                body=PauseRequest,
-            ),
-            ControlRoute("POST", "/v1/gate/resume", self.resume, "Let them go on."),
-            ControlRoute(
-                "POST", "/v1/gate/version", self.set_version, "The policy version from now on.", body=VersionRequest
-            ),
-        ]
+            Route("GET", "/v1/gate", self.show, "Whether model calls wait, and the policy version.", answer=GateState),
+            Route("POST", "/v1/gate/pause", self.pause, "Let model calls wait (`drain` or `keep`, with a lease).",
+                  body=PauseRequest, answer=GateState),
+            Route("POST", "/v1/gate/resume", self.resume, "Let them go on.", answer=GateState),
+            Route("POST", "/v1/gate/version", self.set_version, "The policy version from now on.",
+                  body=VersionRequest, answer=GateState),
+        ]  # fmt: skip
 
     async def show(self, request: web.Request) -> web.StreamResponse:
         return answer(request, self._gate.state)
 
     async def pause(self, request: web.Request) -> web.StreamResponse:
-        wanted = await read_model(request, PauseRequest)
+        wanted = await read_record(request, PauseRequest)
         return answer(request, await self._gate.pause(wanted.mode, wanted.lease_s, wanted.wait_s))
 
     async def resume(self, request: web.Request) -> web.StreamResponse:
         return answer(request, self._gate.resume())
 
     async def set_version(self, request: web.Request) -> web.StreamResponse:
-        wanted = await read_model(request, VersionRequest)
+        wanted = await read_record(request, VersionRequest)
         state = self._gate.set_version(wanted.version)
         self._on_version(wanted.unknown)
         return answer(request, state)

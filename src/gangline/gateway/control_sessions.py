@@ -13,14 +13,18 @@ from aiohttp import web
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
 
 from gangline.domain.conversation import SamplingParams
-from gangline.domain.errors import GanglineError, InvalidRequest
+from gangline.domain.errors import GanglineError, InvalidRequest, Unauthorized
+from gangline.domain.session import SessionResult
 from gangline.domain.tokens import TokenIds, encode_json
 from gangline.engines.json_ids import plain_ids
-from gangline.gateway.control import MAX_WAIT_S, ControlRoute, answer, key_of, number, path_id, read_model
-from gangline.gateway.external import ClaimRequest, ExternalSessions, SessionRequest
+from gangline.gateway.external import ClaimRequest, ExternalSessions, ExternalView, OpenedSession, SessionRequest
 from gangline.gateway.model_session import key_digest
-from gangline.gateway.token_call import TokenCall, TokenRequest
-from gangline.listening import read_body
+from gangline.gateway.token_call import TokenCall, TokenReply, TokenRequest
+from gangline.http.audit import SUBJECT
+from gangline.http.listening import read_body
+from gangline.http.negotiation import answer, path_id, read_record
+from gangline.http.query import Flag, Number
+from gangline.http.routes import Route
 
 __all__ = ["GenerateRequest", "SessionRoutes", "TokenSampling"]
 
@@ -119,46 +123,42 @@ class SessionRoutes:
         self._model = model
         self._public_url = public_url
 
-    def routes(self) -> list[ControlRoute]:
+    def routes(self) -> list[Route]:
         one = "/v1/sessions/{session}"
         return [
-            ControlRoute(
-                "POST", "/v1/sessions", self.create, "Open a session; its key is told only here.", body=SessionRequest
-            ),
-            ControlRoute("GET", "/v1/sessions", self.all, "The sessions that callers opened."),
-            ControlRoute("GET", one, self.view, "One of them."),
-            ControlRoute(
-                "GET", f"{one}/wait", self.wait, "The same, once its agent is done (`timeout_s`).", query=_TIMEOUT
-            ),
-            ControlRoute(
-                "POST",
-                f"{one}/finalize",
-                self.finalize,
-                "Close it; its result, with all calls on `?completions=1`.",
-                query=_COMPLETIONS,
-            ),
-            ControlRoute("POST", f"{one}/abort", self.abort, "Close it and discard what it has."),
-            ControlRoute(
-                "POST", f"{one}/complete", self.complete, "The agent is done; what it claims.", "session", ClaimRequest
-            ),
+            Route("POST", "/v1/sessions", self.create, "Open a session; its key is told only here.",
+                  body=SessionRequest, answer=OpenedSession, errors=(400, 401, 409, 429, 502, 503)),
+            Route("GET", "/v1/sessions", self.all, "The sessions that callers opened.", answer=list[ExternalView]),
+            Route("GET", one, self.view, "One of them.", answer=ExternalView, errors=(400, 401, 404)),
+            Route("GET", f"{one}/wait", self.wait, "The same, once its agent is done.", answer=ExternalView,
+                  query=(_TIMEOUT,), errors=(400, 401, 404)),
+            Route("POST", f"{one}/finalize", self.finalize, "Close it; its result.", answer=SessionResult,
+                  query=(_COMPLETIONS,), errors=(400, 401, 404, 409)),
+            Route("POST", f"{one}/abort", self.abort, "Close it and discard what it has.", answer=ExternalView,
+                  errors=(400, 401, 404, 409)),
+            Route("POST", f"{one}/complete", self.complete, "The agent is done; what it claims.", "session",
+                  ClaimRequest, errors=_OF_AGENTS),
             *self._below("/s/{session}"),
             *self._below("/sessions/{session}"),
-        ]
+        ]  # fmt: skip
 
-    def _below(self, base: str) -> list[ControlRoute]:
+    def _below(self, base: str) -> list[Route]:
         """The agent's own routes, beside its model calls."""
         same = "The same, below its base URL."
         return [
-            ControlRoute("POST", f"{base}/complete", self.complete, same, "session", ClaimRequest),
-            ControlRoute("POST", f"{base}/generate", self.generate, "A call in tokens.", "session", GenerateRequest),
-        ]
+            Route("POST", f"{base}/complete", self.complete, same, "session", ClaimRequest, errors=_OF_AGENTS),
+            Route("POST", f"{base}/generate", self.generate, "A call in tokens.", "session", GenerateRequest,
+                  answer=TokenReply, errors=_OF_AGENTS),
+        ]  # fmt: skip
 
     # -- the owner's side ----------------------------------------------------------------------------------------
 
     async def create(self, request: web.Request) -> web.StreamResponse:
-        wanted = await read_model(request, SessionRequest)
+        wanted = await read_record(request, SessionRequest)
         origin = (self._public_url or str(request.url.origin())).rstrip("/")
-        return answer(request, await self._sessions.create(wanted, origin, await self._model()))
+        opened = await self._sessions.create(wanted, origin, await self._model())
+        SUBJECT.set(opened.session_id)
+        return answer(request, opened)
 
     async def all(self, request: web.Request) -> web.StreamResponse:
         return answer(request, self._sessions.views())
@@ -167,12 +167,13 @@ class SessionRoutes:
         return answer(request, self._sessions.view(path_id(request, "session")))
 
     async def wait(self, request: web.Request) -> web.StreamResponse:
-        timeout_s = number(request, "timeout_s", 60.0, low=0.0, high=MAX_WAIT_S)
+        timeout_s = _TIMEOUT.read(request)
         return answer(request, await self._sessions.wait(path_id(request, "session"), timeout_s))
 
     async def finalize(self, request: web.Request) -> web.StreamResponse:
+        completions = _COMPLETIONS.read(request)
         result = await self._sessions.finalize(path_id(request, "session"))
-        if request.query.get("completions", "0") in ("", "0", "false"):
+        if not completions:
             result = msgspec.structs.replace(result, completions=())
         return await asyncio.to_thread(answer, request, result)  # it may be large
 
@@ -183,12 +184,12 @@ class SessionRoutes:
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         session_id = path_id(request, "session")
-        self._sessions.authorised(session_id, key_digest(key_of(request)))
-        await self._sessions.complete(session_id, await read_model(request, ClaimRequest))
+        self._sessions.authorised(session_id, key_digest(_key_of(request)))
+        await self._sessions.complete(session_id, await read_record(request, ClaimRequest))
         return answer(request, {"status": "completed"})
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        session = self._sessions.authorised(path_id(request, "session"), key_digest(key_of(request)))
+        session = self._sessions.authorised(path_id(request, "session"), key_digest(_key_of(request)))
         body = await read_body(request, MAX_GENERATE_BYTES) or b"{}"
         # In a thread, where NumPy lets the event loop go on.
         wanted = await asyncio.to_thread(_long_call, body) if len(body) > _LONG_BYTES else _call(body)
@@ -201,8 +202,19 @@ class SessionRoutes:
             call.abort(_GONE)  # nothing to abort where the call has ended
 
 
-_TIMEOUT = {"timeout_s": {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S}}
-_COMPLETIONS = {"completions": {"type": "integer", "enum": [0, 1]}}
+_TIMEOUT = Number("timeout_s", "Seconds to wait.", default=60.0)
+_COMPLETIONS = Flag("completions", "1: with every captured call.")
+_OF_AGENTS = (400, 401, 403, 404, 409, 429, 502, 503)
+
+
+def _key_of(request: web.Request) -> str:
+    """The session's key, from where any provider's SDK puts one. Raises: Unauthorized."""
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    found = key if scheme.lower() == "bearer" else ""
+    found = found or request.headers.get("x-api-key", "") or request.headers.get("x-goog-api-key", "")
+    if not found.strip():
+        raise Unauthorized("send the session's key as `Authorization: Bearer KEY`.")
+    return found.strip()
 
 
 async def _stream(request: web.Request, call: TokenCall) -> web.StreamResponse:

@@ -29,10 +29,8 @@ from gangline.gateway.backends_memory import BackendMemory
 from gangline.gateway.backends_records import BackendSpec
 from gangline.gateway.breaker import Breaker
 from gangline.gateway.call_limits import CallLimits
-from gangline.gateway.control import ControlRoute, answer, as_routes, problem
 from gangline.gateway.control_backends import BackendRoutes
 from gangline.gateway.control_gate import GateRoutes
-from gangline.gateway.control_openapi import described_by_itself
 from gangline.gateway.control_sessions import SessionRoutes
 from gangline.gateway.delivery import Delivery
 from gangline.gateway.disk_guard import DiskGuard
@@ -48,20 +46,25 @@ from gangline.gateway.pools import Pools, PoolSizes
 from gangline.gateway.proxy import Proxy
 from gangline.gateway.readers import Readers
 from gangline.gateway.watchdog import Watchdog
-from gangline.listening import listening
+from gangline.http.listening import listening
+from gangline.http.negotiation import answer
+from gangline.http.openapi import described
+from gangline.http.problems import problem_response
+from gangline.http.routes import HEALTH, Door, Route
+from gangline.http.same_origin import OwnNames, is_loopback
 from gangline.private import close_to_others, make_private_folder, open_data_folder
 from gangline.runtimes.kept import Keeper, reap_keeper
-from gangline.same_origin import OwnNames, is_loopback
 from gangline.settings import Settings, local_url, reachable_url
 from gangline.store.actions import ActionLog
 from gangline.store.journal import AttemptKey, Journal
 from gangline.telemetry.exposition import CONTENT_TYPE
 
-__all__ = ["control_routes", "reap", "serve"]
+__all__ = ["TITLE", "control_routes", "reap", "serve"]
 
 log = logging.getLogger("gangline.node")
 
-_MAX_BODY_BYTES = 64 << 20
+TITLE = "Gangline node"
+
 _EXPIRE_EVERY_S = 30.0
 
 
@@ -189,11 +192,9 @@ async def serve(
         await pipeline.join()
         routes = control_routes(parts, external, pipeline, memory.keep, public_url)
         actions = ActionLog(folder / "actions", where=node_id)
-        own_routes = as_routes(routes, control_token, names, actions)
-        own_roots = frozenset(_root(route.path) for route in routes)
-        await _listen(stack, proxy, own_routes, own_roots, listener)
+        await _listen(stack, proxy, listener, routes, Door(control_token, names, actions))
         # What a sandbox reaches has no control routes, so that none opens to an agent even where no token is set.
-        await _listen(stack, proxy, [], frozenset(), for_agents)
+        await _listen(stack, proxy, for_agents)
         stack.push_async_callback(pipeline.close)
         stack.callback(keeper.stopping)
         pipeline.adopt(adopted)
@@ -374,7 +375,7 @@ def control_routes(
     pipeline: Pipeline,
     keep_backends: Callable[[Sequence[BackendSpec]], Awaitable[None]],
     public_url: str | None = None,
-) -> list[ControlRoute]:
+) -> list[Route]:
     """All of the node's own routes, in the order of their description."""
 
     async def model() -> str:
@@ -395,21 +396,15 @@ def control_routes(
         return web.Response(body=parts.metrics.exposition(pipeline.now()), headers={"Content-Type": CONTENT_TYPE})
 
     routes = [
-        ControlRoute("GET", "/v1/status", show_status, "What the node is doing."),
-        ControlRoute("POST", "/v1/drain", start_drain, "Take no more sessions, and end with those that are here."),
-        ControlRoute("GET", "/metrics", show_metrics, "Numbers for Prometheus."),
+        HEALTH,
+        Route("GET", "/v1/status", show_status, "What the node is doing."),
+        Route("POST", "/v1/drain", start_drain, "Take no more sessions, and end with those that are here."),
+        Route("GET", "/metrics", show_metrics, "Numbers for Prometheus.", answer_types=("text/plain",)),
         *SessionRoutes(external, model, public_url).routes(),
         *GateRoutes(parts.gate, version_set).routes(),
         *BackendRoutes(parts.backends, keep_backends).routes(),
     ]
-    return described_by_itself(routes)
-
-
-def _create_app(proxy: Proxy, own_routes: list[web.RouteDef]) -> web.Application:
-    """The control routes come first: below `/s/SESSION` the proxy answers whatever else there is."""
-    app = web.Application(client_max_size=_MAX_BODY_BYTES)
-    app.add_routes([web.get("/health", _health), *own_routes, *proxy.routes()])
-    return app
+    return described(routes, TITLE)
 
 
 def _root(path: str) -> str:
@@ -418,18 +413,20 @@ def _root(path: str) -> str:
 
 
 async def _listen(
-    stack: AsyncExitStack,
-    proxy: Proxy,
-    own_routes: list[web.RouteDef],
-    own_roots: frozenset[str],
-    listener: socket.socket,
+    stack: AsyncExitStack, proxy: Proxy, listener: socket.socket, routes: Sequence[Route] = (), door: Door | None = None
 ) -> None:
+    """The node's own routes come first, with all below their first two segments; then what the proxy answers.
+
+    Errors outside of a route have the shape of the path's other answers.
+    """
+    own_roots = dict.fromkeys(_root(route.path) for route in routes if route.opened_by != "session")
+
     def shape(method: str, path: str, error: GanglineError) -> web.Response:
-        return problem(error) if _root(path) in own_roots else proxy.shaped_error(method, path, error)
+        return problem_response(error) if _root(path) in own_roots else proxy.shaped_error(method, path, error)
 
-    app = _create_app(proxy, own_routes)
+    app = web.Application()
+    if door is None:
+        app.add_routes([web.get(HEALTH.path, HEALTH.handler), *proxy.routes()])
+    else:
+        app.add_routes([*door.served(routes), *map(door.beyond, own_roots), *proxy.routes(), door.beyond()])
     await stack.enter_async_context(listening(app, shutdown_s=1.0, shape=shape, sock=listener))
-
-
-async def _health(request: web.Request) -> web.Response:
-    return web.json_response({"status": "ok"})

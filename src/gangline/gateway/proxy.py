@@ -42,7 +42,7 @@ from gangline.gateway.model_session import ModelSession, key_digest
 from gangline.gateway.readers import Readers
 from gangline.gateway.reading import CallRead, is_large, read_here
 from gangline.gateway.retries import Attendance
-from gangline.listening import LIMITS, read_pieces
+from gangline.http.listening import LIMITS, read_pieces
 from gangline.telemetry.logs import FewRefusals, stays_session_in_logs
 
 __all__ = ["Proxy"]

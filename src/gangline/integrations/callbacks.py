@@ -29,7 +29,7 @@ from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.domain.views import Submitted, TaskView
 from gangline.durable import remove_unfinished, write_whole
-from gangline.listening import listening, read_body
+from gangline.http.listening import listening, read_body
 from gangline.private import make_private_folder
 
 __all__ = ["CallbackClient", "receiving"]

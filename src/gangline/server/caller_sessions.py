@@ -15,16 +15,14 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import msgspec
 from aiohttp import web
 
 from gangline.client.node import NodeClient
 from gangline.domain.errors import (
     Conflict,
     GanglineError,
-    InvalidRequest,
     NodeDraining,
     NotFound,
     ServerUnavailable,
@@ -32,28 +30,17 @@ from gangline.domain.errors import (
 )
 from gangline.domain.ids import new_id, validated_id
 from gangline.domain.session import SessionResult
-from gangline.domain.tokens import encode_msgpack
 from gangline.domain.views import NodeView
-from gangline.listening import read_body
+from gangline.http.audit import SUBJECT
+from gangline.http.negotiation import answer, path_id, read_record
+from gangline.http.query import Flag, Number
+from gangline.http.routes import Route
 from gangline.server.live_nodes import live_nodes
-from gangline.server.routing import (
-    MAX_WAIT_S,
-    MSGPACK,
-    SUBJECT,
-    Query,
-    Route,
-    answer_json,
-    number,
-    path_id,
-    wants_msgpack,
-)
 from gangline.server.service import RolloutService
 
 __all__ = ["CallerSessionRoutes", "CallerSessions"]
 
 log = logging.getLogger("gangline.server")
-
-MAX_REQUEST_BYTES = 4 * 1024**2
 
 T = TypeVar("T")
 
@@ -174,31 +161,30 @@ class CallerSessionRoutes:
         self._sessions = sessions
 
     async def open(self, request: web.Request) -> web.Response:
-        wanted = msgspec.json.decode(await read_body(request, MAX_REQUEST_BYTES) or b"{}")
-        if not isinstance(wanted, dict):
-            raise InvalidRequest("the body must be an object.")
-        opened = await self._sessions.open(cast("dict[str, Any]", wanted))
+        opened = await self._sessions.open(await read_record(request, dict[str, Any]))
         SUBJECT.set(opened["session_id"])
-        return answer_json(opened)
+        return answer(request, opened)
 
     async def wait(self, request: web.Request) -> web.Response:
-        timeout_s = number(request, "timeout_s", 60.0, low=0.0, high=MAX_WAIT_S)
+        timeout_s = TIMEOUT.read(request)
         session_id = path_id(request, "session_id")
-        return answer_json(
-            await self._sessions.on_its_node(session_id, lambda node: node.wait_session(session_id, timeout_s))
+        return answer(
+            request, await self._sessions.on_its_node(session_id, lambda node: node.wait_session(session_id, timeout_s))
         )
 
     async def finalize(self, request: web.Request) -> web.Response:
         session_id = path_id(request, "session_id")
-        completions = request.query.get("completions", "0") not in ("", "0", "false")
+        completions = COMPLETIONS.read(request)
         result = await self._sessions.on_its_node(
             session_id, lambda node: node.finalize(session_id, completions=completions)
         )
-        return await asyncio.to_thread(_answer, request, result)  # it may be large
+        return await asyncio.to_thread(answer, request, result)  # it may be large
 
     async def abort(self, request: web.Request) -> web.Response:
         session_id = path_id(request, "session_id")
-        return answer_json(await self._sessions.on_its_node(session_id, lambda node: node.abort_session(session_id)))
+        return answer(
+            request, await self._sessions.on_its_node(session_id, lambda node: node.abort_session(session_id))
+        )
 
     def routes(self) -> list[Route]:
         one = "/v1/sessions/{session_id}"
@@ -206,22 +192,14 @@ class CallerSessionRoutes:
             Route("POST", "/v1/sessions", self.open,
                   "Open a session for an agent of your own, on the node with the fewest; body as on a node.",
                   errors=(400, 401, 409, 413, 503)),
-            Route("GET", f"{one}/wait", self.wait, "Such a session, once its agent is done.", query=_TIMEOUT,
+            Route("GET", f"{one}/wait", self.wait, "Such a session, once its agent is done.", query=(TIMEOUT,),
                   errors=(400, 401, 404, 503)),
             Route("POST", f"{one}/finalize", self.finalize, "Close such a session; its result.", answer=SessionResult,
-                  answer_types=("application/json", MSGPACK), query=_COMPLETIONS, errors=(400, 401, 404, 409, 503)),
+                  query=(COMPLETIONS,), errors=(400, 401, 404, 409, 503)),
             Route("POST", f"{one}/abort", self.abort, "Close such a session and discard what it has.",
                   errors=(400, 401, 404, 409, 503)),
         ]  # fmt: skip
 
 
-_TIMEOUT = (
-    Query("timeout_s", {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S}, "Wait so long; 60 by default."),
-)
-_COMPLETIONS = (Query("completions", {"type": "integer", "enum": [0, 1]}, "1: with every captured call."),)
-
-
-def _answer(request: web.Request, result: SessionResult) -> web.Response:
-    if wants_msgpack(request):
-        return web.Response(body=encode_msgpack(result), content_type=MSGPACK)
-    return answer_json(result)
+TIMEOUT = Number("timeout_s", "Seconds to wait.", default=60.0)
+COMPLETIONS = Flag("completions", "1: with every captured call.")

@@ -6,20 +6,21 @@ Source: Polar, A.5. What is submitted here is a task like any other, and can be 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import msgspec
 from aiohttp import web
 
-from gangline.domain.errors import InvalidRequest
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import encode_json
 from gangline.domain.views import TaskView
-from gangline.listening import read_body
+from gangline.http.audit import SUBJECT
+from gangline.http.negotiation import JSON, answer_json, path_id, read_record
+from gangline.http.query import Choice
+from gangline.http.routes import Route, json_route
 from gangline.server.compat_polar_records import LogprobForm, polar_result, polar_task_status
 from gangline.server.compat_polar_tasks import task_from_polar
-from gangline.server.routing import SUBJECT, Query, Route, answer_json, path_id
 from gangline.server.service import RolloutService
 
 __all__ = ["PolarRoutes", "PolarStatus", "PolarSubmitted", "PolarTask", "polar_task"]
@@ -70,8 +71,7 @@ class PolarRoutes:
         self._max_task_bytes = max_task_bytes
 
     async def submit_polar_task(self, request: web.Request) -> web.Response:
-        body = await read_body(request, self._max_task_bytes)
-        task = task_from_polar(msgspec.json.decode(body))
+        task = task_from_polar(await read_record(request, object, max_bytes=self._max_task_bytes))
         submitted = (await self._service.submit([task]))[0]
         SUBJECT.set(submitted.task_id)
         view = await self._service.task(submitted.task_id)
@@ -80,11 +80,9 @@ class PolarRoutes:
         )
 
     async def polar_task(self, request: web.Request) -> web.Response:
-        form = request.query.get("logprobs", "objects")
-        if form not in get_args(LogprobForm):
-            raise InvalidRequest(f"logprobs must be one of {', '.join(get_args(LogprobForm))}, got {form[:40]!r}.")
-        body = await polar_task(self._service, path_id(request, "task_id"), cast("LogprobForm", form))
-        return web.Response(body=body, content_type="application/json")
+        form: LogprobForm = _LOGPROBS.read(request) or "objects"
+        body = await polar_task(self._service, path_id(request, "task_id"), form)
+        return web.Response(body=body, content_type=JSON)
 
     async def polar_status(self, _request: web.Request) -> web.Response:
         store = self._service.store
@@ -102,18 +100,18 @@ class PolarRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("POST", "/rollout/task/submit", self.submit_polar_task, "Polar's submit; does not wait.",
+            json_route("POST", "/rollout/task/submit", self.submit_polar_task, "Polar's submit; does not wait.",
                   body=TaskRequest, answer=PolarSubmitted, errors=(400, 401, 409, 413, 507)),
-            Route("GET", "/rollout/task/{task_id}", self.polar_task, "Polar's poll: status, results so far, results.",
-                  answer=PolarTask, query=_LOGPROBS, errors=(400, 401, 404)),
-            Route("GET", "/rollout/status", self.polar_status, "Polar's view of tasks, nodes and pending sessions.",
+            json_route("GET", "/rollout/task/{task_id}", self.polar_task,
+                  "Polar's poll: status, results so far, results.",
+                  answer=PolarTask, query=(_LOGPROBS,), errors=(400, 401, 404)),
+            json_route("GET", "/rollout/status", self.polar_status,
+                  "Polar's view of tasks, nodes and pending sessions.",
                   answer=PolarStatus),
         ]  # fmt: skip
 
 
-_LOGPROBS = (
-    Query("logprobs", {"type": "string", "enum": list(get_args(LogprobForm))}, "Objects, as in A.4, or numbers."),
-)
+_LOGPROBS = Choice("logprobs", "Objects, as in A.4, or numbers.", get_args(LogprobForm))
 
 
 async def polar_task(service: RolloutService, task_id: str, form: LogprobForm = "objects") -> bytes:

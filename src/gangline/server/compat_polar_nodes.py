@@ -23,15 +23,14 @@ from gangline.domain.session import Heartbeat, SessionResult
 from gangline.domain.tokens import encode_msgpack
 from gangline.domain.trajectory import Trace, Trajectory
 from gangline.domain.views import NodeView, SessionView
-from gangline.listening import read_body
+from gangline.http.negotiation import answer_json, path_id, read_record
+from gangline.http.routes import Route, json_route
 from gangline.server.compat_polar_dispatch import PolarDispatch
 from gangline.server.live_nodes import is_polar_gateway
-from gangline.server.routing import Route, answer_json, path_id
 from gangline.server.service import RolloutService
 
 __all__ = ["PolarNode", "PolarNodeRoutes", "PolarReceipt"]
 
-_MAX_CONTROL_BYTES = 4 * 1024**2
 _MAX_WORKERS = 1_000_000
 _OUTCOMES: dict[str, Outcome] = {"COMPLETED": "completed", "TIMEOUT": "agent_timeout", "ERROR": "infra_error"}
 _ROLES: dict[str, Role] = {
@@ -122,7 +121,7 @@ class PolarNodeRoutes:
         self._max_result_bytes = max_result_bytes
 
     async def register_polar_node(self, request: web.Request) -> web.Response:
-        told = PolarRegistration.model_validate_json(await read_body(request, _MAX_CONTROL_BYTES))
+        told = await read_record(request, PolarRegistration)
         knobs = told.model_dump(include=_KNOBS)
         beat = Heartbeat(
             node_id=told.node_id,
@@ -136,7 +135,7 @@ class PolarNodeRoutes:
 
     async def beat_polar_node(self, request: web.Request) -> web.Response:
         node = await self._node(path_id(request, "node_id"))
-        told = PolarBeat.model_validate_json(await read_body(request, _MAX_CONTROL_BYTES) or b"{}")
+        told = await read_record(request, PolarBeat)
         kept = {name: value for name, value in node.metrics.items() if name in _KNOBS}
         reply = await self._service.heartbeat(
             Heartbeat(
@@ -153,8 +152,7 @@ class PolarNodeRoutes:
         return answer_json(msgspec.structs.replace(seen, renewed=reply.renewed, lost=reply.lost))
 
     async def take_polar_result(self, request: web.Request) -> web.Response:
-        body = await read_body(request, self._max_result_bytes)
-        told = PolarSessionResult.model_validate_json(body)
+        told = await read_record(request, PolarSessionResult, max_bytes=self._max_result_bytes)
         store = self._service.store
         session = await store.query(store.session, told.session_id)
         result = _result(told, session)
@@ -176,11 +174,12 @@ class PolarNodeRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("POST", "/callbacks/session_result", self.take_polar_result, "Polar's report of a session's end.",
+            json_route("POST", "/callbacks/session_result", self.take_polar_result,
+                  "Polar's report of a session's end.",
                   body=PolarSessionResult, answer=PolarReceipt, errors=(400, 401, 404, 409, 413, 507), routine=True),
-            Route("POST", "/nodes/register", self.register_polar_node, "Polar's way for a node to join.",
+            json_route("POST", "/nodes/register", self.register_polar_node, "Polar's way for a node to join.",
                   body=PolarRegistration, answer=PolarNode),
-            Route("POST", "/nodes/{node_id}/heartbeat", self.beat_polar_node, "Polar's heartbeat.",
+            json_route("POST", "/nodes/{node_id}/heartbeat", self.beat_polar_node, "Polar's heartbeat.",
                   body=PolarBeat, answer=PolarNode, errors=(400, 401, 404), routine=True),
         ]  # fmt: skip
 

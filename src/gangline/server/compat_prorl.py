@@ -21,15 +21,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from gangline.domain.errors import NotFound, ServerUnavailable
 from gangline.domain.ids import new_id, validated_id
 from gangline.domain.lifecycle import TaskState
-from gangline.listening import read_body
+from gangline.http.audit import SUBJECT
+from gangline.http.negotiation import answer_json, read_record
+from gangline.http.query import MAX_WAIT_S
+from gangline.http.routes import Route, json_route
 from gangline.server.compat_prorl_jobs import JOB_PREFIX, job_result, task_id_of, task_of_instance
 from gangline.server.compat_prorl_nodes import NodeEngines
-from gangline.server.routing import MAX_WAIT_S, SUBJECT, Route, answer_json
 from gangline.server.service import RolloutService
 
 __all__ = ["ProrlRoutes"]
 
-MAX_CONTROL_BYTES = 64 * 1024
 _PAGE = 1000
 _OPEN_STATES: tuple[TaskState, ...] = ("queued", "running")
 
@@ -93,7 +94,7 @@ class ProrlRoutes:
         self._num_waiting = 0
 
     async def process_job(self, request: web.Request) -> web.Response:
-        job = ProrlJob.model_validate_json(await read_body(request, self._max_task_bytes))
+        job = await read_record(request, ProrlJob, max_bytes=self._max_task_bytes)
         self._refuse_when_stopped()
         job_id = job.job_id or new_id("x")
         task, ignored = await asyncio.to_thread(
@@ -116,7 +117,7 @@ class ProrlRoutes:
         return await asyncio.to_thread(lambda: answer_json(job_result(results[0], job_id, task.request, ignored)))
 
     async def cancel_job(self, request: web.Request) -> web.Response:
-        job = ProrlCancel.model_validate_json(await read_body(request, MAX_CONTROL_BYTES))
+        job = await read_record(request, ProrlCancel)
         SUBJECT.set(task_id_of(job.job_id))
         try:
             await self._service.cancel_task(validated_id(task_id_of(job.job_id), "job_id"))
@@ -125,7 +126,7 @@ class ProrlRoutes:
         return answer_json(ProrlAnswer(status=f"Cancelled job {job.job_id}", cancelled_jobs=1))
 
     async def add_llm_server(self, request: web.Request) -> web.Response:
-        engine = ProrlEngine.model_validate_json(await read_body(request, MAX_CONTROL_BYTES))
+        engine = await read_record(request, ProrlEngine)
         SUBJECT.set(engine.address)
         nodes = await self._engines.add(engine.address)
         return answer_json(ProrlAnswer(status=f"Added LLM server address: {engine.address}", nodes=tuple(nodes)))
@@ -172,16 +173,18 @@ class ProrlRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("POST", "/process", self.process_job, "ProRL Agent's job: answered when it has ended.",
+            json_route("POST", "/process", self.process_job, "ProRL Agent's job: answered when it has ended.",
                   body=ProrlJob, errors=(400, 401, 409, 413, 503, 507)),
-            Route("POST", "/cancel", self.cancel_job, "Cancel a job; who waits for it is answered.",
+            json_route("POST", "/cancel", self.cancel_job, "Cancel a job; who waits for it is answered.",
                   body=ProrlCancel, answer=ProrlAnswer, errors=(400, 401, 404)),
-            Route("POST", "/add_llm_server", self.add_llm_server, "Add an engine on every node, now or when it joins.",
+            json_route("POST", "/add_llm_server", self.add_llm_server,
+                  "Add an engine on every node, now or when it joins.",
                   body=ProrlEngine, answer=ProrlAnswer, errors=(400, 401, 409, 502, 503)),
-            Route("POST", "/clear_llm_server", self.clear_llm_server, "Take all engines away; calls wait.",
+            json_route("POST", "/clear_llm_server", self.clear_llm_server, "Take all engines away; calls wait.",
                   answer=ProrlAnswer, errors=(400, 401, 502, 503)),
-            Route("POST", "/start", self.start_jobs, "Take jobs again.", answer=ProrlAnswer),
-            Route("POST", "/stop", self.stop_jobs, "Cancel the jobs in flight, and take no more.", answer=ProrlAnswer),
-            Route("GET", "/status", self.prorl_status, "Whether jobs are taken, and how deep the queues are.",
+            json_route("POST", "/start", self.start_jobs, "Take jobs again.", answer=ProrlAnswer),
+            json_route("POST", "/stop", self.stop_jobs,
+                  "Cancel the jobs in flight, and take no more.", answer=ProrlAnswer),
+            json_route("GET", "/status", self.prorl_status, "Whether jobs are taken, and how deep the queues are.",
                   answer=ProrlStatus),
         ]  # fmt: skip

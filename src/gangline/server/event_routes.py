@@ -17,7 +17,8 @@ from aiohttp import web
 
 from gangline.domain.errors import InvalidRequest, StoreError, TooMany
 from gangline.domain.views import Event
-from gangline.server.routing import Query, Route
+from gangline.http.query import Text, Whole
+from gangline.http.routes import Route
 from gangline.server.service import EVENTS, RolloutService
 
 __all__ = ["EventRoutes"]
@@ -55,7 +56,7 @@ class EventRoutes:
         # Without its database the stream ends; the client resumes where it broke.
         with contextlib.suppress(ConnectionError, StoreError):
             await response.write(f"retry: 1000\nid: {after}\n\n".encode())
-            await self._stream(response, after, request.query.get("task_id"))
+            await self._stream(response, after, _TASK_ID.read(request))
         return response
 
     async def _stream(self, response: web.StreamResponse, after: int, task_id: str | None) -> None:
@@ -72,19 +73,17 @@ class EventRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("GET", "/v1/events", self.events, "Server-sent events; resumes after `Last-Event-ID` or `after`.",
-                  answer=Event, answer_types=("text/event-stream",), query=_QUERY),
+                  answer=Event, answer_types=("text/event-stream",), query=(_AFTER, _TASK_ID)),
         ]  # fmt: skip
 
 
-_QUERY = (
-    Query("after", {"type": "integer", "minimum": 0}, "Events after this one; 0 is from the beginning."),
-    Query("task_id", {"type": "string"}, "Only of this task."),
-)
+_AFTER = Whole("after", "Events after this one; 0 starts with the first.", high=10**18)
+_TASK_ID = Text("task_id", "Only events of this task.")
 
 
 def _resume_point(request: web.Request) -> int | None:
     """Where to go on; None is from now on. A reconnecting client's header is newer than its URL."""
-    text = request.headers.get("Last-Event-ID") or request.query.get("after")
+    text = request.headers.get("Last-Event-ID") or _AFTER.text(request)
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 19):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -68,8 +68,9 @@ class ServerMetrics:
                 return response
             finally:
                 resource = request.match_info.route.resource
-                route = "none" if resource is None else resource.canonical
-                method = "other" if resource is None else request.method
+                is_known = resource is not None and request.match_info.route.method != hdrs.METH_ANY
+                route = resource.canonical if resource is not None and is_known else "none"
+                method = request.method if is_known else "other"
                 self._requests.labels(method, route, str(status)).inc()
                 self._request_s.labels(method, route).observe(time.perf_counter() - began)
 

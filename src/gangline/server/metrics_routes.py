@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from gangline.server.routing import Route
+from gangline.http.routes import Route
 from gangline.server.service import RolloutService
 from gangline.telemetry.exposition import CONTENT_TYPE
 

@@ -10,13 +10,14 @@ from aiohttp import web
 from gangline.domain.errors import InvalidRequest, LeaseLost
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.views import ResultReceipt
-from gangline.listening import read_body
-from gangline.server.routing import MAX_WAIT_S, MSGPACK, Route, answer_json, path_id
+from gangline.http.listening import read_body
+from gangline.http.negotiation import MSGPACK, answer, path_id, read_record
+from gangline.http.query import MAX_WAIT_S
+from gangline.http.routes import Route
 from gangline.server.service import RolloutService
 
 __all__ = ["LeaseRequest", "NodeRoutes", "ReleaseRequest"]
 
-MAX_CONTROL_BYTES = 4 * 1024**2
 MAX_SESSIONS = 1024
 _MAX_CAPACITY = 1_000_000
 _MAX_IDENTITY = 64
@@ -46,7 +47,7 @@ class NodeRoutes:
 
     async def lease(self, request: web.Request) -> web.Response:
         node_id = path_id(request, "node_id")
-        wish = msgspec.json.decode(await read_body(request, MAX_CONTROL_BYTES), type=LeaseRequest)
+        wish = await read_record(request, LeaseRequest)
         if wish.max_sessions < 1:
             raise InvalidRequest(f"max_sessions must be at least 1, got {wish.max_sessions}.")
         wait_s = min(max(wish.wait_s, 0.0), MAX_WAIT_S)
@@ -55,7 +56,7 @@ class NodeRoutes:
         leases = await self._service.lease(node_id, wish.url, most, wait_s, wish.identity)
         if leases and _is_gone(request):
             await self._take_back(node_id, leases)
-        return answer_json(leases)
+        return answer(request, leases)
 
     async def _take_back(self, node_id: str, leases: list[Lease]) -> None:
         """The node left while it was being served: its sessions need not wait for their leases to run out."""
@@ -65,22 +66,22 @@ class NodeRoutes:
 
     async def heartbeat(self, request: web.Request) -> web.Response:
         node_id = path_id(request, "node_id")
-        beat = msgspec.json.decode(await read_body(request, MAX_CONTROL_BYTES), type=Heartbeat)
+        beat = await read_record(request, Heartbeat)
         if beat.node_id != node_id:
             raise InvalidRequest(f"node_id: the path says {node_id!r}, the body {beat.node_id[:140]!r}.")
         if not 0 <= beat.capacity <= _MAX_CAPACITY:
             raise InvalidRequest(f"capacity must be between 0 and {_MAX_CAPACITY}, got {beat.capacity}.")
         _check_identity(beat.identity)
-        return answer_json(await self._service.heartbeat(beat))
+        return answer(request, await self._service.heartbeat(beat))
 
     async def release(self, request: web.Request) -> web.Response:
-        body = msgspec.json.decode(await read_body(request, MAX_CONTROL_BYTES), type=ReleaseRequest)
+        body = await read_record(request, ReleaseRequest)
         await self._service.release(path_id(request, "node_id"), body.session_id, body.fence)
-        return answer_json({})
+        return answer(request, {})
 
     async def report(self, request: web.Request) -> web.Response:
         data = await read_body(request, self._max_result_bytes)
-        return answer_json(await self._service.report(path_id(request, "session_id"), data))
+        return answer(request, await self._service.report(path_id(request, "session_id"), data))
 
     def routes(self) -> list[Route]:
         return [

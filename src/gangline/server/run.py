@@ -18,9 +18,9 @@ from gangline.domain.errors import Conflict, InvalidRequest, PortUnavailable, St
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import TaskView
 from gangline.durable import acquire
-from gangline.listening import listening
+from gangline.http.listening import listening
+from gangline.http.same_origin import OwnNames, is_loopback
 from gangline.private import close_to_others, open_data_folder
-from gangline.same_origin import OwnNames, is_loopback
 from gangline.server.app import create_app
 from gangline.server.callbacks import Courier
 from gangline.server.compat_polar import polar_task

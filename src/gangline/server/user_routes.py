@@ -9,12 +9,9 @@ import msgspec
 from aiohttp import web
 from pydantic import TypeAdapter
 
-from gangline.domain.errors import InvalidRequest
-from gangline.domain.ids import validated_id
 from gangline.domain.lifecycle import Outcome, SessionState, TaskState
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
-from gangline.domain.tokens import encode_msgpack
 from gangline.domain.views import (
     ResultReference,
     ServiceStatus,
@@ -24,24 +21,16 @@ from gangline.domain.views import (
     TaskPage,
     TaskView,
 )
-from gangline.listening import read_body
-from gangline.server.routing import (
-    MAX_WAIT_S,
-    MSGPACK,
-    SUBJECT,
-    Query,
-    Route,
-    answer_json,
-    number,
-    path_id,
-    wants_msgpack,
-)
+from gangline.http.audit import SUBJECT
+from gangline.http.listening import read_body
+from gangline.http.negotiation import answer, path_id, prefers_msgpack, read_record
+from gangline.http.query import Choice, Flag, Number, Query, Text, Whole
+from gangline.http.routes import Route
 from gangline.server.service import RolloutService
 
 __all__ = ["TaskResults", "UserRoutes"]
 
 _BATCH: TypeAdapter[list[TaskRequest]] = TypeAdapter(list[TaskRequest])
-_RESULT_TYPES = ("application/json", MSGPACK)
 _MAX_POSITION = 2**53
 
 
@@ -64,69 +53,72 @@ class UserRoutes:
         self._max_task_bytes = max_task_bytes
 
     async def submit(self, request: web.Request) -> web.Response:
-        body = await read_body(request, self._max_task_bytes)
-        submitted = (await self._service.submit([TaskRequest.model_validate_json(body)]))[0]
+        task = await read_record(request, TaskRequest, max_bytes=self._max_task_bytes)
+        submitted = (await self._service.submit([task]))[0]
         SUBJECT.set(submitted.task_id)
-        return answer_json(submitted)
+        return answer(request, submitted)
 
     async def submit_batch(self, request: web.Request) -> web.Response:
         body = await read_body(request, self._max_task_bytes)
         submitted = await self._service.submit(_BATCH.validate_json(body))
         SUBJECT.set(f"{len(submitted)} tasks: " + ", ".join(one.task_id for one in submitted[:8]))
-        return answer_json(submitted)
+        return answer(request, submitted)
 
     async def list_tasks(self, request: web.Request) -> web.Response:
         store = self._service.store
-        wanted = {"status": _one_of(request, "status", TaskState), "submitter": _name(request, "submitter")}
-        return answer_json(await store.query(partial(store.tasks, **_page(request), **wanted)))
+        wanted = {"status": _STATUS.read(request), "submitter": _SUBMITTER.read(request)}
+        return answer(request, await store.query(partial(store.tasks, **_page(request), **wanted)))
 
     async def list_sessions(self, request: web.Request) -> web.Response:
         store = self._service.store
         wanted = {
-            "state": _one_of(request, "state", SessionState),
-            "outcome": _one_of(request, "outcome", Outcome),
-            "node_id": _name(request, "node_id"),
-            "submitter": _name(request, "submitter"),
+            "state": _STATE.read(request),
+            "outcome": _OUTCOME.read(request),
+            "node_id": _NODE_ID.read(request),
+            "submitter": _SUBMITTER.read(request),
         }
-        return answer_json(await store.query(partial(store.sessions, **_page(request), **wanted)))
+        return answer(request, await store.query(partial(store.sessions, **_page(request), **wanted)))
 
     async def task(self, request: web.Request) -> web.Response:
-        wait_s = number(request, "wait_s", 0, low=0, high=MAX_WAIT_S)
-        return answer_json(await self._service.task(path_id(request, "task_id"), wait_s))
+        wait_s = _WAIT.read(request)
+        return answer(request, await self._service.task(path_id(request, "task_id"), wait_s))
 
     async def task_result(self, request: web.Request) -> web.Response:
-        task, results = await self._service.task_results(path_id(request, "task_id"), partial=_flag(request, "partial"))
-        if wants_msgpack(request):
-            return _msgpack(results)
+        task, results = await self._service.task_results(path_id(request, "task_id"), partial=_PARTIAL.read(request))
+        if prefers_msgpack(request):
+            return answer(request, results)
         outcomes = tuple(session.outcome for session in task.sessions)
         record = TaskResults(
             task_id=task.task_id, status=task.status, rewards=task.rewards, outcomes=outcomes, results=results
         )
-        return answer_json(record)
+        return answer(request, record)
 
     async def task_references(self, request: web.Request) -> web.Response:
         task_id = path_id(request, "task_id")
-        return answer_json(await self._service.task_references(task_id, partial=_flag(request, "partial")))
+        return answer(request, await self._service.task_references(task_id, partial=_PARTIAL.read(request)))
 
     async def cancel_task(self, request: web.Request) -> web.Response:
-        return answer_json(await self._service.cancel_task(path_id(request, "task_id")))
+        return answer(request, await self._service.cancel_task(path_id(request, "task_id")))
 
     async def session(self, request: web.Request) -> web.Response:
         store = self._service.store
-        return answer_json(await store.query(store.session, path_id(request, "session_id")))
+        return answer(request, await store.query(store.session, path_id(request, "session_id")))
 
     async def session_result(self, request: web.Request) -> web.Response:
-        result = await self._service.session_result(path_id(request, "session_id"), _attempt(request))
-        return _msgpack(result) if wants_msgpack(request) else answer_json(result)
+        result = await self._service.session_result(path_id(request, "session_id"), _ATTEMPT.read(request) or None)
+        return answer(request, result)
 
     async def session_reference(self, request: web.Request) -> web.Response:
-        return answer_json(await self._service.session_reference(path_id(request, "session_id"), _attempt(request)))
+        return answer(
+            request,
+            await self._service.session_reference(path_id(request, "session_id"), _ATTEMPT.read(request) or None),
+        )
 
     async def cancel_session(self, request: web.Request) -> web.Response:
-        return answer_json(await self._service.cancel_session(path_id(request, "session_id")))
+        return answer(request, await self._service.cancel_session(path_id(request, "session_id")))
 
-    async def status(self, _request: web.Request) -> web.Response:
-        return answer_json(await self._service.store.query(self._service.store.status))
+    async def status(self, request: web.Request) -> web.Response:
+        return answer(request, await self._service.store.query(self._service.store.status))
 
     def routes(self) -> list[Route]:
         return [
@@ -136,12 +128,12 @@ class UserRoutes:
                   body=list[TaskRequest], answer=list[Submitted], errors=(400, 401, 409, 413, 507)),
             Route("GET", "/v1/tasks", self.list_tasks, "List tasks, newest first.", answer=TaskPage, query=_TASKS),
             Route("GET", "/v1/tasks/{task_id}", self.task, "A task and its group; can wait until it has ended.",
-                  answer=TaskView, query=_WAIT, errors=(400, 401, 404)),
+                  answer=TaskView, query=(_WAIT,), errors=(400, 401, 404)),
             Route("GET", "/v1/tasks/{task_id}/result", self.task_result, "The results of a task's sessions.",
-                  answer=TaskResults, answer_types=_RESULT_TYPES, query=_PARTIAL, errors=(400, 401, 404, 409)),
+                  answer=TaskResults, query=(_PARTIAL,), errors=(400, 401, 404, 409)),
             Route("GET", "/v1/tasks/{task_id}/references", self.task_references,
                   "Where the results of a task's sessions lie, for who reads them there.",
-                  answer=list[ResultReference], query=_PARTIAL, errors=(400, 401, 404, 409)),
+                  answer=list[ResultReference], query=(_PARTIAL,), errors=(400, 401, 404, 409)),
             Route("DELETE", "/v1/tasks/{task_id}", self.cancel_task, "Cancel what has not ended of a task.",
                   answer=TaskView, errors=(400, 401, 404)),
             Route("GET", "/v1/sessions", self.list_sessions, "List sessions, newest first.", answer=SessionPage,
@@ -149,9 +141,9 @@ class UserRoutes:
             Route("GET", "/v1/sessions/{session_id}", self.session, "A session.", answer=SessionView,
                   errors=(400, 401, 404)),
             Route("GET", "/v1/sessions/{session_id}/result", self.session_result, "The result of a session.",
-                  answer=SessionResult, answer_types=_RESULT_TYPES, query=_ATTEMPT, errors=(400, 401, 404, 409)),
+                  answer=SessionResult, query=(_ATTEMPT,), errors=(400, 401, 404, 409)),
             Route("GET", "/v1/sessions/{session_id}/reference", self.session_reference,
-                  "Where the result of a session lies.", answer=ResultReference, query=_ATTEMPT,
+                  "Where the result of a session lies.", answer=ResultReference, query=(_ATTEMPT,),
                   errors=(400, 401, 404, 409)),
             Route("DELETE", "/v1/sessions/{session_id}", self.cancel_session, "Cancel a session.", answer=SessionView,
                   errors=(400, 401, 404)),
@@ -160,51 +152,20 @@ class UserRoutes:
         ]  # fmt: skip
 
 
-_WAIT = (Query("wait_s", {"type": "number", "minimum": 0}, "Wait so long for the task to end."),)
-_PARTIAL = (Query("partial", {"type": "integer", "enum": [0, 1]}, "1: also before the task has ended."),)
-_ATTEMPT = (Query("attempt", {"type": "integer", "minimum": 1}, "Of this attempt instead of the one that counted."),)
-_PAGE = (
-    Query("limit", {"type": "integer", "minimum": 1, "maximum": 1000}, "How many; 50 by default."),
-    Query("before", {"type": "integer"}, "The `next` of the page above."),
-    Query("submitter", {"type": "string"}, "Only of this submitter; empty is of requests that name none."),
-)
-_TASKS = (*_PAGE, Query("status", {"type": "string", "enum": list(get_args(TaskState))}, "Only these."))
-_SESSIONS = (
-    *_PAGE,
-    Query("state", {"type": "string", "enum": list(get_args(SessionState))}, "Only these."),
-    Query("outcome", {"type": "string", "enum": list(get_args(Outcome))}, "Only those that ended so."),
-    Query("node_id", {"type": "string"}, "Only those that this node holds, or held last."),
-)
+_WAIT = Number("wait_s", "Seconds to wait for the task to end.")
+_PARTIAL = Flag("partial", "1: also before the task has ended.")
+_ATTEMPT = Whole("attempt", "Number of an attempt; left out, the one that counted.", low=1, high=2**31 - 1)
+_LIMIT = Whole("limit", "Length of the page.", default=50, low=1, high=1000)
+_BEFORE = Whole("before", "The `next` of the page above.", default=2**53, high=2**53)
+_SUBMITTER = Text("submitter", "Only of this submitter; empty selects requests that name none.")
+_STATUS = Choice("status", "Only tasks in this state.", get_args(TaskState))
+_STATE = Choice("state", "Only sessions in this state.", get_args(SessionState))
+_OUTCOME = Choice("outcome", "Only sessions with this outcome.", get_args(Outcome))
+_NODE_ID = Text("node_id", "Only sessions that this node holds, or held last.")
+_TASKS: tuple[Query, ...] = (_LIMIT, _BEFORE, _SUBMITTER, _STATUS)
+_SESSIONS: tuple[Query, ...] = (_LIMIT, _BEFORE, _SUBMITTER, _STATE, _OUTCOME, _NODE_ID)
 
 
 def _page(request: web.Request) -> dict[str, Any]:
     """Raises: InvalidRequest."""
-    limit = int(number(request, "limit", 50, low=1, high=1000))
-    return {"limit": limit, "before": int(number(request, "before", _MAX_POSITION, low=0, high=_MAX_POSITION))}
-
-
-def _one_of(request: web.Request, name: str, kind: Any) -> Any:
-    """Raises: InvalidRequest."""
-    value = request.query.get(name)
-    if value is not None and value not in get_args(kind):
-        raise InvalidRequest(f"{name} must be one of {', '.join(get_args(kind))}, got {value[:40]!r}.")
-    return value
-
-
-def _name(request: web.Request, name: str) -> str | None:
-    """An id, or nothing at all; None is any. Raises: InvalidRequest."""
-    value = request.query.get(name)
-    return validated_id(value, name) if value else value
-
-
-def _flag(request: web.Request, name: str) -> bool:
-    return request.query.get(name, "0") not in ("0", "", "false")
-
-
-def _attempt(request: web.Request) -> int | None:
-    """Raises: InvalidRequest."""
-    return int(number(request, "attempt", 0, low=0, high=2**31 - 1)) or None
-
-
-def _msgpack(record: Any) -> web.Response:
-    return web.Response(body=encode_msgpack(record), content_type=MSGPACK)
+    return {"limit": _LIMIT.read(request), "before": _BEFORE.read(request)}

@@ -7,7 +7,6 @@ and only a digest of the token, enough to distinguish tokens.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
@@ -17,43 +16,16 @@ from pathlib import Path
 
 import msgspec
 
+from gangline.http.audit import REFUSED, Action
 from gangline.private import make_private_folder
 
-__all__ = ["REFUSED", "Action", "ActionLog", "read_actions", "who"]
+__all__ = ["ActionLog", "read_actions"]
 
 log = logging.getLogger("gangline.actions")
 
 MAX_FILE_BYTES = 16 * 1024**2
 MAX_FILES = 8
 _MAX_TEXT = 400
-REFUSED = (401, 403)
-"""Statuses of requests without the token, or from a web page of another site."""
-
-
-class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that changed something, or that was refused for want of the token or for where it came from."""
-
-    at: float
-    """Unix time, UTC, seconds."""
-    where: str
-    """`server`, or the node's id."""
-    who: str
-    """`token` and a digest of it, or `no token`."""
-    address: str
-    """Address of the other end of the connection."""
-    forwarded_for: str | None = None
-    """The client's address as named by `X-Forwarded-For`, a header that anyone can send."""
-    method: str
-    path: str
-    subject: str | None = None
-    """The object of the action, where the path does not name it."""
-    status: int
-    """Status of the answer; 499 where the client disconnected before it."""
-
-
-def who(token: str | None) -> str:
-    """Names a token without telling it."""
-    return f"token {hashlib.sha256(token.encode(errors='replace')).hexdigest()[:8]}" if token else "no token"
 
 
 class ActionLog:

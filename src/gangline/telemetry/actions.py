@@ -42,7 +42,7 @@ ACTIONS: dict[str, str] = {
     "session.not_placed": "A node could not take a session that a caller opened at the server; the next one is asked.",
     "request.refused": "A request was answered with an error that is the caller's.",
     "request.failed": "A request failed for a reason on our side.",
-    "request.crashed": "A request met a defect of the server.",
+    "request.crashed": "A request met a defect of the service.",
     # A node and its sessions.
     "node.ready": "A node answers and leases.",
     "node.stopping": "A node ends its sessions and gives them back to the server.",
@@ -97,9 +97,6 @@ ACTIONS: dict[str, str] = {
     "keeper.forgotten": "A keeper stops sandboxes that its node holds no more: stopping failed, or nobody asked.",
     "keeper.not_stopped": "A keeper could not stop a sandbox; the reaper will.",
     "keeper.internal_error": "A request to a keeper met a defect.",
-    "control.refused": "A request to the node's own routes was answered with an error that is the caller's.",
-    "control.failed": "A request to the node's own routes failed for a reason on our side.",
-    "control.crashed": "A request to the node's own routes met a defect.",
     # Model calls.
     "call.refused": "A model call was answered with an error before its first byte.",
     "call.complete": "A model call is in the journal, with what is exact about it.",

@@ -25,7 +25,7 @@ from gangline.engines.serving.sampler import (
     SampleRequest,
 )
 from gangline.engines.text_parsing.parser import Parsers
-from gangline.same_origin import OwnNames
+from gangline.http.same_origin import OwnNames
 from gangline.testing.scripted_engine_faults import (
     current_faults,
     fault_middleware,

@@ -34,7 +34,7 @@ from gangline.engines.serving.wire import (
 )
 from gangline.engines.text_parsing.detect import detect_parsers
 from gangline.engines.text_parsing.parser import Parsers
-from gangline.same_origin import OwnNames, is_loopback, require_json
+from gangline.http.same_origin import OwnNames, is_loopback, require_json
 
 __all__ = ["PortUnavailable", "create_app", "run_app", "serving"]
 

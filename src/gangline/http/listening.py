@@ -20,14 +20,15 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from aiohttp.web_protocol import RequestHandler
 
-from gangline.connections import Connection, Shape, numbered, problem_body, with_request_id
-from gangline.content_codings import BODY_UNREADABLE, checked_coding, decompressed
 from gangline.domain.errors import GanglineError, InvalidRequest, LimitExceeded, RequestTimeout, TooMany
 from gangline.domain.ids import new_id
+from gangline.http.connections import Connection, Shape, numbered, with_request_id
+from gangline.http.content_codings import BODY_UNREADABLE, checked_coding, decompressed
+from gangline.http.problems import problem_body, problem_response
 
 __all__ = ["LIMITS", "ListenLimits", "listening", "read_body", "read_pieces"]
 
-log = logging.getLogger("gangline.listening")
+log = logging.getLogger("gangline.http.listening")
 
 _BACKLOG = 1024
 
@@ -117,8 +118,7 @@ async def _tell_number(request: web.Request, response: web.StreamResponse) -> No
 
 
 def _problem(_method: str, _path: str, error: GanglineError) -> web.Response:
-    body = problem_body(error, error.status)
-    return web.Response(body=body, status=error.status, content_type="application/problem+json")
+    return problem_response(error)
 
 
 def _fitted(max_connections: int) -> int:

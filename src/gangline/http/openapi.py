@@ -1,62 +1,79 @@
-"""The OpenAPI description, made from the routes and the records' own types."""
+"""The OpenAPI description of a service, made from its routes and the records' own types."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, get_args, get_origin
 
 import msgspec
 import numpy as np
+from aiohttp import web
 from pydantic import BaseModel
 
 from gangline import __version__
-from gangline.server.problems import Problem
-from gangline.server.routing import Route
+from gangline.domain.ids import ID_PATTERN
+from gangline.http.negotiation import answer
+from gangline.http.problems import Problem
+from gangline.http.routes import Route
 
-__all__ = ["describe"]
+__all__ = ["describe", "described"]
 
 _REF = "#/components/schemas/"
+_KEYS = {"control": "The control token.", "session": "The session's key."}
 
 
-def describe(routes: Sequence[Route]) -> dict[str, Any]:
+def described(routes: Sequence[Route], title: str) -> list[Route]:
+    """The routes, and one that describes them all, at the usual place and beside the others."""
+
+    async def openapi(request: web.Request) -> web.StreamResponse:
+        return answer(request, describe(everything, title))
+
+    paths = ("/openapi.json", "/v1/openapi.json")
+    everything = [*routes, *(Route("GET", path, openapi, "This description.") for path in paths)]
+    return everything
+
+
+def describe(routes: Sequence[Route], title: str) -> dict[str, Any]:
     """OpenAPI 3.1 of `routes`."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    keys = {name: {"type": "http", "scheme": "bearer", "description": doc} for name, doc in _KEYS.items()}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Gangline rollout server", "version": __version__},
+        "info": {"title": title, "version": __version__},
         "paths": paths,
-        "components": {"schemas": _components(routes), "securitySchemes": {"control": _BEARER}},
+        "components": {"schemas": _components(routes), "securitySchemes": keys},
     }
-
-
-_BEARER = {"type": "http", "scheme": "bearer", "description": "The control token."}
 
 
 def _operation(route: Route) -> dict[str, Any]:
     problem = {"application/problem+json": {"schema": {"$ref": _REF + "Problem"}}}
     answers: dict[str, Any] = {"200": {"description": "Done", "content": _content(route.answer, route.answer_types)}}
-    for status in (*route.errors, *(() if route.open else (403,)), *(() if route.body is None else (415,))):
+    more = (() if route.opened_by == "nobody" else (403,)) + (() if route.body is None else (413, 415))
+    for status in sorted({*route.errors, *more}):
         answers[str(status)] = {"description": HTTPStatus(status).phrase, "content": problem}
     operation: dict[str, Any] = {
         "summary": route.summary,
-        "operationId": getattr(route.handler, "__name__", route.path),
+        "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").strip("_"),
         "parameters": _parameters(route),
         "responses": answers,
-        "security": [] if route.open else [{"control": []}],
+        "security": [] if route.opened_by == "nobody" else [{route.opened_by: []}],
     }
     if route.body is not None:
-        operation["requestBody"] = {"required": True, "content": _content(route.body, (route.body_type,))}
+        operation["requestBody"] = {"content": _content(route.body, (route.body_type,))}
     return operation
 
 
 def _parameters(route: Route) -> list[dict[str, Any]]:
     names = [step[1:-1] for step in route.path.split("/") if step.startswith("{")]
-    in_path = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
-    in_query = [{"name": q.name, "in": "query", "schema": q.schema, "description": q.doc} for q in route.query]
-    return in_path + in_query
+    in_path = [{"name": name, "in": "path", "required": True, "schema": _ID} for name in names]
+    return in_path + [{"name": q.name, "in": "query", "schema": q.schema, "description": q.doc} for q in route.query]
+
+
+_ID = {"type": "string", "pattern": ID_PATTERN}
 
 
 def _content(kind: Any, media_types: Sequence[str]) -> dict[str, Any]:

@@ -7,24 +7,19 @@ the shape that the path's clients read, and a body whose chunks are broken fails
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import Awaitable, Callable
-from http import HTTPStatus
 from typing import Any
 
-import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from gangline.domain.errors import GanglineError, InvalidRequest
+from gangline.domain.errors import CallerError, GanglineError, InvalidRequest, MethodNotAllowed, NotFound
 from gangline.domain.ids import new_id
-from gangline.telemetry.logs import FewRefusals, request_in_logs, stays_request_in_logs
+from gangline.http.problems import log_refused
+from gangline.telemetry.logs import request_in_logs, stays_request_in_logs
 
-__all__ = ["Connection", "Shape", "numbered", "problem_body", "with_request_id"]
-
-log = logging.getLogger("gangline.listening")
-log.addFilter(FewRefusals("request.refused"))
+__all__ = ["Connection", "Shape", "numbered", "with_request_id"]
 
 Shape = Callable[[str, str, GanglineError], web.Response]
 """(method, path, error) -> an answer as the clients of that path read it; both are empty where nobody can tell."""
@@ -82,9 +77,10 @@ def numbered(
         stays_request_in_logs(new_id("req"))
         try:
             return await handle(request)
-        except web.HTTPExpectationFailed:  # raised before any middleware runs
-            error = InvalidRequest("the header `Expect` may say `100-continue` only.")
-            return _refused(shape, request.method, request.path, error)
+        except web.HTTPException as error:  # of aiohttp itself: no handler of ours saw the request
+            if error.status < 400:
+                raise
+            return _refused(shape, request.method, request.path, _known(request, error))
 
     return answer
 
@@ -98,34 +94,22 @@ def with_request_id(response: web.StreamResponse, path: str, *, speaks_anthropic
     return response
 
 
-def problem_body(error: GanglineError, status: int) -> bytes:
-    """RFC 9457, as all routes of ours answer errors."""
-    return msgspec.json.encode(
-        {
-            "type": "about:blank",
-            "title": HTTPStatus(status).phrase,
-            "status": status,
-            "detail": error.message,
-            "code": error.code,
-            "boundary": error.boundary,
-            "retryable": error.retryable,
-            "details": error.details,
-        }
-    )
-
-
 def _refused(shape: Shape, method: str, path: str, error: GanglineError) -> web.Response:
-    """Logged without the message: it may quote a header."""
     response = shape(method, path, error)
     response.force_close()
-    log.info(
-        "request.refused method=%s path=%.200s status=%d code=%s",
-        method or "?",
-        path or "?",
-        response.status,
-        error.code,
-    )
+    log_refused(method, path, response.status, error.code)
     return response
+
+
+def _known(request: web.BaseRequest, error: web.HTTPException) -> GanglineError:
+    if isinstance(error, web.HTTPExpectationFailed):
+        return InvalidRequest("the header `Expect` may say `100-continue` only.")
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allow = ", ".join(sorted(error.allowed_methods))
+        return MethodNotAllowed(f"{request.path} does not take {request.method}; it takes {allow}.", allow=allow)
+    if isinstance(error, web.HTTPNotFound):
+        return NotFound(f"no route {request.method} {request.path[:200]}.")
+    return CallerError(f"{request.method} {request.path[:200]}: {error.reason}.")
 
 
 def _why(error: HttpProcessingError) -> str:

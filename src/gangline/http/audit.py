@@ -1,0 +1,101 @@
+"""The log of control actions: every request that changes something, and every one that was refused at the door."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from contextvars import ContextVar
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+__all__ = ["REFUSED", "SUBJECT", "Action", "Actions", "audited", "given_token", "who"]
+
+REFUSED = (401, 403)
+"""Statuses of requests without the token, or from a web page of another site."""
+
+SUBJECT: ContextVar[str | None] = ContextVar("subject", default=None)
+"""Object of a request, where its path does not name it: set by the handler."""
+
+_CLIENT_LEFT = 499
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """One request that changed something, or that was refused for want of the token or for where it came from."""
+
+    at: float
+    """Unix time, UTC, seconds."""
+    where: str
+    """`server`, or the node's id."""
+    who: str
+    """`token` and a digest of it, or `no token`."""
+    address: str
+    """Address of the other end of the connection."""
+    forwarded_for: str | None = None
+    """The client's address as named by `X-Forwarded-For`, a header that anyone can send."""
+    method: str
+    path: str
+    subject: str | None = None
+    """The object of the action, where the path does not name it."""
+    status: int
+    """Status of the answer; 499 where the client disconnected before it."""
+
+
+class Actions(Protocol):
+    """Storage of actions. `write` blocks, may be called from any thread, and never raises."""
+
+    where: str
+
+    def write(self, action: Action) -> None: ...
+
+
+def who(token: str | None) -> str:
+    """Names a token without disclosing it."""
+    return f"token {hashlib.sha256(token.encode(errors='replace')).hexdigest()[:8]}" if token else "no token"
+
+
+def given_token(request: web.Request) -> str:
+    """The bearer token of a request, else the one in the header of Polar's clients; empty when there is none."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme:
+        return token.strip() if scheme.lower() == "bearer" else ""
+    return request.headers.get("X-Polar-Control-Token", "")
+
+
+def audited(handler: Handler, actions: Actions, *, routine: bool) -> Handler:
+    """The handler, with its actions written before they are answered; routine requests only when refused.
+
+    An action whose client leaves before the answer is written too.
+    """
+
+    def action_of(request: web.Request, status: int) -> Action:
+        return Action(
+            at=time.time(),
+            where=actions.where,
+            who=who(given_token(request)),
+            address=request.remote or "",
+            forwarded_for=request.headers.get("X-Forwarded-For"),
+            method=request.method,
+            path=request.path,
+            subject=SUBJECT.get(),
+            status=status,
+        )
+
+    async def write(request: web.Request) -> web.StreamResponse:
+        SUBJECT.set(None)  # a connection's requests share one context
+        changes = not routine and request.method not in ("GET", "HEAD")
+        try:
+            response = await handler(request)
+        except asyncio.CancelledError:
+            if changes:
+                left = action_of(request, _CLIENT_LEFT)
+                asyncio.get_running_loop().run_in_executor(None, actions.write, left)
+            raise
+        if changes or response.status in REFUSED:
+            await asyncio.to_thread(actions.write, action_of(request, response.status))
+        return response
+
+    return write

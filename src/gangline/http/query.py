@@ -1,0 +1,145 @@
+"""Parameters of query strings: one declaration reads a parameter, bounds it and describes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from gangline.domain.errors import InvalidRequest
+from gangline.domain.ids import validated_id
+
+__all__ = ["MAX_WAIT_S", "Choice", "Flag", "Number", "Query", "Text", "Whole", "refuse_unknown"]
+
+MAX_WAIT_S = 300.0
+"""The longest long poll; longer ones are answered then, and asked again."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """One parameter. Given twice, it is refused."""
+
+    name: str
+    doc: str
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """JSON schema."""
+        return {"type": "string"}
+
+    def text(self, request: web.Request) -> str | None:
+        """The text given; None when the parameter is left out. Raises: InvalidRequest."""
+        given = request.query.getall(self.name, [])
+        if len(given) > 1:
+            raise self.refused(f"must be given once, got {len(given)} values")
+        return given[0] if given else None
+
+    def refused(self, why: str) -> InvalidRequest:
+        return InvalidRequest(f"query parameter {self.name} {why}.", param=self.name)
+
+
+@dataclass(frozen=True)
+class Number(Query):
+    """A finite decimal number. Less than `low` is refused; more than `high` is held to it."""
+
+    default: float = 0
+    low: float = 0
+    high: float = MAX_WAIT_S
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "number", "minimum": self.low, "maximum": self.high, "default": self.default}
+
+    def read(self, request: web.Request) -> float:
+        """Raises: InvalidRequest."""
+        text = self.text(request)
+        return self.default if text is None else min(self._parsed(text), self.high)
+
+    def _parsed(self, text: str) -> float:
+        try:
+            value = msgspec.convert(text, float, strict=False)
+        except msgspec.ValidationError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise self.refused(f"must be a number, got {text[:80]!r}")
+        if value < self.low:
+            raise self.refused(f"must be at least {self.low:g}, got {text[:80]!r}")
+        return value
+
+
+@dataclass(frozen=True)
+class Whole(Number):
+    """A whole number, up to 2**53."""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
+    def read(self, request: web.Request) -> int:
+        """Raises: InvalidRequest."""
+        value = super().read(request)
+        if not float(value).is_integer():
+            raise self.refused(f"must be a whole number, got {value:g}")
+        return int(value)
+
+
+@dataclass(frozen=True)
+class Flag(Query):
+    """`1` or `true`, `0` or `false`."""
+
+    default: bool = False
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "integer", "enum": [0, 1], "default": int(self.default)}
+
+    def read(self, request: web.Request) -> bool:
+        """Raises: InvalidRequest."""
+        text = self.text(request)
+        if text not in (None, "0", "1", "false", "true"):
+            raise self.refused(f"must be 0 or 1, got {text[:80]!r}")
+        return self.default if text is None else text in ("1", "true")
+
+
+@dataclass(frozen=True)
+class Choice(Query):
+    """One of a few words."""
+
+    of: Sequence[str] = ()
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "enum": list(self.of)}
+
+    def read(self, request: web.Request) -> Any:
+        """None when the parameter is left out. Raises: InvalidRequest."""
+        text = self.text(request)
+        if text is not None and text not in self.of:
+            raise self.refused(f"must be one of {', '.join(self.of)}, got {text[:80]!r}")
+        return text
+
+
+@dataclass(frozen=True)
+class Text(Query):
+    """An id, or the empty text."""
+
+    def read(self, request: web.Request) -> str | None:
+        """None when the parameter is left out. Raises: InvalidRequest."""
+        text = self.text(request)
+        return validated_id(text, self.name) if text else text
+
+
+def refuse_unknown(request: web.Request, known: Sequence[Query]) -> None:
+    """Refuse a parameter that the route does not have: a misspelled one would be ignored. Raises: InvalidRequest."""
+    names = [one.name for one in known]
+    for name in request.query:
+        if name not in names:
+            raise InvalidRequest(
+                f"{request.method} {request.path} has no query parameter {name[:80]!r}; "
+                f"it has: {', '.join(names) or 'none'}.",
+                param=name[:80],
+            )
