@@ -27,7 +27,7 @@ from no_runtime import NoHandle, NoRuntime
 from gangline import plugins
 from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart
 from gangline.gateway.node import serve
-from gangline.gateway.pools import PoolSizes
+from gangline.gateway.sessions.pools import PoolSizes
 from gangline.harnesses.native.model import ChatModel, Message
 
 RUN_SLOTS = 16

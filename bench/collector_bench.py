@@ -36,8 +36,8 @@ from matplotlib.figure import Figure
 from service_bench import served
 
 from gangline.client.server import ServerClient
-from gangline.testing.scripted_engine import scripted_server
-from gangline.training.collector import (
+from gangline.serving.scripted.server import scripted_server
+from gangline.training.collecting.collector import (
     CollectionCounts,
     PlainCollector,
     ReplenishingCollector,

@@ -22,7 +22,7 @@ import numpy as np
 from gangline.domain.completion import Certificate, Completion, VersionSpan
 from gangline.domain.conversation import Message, Text, ToolCall, ToolResult
 from gangline.domain.tokens import encode_json
-from gangline.store.journal import AttemptKey, AttemptOpened, Journal
+from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
 
 NUM_SESSIONS = 32
 NUM_TURNS = 40

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gangline.cli.learning_view import draw_curves
-from gangline.training.run_log import EvaluationRecord, StepRecord, read_evaluations, read_records
+from gangline.cli.learning.view import draw_curves
+from gangline.training.run.log import EvaluationRecord, StepRecord, read_evaluations, read_records
 
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "learning.png"
 TIMEOUT_S = 3600

@@ -40,13 +40,13 @@ from gangline.domain.completion import CompletionTree
 from gangline.domain.contracts import Builder
 from gangline.domain.session import SessionResult
 from gangline.plugins import make_builder
-from gangline.testing.scripted_engine import scripted_server
-from gangline.training.algorithms import algorithm
-from gangline.training.forward import loss_inputs, token_logprobs
-from gangline.training.groups import Group
-from gangline.training.loss import LossTotals, policy_loss
-from gangline.training.packing import Batch, pack
-from gangline.training.samples import Sample, make_samples
+from gangline.serving.scripted.server import scripted_server
+from gangline.training.collecting.groups import Group
+from gangline.training.learning.algorithms import algorithm
+from gangline.training.learning.forward import loss_inputs, token_logprobs
+from gangline.training.learning.loss import LossTotals, policy_loss
+from gangline.training.learning.packing import Batch, pack
+from gangline.training.learning.samples import Sample, make_samples
 
 NODE = Path(__file__).with_name("agent_node.py")
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "prefix-merging.png"

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from aiohttp import web
 
-from gangline.engines.vllm import VllmEngine
-from gangline.gateway.interpreter import settle_interpreter
-from gangline.gateway.model_session import ModelSession
-from gangline.gateway.proxy import Proxy
-from gangline.gateway.readers import Readers
-from gangline.gateway.session_spec import SessionSpec
-from gangline.store.journal import AttemptKey, AttemptOpened, Journal
+from gangline.engines.vllm.engine import VllmEngine
+from gangline.gateway.calls.proxy import Proxy
+from gangline.gateway.calls.readers import Readers
+from gangline.gateway.calls.session import ModelSession
+from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.gateway.health.interpreter import settle_interpreter
+from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
 
 KEY = "gls-bench"
 LAG_EVERY_S = 0.005

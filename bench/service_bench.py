@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 
 from gangline.client.server import ServerClient
 from gangline.domain.session import Heartbeat, SessionResult
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 
 PROGRAM = Path(__file__).with_name("service_processes.py")
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "service-flat.png"

@@ -19,7 +19,7 @@ from no_runtime import NoRuntime
 
 from gangline import plugins
 from gangline.gateway.node import serve as serve_node
-from gangline.gateway.pools import PoolSizes
+from gangline.gateway.sessions.pools import PoolSizes
 from gangline.server.run import serve as serve_server
 
 SIZES = PoolSizes(init_workers=16, ready_slots=32, run_slots=64, postrun_workers=16)

@@ -28,7 +28,7 @@ from staging_node import AGENT, GRADER, RUN_SLOTS, STAGED, times_of
 
 from gangline.client.server import ServerClient
 from gangline.domain.session import SessionResult
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 
 NODE = Path(__file__).with_name("staging_node.py")
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "staging.png"

@@ -21,7 +21,7 @@ from no_runtime import NoHandle, NoRuntime
 from gangline import plugins
 from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart
 from gangline.gateway.node import serve
-from gangline.gateway.pools import PoolSizes
+from gangline.gateway.sessions.pools import PoolSizes
 
 RUN_SLOTS = 8
 AGENT, GRADER = "work", "grade"

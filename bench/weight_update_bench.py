@@ -21,8 +21,8 @@ import openai
 
 from gangline.client.node import NodeClient
 from gangline.client.server import ServerClient
-from gangline.engines.embedded.models import resolve_model
-from gangline.training.weight_update import ServiceWeights, UpdateProfile
+from gangline.language.models import resolve_model
+from gangline.training.weights.update import ServiceWeights, UpdateProfile
 
 NUM_NODES, NUM_AGENTS, NUM_UPDATES = 2, 2, 5
 PHASES = ("transfer_s", "pause_s", "drain_s", "load_s", "resume_s")

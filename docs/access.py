@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
-from gangline.engines.serving.app import create_app
+from gangline.gateway.calls.proxy import Proxy
 from gangline.gateway.node import control_routes
-from gangline.gateway.proxy import Proxy
 from gangline.server.app import all_routes
-from gangline.testing.scripted_engine import ScriptedSampler
-from gangline.testing.scripted_engine_script import Reply, Script
-from gangline.testing.tiny_tokenizer import TinyTokenizer
+from gangline.serving.app import create_app
+from gangline.serving.scripted.script import Reply, Script
+from gangline.serving.scripted.server import ScriptedSampler
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 
 _JSON = "application/json"
 _TOKEN, _KEY = "control token", "session's key"

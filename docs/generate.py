@@ -18,19 +18,19 @@ from limits import limits
 from log_actions import logs
 from metric_names import metrics
 
-from gangline.cli.exits import EXPLAINED
 from gangline.cli.main import build_app
-from gangline.engines.serving.app import create_app
+from gangline.cli.terminal.exits import EXPLAINED
+from gangline.gateway.calls.proxy import Proxy
 from gangline.gateway.node import TITLE as NODE_TITLE
 from gangline.gateway.node import control_routes
-from gangline.gateway.proxy import Proxy
 from gangline.http.openapi import describe
 from gangline.http.routes import Route
 from gangline.server.app import TITLE, all_routes
+from gangline.serving.app import create_app
+from gangline.serving.scripted.script import Reply, Script
+from gangline.serving.scripted.server import ScriptedSampler
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from gangline.settings import Settings
-from gangline.testing.scripted_engine import ScriptedSampler
-from gangline.testing.scripted_engine_script import Reply, Script
-from gangline.testing.tiny_tokenizer import TinyTokenizer
 
 REFERENCE = Path(__file__).parent / "reference"
 _NOTE = "<!-- Made by docs/generate.py from the code; `make docs` makes it again. -->\n\n"

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from gangline.domain.ids import ID_PATTERN
 from gangline.domain.task import MAX_DEPTH, MAX_SAMPLES, LimitsSpec
-from gangline.gateway import control_sessions, disk_guard, external, harness_logs, harness_run
-from gangline.gateway.call_limits import CallLimits
+from gangline.gateway.calls.limits import CallLimits
+from gangline.gateway.control import sessions as control_sessions
+from gangline.gateway.external import sessions as external
+from gangline.gateway.health import disk_guard
+from gangline.gateway.sessions import harness_logs, harness_run
 from gangline.http.listening import LIMITS
 from gangline.http.negotiation import MAX_CONTROL_BYTES
 from gangline.http.query import MAX_WAIT_S
-from gangline.runtimes import bubblewrap, relay
-from gangline.server import app, event_routes, node_routes, service
-from gangline.store import actions
+from gangline.runtimes.bubblewrap import command_line as bubblewrap
+from gangline.runtimes.network import relay
+from gangline.server import app
+from gangline.server.routes import events as event_routes
+from gangline.server.routes import nodes as node_routes
+from gangline.server.service import core as service
+from gangline.store import audit as actions
 
 _INTRODUCTION = """\
 # Limits

@@ -10,10 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gangline.domain.lifecycle import STAGES
 from gangline.domain.views import NodeView, ServiceStatus
-from gangline.gateway.backends_records import BackendView
-from gangline.gateway.gate import Gate
-from gangline.gateway.metrics import NodeMetrics, NodeNow
-from gangline.server.metrics import ServerMetrics
+from gangline.gateway.backends.gate import Gate
+from gangline.gateway.backends.records import BackendView
+from gangline.gateway.health.metrics import NodeMetrics, NodeNow
+from gangline.server.service.metrics import ServerMetrics
 
 _INTRODUCTION = """\
 # Metrics

@@ -26,13 +26,13 @@ from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.task import CaptureSpec
 from gangline.domain.trajectory import Trace
-from gangline.engines.serving.tokenizer import load_tokenizer
-from gangline.engines.vllm import VllmEngine
-from gangline.gateway.model_session import ModelSession
-from gangline.gateway.session_spec import SessionSpec
-from gangline.gateway.stitch import ThinkingPolicy, Tier
-from gangline.testing.scripted_engine import scripted_server
-from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.engines.vllm.engine import VllmEngine
+from gangline.gateway.calls.session import ModelSession
+from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.gateway.truth.stitch import ThinkingPolicy, Tier
+from gangline.language.tokenizer import load_tokenizer
+from gangline.serving.scripted.server import scripted_server
+from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 
 PAGE = Path(__file__).parent / "token-truth.md"
 BEGIN, END = "<!-- qwen3-cases: begin -->", "<!-- qwen3-cases: end -->"

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from gangline.cli.watch_view import Picture
-from gangline.cli.watching import Watched
+from gangline.cli.tasks.watch_view import Picture
+from gangline.cli.tasks.watching import Watched
 from gangline.domain.node_numbers import NodeNumbers
 from gangline.domain.views import Event, NodeView, ServiceStatus, TaskView
 

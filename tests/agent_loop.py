@@ -15,7 +15,7 @@ from fixtures_proxy import Proxied, proxied_engine
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.trajectory import Trajectory
 from gangline.trajectories.audit import audit
-from gangline.trajectories.prefix_merging import PrefixMergingBuilder
+from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
 
 Edit = Callable[[dict[str, Any]], dict[str, Any]]
 Kind = tuple[str, str, str | None]

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from chaos_faults import NODES, Fault
 from cli_process import COMMAND, GIVE_UP_S, clean_environment, processes_with
-from gangline.runtimes.leftovers import LABEL, marked
-from gangline.store.journal import AttemptOpened, Journal
+from gangline.runtimes.shared.leftovers import LABEL, marked
+from gangline.store.journal.log import AttemptOpened, Journal
 
 __all__ = ["TOKEN", "ChaosService", "Harness", "Program", "harnesses", "kill_harness"]
 

@@ -12,8 +12,8 @@ from fixtures_proxy import MemoryJournal
 from gangline.domain.completion import Certificate, Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.tokens import logprobs, token_ids
-from gangline.gateway.ledger import Ledger
-from gangline.gateway.placing import Place
+from gangline.gateway.truth.ledger import Ledger
+from gangline.gateway.truth.placing import Place
 
 
 def user(text: str) -> Message:

@@ -31,10 +31,10 @@ from typing import Any
 import gangline
 from gangline import plugins
 from gangline.gateway.node import serve
-from gangline.store import frames
+from gangline.store.journal import frames
 
 PACKAGE = str(Path(gangline.__file__).parent)
-COMMIT = tuple(f"{PACKAGE}/{name}.py" for name in ("store/journal", "store/frames", "gateway/ledger"))
+COMMIT = tuple(f"{PACKAGE}/{name}.py" for name in ("store/journal/log", "store/journal/frames", "gateway/truth/ledger"))
 
 
 def die() -> None:

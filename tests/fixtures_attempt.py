@@ -11,13 +11,13 @@ from typing import Any
 from fixtures_proxy import served
 from gangline.domain.ids import new_id
 from gangline.domain.session import Lease
-from gangline.gateway.backends import BackendPool
-from gangline.gateway.gate import Gate
-from gangline.gateway.node_parts import NodeParts
-from gangline.gateway.pools import Pools, PoolSizes
-from gangline.gateway.proxy import Proxy
-from gangline.store.journal import Journal
-from gangline.testing.scripted_engine import scripted_server
+from gangline.gateway.backends.gate import Gate
+from gangline.gateway.backends.pool import BackendPool
+from gangline.gateway.calls.proxy import Proxy
+from gangline.gateway.sessions.parts import NodeParts
+from gangline.gateway.sessions.pools import Pools, PoolSizes
+from gangline.serving.scripted.server import scripted_server
+from gangline.store.journal.log import Journal
 
 
 @asynccontextmanager

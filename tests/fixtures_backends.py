@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import Any
 
-from gangline.engines.serving.app import serving
-from gangline.testing.scripted_engine import ScriptedSampler, create_scripted_app
-from gangline.testing.scripted_engine_script import Script
-from gangline.testing.tiny_tokenizer import TinyTokenizer
+from gangline.serving.app import serving
+from gangline.serving.scripted.script import Script
+from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 
 
 class KillableEngine:

@@ -9,8 +9,8 @@ from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.errors import EngineRefused, InvalidRequest
 from gangline.domain.tokens import TokenIds, token_ids
 from gangline.engines.contract import EngineCapabilities, EngineDelta, EngineReply, EngineRequest
-from gangline.engines.serving.messages import template_messages
-from gangline.engines.vllm_wire import message_fields
+from gangline.engines.vllm.wire import message_fields
+from gangline.language.messages import template_messages
 
 
 class TemplateEngine:

@@ -20,7 +20,6 @@ from gangline.domain.completion import VersionSpan
 from gangline.domain.conversation import Image, Message, ModelCall, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.errors import EngineRefused, InvalidRequest
 from gangline.domain.tokens import TokenIds, logprobs, token_ids
-from gangline.engines.chat_fields import messages_fields, tool_fields
 from gangline.engines.contract import (
     EngineCapabilities,
     EngineChoice,
@@ -31,10 +30,11 @@ from gangline.engines.contract import (
     assistant_message,
     whole_deltas,
 )
-from gangline.engines.serving.messages import template_messages
-from gangline.engines.serving.wire import ApiError
+from gangline.engines.fields import messages_fields, tool_fields
 from gangline.language.contract import ChatTokenizer
-from gangline.testing.scripted_engine_tokens import scripted_logprob
+from gangline.language.messages import template_messages
+from gangline.serving.scripted.tokens import scripted_logprob
+from gangline.serving.wire import ApiError
 
 MEDIA_ID = 7
 """What an image expands to, four times."""

@@ -12,11 +12,11 @@ from aiohttp import web
 
 from gangline.domain.completion import Completion
 from gangline.domain.task import CaptureSpec
-from gangline.engines.vllm import VllmEngine
-from gangline.gateway.model_session import ModelSession
-from gangline.gateway.proxy import Proxy
-from gangline.gateway.session_spec import SessionSpec
-from gangline.testing.scripted_engine import scripted_server
+from gangline.engines.vllm.engine import VllmEngine
+from gangline.gateway.calls.proxy import Proxy
+from gangline.gateway.calls.session import ModelSession
+from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.serving.scripted.server import scripted_server
 
 _OF_PROXY = ("dialects", "limits", "readers", "keep_alive_s", "body_idle_s")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from aiohttp import web
 
-from gangline.engines.serving.app import serving
-from gangline.engines.serving.messages import template_messages
-from gangline.testing.tiny_tokenizer import TinyTokenizer
+from gangline.language.messages import template_messages
+from gangline.serving.app import serving
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 
 
 @dataclass

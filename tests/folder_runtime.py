@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gangline.domain.contracts import ExecResult, OutputSink, RuntimeUser, Usage
 from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound
-from gangline.runtimes.files import SharedFolders
+from gangline.runtimes.shared.files import SharedFolders
 
 
 class FolderRuntime:

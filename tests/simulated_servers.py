@@ -14,10 +14,10 @@ import msgspec
 
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.task import TaskRequest
-from gangline.store import standing
-from gangline.store.outbox import Callback, Outbox
-from gangline.store.standing import Standing
-from gangline.store.tasks import TaskStore
+from gangline.store.sql import standing
+from gangline.store.sql.outbox import Callback, Outbox
+from gangline.store.sql.standing import Standing
+from gangline.store.sql.tasks import TaskStore
 from service import NODE_URL
 
 __all__ = ["Crash", "Ended", "PureServer", "Server", "SqlServer"]

@@ -24,7 +24,7 @@ import msgspec
 
 from gangline.domain.errors import Failure, LeaseLost
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
-from gangline.store.outbox import Callback, next_try_at
+from gangline.store.sql.outbox import Callback, next_try_at
 from service import beat, engine_down, request, result
 from simulated_servers import Crash, Ended, Server
 

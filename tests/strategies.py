@@ -13,7 +13,7 @@ from gangline.domain.contracts import Reward
 from gangline.domain.conversation import Message, SamplingParams, Text, ToolDefinition
 from gangline.domain.session import HarnessExit, SessionResult, StageTiming
 from gangline.domain.tokens import common_prefix_len, logprobs, token_ids
-from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.trajectories.rewards import apply_reward
 
 END_OF_TURN = 2

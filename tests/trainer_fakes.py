@@ -13,9 +13,9 @@ from gangline.domain.errors import EngineUnavailable
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import Submitted
-from gangline.training.run_log import StepRecord
-from gangline.training.samples import Sample
-from gangline.training.weight_update import UpdateProfile
+from gangline.training.learning.samples import Sample
+from gangline.training.run.log import StepRecord
+from gangline.training.weights.update import UpdateProfile
 from training_samples import session, trace
 from training_service import GOOD, FakeService
 

@@ -16,9 +16,9 @@ from fixtures_models import VOCAB_SIZE
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import Submitted
-from gangline.integrations.trl import Connection, session_reward
-from gangline.training.collector import PlainCollector
-from gangline.training.groups import Group
+from gangline.trainers.trl import Connection, session_reward
+from gangline.training.collecting.collector import PlainCollector
+from gangline.training.collecting.groups import Group
 from training_service import FakeService
 
 Watch = Callable[[Any, Any, dict[str, Any], Any], None]

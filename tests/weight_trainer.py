@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from gangline.client.server import ServerClient
-from gangline.training.weight_update import ServiceWeights
+from gangline.training.weights.update import ServiceWeights
 
 
 def save(folder: Path) -> None:

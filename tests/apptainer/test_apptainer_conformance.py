@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.runtimes.apptainer import ApptainerRuntime
+from gangline.runtimes.apptainer.runtime import ApptainerRuntime
 from gangline.testing.adoption_conformance import AdoptionCheck, adoption_checks, run_adoption_check
 from gangline.testing.runtime_conformance import Check, checks, run_check
 

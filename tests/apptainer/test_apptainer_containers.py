@@ -14,7 +14,7 @@ from gangline.domain.contracts import RuntimeHandle, RuntimeStart
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
-from gangline.runtimes.apptainer import ApptainerRuntime
+from gangline.runtimes.apptainer.runtime import ApptainerRuntime
 from gangline.runtimes.images.building import ImageBuilder
 from gangline.runtimes.images.recipe import Recipe
 from gangline.settings import Settings

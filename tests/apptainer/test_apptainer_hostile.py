@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 import pytest_asyncio
 
-from gangline.runtimes.apptainer import ApptainerRuntime
+from gangline.runtimes.apptainer.runtime import ApptainerRuntime
 from gangline.testing.hostility import Attack, Grounds, assert_held, attacked_grounds, attacks
 
 

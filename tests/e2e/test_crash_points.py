@@ -27,12 +27,12 @@ from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import message_text
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack
-from gangline.engines.serving.app import serving
-from gangline.engines.serving.sampler import SampledToken, SampleRequest
-from gangline.store.journal import AttemptKey, Journal
-from gangline.testing.scripted_engine import ScriptedSampler, create_scripted_app
-from gangline.testing.scripted_engine_script import Script
-from gangline.testing.tiny_tokenizer import TinyTokenizer
+from gangline.serving.app import serving
+from gangline.serving.sampler import SampledToken, SampleRequest
+from gangline.serving.scripted.script import Script
+from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
+from gangline.store.journal.log import AttemptKey, Journal
 
 NUM_POINTS = int(os.environ.get("GANGLINE_CRASH_POINTS", "100"))
 SEED = int(os.environ.get("GANGLINE_CRASH_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)

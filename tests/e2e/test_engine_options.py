@@ -12,8 +12,8 @@ import pytest
 from cli_process import UpProcess, gangline
 from fixtures_tokenizers import qwen3_folder
 from gangline.client.node import NodeClient
-from gangline.engines.text_parsing.parser import Parsers
-from gangline.testing.scripted_engine import scripted_server
+from gangline.language.parsing.parser import Parsers
+from gangline.serving.scripted.server import scripted_server
 
 SCRIPT: dict[str, Any] = {"default": {"thinking": "Hm.", "text": "as you wish"}}
 

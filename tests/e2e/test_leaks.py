@@ -101,7 +101,7 @@ class Leaks:
     def keeper(self) -> int:
         """It lives from the first sandbox on."""
         started = children(self.node)
-        (keeper,) = [pid for pid in processes_with("gangline.runtimes.keeper") if pid in started]
+        (keeper,) = [pid for pid in processes_with("gangline.runtimes.keeping.keeper") if pid in started]
         return keeper
 
     async def run(self, name: str, chosen: Sequence[Fate]) -> None:

@@ -16,7 +16,7 @@ import pytest
 from cli_process import UpProcess, gangline, wait_for
 from gangline.client.node import NodeClient
 from gangline.domain.errors import GanglineError
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from fixtures_node import RunningNode, running_node
 from gangline.domain.completion import Completion
 from gangline.domain.session import SessionResult
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 from gangline.trajectories.audit import audit
 
 TEXT = " ".join(f"word{number}" for number in range(40))

@@ -15,7 +15,7 @@ import pytest
 from cli_process import COMMAND, GIVE_UP_S, clean_environment
 from gangline.client.server import ServerClient
 from gangline.server.run import serving
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 from requirements import need_command
 
 TOKEN = "gl-control-test"

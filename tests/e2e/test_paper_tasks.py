@@ -22,7 +22,7 @@ from field_tasks import FIXED, git, repository
 from fixtures_node import TOKEN, running_node
 from gangline.http.listening import listening
 from gangline.server.run import serving
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 from papers import filled
 from requirements import need_command
 

@@ -119,7 +119,7 @@ def checked(data: Path, **env: str) -> dict[str, str]:
 
 _CHECK = """
 import sys, pathlib, msgspec
-from gangline.cli.checks_folders import check_data_folder
+from gangline.cli.machine.checks_folders import check_data_folder
 from gangline.settings import Settings
 settings = Settings.from_environ().model_copy(update={"data_dir": pathlib.Path(sys.argv[1])})
 print(msgspec.json.encode(check_data_folder(settings)).decode())

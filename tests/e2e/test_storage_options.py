@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from cli_process import UpProcess, gangline
-from gangline.store.reader import TaskReader
+from gangline.store.sql.reader import TaskReader
 from postgres import Cluster
 
 

@@ -20,10 +20,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from cli_process import COMMAND, clean_environment, gangline, processes_with, wait_for
 from fixtures_models import CONFIGS
-from gangline.engines.embedded.models import resolve_tokenizer
-from gangline.training.checkpoint import Checkpoints
-from gangline.training.lineage import Life, Results
-from gangline.training.run_log import read_evaluations, read_records
+from gangline.language.models import resolve_tokenizer
+from gangline.training.run.checkpoint import Checkpoints
+from gangline.training.run.lineage import Life, Results
+from gangline.training.run.log import read_evaluations, read_records
 from requirements import need_module
 from talking_agent import tasks
 

@@ -16,16 +16,16 @@ from fixtures_models import CONFIGS
 from fixtures_node import running_node
 from gangline.client.server import ServerClient
 from gangline.domain.errors import EngineUnavailable
-from gangline.engines.embedded.model import LanguageModel, load_model
-from gangline.engines.embedded.sampler import EmbeddedSampler
-from gangline.engines.serving.app import create_app
-from gangline.engines.serving.app import serving as engine_serving
-from gangline.integrations.trl import Connection, ServiceRollouts
 from gangline.server.run import serving
-from gangline.testing.tiny_tokenizer import TinyTokenizer
-from gangline.training.collector import PlainCollector
-from gangline.training.groups import Group
-from gangline.training.weight_update import ServiceWeights
+from gangline.serving.app import create_app
+from gangline.serving.app import serving as engine_serving
+from gangline.serving.embedded.model import LanguageModel, load_model
+from gangline.serving.embedded.sampler import EmbeddedSampler
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
+from gangline.trainers.trl import Connection, ServiceRollouts
+from gangline.training.collecting.collector import PlainCollector
+from gangline.training.collecting.groups import Group
+from gangline.training.weights.update import ServiceWeights
 from talking_agent import TEMPERATURE, tasks
 from trl_training import make_trainer, word_tokenizer
 

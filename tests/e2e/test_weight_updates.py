@@ -21,7 +21,7 @@ from gangline.domain.completion import Completion
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.session import SessionResult
 from gangline.server.run import serving
-from gangline.training.weight_update import ServiceWeights
+from gangline.training.weights.update import ServiceWeights
 from gangline.trajectories.audit import audit
 
 TRAINER = Path(__file__).parents[1] / "weight_trainer.py"

@@ -26,7 +26,7 @@ from gangline.domain.errors import InvalidRequest, UnknownPlugin
 from gangline.domain.session import SessionResult
 from gangline.gateway.node import control_routes
 from gangline.server.run import serving
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 from requirements import need, need_command
 
 SECRET = "what only the host may know"

@@ -19,7 +19,7 @@ from gangline.client.node import NodeClient
 from gangline.gateway.node import control_routes
 from gangline.server.app import all_routes
 from gangline.server.run import serving
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 from hostile.http_attacks import ATTACKS, HttpAttack, Surface, succeeded
 
 _NONE: Any = SimpleNamespace(store=None, gate=None, backends=None)

@@ -20,7 +20,7 @@ from gangline.domain.errors import LimitExceeded
 from gangline.gateway.node import control_routes
 from gangline.server.app import all_routes
 from gangline.server.run import serving
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 from service import any_plugin, request
 
 _NONE: Any = SimpleNamespace(store=None, gate=None, backends=None)

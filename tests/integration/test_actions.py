@@ -15,8 +15,8 @@ from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidRequest, Unauthorized
 from gangline.http.audit import Action, who
 from gangline.server.run import serving
-from gangline.store.actions import ActionLog, read_actions
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
+from gangline.store.audit import ActionLog, read_actions
 from http_calls import status_of
 from service import FakeNode, any_plugin, request
 

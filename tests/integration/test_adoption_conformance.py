@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.errors import RuntimeUnavailable
-from gangline.runtimes.sandbox import SandboxRuntime
+from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
 from gangline.testing.adoption_conformance import AdoptionCheck, adoption_checks, in_keeper, run_adoption_check
 from gangline.testing.runtime_conformance import Check, checks, run_check
 

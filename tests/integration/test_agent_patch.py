@@ -15,9 +15,9 @@ from folder_runtime import FolderRuntime
 from gangline import plugins
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
-from gangline.gateway.attempt import Attempt
-from gangline.gateway.grading import MAX_ARTIFACT_BYTES, bounded
-from gangline.runtimes.sandbox import SandboxRuntime
+from gangline.gateway.sessions.attempt import Attempt
+from gangline.gateway.sessions.grading import MAX_ARTIFACT_BYTES, bounded
+from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
 from requirements import need_command
 
 WHO = "-c user.name=kennel -c user.email=kennel@example.com"

@@ -10,9 +10,9 @@ from fixtures_tokenizers import qwen3_folder
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, ToolDefinition
 from gangline.domain.errors import InvalidRequest
 from gangline.engines.contract import EngineRequest
-from gangline.engines.text_parsing.parser import Parsers
-from gangline.gateway.backends import BackendPool
-from gangline.testing.scripted_engine import scripted_server
+from gangline.gateway.backends.pool import BackendPool
+from gangline.language.parsing.parser import Parsers
+from gangline.serving.scripted.server import scripted_server
 
 CALL = ModelCall(
     dialect="test",

@@ -12,7 +12,7 @@ import pytest
 from fixtures_backends import KillableEngine
 from gangline.domain.conversation import Message, ModelCall, Text
 from gangline.engines.contract import Engine, EngineRequest, ReplyAccumulator
-from gangline.gateway.backends import BackendPool
+from gangline.gateway.backends.pool import BackendPool
 
 HELLO = EngineRequest(call=ModelCall(dialect="d", model="m", messages=(Message("user", (Text("hello"),)),)))
 

@@ -21,9 +21,9 @@ from gangline.domain.errors import (
     NotFound,
 )
 from gangline.engines.contract import EngineRequest, ReplyAccumulator
-from gangline.engines.serving.app import serving
-from gangline.engines.vllm import VllmEngine
-from gangline.gateway.backends import BackendPool
+from gangline.engines.vllm.engine import VllmEngine
+from gangline.gateway.backends.pool import BackendPool
+from gangline.serving.app import serving
 
 HELLO = EngineRequest(call=ModelCall(dialect="d", model="m", messages=(Message("user", (Text("hello"),)),)))
 

@@ -9,10 +9,10 @@ import pytest
 
 from fixtures_backends import KillableEngine
 from fixtures_proxy import MemoryJournal, served
-from gangline.gateway.backends import BackendPool
-from gangline.gateway.model_session import ModelSession
-from gangline.gateway.proxy import Proxy
-from gangline.gateway.session_spec import SessionSpec
+from gangline.gateway.backends.pool import BackendPool
+from gangline.gateway.calls.proxy import Proxy
+from gangline.gateway.calls.session import ModelSession
+from gangline.gateway.calls.session_spec import SessionSpec
 
 ECHO = {"default": {"text": "ready"}}
 

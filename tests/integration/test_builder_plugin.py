@@ -18,7 +18,7 @@ from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.domain.trajectory import Trajectory
 from gangline.plugins import make_builder
 from gangline.trajectories.audit import audit, merge_reports
-from gangline.trajectories.building import built
+from gangline.trajectories.builders.building import built
 from strategies import session_sample
 
 BUILDER = '''

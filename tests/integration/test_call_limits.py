@@ -15,11 +15,11 @@ import openai
 import pytest
 
 from fixtures_proxy import Proxied, proxied
-from gangline.gateway.call_limits import CallLimits
-from gangline.gateway.model_session import ModelSession
-from gangline.gateway.readers import Readers
-from gangline.gateway.reading import read_here
-from gangline.gateway.session_spec import SessionSpec
+from gangline.gateway.calls.limits import CallLimits
+from gangline.gateway.calls.readers import Readers
+from gangline.gateway.calls.reading import read_here
+from gangline.gateway.calls.session import ModelSession
+from gangline.gateway.calls.session_spec import SessionSpec
 
 SMALL = CallLimits(
     max_body_bytes=400_000,
@@ -153,7 +153,7 @@ async def test_a_large_call_is_read_in_another_process_and_a_small_one_here(
         here.append(len(request.body))
         return read_here(dialect, request, *rest)
 
-    monkeypatch.setattr("gangline.gateway.proxy.read_here", noted)
+    monkeypatch.setattr("gangline.gateway.calls.proxy.read_here", noted)
     small = body_of(dialect, said(dialect, 1))
     bodies = [
         small,

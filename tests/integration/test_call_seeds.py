@@ -19,11 +19,11 @@ from fixtures_node import running_node
 from fixtures_proxy import Proxied, proxied_engine
 from gangline.domain.session import SessionResult
 from gangline.domain.task import SamplingPolicy
-from gangline.engines.embedded.model import LanguageModel, load_model
-from gangline.engines.embedded.sampler import EmbeddedSampler
-from gangline.engines.serving.app import create_app, serving
-from gangline.gateway.attempt import Attempt
-from gangline.testing.tiny_tokenizer import TinyTokenizer
+from gangline.gateway.sessions.attempt import Attempt
+from gangline.serving.app import create_app, serving
+from gangline.serving.embedded.model import LanguageModel, load_model
+from gangline.serving.embedded.sampler import EmbeddedSampler
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from held_engine import HeldCall, HeldEngine
 from talking_agent import tasks
 

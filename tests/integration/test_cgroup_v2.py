@@ -10,8 +10,8 @@ import pytest
 
 from gangline.domain.ids import new_id
 from gangline.domain.task import LimitsSpec
-from gangline.runtimes.cgroups import Cgroups, group_name, make_groups, remove_owned
-from gangline.runtimes.execution import Executions, Order
+from gangline.runtimes.commands.execution import Executions, Order
+from gangline.runtimes.confinement.cgroups import Cgroups, group_name, make_groups, remove_owned
 from requirements import DOES_NOT_APPLY, need
 
 _FILES = {"memory_bytes": "memory.max", "max_pids": "pids.max", "cpus": "cpu.max"}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.cli import up
-from gangline.cli.child import Child
+from gangline.cli.processes.child import Child
+from gangline.cli.service import up
 from gangline.domain.errors import NodeError, PortUnavailable
 
 

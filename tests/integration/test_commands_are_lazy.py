@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from gangline.cli import records
 from gangline.cli.main import build_app
+from gangline.cli.results import records
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from strategies import session_result

@@ -21,7 +21,7 @@ from gangline.domain.tokens import logprobs, token_ids
 from gangline.domain.trajectory import Trace, Trajectory
 from gangline.evaluators.swe_bench import SweBenchConfig
 from gangline.http.listening import listening
-from gangline.server.compat_polar_tasks import needs_of_ours, task_from_polar
+from gangline.server.compat.polar.tasks import needs_of_ours, task_from_polar
 from gangline.server.run import serving
 from papers import filled, listing
 from service import FakeNode

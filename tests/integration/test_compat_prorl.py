@@ -20,7 +20,7 @@ from gangline.domain.session import Heartbeat, Lease, StageTiming
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.domain.trajectory import Trace, Trajectory, TurnSpan
 from gangline.server.run import serving
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 from papers import listing
 from service import FakeNode
 

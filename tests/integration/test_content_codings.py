@@ -24,7 +24,7 @@ from fixtures_node import TOKEN, RunningNode, running_node
 from gangline.domain.errors import InvalidRequest, LimitExceeded
 from gangline.http.content_codings import decompressed
 from gangline.server.run import serving
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 from service import any_plugin
 
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from anthropic.types import Message, TextBlock, ThinkingBlock, ToolUseBlock
 
 from fixtures_proxy import Proxied, proxied
-from gangline.dialects.anthropic import AnthropicDialect
+from gangline.dialects.anthropic.dialect import AnthropicDialect
 from gangline.domain.conversation import Message as CanonicalMessage
 from gangline.domain.conversation import ModelCall, Text, Thinking, ToolCall, Usage
 from gangline.domain.errors import (

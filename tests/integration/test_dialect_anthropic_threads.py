@@ -15,7 +15,7 @@ from anthropic.types.beta import BetaMessage
 from fixtures_node import RunningNode, running_node
 from fixtures_proxy import proxied
 from gangline.domain.session import SessionResult
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 from gangline.trajectories.audit import audit
 
 SCRIPT = {

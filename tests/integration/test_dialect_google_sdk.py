@@ -16,7 +16,7 @@ from google.genai import errors, types
 
 from fixtures_proxy import Proxied, proxied
 from gangline.dialects.contract import RawRequest
-from gangline.dialects.google import GoogleDialect
+from gangline.dialects.google.dialect import GoogleDialect
 from gangline.domain.conversation import Text, Thinking, ToolCall, ToolResult
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.reply import ReplyDelta

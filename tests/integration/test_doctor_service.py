@@ -11,13 +11,19 @@ from typing import Any
 import pytest
 
 from cli_process import gangline
-from gangline.cli import checks_service
-from gangline.cli.checks_service import check_engine, check_open_files, check_runtimes, check_server_port, check_service
+from gangline.cli.machine import checks_service
+from gangline.cli.machine.checks_service import (
+    check_engine,
+    check_open_files,
+    check_runtimes,
+    check_server_port,
+    check_service,
+)
 from gangline.client.server import ServerClient
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.server.run import serving
+from gangline.serving.scripted.server import scripted_server
 from gangline.settings import Settings
-from gangline.testing.scripted_engine import scripted_server
 from service import FakeNode, any_plugin
 
 TOKEN = "control-secret"

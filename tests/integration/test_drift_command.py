@@ -12,15 +12,15 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from gangline.cli import drift
-from gangline.cli.drift import drift_document
-from gangline.cli.records import open_records
+from gangline.cli.results import drift
+from gangline.cli.results.drift import drift_document
+from gangline.cli.results.records import open_records
 from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError, NotFound
 from gangline.domain.session import SessionResult
 from gangline.server.run import serving
-from gangline.store.results import ResultStore
-from gangline.store.tasks import TaskStore
+from gangline.store.results.files import ResultStore
+from gangline.store.sql.tasks import TaskStore
 from service import FakeNode, any_plugin, request
 from strategies import session_result
 

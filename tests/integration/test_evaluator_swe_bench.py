@@ -17,8 +17,8 @@ from folder_runtime import FolderRuntime
 from gangline import plugins
 from gangline.domain.contracts import Reward
 from gangline.domain.errors import EvaluatorError
-from gangline.integrations.importers.imported import Choices
-from gangline.integrations.importers.swe_bench import InstanceChoices, read_instances
+from gangline.importers.imported import Choices
+from gangline.importers.swe_bench import InstanceChoices, read_instances
 from requirements import need_command
 
 pytestmark = pytest.mark.usefixtures("_git")

@@ -16,7 +16,7 @@ from fixtures_node import TOKEN, RunningNode, running_node
 from gangline.domain.completion import CompletionTree
 from gangline.domain.errors import Conflict, InvalidRequest, NotFound
 from gangline.domain.session import SessionResult
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 from gangline.trajectories.audit import audit
 
 SCRIPT = {"default": {"text": "as you wish"}}

@@ -12,15 +12,15 @@ import pytest
 from fixtures_node import RunningNode, running_node
 from gangline.domain.completion import Completion
 from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound, StoreError
-from gangline.engines.vllm import VllmEngine
-from gangline.gateway.external import ClaimRequest, ExternalSessions, SessionRequest
-from gangline.gateway.external_store import ExternalStore
-from gangline.gateway.model_session import ModelSession
+from gangline.engines.vllm.engine import VllmEngine
+from gangline.gateway.calls.proxy import Proxy
+from gangline.gateway.calls.session import ModelSession
+from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.gateway.external.sessions import ClaimRequest, ExternalSessions, SessionRequest
+from gangline.gateway.external.store import ExternalStore
 from gangline.gateway.node import serve
-from gangline.gateway.proxy import Proxy
-from gangline.gateway.session_spec import SessionSpec
-from gangline.store.journal import AttemptOpened, Journal
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
+from gangline.store.journal.log import AttemptOpened, Journal
 
 NOBODY = "http://127.0.0.1:9"
 

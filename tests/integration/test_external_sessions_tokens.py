@@ -15,8 +15,8 @@ import pytest
 from fixtures_node import RunningNode, running_node
 from gangline.domain.completion import CompletionTree
 from gangline.engines.json_ids import plain_ids
-from gangline.testing.scripted_engine import scripted_server
-from gangline.testing.tiny_tokenizer import TinyTokenizer
+from gangline.serving.scripted.server import scripted_server
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from gangline.trajectories.audit import audit
 
 SCRIPT = {"default": {"text": "as you wish"}, "weight_version": 7}
@@ -158,7 +158,7 @@ async def test_a_long_prompt_is_read_as_a_short_one_and_on_a_thread(
         threads.append(threading.current_thread().name)
         return plain_ids(text)
 
-    monkeypatch.setattr("gangline.gateway.control_sessions.plain_ids", noted)
+    monkeypatch.setattr("gangline.gateway.control.sessions.plain_ids", noted)
     opened = await node.client.open_session()
     ids = PROMPT * 2500
     text = separator.join(map(str, ids))

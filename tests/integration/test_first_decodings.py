@@ -13,8 +13,8 @@ import os, sys, threading
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.domain.views import SessionView
-from gangline.store.journal_entries import Appended, Entry, EntryHead
-from gangline.store.standing import Standing
+from gangline.store.journal.entries import Appended, Entry, EntryHead
+from gangline.store.sql.standing import Standing
 
 sys.setswitchinterval(1e-6)
 data = encode_msgpack({record})

@@ -14,7 +14,7 @@ from fixtures_node import TOKEN, running_node
 from fuzzed import assail, names_of, on_a_thread, operations
 from gangline.gateway.node import TITLE, control_routes
 from gangline.http.openapi import describe
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 
 NUM_CASES = 8
 """Of what the description allows, and as many of what it does not, for each operation."""

@@ -10,9 +10,9 @@ import pytest
 
 from fixtures_attempt import lease_of, node_parts
 from gangline.domain.session import Lease, SessionResult
-from gangline.gateway.attempt import Attempt
-from gangline.gateway.gate import Gate
-from gangline.gateway.node_parts import NodeParts
+from gangline.gateway.backends.gate import Gate
+from gangline.gateway.sessions.attempt import Attempt
+from gangline.gateway.sessions.parts import NodeParts
 
 AGENT = """
 import json, os, urllib.request

@@ -33,18 +33,18 @@ from gangline.domain.conversation import (
 )
 from gangline.domain.errors import ContextOverflow, EngineIncapable, EngineRefused, EngineUnavailable, InvalidRequest
 from gangline.domain.tokens import token_ids
-from gangline.engines.chat_fields import NEUTRAL_SAMPLING
 from gangline.engines.contract import EngineReply, EngineRequest, ReplyAccumulator
-from gangline.engines.generate import GenerateEngine
-from gangline.engines.generate_renderers import RenderersText, renderers_engine
-from gangline.engines.generate_routes import generate_engine
-from gangline.engines.generate_template import TemplateText, template_engine
+from gangline.engines.fields import NEUTRAL_SAMPLING
+from gangline.engines.generate.engine import GenerateEngine
+from gangline.engines.generate.renderers import RenderersText, renderers_engine
+from gangline.engines.generate.routes import generate_engine
+from gangline.engines.generate.template import TemplateText, template_engine
 from gangline.engines.http import EngineHttp
-from gangline.engines.serving.app import serving
-from gangline.engines.serving.tokenizer import load_tokenizer
-from gangline.testing.scripted_engine import ScriptedSampler, create_scripted_app, scripted_server
-from gangline.testing.scripted_engine_script import Script
-from gangline.testing.tiny_tokenizer import TinyTokenizer
+from gangline.language.tokenizer import load_tokenizer
+from gangline.serving.app import serving
+from gangline.serving.scripted.script import Script
+from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app, scripted_server
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 
 # The Google SDK derives its client session from aiohttp's, which aiohttp discourages.
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")

@@ -10,13 +10,13 @@ import pytest
 from fixtures_tokenizers import glm, gpt_oss, llama31
 from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolDefinition
 from gangline.engines.contract import EngineReply, EngineRequest, ReplyAccumulator
-from gangline.engines.generate import GenerateEngine
-from gangline.engines.generate_template import TemplateText
+from gangline.engines.generate.engine import GenerateEngine
+from gangline.engines.generate.template import TemplateText
 from gangline.engines.http import EngineHttp
-from gangline.engines.serving.tokenizer import HfChatTokenizer
-from gangline.engines.text_parsing.detect import detect_parsers
-from gangline.engines.text_parsing.parser import Parsers
-from gangline.testing.scripted_engine import scripted_server
+from gangline.language.parsing.detect import detect_parsers
+from gangline.language.parsing.parser import Parsers
+from gangline.language.tokenizer import HfChatTokenizer
+from gangline.serving.scripted.server import scripted_server
 
 HARMONY = (
     "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.look "

@@ -11,9 +11,9 @@ import pytest
 from fixtures_attempt import lease_of, node_parts
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
-from gangline.gateway.attempt import Attempt
+from gangline.gateway.sessions.attempt import Attempt
+from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
 from gangline.runtimes.namespaced import can_give_users
-from gangline.runtimes.sandbox import SandboxRuntime
 
 GRADE = """
 import json, os, subprocess, sys

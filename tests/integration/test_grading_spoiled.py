@@ -10,9 +10,9 @@ import pytest
 from fixtures_attempt import lease_of, node_parts
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
-from gangline.gateway.attempt import Attempt
-from gangline.runtimes.sandbox import SandboxRuntime
-from gangline.training.groups import why_without_reward
+from gangline.gateway.sessions.attempt import Attempt
+from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
+from gangline.training.collecting.groups import why_without_reward
 
 GRADE = """
 import pathlib, subprocess

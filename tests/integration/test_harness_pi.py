@@ -20,7 +20,7 @@ from gangline.domain.errors import HarnessError, RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
 from gangline.harnesses.pi import PiConfig, PiHarness
-from gangline.runtimes.sandbox import SandboxRuntime
+from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
 from gangline.settings import Settings
 
 REPOSITORY = Path(__file__).parents[2]

@@ -23,8 +23,8 @@ from gangline.client.base import error_of
 from gangline.domain.errors import MethodNotAllowed
 from gangline.http.audit import Action
 from gangline.server.run import serving
-from gangline.store.actions import read_actions
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
+from gangline.store.audit import read_actions
 from service import any_plugin
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -22,10 +22,10 @@ from gangline.domain.contracts import Reward
 from gangline.domain.conversation import Image, Message, Text, ToolResult
 from gangline.domain.session import HarnessExit, SessionResult
 from gangline.engines.contract import EngineDelta, EngineReply, EngineRequest
-from gangline.engines.vllm import VllmEngine
+from gangline.engines.vllm.engine import VllmEngine
 from gangline.plugins import make_builder
-from gangline.testing.scripted_engine import scripted_server
-from gangline.training.groups import why_invalid
+from gangline.serving.scripted.server import scripted_server
+from gangline.training.collecting.groups import why_invalid
 from gangline.trajectories.rewards import apply_reward
 from gangline.trajectories.rows import rows_of
 

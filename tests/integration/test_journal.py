@@ -17,8 +17,8 @@ import pytest
 from completions import completion
 from gangline.domain.errors import DiskFull, StoreError
 from gangline.domain.tokens import encode_msgpack
-from gangline.store.frames import Unframed, frame_head
-from gangline.store.journal import AttemptKey, AttemptOpened, Journal
+from gangline.store.journal.frames import Unframed, frame_head
+from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
 
 KEY = AttemptKey("s-1", 1)
 
@@ -398,7 +398,7 @@ import asyncio, sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from test_journal import completion
-from gangline.store.journal import Journal
+from gangline.store.journal.log import Journal
 async def main():
     journal = Journal.open(Path(sys.argv[1]))
     async def one(worker):

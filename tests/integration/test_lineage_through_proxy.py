@@ -9,7 +9,7 @@ import pytest
 from fixtures_proxy import Proxied, proxied
 from gangline.domain.completion import Completion, Lineage
 from gangline.domain.conversation import message_text
-from gangline.trajectories.prefix_merging import PrefixMergingBuilder
+from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
 
 COMMAND = {"type": "object", "properties": {"command": {"type": "string"}}}
 SHELL: Any = {"type": "function", "function": {"name": "shell", "parameters": COMMAND}}

@@ -19,7 +19,7 @@ from gangline.client.server import ServerClient
 from gangline.domain.errors import LimitExceeded, RequestTimeout, TooMany
 from gangline.http.listening import LIMITS, ListenLimits, listening, read_body
 from gangline.server.run import serving
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 from service import any_plugin
 
 KEY = {"Authorization": f"Bearer {TOKEN}"}
@@ -241,7 +241,7 @@ async def post(http: aiohttp.ClientSession, url: str) -> int:
 
 
 async def test_a_server_has_so_many_event_streams_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gangline.server.event_routes.MAX_STREAMS", 1)
+    monkeypatch.setattr("gangline.server.routes.events.MAX_STREAMS", 1)
     async with (
         serving(data_dir=tmp_path, control_token=TOKEN, check_task=any_plugin) as running,
         aiohttp.ClientSession(headers=KEY) as http,

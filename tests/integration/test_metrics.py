@@ -15,7 +15,7 @@ from fixtures_node import TOKEN, RunningNode, running_node
 from gangline.client.server import ServerClient
 from gangline.domain.node_numbers import NodeNumbers
 from gangline.server.run import serving
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 from service import FakeNode, any_plugin, engine_down, request
 
 Numbers = dict[tuple[str, frozenset[tuple[str, str]]], float]

@@ -14,7 +14,7 @@ from fixtures_attempt import lease_of, node_parts
 from folder_runtime import FolderRuntime
 from gangline.domain.errors import RuntimeFailed
 from gangline.domain.session import Lease, SessionResult
-from gangline.gateway.attempt import Attempt
+from gangline.gateway.sessions.attempt import Attempt
 from gangline.harnesses.native.tools import OFFERED, Tools
 
 FIRST = {"turn": 0, "pattern": "^say hi$"}

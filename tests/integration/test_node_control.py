@@ -12,8 +12,8 @@ import pytest
 
 from fixtures_node import RunningNode, running_node
 from gangline.domain.errors import Conflict, EngineUnavailable, InvalidRequest, NotFound, UnknownPlugin
-from gangline.gateway.gate import ABANDONED_S
-from gangline.testing.scripted_engine import scripted_server
+from gangline.gateway.backends.gate import ABANDONED_S
+from gangline.serving.scripted.server import scripted_server
 
 SCRIPT = {"default": {"text": "as you wish"}}
 

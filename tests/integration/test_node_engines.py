@@ -14,10 +14,10 @@ from aiohttp import web
 
 from fixtures_node import RunningNode, running_node
 from gangline.domain.errors import Conflict, EngineUnavailable, GanglineError, InvalidRequest
-from gangline.engines.serving.app import serving
-from gangline.testing.scripted_engine import ScriptedSampler, create_scripted_app, scripted_server
-from gangline.testing.scripted_engine_script import Script
-from gangline.testing.tiny_tokenizer import TinyTokenizer
+from gangline.serving.app import serving
+from gangline.serving.scripted.script import Script
+from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app, scripted_server
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 
 SCRIPT = {"default": {"text": "as you wish"}}
 KEY = "sk-of-the-engine"

@@ -10,13 +10,13 @@ from gangline.client.server import ServerClient
 from gangline.domain.errors import LeaseLost
 from gangline.domain.ids import new_id
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
-from gangline.gateway.backends import BackendPool
-from gangline.gateway.delivery import Delivery
-from gangline.gateway.node_parts import NodeParts
-from gangline.gateway.pipeline import Pipeline
-from gangline.gateway.pools import Pools, PoolSizes
-from gangline.gateway.proxy import Proxy
-from gangline.store.journal import AttemptOpened, Journal
+from gangline.gateway.backends.pool import BackendPool
+from gangline.gateway.calls.proxy import Proxy
+from gangline.gateway.sessions.delivery import Delivery
+from gangline.gateway.sessions.parts import NodeParts
+from gangline.gateway.sessions.pipeline import Pipeline
+from gangline.gateway.sessions.pools import Pools, PoolSizes
+from gangline.store.journal.log import AttemptOpened, Journal
 
 
 class ForgetfulServer:

@@ -17,12 +17,12 @@ from gangline import plugins
 from gangline.domain.completion import Completion
 from gangline.domain.contracts import EvaluationContext, ExecResult, HarnessVerdict, Reward, RuntimeStart
 from gangline.domain.errors import EngineUnavailable, RuntimeFailed, StoreError
-from gangline.gateway.attempt import Attempt
-from gangline.gateway.node_parts import NodeParts
-from gangline.gateway.pools import PoolSizes
-from gangline.gateway.watchdog import Watchdog
+from gangline.gateway.health.watchdog import Watchdog
+from gangline.gateway.sessions.attempt import Attempt
+from gangline.gateway.sessions.parts import NodeParts
+from gangline.gateway.sessions.pools import PoolSizes
 from gangline.harnesses.shell import ShellHarness
-from gangline.store.journal import Journal
+from gangline.store.journal.log import Journal
 
 SIZES = PoolSizes(init_workers=1, ready_slots=2, run_slots=3, prewarm_workers=1, postrun_workers=1)
 GRADED_CLEAN: dict[str, Any] = {

@@ -15,8 +15,8 @@ import pytest
 
 from fixtures_backends import KillableEngine
 from fixtures_proxy import Proxied, proxied_engine
-from gangline.gateway.backends import BackendPool
-from gangline.store.journal import AttemptOpened, Journal
+from gangline.gateway.backends.pool import BackendPool
+from gangline.store.journal.log import AttemptOpened, Journal
 
 CALL: Any = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 

@@ -24,7 +24,7 @@ from gangline.client.server import ServerClient
 from gangline.domain.errors import Conflict, NotFound, ServerUnavailable
 from gangline.domain.session import Heartbeat
 from gangline.server.run import serving
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 from papers import listing
 
 SCRIPT = {"default": {"text": "as you wish"}}

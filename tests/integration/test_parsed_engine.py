@@ -25,11 +25,11 @@ from gangline.domain.conversation import (
 from gangline.domain.errors import EngineRefused
 from gangline.domain.tokens import token_ids
 from gangline.engines.contract import EngineReply, EngineRequest, ReplyAccumulator
-from gangline.engines.parsed import ParsedEngine
-from gangline.engines.text_parsing.parser import Parsers
-from gangline.engines.vllm import VllmEngine
-from gangline.testing.scripted_engine import scripted_server
-from gangline.testing.tiny_tokenizer import TinyTokenizer
+from gangline.engines.text.parsed import ParsedEngine
+from gangline.engines.vllm.engine import VllmEngine
+from gangline.language.parsing.parser import Parsers
+from gangline.serving.scripted.server import scripted_server
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 
 # The Google SDK derives its client session from aiohttp's, which aiohttp discourages.
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")

@@ -16,17 +16,17 @@ from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.durable import append, make_folder, replacing, write_new, write_once, write_whole
-from gangline.gateway.backends_memory import BackendMemory
-from gangline.gateway.backends_records import BackendSpec
-from gangline.gateway.delivery import Delivery
-from gangline.gateway.external_store import ExternalState, ExternalStore
-from gangline.gateway.node_identity import node_identity
-from gangline.integrations.callbacks import receiving
-from gangline.store.journal import AttemptKey, AttemptOpened, Journal
-from gangline.store.results import ResultStore
-from gangline.training.buffer import BufferState
-from gangline.training.checkpoint import Checkpoints, TrainerState
-from gangline.training.run_log import RunLog, read_records
+from gangline.gateway.backends.memory import BackendMemory
+from gangline.gateway.backends.records import BackendSpec
+from gangline.gateway.external.store import ExternalState, ExternalStore
+from gangline.gateway.identity import node_identity
+from gangline.gateway.sessions.delivery import Delivery
+from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
+from gangline.store.results.files import ResultStore
+from gangline.trainers.callbacks import receiving
+from gangline.training.collecting.buffer import BufferState
+from gangline.training.run.checkpoint import Checkpoints, TrainerState
+from gangline.training.run.log import RunLog, read_records
 from power_cut import PowerCut
 from trainer_fakes import step_record
 from training_samples import session

@@ -13,7 +13,7 @@ import pytest
 from fixtures_proxy import Proxied, proxied, proxied_engine
 from gangline import plugins
 from gangline.domain.conversation import ModelCall, message_text
-from gangline.gateway.gate import Gate
+from gangline.gateway.backends.gate import Gate
 from held_engine import PROMPT, HeldEngine
 
 INSTALLED = plugins.names("dialect")

@@ -14,9 +14,9 @@ from fixtures_proxy import Proxied, proxied, proxied_engine
 from gangline.domain.task import SamplingPolicy
 from gangline.domain.tokens import logprobs
 from gangline.engines.contract import EngineDelta, EngineReply, EngineRequest
-from gangline.engines.vllm import VllmEngine
-from gangline.gateway.gate import Gate
-from gangline.testing.scripted_engine import scripted_server
+from gangline.engines.vllm.engine import VllmEngine
+from gangline.gateway.backends.gate import Gate
+from gangline.serving.scripted.server import scripted_server
 from held_engine import HeldEngine
 
 HELLO: Any = [{"role": "user", "content": "hello"}]

@@ -11,14 +11,14 @@ import pytest
 
 from fixtures_proxy import MemoryJournal, Proxied, proxied, proxied_engine
 from gangline.domain.errors import DiskFull
-from gangline.engines.serving.app import serving
-from gangline.engines.vllm import VllmEngine
-from gangline.gateway.call_limits import CallLimits
-from gangline.gateway.model_session import ModelSession
-from gangline.gateway.session_spec import SessionSpec
-from gangline.testing.scripted_engine import ScriptedSampler, create_scripted_app
-from gangline.testing.scripted_engine_script import Script
-from gangline.testing.tiny_tokenizer import TinyTokenizer
+from gangline.engines.vllm.engine import VllmEngine
+from gangline.gateway.calls.limits import CallLimits
+from gangline.gateway.calls.session import ModelSession
+from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.serving.app import serving
+from gangline.serving.scripted.script import Script
+from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 SLOW = {"rules": [{"pattern": "slow", "text": "a b c d e f g h i j k l m n o p q r s t", "token_delay_s": 0.05}]}

@@ -18,8 +18,8 @@ from google.genai import types as genai_types
 
 from fixtures_node import TOKEN, RunningNode, running_node
 from gangline.server.run import serving
+from gangline.serving.scripted.server import scripted_server
 from gangline.telemetry.logs import LineFormatter
-from gangline.testing.scripted_engine import scripted_server
 
 
 async def test_sdks_read_the_id_of_replies_and_errors_and_the_log_has_it(

@@ -11,7 +11,7 @@ import pytest
 
 from fixtures_proxy import Proxied, proxied_engine
 from gangline.domain.completion import Completion
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 
 KEY = {"Idempotency-Key": "one-wish"}
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}

@@ -16,8 +16,8 @@ from gangline.domain.contracts import Runtime, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.task import LimitsSpec, RuntimeSpec
+from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
 from gangline.runtimes.process import ProcessRuntime
-from gangline.runtimes.sandbox import SandboxRuntime
 
 DAEMON = "setsid sh -c 'sleep 4242 &' > /dev/null 2>&1"
 

@@ -13,7 +13,7 @@ import aiohttp
 import openai
 import pytest
 
-from gangline.testing.scripted_engine import scripted_server, serve
+from gangline.serving.scripted.server import scripted_server, serve
 from http_calls import status_of
 
 CHAT = "/v1/chat/completions"
@@ -165,5 +165,5 @@ async def test_a_script_file_is_served_until_cancelled(tmp_path: Path) -> None:
 
 def test_with_the_built_in_tokenizer_it_starts_without_torch() -> None:
     """Seconds of every service over a script: transformers imports torch."""
-    load = "from gangline.testing.scripted_engine import open_tokenizer; import sys; open_tokenizer('tiny')"
+    load = "from gangline.serving.scripted.server import open_tokenizer; import sys; open_tokenizer('tiny')"
     subprocess.run([sys.executable, "-c", f"{load}; sys.exit('torch' in sys.modules)"], check=True)

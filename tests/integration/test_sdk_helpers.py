@@ -15,7 +15,7 @@ from google import genai
 from google.genai import types
 
 from fixtures_node import RunningNode, running_node
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 from gangline.trajectories.audit import audit
 
 # The SDK derives its client session from aiohttp's, which aiohttp discourages.

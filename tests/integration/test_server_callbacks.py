@@ -15,10 +15,10 @@ from aiohttp import web
 
 from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidRequest
-from gangline.server.callbacks import signature
 from gangline.server.run import serving
-from gangline.store.outbox import Outbox
-from gangline.store.tasks import TaskStore
+from gangline.server.service.callbacks import signature
+from gangline.store.sql.outbox import Outbox
+from gangline.store.sql.tasks import TaskStore
 from service import FakeNode, any_plugin, request
 
 TOKEN = "control-secret"

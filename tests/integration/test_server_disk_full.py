@@ -14,9 +14,9 @@ from gangline.client.server import ServerClient
 from gangline.domain.errors import DiskFull
 from gangline.durable import write_new
 from gangline.server.app import create_app
-from gangline.server.service import RolloutService
-from gangline.store.results import ResultStore
-from gangline.store.tasks import TaskStore
+from gangline.server.service.core import RolloutService
+from gangline.store.results.files import ResultStore
+from gangline.store.sql.tasks import TaskStore
 from service import FakeNode, any_plugin, request, result
 
 

@@ -12,13 +12,13 @@ from gangline.client.server import ServerClient
 from gangline.domain.errors import Conflict, InvalidRequest, NotFound
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
-from gangline.server.housekeeping import Housekeeper
 from gangline.server.run import Storage, serving
-from gangline.server.service import RolloutService
-from gangline.store.artifacts import ArtifactResults
-from gangline.store.results import Results, ResultStore
-from gangline.store.retention import Keep
-from gangline.store.tasks import TaskStore
+from gangline.server.service.core import RolloutService
+from gangline.server.service.housekeeping import Housekeeper
+from gangline.store.results.artifacts import ArtifactResults
+from gangline.store.results.files import Results, ResultStore
+from gangline.store.sql.retention import Keep
+from gangline.store.sql.tasks import TaskStore
 from service import NODE_URL, FakeNode, any_plugin, request, result
 
 

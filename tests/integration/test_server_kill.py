@@ -16,8 +16,8 @@ from gangline.client.server import ServerClient
 from gangline.domain.errors import LeaseLost, ServerUnavailable
 from gangline.domain.session import Lease
 from gangline.server.run import database_path, results_path
-from gangline.store.reader import TaskReader
-from gangline.store.results import ResultStore
+from gangline.store.results.files import ResultStore
+from gangline.store.sql.reader import TaskReader
 from service import FakeNode, request, result
 
 NUM_TASKS = 30

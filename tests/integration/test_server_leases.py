@@ -10,9 +10,9 @@ import pytest
 
 from gangline.domain.errors import LeaseLost, StoreError
 from gangline.domain.tokens import encode_msgpack
-from gangline.server.service import RolloutService
-from gangline.store.results import ResultStore
-from gangline.store.tasks import TaskStore
+from gangline.server.service.core import RolloutService
+from gangline.store.results.files import ResultStore
+from gangline.store.sql.tasks import TaskStore
 from service import NODE_URL, any_plugin, beat, request, result
 
 

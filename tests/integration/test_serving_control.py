@@ -11,11 +11,11 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from gangline.engines.serving.app import create_app, serving
-from gangline.engines.serving.sampler import SampledToken, SampleRequest
-from gangline.testing.scripted_engine import ScriptedSampler, create_scripted_app
-from gangline.testing.scripted_engine_script import Script
-from gangline.testing.tiny_tokenizer import TinyTokenizer
+from gangline.serving.app import create_app, serving
+from gangline.serving.sampler import SampledToken, SampleRequest
+from gangline.serving.scripted.script import Script
+from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from http_calls import status_of
 
 

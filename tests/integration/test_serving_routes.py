@@ -13,10 +13,10 @@ import pytest
 import pytest_asyncio
 
 from fixtures_tokenizers import qwen3_folder, smollm2_name
-from gangline.engines.serving.app import PortUnavailable, run_app
-from gangline.testing.scripted_engine import ScriptedSampler, open_tokenizer, scripted_server
-from gangline.testing.scripted_engine_script import Script
-from gangline.testing.tiny_tokenizer import TinyTokenizer
+from gangline.serving.app import PortUnavailable, run_app
+from gangline.serving.scripted.script import Script
+from gangline.serving.scripted.server import ScriptedSampler, open_tokenizer, scripted_server
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from http_calls import status_of
 
 TEXT = "Hello wörld 日本, done.\nThe end."

@@ -14,17 +14,17 @@ from gangline.domain.completion import Completion
 from gangline.domain.errors import Conflict
 from gangline.domain.ids import new_id
 from gangline.domain.session import Lease
-from gangline.engines.vllm import VllmEngine
-from gangline.gateway.attempt import Attempt
-from gangline.gateway.backends import BackendPool
-from gangline.gateway.external import ExternalSessions, SessionRequest
-from gangline.gateway.external_store import ExternalStore
-from gangline.gateway.model_session import ModelSession, key_digest
-from gangline.gateway.node_parts import NodeParts
-from gangline.gateway.pools import Pools, PoolSizes
-from gangline.gateway.proxy import Proxy
-from gangline.gateway.session_spec import SessionSpec
-from gangline.store.journal import Journal
+from gangline.engines.vllm.engine import VllmEngine
+from gangline.gateway.backends.pool import BackendPool
+from gangline.gateway.calls.proxy import Proxy
+from gangline.gateway.calls.session import ModelSession, key_digest
+from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.gateway.external.sessions import ExternalSessions, SessionRequest
+from gangline.gateway.external.store import ExternalStore
+from gangline.gateway.sessions.attempt import Attempt
+from gangline.gateway.sessions.parts import NodeParts
+from gangline.gateway.sessions.pools import Pools, PoolSizes
+from gangline.store.journal.log import Journal
 
 NOBODY = "http://127.0.0.1:9"
 

@@ -17,8 +17,8 @@ from aiohttp import web
 from gangline.client.server import ServerClient
 from gangline.domain.errors import StoreError
 from gangline.server.run import Storage, serving
-from gangline.store.reader import TaskReader
-from gangline.store.tasks import TaskStore
+from gangline.store.sql.reader import TaskReader
+from gangline.store.sql.tasks import TaskStore
 from postgres import Cluster, running_cluster
 from service import NODE_URL, FakeNode, any_plugin, beat, request, result
 

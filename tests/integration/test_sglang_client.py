@@ -17,10 +17,10 @@ from gangline.domain.conversation import Message, ModelCall, Text, Thinking
 from gangline.domain.errors import ContextOverflow, EngineIncapable, EngineRefused, EngineUnavailable
 from gangline.domain.tokens import token_ids
 from gangline.engines.contract import EngineRequest, ReplyAccumulator
-from gangline.engines.sglang import SglangEngine
-from gangline.gateway.model_session import ModelSession
-from gangline.gateway.proxy import Proxy
-from gangline.gateway.session_spec import SessionSpec
+from gangline.engines.sglang.engine import SglangEngine
+from gangline.gateway.calls.proxy import Proxy
+from gangline.gateway.calls.session import ModelSession
+from gangline.gateway.calls.session_spec import SessionSpec
 
 
 @asynccontextmanager

@@ -12,20 +12,20 @@ import typer
 from typer.testing import CliRunner, Result
 
 from fixtures_models import reference_model, write_tiny_model
-from gangline.cli import agent_logs, audit, export, show
-from gangline.cli.records import Records, ServerRecords, find_results, open_records
+from gangline.cli.results import agent_logs, audit, export, show
+from gangline.cli.results.records import Records, ServerRecords, find_results, open_records
 from gangline.client.server import ServerClient
 from gangline.domain.completion import CompletionTree
 from gangline.domain.errors import GanglineError, InvalidRequest, NotFound
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import encode_msgpack
-from gangline.engines.embedded.scoring import score_logprobs
 from gangline.server.run import serving
-from gangline.store.results import ResultStore
-from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.serving.embedded.scoring import score_logprobs
+from gangline.store.results.files import ResultStore
+from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.trajectories.builders.tree import TreeBuilder
 from gangline.trajectories.rows import read_jsonl, rows_of
 from gangline.trajectories.shared_prefixes import with_whole_prompts
-from gangline.trajectories.tree import TreeBuilder
 from requirements import need_module
 from service import FakeNode, any_plugin, request
 from strategies import session_result

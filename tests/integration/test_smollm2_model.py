@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from fixtures_models import greedy
 from fixtures_tokenizers import smollm2_name
 from gangline.domain.errors import InvalidRequest, NotFound
-from gangline.engines.embedded import smollm2
-from gangline.engines.embedded.batch import Batch
-from gangline.engines.embedded.model import LanguageModel, load_model
-from gangline.engines.embedded.models import resolve_model, resolve_tokenizer
-from gangline.engines.embedded.scoring import score_logprobs
-from gangline.engines.serving.sampler import SampleRequest
-from gangline.engines.serving.tokenizer import HfChatTokenizer, load_tokenizer
+from gangline.language import smollm2
+from gangline.language.models import resolve_model, resolve_tokenizer
+from gangline.language.tokenizer import HfChatTokenizer, load_tokenizer
+from gangline.serving.embedded.batch import Batch
+from gangline.serving.embedded.model import LanguageModel, load_model
+from gangline.serving.embedded.scoring import score_logprobs
+from gangline.serving.sampler import SampleRequest
 
 FILES = ["read notes.txt", "The word in a file of 12 lines is 'kiwi'.", "Which command prints a.txt?"]
 

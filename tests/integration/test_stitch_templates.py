@@ -15,7 +15,7 @@ import pytest
 from fixtures_proxy import Proxied, proxied
 from fixtures_tokenizers import qwen3_folder, smollm2_name
 from gangline.domain.completion import Completion
-from gangline.engines.serving.tokenizer import load_tokenizer
+from gangline.language.tokenizer import load_tokenizer
 
 SHELL = {
     "type": "function",

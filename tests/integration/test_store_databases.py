@@ -13,11 +13,11 @@ import sqlalchemy as sa
 from gangline.domain.errors import Conflict, InvalidRequest, NodeIdTaken, NotFound, StoreError
 from gangline.domain.session import Heartbeat, Lease
 from gangline.domain.task import TaskRequest
-from gangline.store import schema
-from gangline.store.outbox import Outbox
-from gangline.store.reader import TaskReader
-from gangline.store.retention import Keep
-from gangline.store.tasks import TaskStore
+from gangline.store.sql import schema
+from gangline.store.sql.outbox import Outbox
+from gangline.store.sql.reader import TaskReader
+from gangline.store.sql.retention import Keep
+from gangline.store.sql.tasks import TaskStore
 from service import NODE_URL, beat, engine_down, request, result
 
 Opened = Callable[..., TaskStore]

@@ -10,10 +10,10 @@ import sqlalchemy as sa
 
 from gangline.domain.errors import InvalidRequest, NotFound, StoreError
 from gangline.domain.session import Lease, SessionResult
-from gangline.store import schema
-from gangline.store.reader import TaskReader
-from gangline.store.results import ResultStore
-from gangline.store.tasks import TaskStore
+from gangline.store.results.files import ResultStore
+from gangline.store.sql import schema
+from gangline.store.sql.reader import TaskReader
+from gangline.store.sql.tasks import TaskStore
 from service import NODE_URL, request, result
 
 

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from gangline.domain.errors import Conflict, DiskFull, StoreError
 from gangline.domain.views import Event
-from gangline.store.reader import TaskReader
-from gangline.store.tasks import TaskStore
+from gangline.store.sql.reader import TaskReader
+from gangline.store.sql.tasks import TaskStore
 from service import NODE_URL, request
 
 

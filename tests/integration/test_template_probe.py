@@ -14,12 +14,12 @@ from fixtures_families import FAMILIES, FamilyEngine, Turn, families, family
 from fixtures_sglang import FakeSglang, sglang_server
 from gangline.domain.errors import EngineUnavailable
 from gangline.engines.contract import TemplateFacts
-from gangline.engines.serving.app import serving
-from gangline.engines.serving.tokenizer import HfChatTokenizer
-from gangline.engines.sglang import SglangEngine
-from gangline.engines.template_probe import probe_template
-from gangline.engines.vllm import VllmEngine
-from gangline.testing.scripted_engine import scripted_server
+from gangline.engines.probe import probe_template
+from gangline.engines.sglang.engine import SglangEngine
+from gangline.engines.vllm.engine import VllmEngine
+from gangline.language.tokenizer import HfChatTokenizer
+from gangline.serving.app import serving
+from gangline.serving.scripted.server import scripted_server
 
 # appends tool turns, appends user turns, keeps thinking
 APPENDS = {

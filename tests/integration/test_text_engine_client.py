@@ -12,14 +12,14 @@ from fixtures_proxy import MemoryJournal, served
 from fixtures_sglang import FakeSglang, sglang_server, text_server
 from gangline.domain.conversation import Message, ModelCall, Text, message_text
 from gangline.domain.errors import EngineIncapable, EngineRefused, EngineUnavailable
+from gangline.engines.auto import AutoEngine, detect_engine
 from gangline.engines.contract import EngineRequest, ReplyAccumulator
-from gangline.engines.detect import AutoEngine, detect_engine
-from gangline.engines.openai_text import OpenAITextEngine
-from gangline.gateway.backends import BackendPool
-from gangline.gateway.model_session import ModelSession
-from gangline.gateway.proxy import Proxy
-from gangline.gateway.session_spec import SessionSpec
-from gangline.testing.scripted_engine import scripted_server
+from gangline.engines.text.engine import OpenAITextEngine
+from gangline.gateway.backends.pool import BackendPool
+from gangline.gateway.calls.proxy import Proxy
+from gangline.gateway.calls.session import ModelSession
+from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.serving.scripted.server import scripted_server
 
 HELLO = EngineRequest(call=ModelCall(dialect="d", model="m", messages=(Message("user", (Text("hi"),)),)))
 

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from gangline.cli.tracing import traces_of
+from gangline.cli.options.tracing import traces_of
 from gangline.client.server import ServerClient
 from gangline.domain.completion import Certificate, Completion
 from gangline.domain.conversation import Message, Text

@@ -22,13 +22,13 @@ from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidGroup, ServerUnavailable
 from gangline.domain.session import SessionResult
 from gangline.domain.trajectory import Trace
-from gangline.integrations import nemo_rl as adapter
-from gangline.integrations.nemo_rl import NemoActor, NemoCollector, NemoSettings
 from gangline.server.run import serving
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.scripted.server import scripted_server
 from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
-from gangline.training.collector import informative
-from gangline.training.groups import Group, ValiditySettings
+from gangline.trainers import nemo_rl as adapter
+from gangline.trainers.nemo_rl import NemoActor, NemoCollector, NemoSettings
+from gangline.training.collecting.collector import informative
+from gangline.training.collecting.groups import Group, ValiditySettings
 from nemo_rl_loop import ReplayBuffer, compared, masks_by_logprobs, masks_by_roles, prompt_by_length, prompt_by_roles
 from training_samples import session, trace
 from training_service import BROKEN, GOOD, FakeService

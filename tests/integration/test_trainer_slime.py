@@ -18,13 +18,13 @@ import pytest
 
 from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidGroup, InvalidRequest
-from gangline.integrations import slime as adapter
-from gangline.integrations.callbacks import CallbackClient, receiving
-from gangline.server.callbacks import signature
 from gangline.server.run import serving
+from gangline.server.service.callbacks import signature
 from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
-from gangline.training.collector import ReplenishingCollector, informative
-from gangline.training.groups import Group, ValiditySettings
+from gangline.trainers import slime as adapter
+from gangline.trainers.callbacks import CallbackClient, receiving
+from gangline.training.collecting.collector import ReplenishingCollector, informative
+from gangline.training.collecting.groups import Group, ValiditySettings
 from service import FakeNode, any_plugin, request
 from slime_types import Sample, Status, normalised
 from training_samples import group, session, trace
@@ -283,7 +283,7 @@ def test_options_under_which_slime_would_train_wrongly_are_refused(
 async def test_sessions_of_several_samples_need_rewards_compared_by_session(
     service: ServerClient, tmp_path: Path, token_env: str
 ) -> None:
-    path = {"custom_reward_post_process_path": "gangline.integrations.slime.post_process_rewards"}
+    path = {"custom_reward_post_process_path": "gangline.trainers.slime.post_process_rewards"}
     rollout = adapter.SlimeRollout(
         service.url, task_of, tmp_path / "inbox", token_env=token_env, num_in_flight=1, sample_type=Sample
     )

@@ -20,18 +20,18 @@ from gangline.domain.conversation import SamplingParams
 from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.trajectory import Trace
 from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
-from gangline.training.algorithms import Algorithm, algorithm
-from gangline.training.forward import loss_inputs, token_logprobs
-from gangline.training.groups import Group
-from gangline.training.loss import policy_loss
-from gangline.training.packing import pack
-from gangline.training.samples import make_samples
+from gangline.training.collecting.groups import Group
+from gangline.training.learning.algorithms import Algorithm, algorithm
+from gangline.training.learning.forward import loss_inputs, token_logprobs
+from gangline.training.learning.loss import policy_loss
+from gangline.training.learning.packing import pack
+from gangline.training.learning.samples import make_samples
 from training_samples import group, session, trace
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what verl imports
     core = importlib.import_module("verl.trainer.ppo.core_algos")
-    from gangline.integrations import verl as adapter
+    from gangline.trainers import verl as adapter
 
 
 def read(batch: Any) -> list[ReadRow]:

@@ -13,8 +13,8 @@ import pytest
 from gangline.client.server import ServerClient
 from gangline.domain.errors import LeaseLost
 from gangline.server.run import serving
-from gangline.training.collector import ReplenishingCollector, informative
-from gangline.training.groups import InvalidGroup
+from gangline.training.collecting.collector import ReplenishingCollector, informative
+from gangline.training.collecting.groups import InvalidGroup
 from service import FakeNode, any_plugin, request
 from training_samples import session
 

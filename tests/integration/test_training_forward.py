@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from fixtures_models import CONFIGS
 from gangline.domain.conversation import SamplingParams
-from gangline.training.algorithms import algorithm
-from gangline.training.forward import loss_inputs, token_logprobs
-from gangline.training.groups import Group
-from gangline.training.loss import LossTotals, policy_loss
-from gangline.training.packing import Batch, LayoutKind, pack, pack_all
-from gangline.training.samples import make_samples
+from gangline.training.collecting.groups import Group
+from gangline.training.learning.algorithms import algorithm
+from gangline.training.learning.forward import loss_inputs, token_logprobs
+from gangline.training.learning.loss import LossTotals, policy_loss
+from gangline.training.learning.packing import Batch, LayoutKind, pack, pack_all
+from gangline.training.learning.samples import make_samples
 from training_samples import EXACT, sample, session, trace
 
 PROMPT = [5, 6, 7, 8, 9, 10]

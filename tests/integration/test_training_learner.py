@@ -12,10 +12,10 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 
 from fixtures_models import reference_model, write_tiny_model
 from gangline.domain.errors import InvalidRequest, NotFound
-from gangline.training.algorithms import algorithm
-from gangline.training.learner import Abandoned, Learner
-from gangline.training.learner_settings import LearnerSettings, LoraSettings
-from gangline.training.samples import Sample
+from gangline.training.learning.algorithms import algorithm
+from gangline.training.learning.learner import Abandoned, Learner
+from gangline.training.learning.learner_settings import LearnerSettings, LoraSettings
+from gangline.training.learning.samples import Sample
 from training_samples import sample
 
 PROMPT = [5, 6, 7, 8]
@@ -157,7 +157,7 @@ def test_last_layers_leaves_all_else_as_it_was(folder: Path, tmp_path: Path) -> 
 
 
 def test_engines_load_what_a_learner_saves(folder: Path, tmp_path: Path) -> None:
-    from gangline.engines.embedded.model import LanguageModel, load_model
+    from gangline.serving.embedded.model import LanguageModel, load_model
 
     trained = learner(folder, lora=LoraSettings(rank=4))
     trained.step(samples())

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gangline.training.advantages import AdvantageSettings, group_advantages
-from gangline.training.algorithms import algorithm
-from gangline.training.loss import LossInputs, kl_estimate, policy_loss
+from gangline.training.learning.advantages import AdvantageSettings, group_advantages
+from gangline.training.learning.algorithms import algorithm
+from gangline.training.learning.loss import LossInputs, kl_estimate, policy_loss
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 NUM_ROWS, WIDTH = 6, 11

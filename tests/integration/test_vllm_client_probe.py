@@ -25,8 +25,8 @@ from gangline.domain.conversation import (
 from gangline.domain.errors import ContextOverflow, EngineIncapable, EngineRefused, EngineUnavailable
 from gangline.domain.tokens import token_ids
 from gangline.engines.contract import EngineRequest, ReplyAccumulator
-from gangline.engines.vllm import VllmEngine
-from gangline.testing.scripted_engine import scripted_server
+from gangline.engines.vllm.engine import VllmEngine
+from gangline.serving.scripted.server import scripted_server
 
 
 @asynccontextmanager

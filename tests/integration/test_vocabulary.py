@@ -11,12 +11,12 @@ from aiohttp import web
 
 from fixtures_proxy import Proxied, proxied_engine
 from fixtures_sglang import FakeSglang, sglang_server
-from gangline.engines.serving.app import serving
-from gangline.engines.sglang import SglangEngine
-from gangline.engines.vllm import VllmEngine
-from gangline.testing.scripted_engine import ScriptedSampler, create_scripted_app
-from gangline.testing.scripted_engine_script import Script
-from gangline.testing.tiny_tokenizer import TinyTokenizer
+from gangline.engines.sglang.engine import SglangEngine
+from gangline.engines.vllm.engine import VllmEngine
+from gangline.serving.app import serving
+from gangline.serving.scripted.script import Script
+from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 TINY_IDS = TinyTokenizer().num_ids

@@ -25,12 +25,12 @@ from access import accesses
 
 from fixtures_node import running_node
 from gangline.domain.errors import InvalidRequest
-from gangline.engines.serving.app import serving as engine_serving
 from gangline.gateway.node import control_routes
 from gangline.http.same_origin import OwnNames
 from gangline.server.app import all_routes
 from gangline.server.run import serving
-from gangline.testing.scripted_engine import scripted_server
+from gangline.serving.app import serving as engine_serving
+from gangline.serving.scripted.server import scripted_server
 from service import any_plugin
 
 _NONE: Any = SimpleNamespace(store=None, gate=None, backends=None)

@@ -27,11 +27,11 @@ from fixtures_weights import (
     weights_of,
 )
 from gangline.domain.errors import EngineIncapable, EngineUnavailable, InvalidRequest, WeightsNotLoaded
-from gangline.engines.embedded.model import LanguageModel, load_model
-from gangline.engines.embedded.sampler import EmbeddedSampler
-from gangline.engines.serving.app import create_app, serving
-from gangline.testing.tiny_tokenizer import TinyTokenizer
-from gangline.training.weight_update import ServiceWeights
+from gangline.serving.app import create_app, serving
+from gangline.serving.embedded.model import LanguageModel, load_model
+from gangline.serving.embedded.sampler import EmbeddedSampler
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
+from gangline.training.weights.update import ServiceWeights
 
 MODES = pytest.mark.parametrize("mode", ["drain", "keep"])
 

@@ -23,8 +23,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from gangline.integrations import slime as adapter
-from gangline.training.groups import Group
+from gangline.trainers import slime as adapter
+from gangline.training.collecting.groups import Group
 from training_samples import group, session, trace
 
 CHECKOUT = os.environ.get("GANGLINE_SLIME")

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import encode_json
-from gangline.trajectories.atif_export import atif_of
-from gangline.trajectories.prefix_merging import PrefixMergingBuilder
+from gangline.trajectories.atif.export import atif_of
+from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
 from requirements import need_module
 from strategies import Sample, completion_trees
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gangline.domain.trajectory import Splice, Trace, Trajectory, TurnSpan
 from gangline.trajectories.audit import audit
-from gangline.trajectories.per_request import PerRequestBuilder
-from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.trajectories.builders.per_request import PerRequestBuilder
+from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from strategies import Sample, completion_trees
 
 BUILDERS = {

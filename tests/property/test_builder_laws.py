@@ -15,11 +15,11 @@ from gangline.domain.contracts import Builder
 from gangline.domain.tokens import common_prefix_len, encode_msgpack
 from gangline.domain.trajectory import Trace, Trajectory
 from gangline.trajectories.audit import audit
-from gangline.trajectories.message_prefix import MessagePrefixBuilder, MessagePrefixConfig
-from gangline.trajectories.per_request import PerRequestBuilder
-from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.trajectories.builders.message_prefix import MessagePrefixBuilder, MessagePrefixConfig
+from gangline.trajectories.builders.per_request import PerRequestBuilder
+from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.trajectories.builders.tree import TreeBuilder, token_tree
 from gangline.trajectories.shared_prefixes import with_whole_prompts
-from gangline.trajectories.tree import TreeBuilder, token_tree
 from strategies import END_OF_TURN, Sample, completion_trees
 
 SPLIT = PrefixMergingBuilder()

@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.dialects.chat import ChatDialect
+from gangline.dialects.chat.dialect import ChatDialect
 from gangline.dialects.contract import RawRequest
 from gangline.domain.conversation import Message, Part, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.errors import InvalidRequest
-from gangline.engines.vllm_wire import SseLines, message_fields
+from gangline.engines.vllm.wire import SseLines, message_fields
 
 CHAT = ChatDialect()
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.dialects.contract import RawRequest
-from gangline.dialects.google import GoogleDialect
+from gangline.dialects.google.dialect import GoogleDialect
 from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, Usage
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, ToolCallDelta

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dialect_responses_bodies import TOOLS, arguments, conversations, gathered, input_items, json_values, texts
 from gangline.dialects.contract import RawRequest
-from gangline.dialects.responses import ResponsesDialect
+from gangline.dialects.responses.dialect import ResponsesDialect
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, Usage
 from gangline.domain.errors import EngineUnavailable, InvalidRequest
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, ToolCallDelta

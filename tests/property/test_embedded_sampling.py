@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.engines.embedded.sampling import RowParameters, draw, processed_logprobs
+from gangline.serving.embedded.sampling import RowParameters, draw, processed_logprobs
 
 logits = st.lists(st.floats(-40, 40, width=32), min_size=2, max_size=30)
 parameters = st.builds(

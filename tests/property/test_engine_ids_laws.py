@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.tokens import logprobs, token_ids
-from gangline.engines.chat_replies import decode
 from gangline.engines.contract import EngineCapabilities, EngineChoice, ReplyAccumulator, assistant_message
-from gangline.engines.generate_wire import SglangGenerate, VllmGenerate
-from gangline.engines.sglang_wire import SglangReply
-from gangline.engines.sglang_wire import engine_reply as sglang_reply
-from gangline.engines.vllm_stream import decode_events, engine_deltas
-from gangline.engines.vllm_wire import WireReply, decode_reply, engine_reply
-from gangline.gateway.capture import Prompt, completion_of
-from gangline.gateway.placing import Place, history_of_key
+from gangline.engines.generate.wire import SglangGenerate, VllmGenerate
+from gangline.engines.replies import decode
+from gangline.engines.sglang.wire import SglangReply
+from gangline.engines.sglang.wire import engine_reply as sglang_reply
+from gangline.engines.vllm.stream import decode_events, engine_deltas
+from gangline.engines.vllm.wire import WireReply, decode_reply, engine_reply
+from gangline.gateway.truth.capture import Prompt, completion_of
+from gangline.gateway.truth.placing import Place, history_of_key
 
 _ids = st.lists(
     st.one_of(st.integers(0, 200_000), st.sampled_from([-1, -(2**31), 2**31, 2**32, 2**63, 2**64, 2**70])),

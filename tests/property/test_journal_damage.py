@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gangline.domain.completion import Certificate, Completion
 from gangline.domain.conversation import Message, Text
 from gangline.domain.tokens import logprobs, token_ids
-from gangline.store.journal import AttemptKey, AttemptOpened, Journal
+from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
 
 SEGMENT_BYTES = 1500
 MEMORY = Path("/dev/shm")

@@ -14,8 +14,8 @@ from gangline.domain.completion import Completion, Lineage
 from gangline.domain.conversation import Message, Part, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.tokens import encode_msgpack
 from gangline.trajectories.audit import audit
+from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.trajectories.lineage import assign_roles
-from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from strategies import Sample, completion_trees
 
 few = settings(max_examples=120, deadline=None)

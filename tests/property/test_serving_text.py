@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gangline.engines.serving.text import IncrementalText, StopStrings
-from gangline.testing.tiny_tokenizer import TinyTokenizer
+from gangline.language.text import IncrementalText, StopStrings
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 
 # A busy machine is no failure.
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -18,10 +18,10 @@ from gangline.domain.completion import Certificate, Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Text, ToolCall, ToolResult
 from gangline.domain.errors import EngineUnavailable, InvalidRequest
 from gangline.domain.tokens import logprobs, token_ids
-from gangline.engines.serving.tokenizer import load_tokenizer
-from gangline.gateway.placing import Place, branch_key
-from gangline.gateway.stitch import CannotStitch, Stitcher
-from gangline.testing.tiny_tokenizer import TinyTokenizer
+from gangline.gateway.truth.placing import Place, branch_key
+from gangline.gateway.truth.stitch import CannotStitch, Stitcher
+from gangline.language.tokenizer import load_tokenizer
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 
 TOKENIZERS = ["tiny", "qwen3", "smollm2"]
 

@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 
 from gangline.domain.errors import LeaseLost
 from gangline.domain.session import Lease
-from gangline.store.standing import Standing, cancel, expire, holds, lease, release, renew, report
-from gangline.store.tasks import TaskStore
+from gangline.store.sql.standing import Standing, cancel, expire, holds, lease, release, renew, report
+from gangline.store.sql.tasks import TaskStore
 from postgres import Cluster
 from service import beat, engine_down, request, result
 

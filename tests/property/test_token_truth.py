@@ -22,11 +22,11 @@ from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.errors import EngineRefused
 from gangline.domain.task import CaptureSpec
-from gangline.gateway.model_session import ModelSession
-from gangline.gateway.session_spec import SessionSpec
+from gangline.gateway.calls.session import ModelSession
+from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.trajectories.audit import audit
-from gangline.trajectories.per_request import PerRequestBuilder
-from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.trajectories.builders.per_request import PerRequestBuilder
+from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 
 Echo = Callable[[Message], Message]
 

@@ -10,7 +10,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.training.collector import PlainCollector, ReplenishingCollector, informative
+from gangline.training.collecting.collector import PlainCollector, ReplenishingCollector, informative
 from training_service import DULL, GOOD, FakeService, tasks
 
 

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.domain.session import SessionResult
-from gangline.training.advantages import AdvantageSettings, group_advantages
-from gangline.training.algorithms import Algorithm
-from gangline.training.credit import CreditScheme, CreditSettings
-from gangline.training.groups import Group
-from gangline.training.loss import LossInputs, policy_loss
-from gangline.training.loss_settings import LossSettings
-from gangline.training.packing import Batch, LayoutKind, pack, pack_all
-from gangline.training.samples import Sample, make_samples
-from gangline.training.shapley import shapley_values, two_level_shapley
+from gangline.training.collecting.groups import Group
+from gangline.training.learning.advantages import AdvantageSettings, group_advantages
+from gangline.training.learning.algorithms import Algorithm
+from gangline.training.learning.credit import CreditScheme, CreditSettings
+from gangline.training.learning.loss import LossInputs, policy_loss
+from gangline.training.learning.loss_settings import LossSettings
+from gangline.training.learning.packing import Batch, LayoutKind, pack, pack_all
+from gangline.training.learning.samples import Sample, make_samples
+from gangline.training.learning.shapley import shapley_values, two_level_shapley
 from training_samples import sample, session, trace
 
 rewards_of_sessions = st.floats(-2, 2, allow_subnormal=False).map(lambda one: round(one, 3))

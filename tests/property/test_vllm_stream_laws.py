@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.reply import ReplyDelta
 from gangline.engines.contract import EngineDelta, EngineReply, ReplyAccumulator
-from gangline.engines.vllm_stream import decode_events, engine_deltas
-from gangline.engines.vllm_wire import ShownReply, SseLines, WireReply
+from gangline.engines.vllm.stream import decode_events, engine_deltas
+from gangline.engines.vllm.wire import ShownReply, SseLines, WireReply
 
 _words = st.text(max_size=3)
 _calls = st.lists(

@@ -8,8 +8,8 @@ import pytest
 
 from fixtures_proxy import MemoryJournal
 from fixtures_vllm import MODEL_FOLDER, need_vllm, running_vllm
-from gangline.cli.audit import load_score
-from gangline.engines.vllm import VllmEngine
+from gangline.cli.results.audit import load_score
+from gangline.engines.vllm.engine import VllmEngine
 from gangline.trajectories.logprob_audit import Score
 
 

@@ -12,8 +12,8 @@ from gangline.domain.completion import CompletionTree
 from gangline.domain.conversation import Thinking, ToolCall
 from gangline.domain.trajectory import Trajectory
 from gangline.trajectories.audit import audit
+from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.trajectories.logprob_audit import LogprobStats, Score, compare_logprobs
-from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from sdk_agents import AGENTS, Turn
 from tiny_qwen3 import WORDS
 

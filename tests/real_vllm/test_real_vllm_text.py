@@ -12,15 +12,15 @@ from fixtures_vllm import MODEL_FOLDER, need_vllm, running_vllm
 from gangline.domain.completion import CompletionTree
 from gangline.domain.conversation import Thinking, ToolCall
 from gangline.engines.contract import Engine
-from gangline.engines.generate_renderers import renderers_engine
-from gangline.engines.generate_routes import generate_engine
-from gangline.engines.generate_template import template_engine
-from gangline.engines.parsed import ParsedEngine
-from gangline.engines.text_parsing.parser import Parsers
-from gangline.engines.vllm import VllmEngine
+from gangline.engines.generate.renderers import renderers_engine
+from gangline.engines.generate.routes import generate_engine
+from gangline.engines.generate.template import template_engine
+from gangline.engines.text.parsed import ParsedEngine
+from gangline.engines.vllm.engine import VllmEngine
+from gangline.language.parsing.parser import Parsers
 from gangline.trajectories.audit import audit
+from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.trajectories.logprob_audit import Score, compare_logprobs
-from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from sdk_agents import AGENTS, Turn
 from tiny_qwen3 import WORDS
 

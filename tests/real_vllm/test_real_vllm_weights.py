@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from fixtures_node import RunningNode, running_node
 from fixtures_vllm import MODEL_FOLDER
 from fixtures_weights import weights_of
-from gangline.cli.audit import load_score
-from gangline.training.weight_update import ServiceWeights
+from gangline.cli.results.audit import load_score
+from gangline.training.weights.update import ServiceWeights
 from gangline.trajectories.audit import audit
 from gangline.trajectories.logprob_audit import Score, compare_logprobs
 

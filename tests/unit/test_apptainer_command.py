@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gangline.domain.errors import InvalidRequest, RuntimeUnavailable
-from gangline.runtimes.apptainer import ApptainerRuntime
-from gangline.runtimes.apptainer_command import View, checked_image, container_environment, exec_arguments
-from gangline.runtimes.loopback import LoopbackAddress
+from gangline.runtimes.apptainer.command_line import View, checked_image, container_environment, exec_arguments
+from gangline.runtimes.apptainer.runtime import ApptainerRuntime
+from gangline.runtimes.network.loopback import LoopbackAddress
 from gangline.settings import Settings
 
 

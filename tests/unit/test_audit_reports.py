@@ -11,9 +11,9 @@ from gangline.domain.conversation import SamplingParams
 from gangline.domain.errors import BuilderError
 from gangline.domain.tokens import Logprobs, TokenIds
 from gangline.trajectories.audit import ClassCount, audit, merge_reports
+from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.trajectories.comparability import why_not_comparable
 from gangline.trajectories.logprob_audit import compare_logprobs
-from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from strategies import session_sample
 
 SAMPLE = session_sample()

@@ -14,11 +14,11 @@ from gangline.domain.tokens import logprobs
 from gangline.domain.trajectory import SharedPrefix, Trajectory
 from gangline.plugins import make_builder
 from gangline.trajectories.audit import audit
-from gangline.trajectories.per_request import PerRequestBuilder, PerRequestConfig
-from gangline.trajectories.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.trajectories.builders.per_request import PerRequestBuilder, PerRequestConfig
+from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from gangline.trajectories.builders.tree import token_tree
 from gangline.trajectories.rewards import apply_reward
 from gangline.trajectories.shared_prefixes import with_whole_prompts
-from gangline.trajectories.tree import token_tree
 from strategies import Sample, session_sample, user
 
 

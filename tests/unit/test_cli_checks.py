@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.cli import checks
+from gangline.cli.machine import checks
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.settings import Settings
 

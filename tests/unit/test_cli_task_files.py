@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.cli.task_files import parse_tasks, read_tasks, validated
+from gangline.cli.tasks.files import parse_tasks, read_tasks, validated
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
 
 TASK = {"instruction": "go", "agent": {"harness": "shell", "settings": {"command": "true"}}}

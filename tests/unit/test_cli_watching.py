@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from gangline.cli.views import counts
-from gangline.cli.watch_view import Picture, shared_lines
-from gangline.cli.watching import Watched, event_line
+from gangline.cli.tasks.watch_view import Picture, shared_lines
+from gangline.cli.tasks.watching import Watched, event_line
+from gangline.cli.terminal.views import counts
 from gangline.domain.node_numbers import NodeNumbers
 from gangline.domain.views import Event, NodeView, ServiceStatus, TaskSummary
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.cli.exits import EXPLAINED, Exit, exit_code, report
+from gangline.cli.terminal.exits import EXPLAINED, Exit, exit_code, report
 from gangline.client import running
 from gangline.domain.errors import (
     Conflict,

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from gangline.cli.cluster import url_for_nodes
-from gangline.cli.cluster_options import ClusterChoice, read_resources
+from gangline.cli.options.cluster import ClusterChoice, read_resources
+from gangline.cli.service.cluster import url_for_nodes
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import ID_PATTERN
 from requirements import need_module
@@ -40,8 +40,8 @@ def test_a_server_on_loopback_serves_a_cluster_of_this_machine_only() -> None:
 )
 def test_a_node_is_called_after_its_machine_and_its_number(machine: str, node_id: str) -> None:
     need_module("ray", "pip install 'gangline[cluster]'")
-    from gangline.cli.cluster_node import node_id_at
-    from gangline.integrations.ray.actors import Place
+    from gangline.cli.service.cluster_node import node_id_at
+    from gangline.cluster.actors import Place
 
     made = node_id_at(Place(3, machine, OWN))
     assert made == node_id

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gangline.dialects.chat_request import parse_chat_call
+from gangline.dialects.chat.request import parse_chat_call
 from gangline.dialects.contract import RawRequest
-from gangline.dialects.google import GoogleDialect
-from gangline.dialects.responses_request import parse_responses_call
+from gangline.dialects.google.dialect import GoogleDialect
+from gangline.dialects.responses.request import parse_responses_call
 from gangline.domain.conversation import ModelCall, ToolChoice
 from gangline.domain.errors import InvalidRequest
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gangline.dialects.anthropic import AnthropicDialect
+from gangline.dialects.anthropic.dialect import AnthropicDialect
 from gangline.dialects.contract import RawRequest
 from gangline.domain.conversation import (
     Document,

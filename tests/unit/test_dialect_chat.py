@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gangline.dialects.chat import ChatDialect
+from gangline.dialects.chat.dialect import ChatDialect
 from gangline.dialects.contract import RawRequest
 from gangline.domain.conversation import (
     Document,

@@ -20,12 +20,12 @@ from openai.types.chat import completion_create_params
 from openai.types.responses import input_token_count_params, response_create_params
 
 from gangline import plugins
-from gangline.dialects.anthropic_request import MESSAGES_FIELDS
-from gangline.dialects.chat_request import CHAT_FIELDS
+from gangline.dialects.anthropic.request import MESSAGES_FIELDS
+from gangline.dialects.chat.request import CHAT_FIELDS
 from gangline.dialects.contract import Dialect, RawRequest
 from gangline.dialects.declared import DeclaredFields
-from gangline.dialects.google_request import GOOGLE_CONFIG_FIELDS, GOOGLE_FIELDS
-from gangline.dialects.responses_request import RESPONSES_FIELDS
+from gangline.dialects.google.request import GOOGLE_CONFIG_FIELDS, GOOGLE_FIELDS
+from gangline.dialects.responses.request import RESPONSES_FIELDS
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import InvalidRequest
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gangline.dialects.contract import RawRequest
-from gangline.dialects.google import GoogleDialect
+from gangline.dialects.google.dialect import GoogleDialect
 from gangline.domain.conversation import (
     Image,
     Message,

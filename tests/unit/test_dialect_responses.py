@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gangline.dialects.contract import RawRequest
-from gangline.dialects.responses import ResponsesDialect
+from gangline.dialects.responses.dialect import ResponsesDialect
 from gangline.domain.conversation import (
     Document,
     Image,

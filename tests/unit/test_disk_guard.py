@@ -8,8 +8,8 @@ import pytest
 
 from gangline.domain.contracts import Usage
 from gangline.domain.errors import RuntimeFailed
-from gangline.gateway.disk_guard import LITTLE_BYTES, RESERVE_FILES, DiskGuard, Room
-from gangline.store.journal import AttemptKey
+from gangline.gateway.health.disk_guard import LITTLE_BYTES, RESERVE_FILES, DiskGuard, Room
+from gangline.store.journal.log import AttemptKey
 
 GIB = 1 << 30
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gangline.engines.embedded.kv_cache import KvCache, PrefixStore, common_length
+from gangline.serving.embedded.kv_cache import KvCache, PrefixStore, common_length
 
 
 def filled(*ids: int) -> KvCache:

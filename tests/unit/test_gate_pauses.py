@@ -10,8 +10,8 @@ import pytest
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.tokens import token_ids
 from gangline.engines.contract import EngineChoice, assistant_message
-from gangline.gateway.gate import ABANDONED_S, Gate, GateMeter
-from gangline.gateway.versions import VersionStamps
+from gangline.gateway.backends.gate import ABANDONED_S, Gate, GateMeter
+from gangline.gateway.truth.versions import VersionStamps
 
 
 class Clock:

@@ -9,8 +9,8 @@ from gangline import plugins
 from gangline.domain.contracts import ExecResult, HarnessContext
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import AgentSpec, TaskRequest
-from gangline.harnesses.environment import provider_environment
 from gangline.harnesses.pi import PiConfig, PiHarness
+from gangline.harnesses.shared.environment import provider_environment
 from gangline.harnesses.shell import ShellConfig, ShellHarness
 
 

@@ -12,8 +12,8 @@ from folder_runtime import FolderRuntime
 from gangline.domain.contracts import HarnessContext, Launch
 from gangline.harnesses.gemini_cli import GeminiCliConfig, GeminiCliHarness
 from gangline.harnesses.opencode import OpencodeConfig, OpencodeHarness
-from gangline.harnesses.prompt import prompt_argument
 from gangline.harnesses.qwen_code import QwenCodeConfig, QwenCodeHarness
+from gangline.harnesses.shared.prompt import prompt_argument
 
 
 async def prepared(

@@ -20,16 +20,16 @@ from field_tasks import (
     write,
 )
 from gangline import plugins
-from gangline.cli.imported_tasks import ImportRequest, import_tasks
-from gangline.cli.task_files import validated
+from gangline.cli.tasks.files import validated
+from gangline.cli.tasks.imported import ImportRequest, import_tasks
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import TaskRequest
-from gangline.integrations.importers.dockerfile import read_dockerfile
-from gangline.integrations.importers.harbor import read_harbor_task
-from gangline.integrations.importers.harbor_config import read_config
-from gangline.integrations.importers.imported import Choices
-from gangline.integrations.importers.swe_bench import InstanceChoices, read_instances
-from gangline.integrations.importers.terminal_bench import read_terminal_bench_task
+from gangline.importers.dockerfile import read_dockerfile
+from gangline.importers.harbor import read_harbor_task
+from gangline.importers.harbor_config import read_config
+from gangline.importers.imported import Choices
+from gangline.importers.swe_bench import InstanceChoices, read_instances
+from gangline.importers.terminal_bench import read_terminal_bench_task
 from requirements import need_module
 
 ORACLE = Choices(oracle=True)
@@ -78,7 +78,7 @@ def test_every_field_of_harbors_types_is_known(tmp_path: Path) -> None:
     need_module("harbor", "make .venv/.dev")
     from harbor.models.task.config import AgentConfig, EnvironmentConfig, SolutionConfig, TaskConfig, VerifierConfig
 
-    from gangline.integrations.importers import harbor_config as ours
+    from gangline.importers import harbor_config as ours
 
     pairs = {
         ours.HarborConfig: TaskConfig,

@@ -8,7 +8,7 @@ import sys
 _PROGRAM = """
 import gc
 import sys
-from gangline.gateway.interpreter import settle_interpreter
+from gangline.gateway.health.interpreter import settle_interpreter
 before = gc.get_threshold(), len(gc.get_objects())
 settle_interpreter()
 assert gc.get_freeze_count() > 0.9 * before[1], gc.get_freeze_count()

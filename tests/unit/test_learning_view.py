@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from gangline.cli.learning_view import LearningView, draw_curves, notes_on, remaining_s, reward_chart, shown_reward
-from gangline.training.run_log import EvaluationRecord, StepRecord
+from gangline.cli.learning.view import LearningView, draw_curves, notes_on, remaining_s, reward_chart, shown_reward
+from gangline.training.run.log import EvaluationRecord, StepRecord
 from trainer_fakes import PROFILE
 
 

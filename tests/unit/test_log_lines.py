@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gangline.cli.output import read_log_format
+from gangline.cli.terminal.output import read_log_format
 from gangline.domain.errors import InvalidRequest
 from gangline.telemetry.logs import FIELDS, FewRefusals, LineFormatter, session_in_logs
 

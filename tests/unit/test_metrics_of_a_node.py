@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry
 
 from gangline.domain.errors import Failure
 from gangline.domain.session import SessionResult, StageTiming
-from gangline.gateway.breaker import BreakerView
-from gangline.gateway.gate import Gate
-from gangline.gateway.metrics import NodeMetrics, NodeNow
+from gangline.gateway.backends.gate import Gate
+from gangline.gateway.health.breaker import BreakerView
+from gangline.gateway.health.metrics import NodeMetrics, NodeNow
 from gangline.telemetry.exposition import LoopLag
 
 NOW = NodeNow(stages={"init": 1}, sizes={}, num_external=0, backends=(), gate=Gate())

@@ -11,8 +11,8 @@ _SOURCE = Path(gangline.__file__).parent
 _OWN = {"fsync", "fdatasync", "flock"}
 _ALLOWED = {
     "durable.py": {"fsync", "flock"},
-    "store/frames.py": {"fsync", "fdatasync"},  # the journal appends to files, and cuts off what was torn
-    "runtimes/users.py": {"flock"},  # a file that is removed while it is locked
+    "store/journal/frames.py": {"fsync", "fdatasync"},  # the journal appends to files, and cuts off what was torn
+    "runtimes/shared/users.py": {"flock"},  # a file that is removed while it is locked
 }
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gangline.training.advantages import group_advantages
-from gangline.training.masks import num_turns_in_epoch
-from gangline.training.rewards import LengthPenalty, LengthScaling, composite_reward, staged_reward
-from gangline.training.shapley import shapley_values
+from gangline.training.learning.advantages import group_advantages
+from gangline.training.learning.masks import num_turns_in_epoch
+from gangline.training.learning.rewards import LengthPenalty, LengthScaling, composite_reward, staged_reward
+from gangline.training.learning.shapley import shapley_values
 from papers import listing
 
 

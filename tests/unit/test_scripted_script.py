@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gangline.domain.errors import InvalidRequest
-from gangline.testing.scripted_engine_script import (
+from gangline.serving.scripted.script import (
     CallTool,
     FileContent,
     ReadFile,
@@ -20,9 +20,9 @@ from gangline.testing.scripted_engine_script import (
     WriteFile,
     load_script,
 )
-from gangline.testing.scripted_engine_tokens import ReplyEncoder, scripted_logprob
-from gangline.testing.scripted_engine_tools import choose_tool
-from gangline.testing.tiny_tokenizer import TinyTokenizer
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
+from gangline.serving.scripted.tokens import ReplyEncoder, scripted_logprob
+from gangline.serving.scripted.tools import choose_tool
 
 STRING: dict[str, Any] = {"type": "string"}
 

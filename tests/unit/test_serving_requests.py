@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from gangline.domain.errors import InvalidRequest
-from gangline.engines.serving.generation import exact_prompt_ids, plan
-from gangline.engines.serving.messages import check_tools, template_messages
-from gangline.engines.serving.wire import ApiError, ChatRequest, decode_request
-from gangline.testing.scripted_engine import ScriptedSampler
-from gangline.testing.scripted_engine_script import Script
-from gangline.testing.tiny_tokenizer import TinyTokenizer
+from gangline.language.messages import check_tools, template_messages
+from gangline.serving.generation import exact_prompt_ids, plan
+from gangline.serving.scripted.script import Script
+from gangline.serving.scripted.server import ScriptedSampler
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
+from gangline.serving.wire import ApiError, ChatRequest, decode_request
 
 USER = {"role": "user", "content": "hi"}
 BASH: dict[str, Any] = {"type": "function", "function": {"name": "bash"}}

@@ -8,9 +8,9 @@ import weakref
 
 from fixtures_proxy import MemoryJournal
 from gangline.domain.conversation import Message, ModelCall, Text
-from gangline.gateway.model_session import ModelSession
-from gangline.gateway.retries import CallMark
-from gangline.gateway.session_spec import SessionSpec
+from gangline.gateway.calls.retries import CallMark
+from gangline.gateway.calls.session import ModelSession
+from gangline.gateway.calls.session_spec import SessionSpec
 from held_engine import HeldEngine
 
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
-from gangline.cli.picture import draw_trajectory
-from gangline.cli.session_view import session_view, task_view, tokens_view, trace_view
-from gangline.cli.token_runs import elided, runs_of
+from gangline.cli.results.picture import draw_trajectory
+from gangline.cli.results.session_view import session_view, task_view, tokens_view, trace_view
+from gangline.cli.results.token_runs import elided, runs_of
 from gangline.domain.completion import Lineage
 from gangline.domain.conversation import Message, ToolCall, ToolResult
 from gangline.domain.conversation import Text as Words

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gangline.domain.errors import Failure, LeaseLost
-from gangline.store import standing
-from gangline.store.outbox import next_try_at
-from gangline.store.standing import Standing
+from gangline.store.sql import standing
+from gangline.store.sql.outbox import next_try_at
+from gangline.store.sql.standing import Standing
 
 BROKEN = Failure(boundary="engine", code="engine_unavailable", message="down", retryable=True)
 

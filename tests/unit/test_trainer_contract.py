@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from gangline.domain.errors import InvalidGroup, NodeError, ServerUnavailable
 from gangline.testing.trainer_conformance import ReadRow, Subject, checks, run_check
-from gangline.training.contract import TrainerRow, require_whole, rows_of, updating
-from gangline.training.groups import Group
+from gangline.trainers.contract import TrainerRow, require_whole, rows_of, updating
+from gangline.training.collecting.groups import Group
 from training_samples import group, session
 
 Rows = list[TrainerRow]

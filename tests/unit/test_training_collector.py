@@ -9,12 +9,12 @@ import pytest
 
 from gangline.domain.errors import InvalidGroup, OutOfTasks
 from gangline.domain.task import AgentSpec, TaskRequest
-from gangline.training.collector import (
+from gangline.training.collecting.collector import (
     PlainCollector,
     ReplenishingCollector,
     informative,
 )
-from gangline.training.groups import Group, ValiditySettings
+from gangline.training.collecting.groups import Group, ValiditySettings
 from training_service import BROKEN, DULL, GOOD, FakeService, tasks
 
 

@@ -16,10 +16,12 @@ from gangline.domain.errors import Failure, InvalidGroup, InvalidRequest, Server
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import Submitted, TaskView
-from gangline.training.algorithms import algorithm
-from gangline.training.controls import shuffled_rewards
-from gangline.training.evaluation import Evaluation, require_disjoint
-from gangline.training.run_log import (
+from gangline.training.collecting.task_stream import TaskStream
+from gangline.training.learning.algorithms import algorithm
+from gangline.training.learning.samples import Sample
+from gangline.training.run.controls import shuffled_rewards
+from gangline.training.run.evaluation import Evaluation, require_disjoint
+from gangline.training.run.log import (
     EvaluationRecord,
     PairedDifference,
     RunLog,
@@ -27,9 +29,7 @@ from gangline.training.run_log import (
     read_evaluations,
     read_records,
 )
-from gangline.training.samples import Sample
-from gangline.training.task_stream import TaskStream
-from gangline.training.trainer import ScheduleSettings, Trainer
+from gangline.training.run.trainer import ScheduleSettings, Trainer
 from trainer_fakes import Engines, Killed, Learner, Service
 from training_samples import session, trace
 from training_service import FakeService

@@ -14,10 +14,10 @@ from gangline.domain.completion import Certificate, Constraint, LogprobKind, Ver
 from gangline.domain.conversation import SamplingParams
 from gangline.domain.errors import EvaluatorError, HarnessError, InvalidGroup
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
-from gangline.training.admission import StalenessSettings, is_fresh, lag_histogram, lag_of, version_spans
-from gangline.training.buffer import BufferState, ReplayBuffer
-from gangline.training.degenerates import DegenerateSettings, repetition, why_degenerate, without_degenerates
-from gangline.training.groups import (
+from gangline.training.collecting.admission import StalenessSettings, is_fresh, lag_histogram, lag_of, version_spans
+from gangline.training.collecting.buffer import BufferState, ReplayBuffer
+from gangline.training.collecting.degenerates import DegenerateSettings, repetition, why_degenerate, without_degenerates
+from gangline.training.collecting.groups import (
     Group,
     ValiditySettings,
     judge_group,

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gangline.training.algorithms import OVERRIDES, algorithm
-from gangline.training.loss import LossInputs, LossTotals, kl_estimate, policy_loss
-from gangline.training.loss_settings import LossSettings
+from gangline.training.learning.algorithms import OVERRIDES, algorithm
+from gangline.training.learning.loss import LossInputs, LossTotals, kl_estimate, policy_loss
+from gangline.training.learning.loss_settings import LossSettings
 
 
 def inputs(seed: int = 0, lengths: tuple[int, ...] = (5, 3, 7, 1), spread: float = 0.3) -> LossInputs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gangline.training.masks import (
+from gangline.training.learning.masks import (
     ThinkingIds,
     action_only,
     all_sampled,

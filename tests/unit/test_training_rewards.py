@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from gangline.training.credit import CreditSettings, spread_advantage
-from gangline.training.rewards import (
+from gangline.training.learning.credit import CreditSettings, spread_advantage
+from gangline.training.learning.rewards import (
     LengthPenalty,
     LengthScaling,
     OverlongPenalty,

@@ -13,14 +13,14 @@ import pytest
 
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.task import CaptureSpec
-from gangline.training.admission import StalenessSettings
-from gangline.training.algorithms import algorithm
-from gangline.training.controls import shuffled_rewards
-from gangline.training.groups import Group
-from gangline.training.run_log import StepRecord, read_records
-from gangline.training.samples import Sample
-from gangline.training.task_stream import TaskStream
-from gangline.training.trainer import ScheduleSettings, Trainer
+from gangline.training.collecting.admission import StalenessSettings
+from gangline.training.collecting.groups import Group
+from gangline.training.collecting.task_stream import TaskStream
+from gangline.training.learning.algorithms import algorithm
+from gangline.training.learning.samples import Sample
+from gangline.training.run.controls import shuffled_rewards
+from gangline.training.run.log import StepRecord, read_records
+from gangline.training.run.trainer import ScheduleSettings, Trainer
 from trainer_fakes import PROFILE, Engines, Killed, Learner, Service, step_record
 from training_samples import group
 from training_service import DULL, GOOD
@@ -142,7 +142,7 @@ async def test_engines_that_served_another_run_get_the_first_weights_under_a_new
 
 
 async def test_an_engine_that_is_down_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gangline.training.trainer._AGAIN_S", 0.0)
+    monkeypatch.setattr("gangline.training.run.trainer._AGAIN_S", 0.0)
     engines = Engines()
     engines.num_down = 3
     await trainer(tmp_path, engines, Service(engines), Learner(), steps=1).run()
@@ -167,7 +167,7 @@ async def test_an_engine_that_stays_down_ends_the_run_and_a_later_one_goes_on(tm
 async def test_an_engine_that_was_restarted_gets_its_weights_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gangline.training.trainer._LOOK_S", 0.0)
+    monkeypatch.setattr("gangline.training.run.trainer._LOOK_S", 0.0)
     engines = Engines()
     service = Service(engines)
     service.rewards.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.training.weight_fleet import engine_url
+from gangline.training.weights.fleet import engine_url
 
 
 @pytest.mark.parametrize(

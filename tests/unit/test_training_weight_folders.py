@@ -8,7 +8,7 @@ import pytest
 
 from fixtures_weights import save
 from gangline.domain.errors import InvalidRequest
-from gangline.training.weight_folders import WeightFolders, num_bytes
+from gangline.training.weights.folders import WeightFolders, num_bytes
 
 
 def names(root: Path) -> list[str]:

@@ -12,8 +12,8 @@ import pytest
 from gangline.domain.conversation import SamplingParams
 from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.trajectory import SharedPrefix, Trajectory
-from gangline.integrations.trl import ServiceRollouts, rollout_rows, session_reward
-from gangline.training.groups import Group
+from gangline.trainers.trl import ServiceRollouts, rollout_rows, session_reward
+from gangline.training.collecting.groups import Group
 from training_samples import EXACT, session, trace
 from training_service import FakeService
 from trl_training import NoEngines, connecting

@@ -23,10 +23,10 @@ from gangline.domain.conversation import (
 )
 from gangline.domain.errors import ContextOverflow, EngineRefused, EngineUnavailable
 from gangline.domain.tokens import token_ids
-from gangline.engines.chat_fields import call_fields, has_media, messages_fields, messages_in_turns
 from gangline.engines.contract import EngineRequest
+from gangline.engines.fields import call_fields, has_media, messages_fields, messages_in_turns
 from gangline.engines.http import EngineHttp
-from gangline.engines.vllm_wire import WireReply, chat_body, decode, engine_reply
+from gangline.engines.vllm.wire import WireReply, chat_body, decode, engine_reply
 from gangline.language.tools import tool_fields
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="

@@ -13,12 +13,12 @@ from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolChoice, ToolDefinition
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.tokens import token_ids
-from gangline.engines.chat_fields import NEUTRAL_SAMPLING, messages_in_turns
 from gangline.engines.contract import EngineCapabilities, EngineChoice, EngineRequest
-from gangline.engines.sglang_wire import chat_body as sglang_body
-from gangline.engines.vllm_wire import WireReply, chat_body, decode, decode_reply, engine_reply
-from gangline.gateway.capture import Prompt, completion_of
-from gangline.gateway.placing import PlaceIndex
+from gangline.engines.fields import NEUTRAL_SAMPLING, messages_in_turns
+from gangline.engines.sglang.wire import chat_body as sglang_body
+from gangline.engines.vllm.wire import WireReply, chat_body, decode, decode_reply, engine_reply
+from gangline.gateway.truth.capture import Prompt, completion_of
+from gangline.gateway.truth.placing import PlaceIndex
 
 CALL = ModelCall(dialect="openai_chat", model="asked", messages=(Message("developer", (Text("hi"),)),))
 CAPABILITIES = EngineCapabilities(

@@ -8,8 +8,8 @@ import logging
 import pytest
 
 from gangline.domain.lifecycle import Stage
-from gangline.gateway.watchdog import Watchdog, where_tasks_wait
-from gangline.store.journal import AttemptKey
+from gangline.gateway.health.watchdog import Watchdog, where_tasks_wait
+from gangline.store.journal.log import AttemptKey
 
 
 class Late:

@@ -10,38 +10,38 @@ from typing import Annotated
 import typer
 
 from gangline import __version__
-from gangline.cli.exits import Exit, report
+from gangline.cli.terminal.exits import Exit, report
 from gangline.domain.errors import GanglineError
 
 __all__ = ["build_app", "main"]
 
 _COMMAND_MODULES = (
-    "demo",
-    "up",
-    "submit",
-    "status",
-    "listing",
-    "watch",
-    "show",
-    "agent_logs",
-    "audit",
-    "drift",
-    "export",
-    "train",
-    "doctor",
-    "harness",
-    "image",
-    "actions",
-    "gate",
-    "drain",
-    "backend",
-    "engine",
-    "server",
-    "node",
-    "cluster",
+    "learning.demo",
+    "service.up",
+    "tasks.submit",
+    "service.status",
+    "tasks.listing",
+    "tasks.watch",
+    "results.show",
+    "results.agent_logs",
+    "results.audit",
+    "results.drift",
+    "results.export",
+    "learning.train",
+    "machine.doctor",
+    "machine.harness",
+    "machine.image",
+    "service.actions",
+    "service.gate",
+    "service.drain",
+    "service.backend",
+    "service.engine",
+    "service.server",
+    "service.node",
+    "service.cluster",
 )
 """In the order in which `--help` shows them."""
-_ELSEWHERE = {"cancel": "status", "list": "listing", "logs": "agent_logs"}
+_ELSEWHERE = {"cancel": "service.status", "list": "tasks.listing", "logs": "results.agent_logs"}
 """Commands that are in a module of another name."""
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from gangline.domain.errors import ContextOverflow, EngineError, EngineMalformed, EngineRefused, EngineUnavailable
 from gangline.domain.open_files import out_of_files
-from gangline.engines.chat_replies import ModelCard, ModelList, decode
+from gangline.engines.replies import ModelCard, ModelList, decode
 
 __all__ = ["EngineHttp"]
 

@@ -13,8 +13,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from gangline.domain.errors import EngineIncapable, EngineRefused, EngineUnavailable
-from gangline.engines.chat_replies import decode
 from gangline.engines.http import EngineHttp
+from gangline.engines.replies import decode
 
 __all__ = ["EngineWeights", "Version", "engine_weights"]
 

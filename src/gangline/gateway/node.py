@@ -22,30 +22,30 @@ from gangline.client.server import ServerClient
 from gangline.domain.errors import EngineUnavailable, GanglineError, InvalidRequest, PortUnavailable, StoreError
 from gangline.domain.session import SessionResult
 from gangline.domain.task import SamplingPolicy
-from gangline.gateway.adoption import adoptable
-from gangline.gateway.attempt import Attempt
-from gangline.gateway.backends import BackendPool
-from gangline.gateway.backends_memory import BackendMemory
-from gangline.gateway.backends_records import BackendSpec
-from gangline.gateway.breaker import Breaker
-from gangline.gateway.call_limits import CallLimits
-from gangline.gateway.control_backends import BackendRoutes
-from gangline.gateway.control_gate import GateRoutes
-from gangline.gateway.control_sessions import SessionRoutes
-from gangline.gateway.delivery import Delivery
-from gangline.gateway.disk_guard import DiskGuard
-from gangline.gateway.external import ExternalSessions
-from gangline.gateway.external_store import ExternalStore
-from gangline.gateway.hooks import Hooks
-from gangline.gateway.interpreter import settle_interpreter
-from gangline.gateway.metrics import NodeMetrics
-from gangline.gateway.node_identity import node_identity
-from gangline.gateway.node_parts import NodeParts
-from gangline.gateway.pipeline import Pipeline, one_error
-from gangline.gateway.pools import Pools, PoolSizes
-from gangline.gateway.proxy import Proxy
-from gangline.gateway.readers import Readers
-from gangline.gateway.watchdog import Watchdog
+from gangline.gateway.backends.memory import BackendMemory
+from gangline.gateway.backends.pool import BackendPool
+from gangline.gateway.backends.records import BackendSpec
+from gangline.gateway.calls.limits import CallLimits
+from gangline.gateway.calls.proxy import Proxy
+from gangline.gateway.calls.readers import Readers
+from gangline.gateway.control.backends import BackendRoutes
+from gangline.gateway.control.gate import GateRoutes
+from gangline.gateway.control.sessions import SessionRoutes
+from gangline.gateway.external.sessions import ExternalSessions
+from gangline.gateway.external.store import ExternalStore
+from gangline.gateway.health.breaker import Breaker
+from gangline.gateway.health.disk_guard import DiskGuard
+from gangline.gateway.health.interpreter import settle_interpreter
+from gangline.gateway.health.metrics import NodeMetrics
+from gangline.gateway.health.watchdog import Watchdog
+from gangline.gateway.identity import node_identity
+from gangline.gateway.sessions.adoption import adoptable
+from gangline.gateway.sessions.attempt import Attempt
+from gangline.gateway.sessions.delivery import Delivery
+from gangline.gateway.sessions.hooks import Hooks
+from gangline.gateway.sessions.parts import NodeParts
+from gangline.gateway.sessions.pipeline import Pipeline, one_error
+from gangline.gateway.sessions.pools import Pools, PoolSizes
 from gangline.http.listening import listening
 from gangline.http.negotiation import answer
 from gangline.http.openapi import described
@@ -53,10 +53,10 @@ from gangline.http.problems import problem_response
 from gangline.http.routes import HEALTH, Door, Route
 from gangline.http.same_origin import OwnNames, is_loopback
 from gangline.private import close_to_others, make_private_folder, open_data_folder
-from gangline.runtimes.kept import Keeper, reap_keeper
+from gangline.runtimes.keeping.kept import Keeper, reap_keeper
 from gangline.settings import Settings, local_url, reachable_url
-from gangline.store.actions import ActionLog
-from gangline.store.journal import AttemptKey, Journal
+from gangline.store.audit import ActionLog
+from gangline.store.journal.log import AttemptKey, Journal
 from gangline.telemetry.exposition import CONTENT_TYPE
 
 __all__ = ["TITLE", "control_routes", "reap", "serve"]

@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch, Wish
 from gangline.domain.task import McpServer
-from gangline.harnesses.configuration import write_skills
-from gangline.harnesses.environment import provider_environment
-from gangline.harnesses.evidence import describe_exit, json_events, object_in
 from gangline.harnesses.installation import Program, check_program
+from gangline.harnesses.shared.configuration import write_skills
+from gangline.harnesses.shared.environment import provider_environment
+from gangline.harnesses.shared.evidence import describe_exit, json_events, object_in
 
 __all__ = ["CodexConfig", "CodexHarness"]
 

@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch, Wish
 from gangline.domain.task import McpServer
-from gangline.harnesses.configuration import write_json, write_skills
-from gangline.harnesses.environment import provider_environment
-from gangline.harnesses.evidence import describe_exit, object_in
 from gangline.harnesses.installation import Program, check_program
-from gangline.harnesses.prompt import prompt_argument
+from gangline.harnesses.shared.configuration import write_json, write_skills
+from gangline.harnesses.shared.environment import provider_environment
+from gangline.harnesses.shared.evidence import describe_exit, object_in
+from gangline.harnesses.shared.prompt import prompt_argument
 
 __all__ = ["GeminiCliConfig", "GeminiCliHarness", "mcp_servers"]
 

@@ -25,7 +25,7 @@ from gangline import plugins
 from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import HarnessError, InvalidRequest
 from gangline.durable import locked
-from gangline.harnesses.evidence import describe_exit
+from gangline.harnesses.shared.evidence import describe_exit
 
 __all__ = [
     "Program",

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch
-from gangline.harnesses.evidence import describe_exit
 from gangline.harnesses.installation import Program, check_program
-from gangline.harnesses.litellm import litellm_environment, litellm_model
+from gangline.harnesses.shared.evidence import describe_exit
+from gangline.harnesses.shared.litellm import litellm_environment, litellm_model
 
 __all__ = ["MiniSweAgentConfig", "MiniSweAgentHarness"]
 

@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch, Wish
-from gangline.harnesses.configuration import write_json, write_skills
-from gangline.harnesses.environment import provider_environment
-from gangline.harnesses.evidence import describe_exit, json_events, object_in
-from gangline.harnesses.filtered import without_events
 from gangline.harnesses.installation import Program, check_program
+from gangline.harnesses.shared.configuration import write_json, write_skills
+from gangline.harnesses.shared.environment import provider_environment
+from gangline.harnesses.shared.evidence import describe_exit, json_events, object_in
+from gangline.harnesses.shared.filtered import without_events
 
 __all__ = ["PiConfig", "PiHarness"]
 

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch, Wish
-from gangline.harnesses.configuration import write_json, write_skills
-from gangline.harnesses.environment import provider_environment
-from gangline.harnesses.evidence import describe_exit, json_events, object_in
-from gangline.harnesses.filtered import without_events
 from gangline.harnesses.gemini_cli import mcp_servers
 from gangline.harnesses.installation import Program, check_program
-from gangline.harnesses.prompt import prompt_argument
+from gangline.harnesses.shared.configuration import write_json, write_skills
+from gangline.harnesses.shared.environment import provider_environment
+from gangline.harnesses.shared.evidence import describe_exit, json_events, object_in
+from gangline.harnesses.shared.filtered import without_events
+from gangline.harnesses.shared.prompt import prompt_argument
 
 __all__ = ["QwenCodeConfig", "QwenCodeHarness"]
 

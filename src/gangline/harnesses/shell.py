@@ -1,6 +1,6 @@
 """Harness `shell`: any command is an agent program.
 
-The command finds all it needs in its environment (`environment.py`) or through placeholders (`template.py`), and has
+The command finds all it needs in its environment (`harnesses/shared/environment.py`) or through placeholders (`harnesses/shared/template.py`), and has
 done its work when it exits with an expected code.
 """
 
@@ -14,9 +14,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch
 from gangline.domain.errors import HarnessError
-from gangline.harnesses.environment import fits_argument, provider_environment, values_of
-from gangline.harnesses.evidence import describe_exit
-from gangline.harnesses.template import fill, mentions, shell_text
+from gangline.harnesses.shared.environment import fits_argument, provider_environment, values_of
+from gangline.harnesses.shared.evidence import describe_exit
+from gangline.harnesses.shared.template import fill, mentions, shell_text
 
 __all__ = ["ShellConfig", "ShellHarness"]
 

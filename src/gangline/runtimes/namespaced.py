@@ -15,19 +15,19 @@ from typing import Protocol
 from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, RuntimeUser, Usage
 from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.domain.ids import validated_id
-from gangline.runtimes.cgroups import Cgroups, group_name, make_groups
-from gangline.runtimes.disk import MEASURED, DiskWatch, root_inside
-from gangline.runtimes.environment import argv_of
-from gangline.runtimes.execution import Executions, Order
-from gangline.runtimes.files import SharedFolders
-from gangline.runtimes.holder import Holder, Launch
-from gangline.runtimes.leftovers import Mark, remove_folder, write_mark
-from gangline.runtimes.limits import NOT_ENFORCED, enforcement, grader_enforcement, refuse_grader
-from gangline.runtimes.openings import Openings
-from gangline.runtimes.relay import ListenerHelper
-from gangline.runtimes.system_calls import enforced, filter_for
-from gangline.runtimes.threads import run_to_end
-from gangline.runtimes.users import FIRST_UID, NUM_UIDS, HeldUser, grader_uid
+from gangline.runtimes.commands.execution import Executions, Order
+from gangline.runtimes.commands.holder import Holder, Launch
+from gangline.runtimes.confinement.cgroups import Cgroups, group_name, make_groups
+from gangline.runtimes.confinement.limits import NOT_ENFORCED, enforcement, grader_enforcement, refuse_grader
+from gangline.runtimes.confinement.system_calls import enforced, filter_for
+from gangline.runtimes.network.openings import Openings
+from gangline.runtimes.network.relay import ListenerHelper
+from gangline.runtimes.shared.disk import MEASURED, DiskWatch, root_inside
+from gangline.runtimes.shared.environment import argv_of
+from gangline.runtimes.shared.files import SharedFolders
+from gangline.runtimes.shared.leftovers import Mark, remove_folder, write_mark
+from gangline.runtimes.shared.threads import run_to_end
+from gangline.runtimes.shared.users import FIRST_UID, NUM_UIDS, HeldUser, grader_uid
 
 __all__ = [
     "GRADER_HOME",

@@ -14,14 +14,14 @@ from typing import ClassVar
 from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, RuntimeUser, Usage
 from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.domain.ids import validated_id
-from gangline.runtimes.disk import MEASURED, DiskWatch
-from gangline.runtimes.environment import argv_of, clean_environment, exposed_folders
-from gangline.runtimes.execution import Executions, Order
-from gangline.runtimes.files import SharedFolders
-from gangline.runtimes.leftovers import LABEL, Mark, kill_labelled, reap, remove_folder, write_mark
-from gangline.runtimes.limits import NOT_ENFORCED, enforcement, grader_enforcement, refuse_grader
-from gangline.runtimes.system_calls import enforced, filter_for
-from gangline.runtimes.threads import run_to_end
+from gangline.runtimes.commands.execution import Executions, Order
+from gangline.runtimes.confinement.limits import NOT_ENFORCED, enforcement, grader_enforcement, refuse_grader
+from gangline.runtimes.confinement.system_calls import enforced, filter_for
+from gangline.runtimes.shared.disk import MEASURED, DiskWatch
+from gangline.runtimes.shared.environment import argv_of, clean_environment, exposed_folders
+from gangline.runtimes.shared.files import SharedFolders
+from gangline.runtimes.shared.leftovers import LABEL, Mark, kill_labelled, reap, remove_folder, write_mark
+from gangline.runtimes.shared.threads import run_to_end
 from gangline.settings import Settings
 
 __all__ = ["ProcessRuntime"]

@@ -9,19 +9,19 @@ from aiohttp import web
 from gangline.http.openapi import described
 from gangline.http.routes import HEALTH, Door, Route
 from gangline.http.same_origin import OwnNames
-from gangline.server.caller_sessions import CallerSessionRoutes, CallerSessions
-from gangline.server.compat_polar import PolarRoutes
-from gangline.server.compat_polar_dispatch import PolarDispatch
-from gangline.server.compat_polar_nodes import PolarNodeRoutes
-from gangline.server.compat_prorl import ProrlRoutes
-from gangline.server.compat_prorl_nodes import NodeEngines
-from gangline.server.compat_prorl_templates import no_templates, templates_in
-from gangline.server.event_routes import EventRoutes
-from gangline.server.metrics_routes import MetricsRoutes
-from gangline.server.node_routes import NodeRoutes
-from gangline.server.service import RolloutService
-from gangline.server.user_routes import UserRoutes
-from gangline.store.actions import ActionLog
+from gangline.server.compat.polar.dispatch import PolarDispatch
+from gangline.server.compat.polar.nodes import PolarNodeRoutes
+from gangline.server.compat.polar.routes import PolarRoutes
+from gangline.server.compat.prorl.nodes import NodeEngines
+from gangline.server.compat.prorl.routes import ProrlRoutes
+from gangline.server.compat.prorl.templates import no_templates, templates_in
+from gangline.server.routes.events import EventRoutes
+from gangline.server.routes.metrics import MetricsRoutes
+from gangline.server.routes.nodes import NodeRoutes
+from gangline.server.routes.sessions import CallerSessionRoutes, CallerSessions
+from gangline.server.routes.tasks import UserRoutes
+from gangline.server.service.core import RolloutService
+from gangline.store.audit import ActionLog
 
 __all__ = ["TITLE", "all_routes", "create_app"]
 

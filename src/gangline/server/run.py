@@ -22,19 +22,19 @@ from gangline.http.listening import listening
 from gangline.http.same_origin import OwnNames, is_loopback
 from gangline.private import close_to_others, open_data_folder
 from gangline.server.app import create_app
-from gangline.server.callbacks import Courier
-from gangline.server.compat_polar import polar_task
-from gangline.server.compat_polar_dispatch import PolarDispatch
-from gangline.server.compat_prorl_nodes import NodeEngines
-from gangline.server.housekeeping import Housekeeper, follow_forever
-from gangline.server.service import RolloutService
-from gangline.server.task_watch import TaskWatch
+from gangline.server.compat.polar.dispatch import PolarDispatch
+from gangline.server.compat.polar.routes import polar_task
+from gangline.server.compat.prorl.nodes import NodeEngines
+from gangline.server.service.callbacks import Courier
+from gangline.server.service.core import RolloutService
+from gangline.server.service.housekeeping import Housekeeper, follow_forever
+from gangline.server.service.task_watch import TaskWatch
 from gangline.settings import local_url, reachable_url
-from gangline.store.actions import ActionLog
-from gangline.store.outbox import Outbox
-from gangline.store.results import Results, ResultStore
-from gangline.store.retention import Keep
-from gangline.store.tasks import TaskStore
+from gangline.store.audit import ActionLog
+from gangline.store.results.files import Results, ResultStore
+from gangline.store.sql.outbox import Outbox
+from gangline.store.sql.retention import Keep
+from gangline.store.sql.tasks import TaskStore
 
 __all__ = ["ONE_MACHINE", "Running", "Storage", "database_path", "results_path", "serve", "serving"]
 
@@ -211,7 +211,7 @@ def _results(storage: Storage, data_dir: Path) -> Results:
         return ResultStore(results_path(data_dir))
     if "://" not in storage.results_url:
         return ResultStore(Path(storage.results_url), shared=True)
-    from gangline.store.artifacts import ArtifactResults  # noqa: PLC0415 - it needs an extra
+    from gangline.store.results.artifacts import ArtifactResults  # noqa: PLC0415 - it needs an extra
 
     return ArtifactResults(storage.results_url)
 

@@ -26,8 +26,8 @@ from gangline.domain.contracts import Runtime, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import RuntimeFailed
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
-from gangline.runtimes.kept import Keeper, KeptHandle
-from gangline.runtimes.leftovers import LABEL
+from gangline.runtimes.keeping.kept import Keeper, KeptHandle
+from gangline.runtimes.shared.leftovers import LABEL
 from gangline.testing.runtime_conformance.bench import daemon, is_held, until_held, until_present
 
 __all__ = ["AdoptionCheck", "Lives", "adoption_checks", "in_keeper", "run_adoption_check"]

@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import AgentRun, ExecResult, HarnessContext, HarnessVerdict
 from gangline.domain.errors import HarnessError
-from gangline.harnesses.evidence import describe_exit
 from gangline.harnesses.native.model import ChatModel, Message
 from gangline.harnesses.native.tools import OFFERED, Tools
+from gangline.harnesses.shared.evidence import describe_exit
 
 __all__ = ["NativeConfig", "NativeHarness"]
 

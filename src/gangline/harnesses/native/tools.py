@@ -12,8 +12,8 @@ import msgspec
 
 from gangline.domain.contracts import ExecResult, RuntimeHandle
 from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound
-from gangline.harnesses.environment import fits_argument
 from gangline.harnesses.native.model import Message
+from gangline.harnesses.shared.environment import fits_argument
 
 __all__ = ["OFFERED", "Tools"]
 

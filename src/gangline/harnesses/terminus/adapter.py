@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch, RuntimeHandle
 from gangline.domain.errors import HarnessError
-from gangline.harnesses.evidence import describe_exit, runner_end
 from gangline.harnesses.installation import Program, check_program, python_command
-from gangline.harnesses.litellm import litellm_environment, litellm_model
+from gangline.harnesses.shared.evidence import describe_exit, runner_end
+from gangline.harnesses.shared.litellm import litellm_environment, litellm_model
 
 __all__ = ["TerminusConfig", "TerminusHarness"]
 

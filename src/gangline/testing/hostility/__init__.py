@@ -24,7 +24,9 @@ What a sandbox must have inside: `sh`, coreutils, util-linux and `python3`.
 
 from __future__ import annotations
 
-from gangline.testing.hostility import (
+from gangline.testing.hostility.attack import Attack, Attacks, Verdict
+from gangline.testing.hostility.grounds import Grounds, attacked_grounds
+from gangline.testing.hostility.suites import (
     channels,
     forwarding,
     kernel_doors,
@@ -38,8 +40,6 @@ from gangline.testing.hostility import (
     survivors,
     transfers,
 )
-from gangline.testing.hostility.attack import Attack, Attacks, Verdict
-from gangline.testing.hostility.grounds import Grounds, attacked_grounds
 
 __all__ = ["Attack", "Grounds", "Verdict", "assert_held", "attacked_grounds", "attacks"]
 

@@ -1,0 +1,260 @@
+"""One run of the reference trainer: the service that it trains through, its folder, what it says meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gangline.cli.learning.view import LearningView, draw_curves
+from gangline.cli.options.stages import StageChoice
+from gangline.cli.service.up import Plan, run_service
+from gangline.cli.terminal.output import notes
+from gangline.client.running import find_service
+from gangline.domain.errors import Conflict
+from gangline.durable import acquire
+from gangline.private import close_files, close_to_others, make_private_file
+from gangline.telemetry.logs import LineFormatter
+
+if TYPE_CHECKING:
+    from gangline.client.server import ServerClient
+    from gangline.training.learning.learner import Learner
+    from gangline.training.run.evaluation import Evaluation
+    from gangline.training.run.experiment import Experiment
+    from gangline.training.run.lineage import Results
+    from gangline.training.run.log import EvaluationRecord, StepRecord
+    from gangline.training.run.trainer import Prepare
+
+__all__ = ["Ran", "run_experiment", "train_through"]
+
+
+class Ran(NamedTuple):
+    results: Results
+    records: list[StepRecord]
+    evaluations: list[EvaluationRecord]
+    folder: Path
+    chart: Path
+
+
+async def run_experiment(
+    experiment: Experiment,
+    tasks: Sequence[Mapping[str, Any]],
+    data_dir: Path,
+    held_out: Sequence[Mapping[str, Any]] = (),
+) -> Ran:
+    """Through a running service, or one of its own. held_out: of the experiment's `evaluation`.
+
+    Raises: what the trainer or the service does.
+    """
+    from gangline.client.server import ServerClient
+
+    if experiment.service.url is not None:
+        address = find_service(data_dir, experiment.service.url)
+        async with ServerClient(address.server_url, address.control_token) as client:
+            return await train_through(client, address.control_token, experiment, tasks, data_dir, held_out)
+    plan = Plan(
+        data_dir=data_dir,
+        engine=experiment.service.engine or f"embedded:{experiment.model}",
+        engine_options=json.dumps(dict(experiment.service.engine_options))
+        if experiment.service.engine_options
+        else None,
+        stages=StageChoice(run_slots=experiment.service.run_slots),
+    )
+    notes().print(f"[bold]Starting[/] engine ({plan.engine}), server and node; logs in {plan.data_dir / 'logs'}")
+
+    async def body(live: Any) -> Ran:
+        async with ServerClient(live.server_url, live.control_token) as client:
+            return await train_through(client, live.control_token, experiment, tasks, data_dir, held_out)
+
+    return await run_service(plan, body)
+
+
+async def train_through(
+    client: ServerClient,
+    token: str | None,
+    experiment: Experiment,
+    tasks: Sequence[Mapping[str, Any]],
+    data_dir: Path,
+    held_out: Sequence[Mapping[str, Any]] = (),
+) -> Ran:
+    """All steps of an experiment that are not done yet.
+
+    Raises: Conflict when its folder is in use, or another's; InvalidRequest when held-out tasks are trained on.
+    """
+    from gangline.training.collecting.task_stream import TaskStream
+    from gangline.training.run.evaluation import require_disjoint
+    from gangline.training.run.lineage import key_of
+    from gangline.training.run.log import read_evaluations, read_records
+    from gangline.training.run.trainer import Trainer
+    from gangline.training.weights.update import ServiceWeights
+
+    require_disjoint(tasks, held_out)
+    folder = data_dir / "runs" / experiment.name
+    data, steps = experiment.data, experiment.schedule.steps
+    with _held(folder), _logged(folder / "trainer.log"):
+        model_folder = await asyncio.to_thread(_model_folder, experiment.model)
+        key = key_of(folder)
+        run = f"{experiment.name}-{key}"
+        stream = TaskStream(
+            run,
+            tasks,
+            num_samples=data.num_samples,
+            shuffle=data.shuffle,
+            seed=experiment.seed,
+            seeded=data.seeded,
+        )
+        evaluation = _evaluation(run, experiment, held_out, client)
+        digests = stream.digest, None if evaluation is None else evaluation.digest
+        num_done = await asyncio.to_thread(_begin, folder, experiment, key, digests, model_folder)
+        if num_done:
+            notes().print(f"Going on after step {num_done} of {steps}")
+        learner = await asyncio.to_thread(_learner, experiment, model_folder)
+        before = [record for record in read_records(folder / "metrics.jsonl") if record.step <= num_done]
+        evaluated = [one for one in read_evaluations(folder / "evaluations.jsonl") if one.step <= num_done]
+        weights_folder = experiment.service.weights or folder / "weights"
+        with LearningView(
+            notes(),
+            num_steps=steps,
+            num_evaluations=0 if evaluation is None else evaluation.num_due(steps),
+            before=before,
+            evaluations_before=evaluated,
+        ) as view:
+            trainer = Trainer(
+                folder,
+                schedule=experiment.schedule,
+                algorithm=experiment.algorithm.resolve(),
+                learner=learner,
+                service=client,
+                stream=stream,
+                weights=ServiceWeights(client, weights_folder, token=token, mode=experiment.service.update_mode),
+                prepare=_control(run, experiment),
+                on_step=view.add,
+                evaluation=evaluation,
+                on_evaluation=view.add_evaluation,
+            )
+            last_version = await trainer.run()
+        return await asyncio.to_thread(_finish, folder, experiment, learner, model_folder, view, last_version)
+
+
+def _control(run: str, experiment: Experiment) -> Prepare | None:
+    """What the experiment's control makes of each group."""
+    from gangline.training.run.controls import shuffled_rewards
+
+    return None if experiment.control == "none" else shuffled_rewards(experiment.seed, run)
+
+
+def _evaluation(
+    run: str, experiment: Experiment, held_out: Sequence[Mapping[str, Any]], client: ServerClient
+) -> Evaluation | None:
+    from gangline.training.run.evaluation import Evaluation
+
+    if (settings := experiment.evaluation) is None:
+        return None
+    seed = experiment.seed if experiment.data.seeded else None
+    return Evaluation(run, held_out, client, num_samples=settings.num_samples, every=settings.every, seed=seed)
+
+
+def _begin(folder: Path, experiment: Experiment, key: str, digests: tuple[str, str | None], model_folder: Path) -> int:
+    """Writes down what the run is made of. Returns how many steps are done.
+
+    digests: of tasks and held-out ones. Raises: Conflict.
+    """
+    from gangline.training.run.checkpoint import Checkpoints
+    from gangline.training.run.lineage import begin_life
+
+    found = Checkpoints(folder / "checkpoints").latest()
+    num_done = 0 if found is None else found[1].step
+    begin_life(
+        folder,
+        experiment,
+        key=key,
+        tasks_digest=digests[0],
+        held_out_digest=digests[1],
+        model_folder=model_folder,
+        first_step=num_done + 1,
+    )
+    return num_done
+
+
+def _finish(
+    folder: Path,
+    experiment: Experiment,
+    learner: Learner,
+    model_folder: Path,
+    view: LearningView,
+    last_version: int,
+) -> Ran:
+    from gangline.training.run.lineage import write_results
+
+    weights = folder / "model"
+    _save_model(learner, model_folder, weights)
+    if experiment.service.weights is None:
+        shutil.rmtree(folder / "weights", ignore_errors=True)  # the last ones are the model's
+    records, evaluations = view.records, view.evaluations
+    results = write_results(folder, records, evaluations, last_version=last_version, weights=weights)
+    name = experiment.name
+    chart = draw_curves({name: records}, folder / "reward.png", title=name, evaluations={name: evaluations})
+    close_files(folder)  # libraries wrote some of them
+    return Ran(results, records, evaluations, folder, chart)
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Generator[None]:
+    close_to_others(folder)
+    try:
+        lock = acquire(folder / "run.lock")
+    except BlockingIOError:
+        raise Conflict(f"another trainer is at work in {folder}. Wait for it, or stop it.") from None
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _logged(path: Path) -> Generator[None]:
+    """What the trainer says of single groups is for a file, not for the terminal."""
+    make_private_file(path)
+    handler, log = logging.FileHandler(path), logging.getLogger("gangline")
+    handler.setFormatter(LineFormatter("text"))
+    propagated, level = log.propagate, log.level
+    log.addHandler(handler)
+    log.propagate = False
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = propagated
+        log.setLevel(level)
+        handler.close()
+
+
+def _model_folder(name: str) -> Path:
+    from gangline.language.models import resolve_model
+
+    return resolve_model(name)
+
+
+def _learner(experiment: Experiment, model_folder: Path) -> Learner:
+    from transformers.utils import logging as hf_logging
+
+    from gangline.training.learning.learner import Learner
+
+    hf_logging.disable_progress_bar()
+    return Learner(model_folder, experiment.algorithm.resolve(), experiment.learner, seed=experiment.seed)
+
+
+def _save_model(learner: Learner, model_folder: Path, target: Path) -> None:
+    """What was trained, whole: weights, configuration, tokenizer."""
+    learner.save_weights(target)
+    for pattern in ("*.json", "*.jinja", "*.model", "*.txt"):
+        for path in model_folder.glob(pattern):
+            if not (target / path.name).exists():
+                shutil.copyfile(path, target / path.name)

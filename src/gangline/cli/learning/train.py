@@ -1,0 +1,163 @@
+"""`gangline train`: which algorithms there are, and experiments: checked without a GPU, run, gone on with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from rich.table import Table
+
+from gangline.cli.learning.view import reward_chart, shown_reward
+from gangline.cli.tasks.files import read_tasks, validated
+from gangline.cli.terminal.exits import Exit
+from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, print_json
+from gangline.settings import Settings
+
+if TYPE_CHECKING:
+    from gangline.cli.learning.run import Ran
+    from gangline.training.run.experiment import Experiment
+
+__all__ = ["register"]
+
+train = typer.Typer(no_args_is_help=True, help="Train on groups of sessions.")
+
+
+@train.command()
+def algorithms(as_json: JsonOption = False) -> None:
+    """List the algorithms, each by its difference from the base, GRPO."""
+    from gangline.training.learning.algorithms import OVERRIDES, Algorithm, algorithm, differences
+
+    changes = {name: differences(algorithm(name)) for name in OVERRIDES}
+    if as_json:
+        print_json(
+            {"base": Algorithm().model_dump(), "algorithms": {name: _document(one) for name, one in changes.items()}}
+        )
+        return
+    console().print(_table(changes))
+
+
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        notes().print(f"Warning: {warning}", markup=False, soft_wrap=True, style="yellow")
+
+
+def _document(changes: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
+    return {setting: {"base": before, "value": after} for setting, (before, after) in changes.items()}
+
+
+def _table(changes: dict[str, dict[str, tuple[Any, Any]]]) -> Table:
+    table = Table("algorithm", "setting", "base", "value")
+    for name, differing in changes.items():
+        if not differing:
+            table.add_row(name, "(the base)", "", "")
+        for index, (setting, (before, after)) in enumerate(differing.items()):
+            table.add_row("" if index else name, setting, str(before), str(after))
+    return table
+
+
+SpecArgument = Annotated[Path, typer.Argument(help="The experiment's YAML file.", show_default=False)]
+
+
+@train.command()
+def validate(spec: SpecArgument, as_json: JsonOption = False) -> None:
+    """Check an experiment's settings, algorithm and tasks, without a GPU, a model or a service.
+
+    --json prints every setting with its default; the algorithm's settings are under algorithm.settings.
+    """
+    from gangline.training.run.experiment import resolved_settings, warnings_about
+
+    experiment, tasks, held_out = _read(spec)
+    warnings = warnings_about(experiment)
+    if as_json:
+        found = {"num_tasks": len(tasks), "num_held_out_tasks": len(held_out), "warnings": warnings}
+        print_json(resolved_settings(experiment) | found)
+        return
+    table = Table("setting", "value", box=None)
+    for name, value in _flat(experiment.model_dump(mode="json", exclude_defaults=True)):
+        table.add_row(name, str(value))
+    console().print(table)
+    also = f" and {len(held_out)} held-out ones" if held_out else ""
+    console().print(f"\n{spec} is valid: {len(tasks)} tasks{also}, {experiment.schedule.steps} steps", markup=False)
+    _warn(warnings)
+
+
+@train.command("run")
+def run_command(spec: SpecArgument, data: DataOption = None, as_json: JsonOption = False) -> None:
+    """Train through a running service, or through one started for the run.
+
+    A stopped or killed run resumes from its last checkpoint when it is started again. Its output is in DATA/runs/NAME:
+    metrics.jsonl, evaluations.jsonl, tensorboard, reward.png, checkpoints, model, experiment.json, lineage.json,
+    results.json.
+    """
+    import asyncio
+
+    from gangline.cli.learning.run import run_experiment
+    from gangline.training.run.experiment import warnings_about
+
+    experiment, tasks, held_out = _read(spec)
+    _warn(warnings_about(experiment))
+    data_dir = (data or Settings.from_environ().data_dir).absolute()
+    try:
+        ran = asyncio.run(run_experiment(experiment, tasks, data_dir, held_out))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        notes().print("Stopped. Start it again to go on from the last checkpoint.")
+        raise typer.Exit(Exit.INTERRUPTED) from None
+    if as_json:
+        print_json(ran.results)
+        return
+    console().print(reward_chart(ran.records, ran.evaluations))
+    console().print(
+        f"\n{_outcome(ran)}\nin {ran.results.num_steps} steps and {ran.results.wall_s / 60:.1f} minutes\n"
+        f"chart    {ran.chart}\nmodel    {ran.results.weights}\nrun      {ran.folder}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _outcome(ran: Ran) -> str:
+    """The headline: the paired difference, never that of the first and the last training step."""
+    if (difference := ran.results.held_out_difference) is None:
+        return (
+            "What was learned was not measured: there is no evaluation on held-out tasks. The rewards of training "
+            "steps are of other tasks each time."
+        )
+    first, last = ran.evaluations[0], ran.evaluations[-1]
+    return (
+        f"on {difference.num_tasks} held-out tasks the mean reward changed by {difference} (the same tasks before and "
+        f"after): {shown_reward(first)} at first, {shown_reward(last)} at last"
+    )
+
+
+def _read(spec: Path) -> tuple[Experiment, list[dict[str, Any]], list[dict[str, Any]]]:
+    """Tasks, and held-out ones. Raises: InvalidRequest, UnknownPlugin."""
+    from gangline.training.run.evaluation import require_disjoint
+    from gangline.training.run.experiment import read_experiment
+
+    experiment = read_experiment(spec)
+    data, evaluation = experiment.data, experiment.evaluation
+    held_out = [] if evaluation is None else _checked_tasks(evaluation.tasks, evaluation.num_samples)
+    tasks = _checked_tasks(data.tasks, data.num_samples)
+    require_disjoint(tasks, held_out)
+    return experiment, tasks, held_out
+
+
+def _checked_tasks(path: Path, num_samples: int) -> list[dict[str, Any]]:
+    """Raises: InvalidRequest, UnknownPlugin."""
+    tasks = read_tasks(str(path))
+    for number, task in enumerate(tasks, 1):
+        validated({**task, "num_samples": num_samples}, f"{path}, task {number}")
+    return tasks
+
+
+def _flat(fields: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from _flat(cast("dict[str, Any]", value), f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(train, name="train")

@@ -1,0 +1,166 @@
+"""What `gangline doctor` looks at beside the machine itself: other runtimes, engines, a running service, traces."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import importlib.util
+import resource
+import socket
+import time
+
+from gangline import plugins
+from gangline.cli.machine.checks import Check, Examination
+from gangline.client.running import Service, read_running, read_server
+from gangline.client.server import ServerClient
+from gangline.domain.errors import GanglineError
+from gangline.domain.views import NodeView, ServiceStatus
+from gangline.settings import Settings
+
+__all__ = ["SERVICE_CHECKS", "check_engine", "check_open_files", "check_runtimes", "check_server_port", "check_service"]
+
+_USUAL_PORT = 8700
+_ENOUGH_FILES = 8192
+_PROBE_TIMEOUT_S = 30.0
+_MAX_SKEW_S = 2.0
+_SILENT_S = 30.0
+
+
+def check_runtimes(settings: Settings) -> Check:
+    """The runtimes beside the usual one: no harm where they do not run."""
+    told: list[str] = []
+    broken: list[str] = []
+    for name in plugins.names("runtime"):
+        if name == "sandbox":
+            continue
+        try:
+            asyncio.run(plugins.make_runtime(name).check())
+        except GanglineError as error:
+            told.append(f"{name}: no")
+            broken.append(f"{name}: {error.message}")
+        else:
+            told.append(f"{name}: yes")
+    state = "optional" if broken else "ok"
+    return Check(name="other runtimes", state=state, found=", ".join(told) or "none", advice=" ".join(broken))
+
+
+def check_open_files(settings: Settings) -> Check:
+    """A sandbox takes about eight descriptors of its node, which raises its own limit up to the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = "no limit" if hard == resource.RLIM_INFINITY else f"up to {hard}"
+    if hard == resource.RLIM_INFINITY or hard >= _ENOUGH_FILES:
+        return Check(name="open files", state="ok", found=found)
+    advice = f"enough for {hard // 8} sessions at once; raise the hard limit (ulimit -Hn, LimitNOFILE=) for more"
+    return Check(name="open files", state="optional", found=found, advice=advice)
+
+
+def check_server_port(settings: Settings) -> Check:
+    """Free, or our own service's."""
+    running = read_running(settings.data_dir)
+    if running is not None and running.server_url.endswith(f":{_USUAL_PORT}"):
+        return Check(name="server port", state="ok", found=f"{_USUAL_PORT} is this service's own")
+    try:
+        with socket.create_server(("127.0.0.1", _USUAL_PORT)):
+            return Check(name="server port", state="ok", found=f"{_USUAL_PORT} is free")
+    except OSError as error:
+        why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
+        advice = "`gangline up` takes another one by itself; `gangline server` wants --port"
+        return Check(name="server port", state="optional", found=f"{_USUAL_PORT} {why}", advice=advice)
+
+
+def check_engine(url: str) -> Check:
+    """Asks an engine what it can do, as a node would."""
+    name = f"engine {url}"
+    try:
+        found = asyncio.run(_probed(url))
+    except (GanglineError, TimeoutError) as error:
+        advice = error.message if isinstance(error, GanglineError) else f"no answer within {_PROBE_TIMEOUT_S:g} s"
+        return Check(name=name, state="missing", found="cannot be used", advice=advice)
+    return Check(name=name, state="ok", found=found)
+
+
+async def _probed(url: str) -> str:
+    engine = plugins.load("engine", "auto")(url)
+    try:
+        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            can = await engine.probe()
+    finally:
+        await engine.close()
+    exact = "exact prompt ids are taken" if can.takes_prompt_ids else "prompts are compared, not stitched"
+    return f"{can.engine} {can.version} serves {can.model}; {exact}"
+
+
+def check_service(settings: Settings) -> Check:
+    """That which runs on the data folder, or is named by GANGLINE_SERVER: whether it answers, and how it is."""
+    address, who = _address(settings)
+    if address is None:
+        return Check(name="service", state="ok", found=f"none is running on {settings.data_dir}")
+    try:
+        status = asyncio.run(_status(address))
+    except GanglineError as error:
+        return Check(name="service", state="missing", found=f"{who} does not answer as it should", advice=error.message)
+    ailments = [*_ailments(status), *_skew(status)]
+    found = f"{who}; {len(status.nodes)} nodes, {status.sessions.get('queued', 0)} sessions queued"
+    return Check(name="service", state="optional" if ailments else "ok", found=found, advice="; ".join(ailments))
+
+
+def _address(settings: Settings) -> tuple[Service | None, str]:
+    running = read_running(settings.data_dir)
+    if running is not None:
+        address = Service(server_url=running.server_url, control_token=running.control_token)
+        return address, f"{running.server_url}, pid {running.pid}"
+    if (server := read_server(settings.data_dir)) is not None:
+        address = Service(server_url=server.urls[0], control_token=server.control_token)
+        return address, f"{server.urls[0]}, pid {server.pid}"
+    if settings.server_url is None:
+        return None, ""
+    return Service(server_url=settings.server_url, control_token=settings.control_token), settings.server_url
+
+
+async def _status(address: Service) -> ServiceStatus:
+    async with ServerClient(address.server_url, address.control_token) as client:
+        return await client.status()
+
+
+def _ailments(status: ServiceStatus) -> list[str]:
+    if not status.nodes:
+        return ["no node has joined: start one with `gangline node`"]
+    silent = [
+        f"node {node.node_id} is silent for {node.age_s:.0f} s" for node in status.nodes if node.age_s > _SILENT_S
+    ]
+    return silent + [ailment for node in status.nodes for ailment in _of_backends(node)]
+
+
+def _of_backends(node: NodeView) -> list[str]:
+    if not node.backends:
+        return [f"node {node.node_id} has no engine: `gangline backend add URL`"]
+    return [
+        f"engine {backend.get('url')} of node {node.node_id} is {backend.get('state')}: {backend.get('error')}"
+        for backend in node.backends
+        if backend.get("state") == "unhealthy"
+    ]
+
+
+def _skew(status: ServiceStatus) -> list[str]:
+    """The answer took a moment; more than that is another clock."""
+    skew_s = status.at - time.time()
+    return [f"its clock is off by {skew_s:.0f} s: synchronise the clocks (NTP)"] if abs(skew_s) > _MAX_SKEW_S else []
+
+
+def check_traces(settings: Settings) -> Check:
+    """A collector that is configured needs the extra; without one there is nothing to need."""
+    if settings.otel_endpoint is None:
+        return Check(name="traces", state="ok", found="off: OTEL_EXPORTER_OTLP_ENDPOINT is not set")
+    if not importlib.util.find_spec("opentelemetry") or not importlib.util.find_spec("opentelemetry.sdk"):
+        advice = "pip install 'gangline[otel]', or unset OTEL_EXPORTER_OTLP_ENDPOINT"
+        return Check(name="traces", state="missing", found="the extra is not installed", advice=advice)
+    return Check(name="traces", state="ok", found=f"sent to {settings.otel_endpoint}")
+
+
+SERVICE_CHECKS: tuple[Examination, ...] = (
+    check_runtimes,
+    check_open_files,
+    check_server_port,
+    check_service,
+    check_traces,
+)

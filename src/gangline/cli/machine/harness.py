@@ -1,0 +1,174 @@
+"""`gangline harness`: the agent programs that there are adapters for; how they are installed, and tried."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from gangline.cli.terminal.exits import Exit
+from gangline.cli.terminal.output import JsonOption, console, notes, print_json, printable
+from gangline.domain.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from gangline.cli.machine.harness_check import CheckReport
+
+__all__ = ["register"]
+
+harness = typer.Typer(no_args_is_help=True, help="List, install and check agent programs.")
+
+NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of harnesses.")]
+
+
+@harness.command("list")
+def list_(as_json: JsonOption = False) -> None:
+    """Show every harness with its program, the supported version and the installed version."""
+    from gangline.plugins import names
+
+    lines = [_line(name) for name in names("harness")]
+    if as_json:
+        print_json(lines)
+        return
+    table = Table("harness", "program", "version", "installed", "takes", box=None)
+    for line in lines:
+        program = line["package"] or "any"
+        table.add_row(
+            line["harness"], program, line["version"] or "", line["installed"] or "", ", ".join(line["takes"])
+        )
+    console().print(table)
+
+
+def _line(name: str) -> dict[str, Any]:
+    from gangline.domain.contracts import Taker
+    from gangline.harnesses.installation import installed_version, program_of
+    from gangline.plugins import load
+    from gangline.settings import Settings
+
+    program, adapter = program_of(name), load("harness", name)
+    return {
+        "harness": name,
+        "source": None if program is None else program.source,
+        "package": None if program is None else program.package,
+        "version": None if program is None else program.version,
+        "installed": None if program is None else installed_version(program, Settings.from_environ().tools_dir),
+        "takes": sorted(adapter.takes) if isinstance(adapter, Taker) else [],
+    }
+
+
+@harness.command()
+def install(
+    names: NamesArgument,
+    version: Annotated[
+        str | None, typer.Option(help="Version to install. Default: the supported one.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Install agent programs into GANGLINE_TOOLS. Install once; every sandbox can use them."""
+    from gangline.harnesses import installation
+    from gangline.settings import Settings
+
+    if version is not None and len(names) > 1:
+        raise InvalidRequest("--version is of one program: name one harness.")
+    tools = Settings.from_environ().tools_dir
+    programs = [installation.find_program(name) for name in names]
+    notes().print(f"Installing {', '.join(program.package for program in programs)} into {tools}", markup=False)
+    installation.install([(program, version) for program in programs], tools)
+    installed = {program.harness: installation.installed_version(program, tools) for program in programs}
+    if as_json:
+        print_json({"tools": str(tools), "installed": installed})
+    else:
+        for name, found in installed.items():
+            console().print(f"{name} {found}", markup=False)
+
+
+@harness.command()
+def check(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Without one: all whose program is installed.")
+    ] = None,
+    settings: Annotated[
+        str | None, typer.Option(help="`agent.settings` as JSON, when one harness is named.", show_default=False)
+    ] = None,
+    tokenizer: Annotated[
+        str, typer.Option(help="Tokenizer of the scripted engine: tiny, a folder, or a name.")
+    ] = "tiny",
+    tier: Annotated[Literal["auto", "observe"], typer.Option(help="Capture tier: auto or observe.")] = "auto",
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds each program may run.")] = 300.0,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder in which to keep the recording.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run agent programs in the sandbox against a scripted model, and report their actions.
+
+    The script requests three tool calls, one of which writes a file. Exit code 1 if a program did not carry them out.
+    """
+    from gangline.cli.machine.harness_check import CheckPlan, check_harnesses
+
+    harnesses = _chosen(names or _installed(), settings)
+    with tempfile.TemporaryDirectory(prefix="gangline-check-") as folder:
+        plan = CheckPlan(
+            harnesses=tuple(harnesses.items()),
+            data_dir=(data or Path(folder)).absolute(),
+            tokenizer=tokenizer,
+            tier=tier,
+            timeout_s=timeout,
+        )
+        try:
+            reports = check_harnesses(plan)
+        except asyncio.CancelledError:
+            raise typer.Exit(Exit.INTERRUPTED) from None
+    if as_json:
+        print_json(reports)
+    else:
+        _print(reports)
+    if not all(report.ok for report in reports):
+        raise typer.Exit(Exit.FAILED)
+
+
+def _installed() -> list[str]:
+    from gangline.plugins import names
+
+    return [line["harness"] for line in map(_line, names("harness")) if line["installed"]]
+
+
+def _chosen(names: list[str], settings: str | None) -> dict[str, dict[str, Any]]:
+    """Name -> settings. Raises: InvalidRequest, UnknownPlugin."""
+    from gangline.plugins import make_harness
+
+    if settings is not None and len(names) != 1:
+        raise InvalidRequest("--settings is of one harness: name it.")
+    try:
+        given: dict[str, Any] = {} if settings is None else json.loads(settings)
+    except ValueError as error:
+        raise InvalidRequest(f"--settings is not JSON: {error}") from error
+    for name in names:
+        make_harness(name, given)
+    return dict.fromkeys(names, given)
+
+
+def _print(reports: list[CheckReport]) -> None:
+    titles = ("harness", "version", "dialect", "turns", "chains", "first/exact/diverged", "side calls", "wall", "model")
+    table = Table(*titles, "", box=None)
+    for one in reports:
+        table.add_row(
+            *(one.harness, one.version or "", ", ".join(one.dialects), str(one.num_turns), ", ".join(one.chains)),
+            "/".join(str(one.contexts.get(context, 0)) for context in ("first", "exact", "diverged")),
+            *(str(one.num_side_calls), f"{one.wall_s:.1f} s", f"{one.model_s:.1f} s"),
+            "[green]ok[/]" if one.ok else "[bold red]failed[/]",
+        )
+    console().print(table)
+    for one in reports:
+        for cause, number in one.causes.items():
+            console().print(f"{one.harness}: {number} x {cause}", markup=False)
+        for problem in one.problems:
+            console().print(f"{one.harness}: {printable(problem)}", markup=False)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(harness, name="harness")

@@ -1,0 +1,175 @@
+"""What `gangline harness check` does: run an agent program on a task whose model is played by a script, and look.
+
+The scripted engine asks for three tool calls, one of which writes a file, by whatever tools the program offers. So what
+is seen is the program's own way: its API, its conversations, what it asks beside the task, what it edits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from gangline.cli.machine.harness_script import CONTENT, SCRIPT
+from gangline.cli.service.up import Plan, run_service
+from gangline.settings import Settings
+
+if TYPE_CHECKING:
+    from gangline.client.running import Running
+    from gangline.client.server import ServerClient
+    from gangline.domain.session import SessionResult
+
+__all__ = ["CheckPlan", "CheckReport", "check_harnesses"]
+
+_GRADER = f"""if [ "$(cat hello.txt)" = "{CONTENT}" ]; then echo 1; else echo 0; fi > reward.txt"""
+
+
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen of one harness. Counts are of model calls unless a name says otherwise."""
+
+    harness: str
+    version: str | None
+    """Of the installed program; None where there is none of its own."""
+    ok: bool
+    outcome: str
+    dialects: tuple[str, ...]
+    num_turns: int
+    chains: tuple[str, ...]
+    """Roles of the rows, in order."""
+    contexts: dict[str, int]
+    """first, exact, diverged."""
+    causes: dict[str, int]
+    """Why contexts were not exact, and what the program changed in its history."""
+    num_side_calls: int
+    num_sampled_tokens: int
+    wall_s: float
+    """Of the program's whole run."""
+    model_s: float
+    """Of the run, while at least one model call was answered."""
+    problems: tuple[str, ...]
+
+
+class CheckPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How programs are tried."""
+
+    harnesses: tuple[tuple[str, dict[str, Any]], ...]
+    """Name and settings of each."""
+    data_dir: Path
+    """For service and sessions."""
+    tokenizer: str
+    """Of the scripted engine."""
+    tier: Literal["auto", "observe"]
+    timeout_s: float
+    """Of each program's run."""
+
+
+def check_harnesses(plan: CheckPlan) -> list[CheckReport]:
+    """One after the other, so that each has the machine to itself. Raises: asyncio.CancelledError after a signal."""
+    plan.data_dir.mkdir(parents=True, exist_ok=True)
+    script = plan.data_dir / "script.json"
+    script.write_text(json.dumps(SCRIPT))
+    service = Plan(data_dir=plan.data_dir, port=0, engine=f"scripted:{script}", tokenizer=plan.tokenizer)
+
+    async def body(live: Running) -> list[CheckReport]:
+        from gangline.client.server import ServerClient
+
+        async with ServerClient(live.server_url, live.control_token) as client:
+            return [await _check(client, name, settings, plan) for name, settings in plan.harnesses]
+
+    return asyncio.run(run_service(service, body))
+
+
+async def _check(client: ServerClient, harness: str, settings: dict[str, Any], plan: CheckPlan) -> CheckReport:
+    task = {
+        "task_id": f"check-{harness}-{time.time_ns():x}",
+        "instruction": f"Write a file hello.txt with the line {CONTENT!r}, then look whether it is right.",
+        "timeout_seconds": plan.timeout_s,
+        "max_attempts": 1,
+        "agent": {"harness": harness, "settings": _with_room(harness, settings), "max_turns": 50},
+        "capture": {"tier": plan.tier},
+        "evaluator": {"strategy": "script", "config": {"command": _GRADER}},
+    }
+    submitted = await client.submit(task)
+    await client.wait(submitted.task_id, timeout_s=plan.timeout_s + 120)
+    (result,) = await client.result(submitted.task_id)
+    return _report(harness, result)
+
+
+def _with_room(harness: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings whose context window is the scripted engine's, unless they name one.
+
+    The built-in tokenizer makes several times as many tokens of a prompt as a model's: a program that believes in a
+    small window would compress its history before it did anything.
+    """
+    from gangline.plugins import load
+
+    has_window = "context_window" in load("harness", harness).Config.model_fields
+    return {**({"context_window": SCRIPT["context_length"]} if has_window else {}), **settings}
+
+
+def _report(harness: str, result: SessionResult) -> CheckReport:
+    from gangline.domain.completion import CompletionTree
+    from gangline.trajectories.drift import call_drifts, drift_report
+    from gangline.trajectories.lineage import assign_roles
+
+    drift = drift_report(call_drifts(result.completions))
+    roles = Counter(role.role for role in assign_roles(CompletionTree(result.completions)).values())
+    traces = result.trajectory.traces if result.trajectory else ()
+    problems = tuple(_problems(result))
+    return CheckReport(
+        harness=harness,
+        version=_version(harness),
+        ok=not problems,
+        outcome=result.outcome,
+        dialects=tuple(sorted({one.dialect for one in result.completions})),
+        num_turns=len(result.completions),
+        chains=tuple(trace.role for trace in traces),
+        contexts=drift.contexts,
+        causes=drift.causes,
+        num_side_calls=roles["side"],
+        num_sampled_tokens=drift.num_sampled_tokens,
+        wall_s=sum(one.ended_at - one.started_at for one in result.timings if one.stage == "run"),
+        model_s=_busy_s([(one.started_at, one.finished_at) for one in result.completions]),
+        problems=problems,
+    )
+
+
+def _problems(result: SessionResult) -> list[str]:
+    from gangline.trajectories.audit import audit
+
+    found: list[str] = []
+    if result.failure is not None:
+        found.append(f"{result.failure.boundary}: {result.failure.message}")
+    elif result.outcome != "completed":
+        found.append(f"the session ended as {result.outcome}")
+    if result.reward != 1.0:
+        found.append("the file that it was to write is missing or wrong")
+    if not result.completions:
+        found.append("it made no model call")
+    if result.trajectory is not None:
+        audited = audit(result.trajectory, result.completions)
+        found += [] if audited.ok else ["the audit of its rows found faults"]
+    if found and (said := result.artifacts.get("harness.stderr") or result.artifacts.get("harness.stdout")):
+        found.append(f"its last words: {said[-600:].decode(errors='replace').strip()}")
+    return found
+
+
+def _version(harness: str) -> str | None:
+    from gangline.harnesses.installation import installed_version, program_of
+
+    program = program_of(harness)
+    return None if program is None else installed_version(program, Settings.from_environ().tools_dir)
+
+
+def _busy_s(spans: list[tuple[float, float]]) -> float:
+    """Seconds covered by at least one of the spans."""
+    busy_s, until = 0.0, 0.0
+    for start, end in sorted(spans):
+        busy_s += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return busy_s

@@ -1,0 +1,159 @@
+"""`gangline image`: images for the runtimes `apptainer` and `docker`, built, listed and removed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gangline.cli.terminal.output import JsonOption, console, notes, print_json
+from gangline.domain.errors import InvalidRequest
+from gangline.settings import Settings
+
+if TYPE_CHECKING:
+    from gangline.runtimes.images.building import ImageBuilder
+    from gangline.runtimes.images.recipe import Recipe, Tool
+    from gangline.runtimes.images.shelf import ImageRecord
+
+__all__ = ["register"]
+
+image = typer.Typer(no_args_is_help=True, help="Build, list and remove images for runtimes.")
+
+
+@image.command()
+def build(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the image; each build has a digest beside it.")],
+    kind: Annotated[str, typer.Option("--kind", help="apptainer or docker.")] = "apptainer",
+    base: Annotated[
+        str, typer.Option("--from", help="Image to start from: a name in a registry, an image file, a root folder.")
+    ] = "docker://debian:bookworm-slim",
+    caching: Annotated[
+        str,
+        typer.Option(
+            "--cache",
+            help="When to reuse an existing image. scratch: never. versioned: for the same base image and Gangline "
+            "version. lock: for the same dependency lock.",
+        ),
+    ] = "versioned",
+    lock: Annotated[Path | None, typer.Option("--lock", help="File of pinned Python requirements to install.")] = None,
+    package: Annotated[
+        list[str] | None, typer.Option("--package", help="Debian package to install; repeatable.")
+    ] = None,
+    harness: Annotated[
+        list[str] | None,
+        typer.Option("--harness", help="Harness whose agent program is installed into the image; repeatable."),
+    ] = None,
+    definition: Annotated[
+        Path | None,
+        typer.Option(
+            "--definition", help="Your own definition file or Dockerfile; a Jinja2 template if its name ends in .j2."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the definition and build nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Build an image unless a suitable one exists, and print its value for `runtime.image`.
+
+    Apptainer images go to the cache folder, Docker images to the Docker daemon.
+    """
+    recipe = _recipe(
+        name=name,
+        kind=kind,
+        base=base,
+        caching=caching,
+        lock=lock,
+        packages=package or (),
+        tools=[_tool(one) for one in harness or ()],
+        definition=definition,
+    )
+    builder = _builder()
+    if dry_run:
+        sys.stdout.write(builder.definition(recipe))
+        return
+    built = builder.build(recipe)
+    if as_json:
+        print_json({"is_new": built.is_new, "image": built.record})
+        return
+    notes().print("Built:" if built.is_new else "It is there already:")
+    console().print(built.record.image, soft_wrap=True)
+
+
+@image.command("list")
+def list_(as_json: JsonOption = False) -> None:
+    """Show the images built on this machine, newest first."""
+    records = _builder().shelf.records()
+    if as_json:
+        print_json(records)
+        return
+    from rich.table import Table
+
+    table = Table("name", "kind", "cache", "base", "harnesses", "MiB", "built", box=None)
+    table.add_column("image", overflow="fold")
+    for record in records:
+        table.add_row(*_row(record))
+    console().print(table)
+
+
+@image.command()
+def prune(
+    keep: Annotated[int, typer.Option("--keep", min=0, help="Number of images to keep for each name and kind.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove all but the newest images of each name, and the remains of failed builds."""
+    removed = _builder().prune(keep)
+    if as_json:
+        print_json(removed)
+        return
+    for record in removed:
+        console().print(record.image, soft_wrap=True)
+    notes().print(f"Removed: {len(removed)}.")
+
+
+def _builder() -> ImageBuilder:
+    from gangline.runtimes.images.building import ImageBuilder
+
+    settings = Settings.from_environ()
+    return ImageBuilder(settings.cache_dir / "images", apptainer=settings.apptainer, docker=settings.docker)
+
+
+def _recipe(**fields: Any) -> Recipe:
+    """Raises: InvalidRequest."""
+    from pydantic import ValidationError
+
+    from gangline.plugins import explain
+    from gangline.runtimes.images.recipe import Recipe
+
+    try:
+        return Recipe.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidRequest(explain(error)) from error
+
+
+def _tool(harness: str) -> Tool:
+    """Raises: UnknownPlugin, InvalidRequest when it has no program of its own."""
+    from gangline.harnesses.installation import find_program
+    from gangline.runtimes.images.recipe import Tool
+
+    program = find_program(harness)
+    return Tool(
+        harness=harness,
+        command=program.command,
+        source=program.source,
+        requirements=program.requirements(),
+        oldest=program.oldest,
+    )
+
+
+def _row(record: ImageRecord) -> tuple[str, ...]:
+    from datetime import UTC, datetime
+
+    built = datetime.fromtimestamp(record.built_at, UTC).strftime("%Y-%m-%d %H:%M")
+    size_mib = f"{record.size_bytes / (1 << 20):.0f}"
+    harnesses = ", ".join(record.harnesses)
+    return record.name, record.kind, record.caching, record.base, harnesses, size_mib, built, record.image
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(image, name="image")

@@ -1,0 +1,119 @@
+"""The supervisor behind `gangline up` and `gangline demo`: engine, server and node as children of one process.
+
+- Order: engine and server together, then the node; ended the other way round, so that the node can give back its
+  sessions.
+- A child that dies is started again on the same port, later and later; one that keeps dying ends the service. A node
+  that was drained has not died.
+- Every way out stops every child: an error, a cancellation, `hurry` (at once). A `kill -9` of this process is
+  answered by the kernel (see `serving.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+from gangline.cli.processes.child import Child
+from gangline.cli.processes.serving import GRACE_S
+from gangline.domain.errors import GanglineError, NodeError
+
+__all__ = ["Supervisor"]
+
+_log = logging.getLogger("gangline.up")
+
+_WAITED_FOR = {
+    "node": "it ends its sessions and gives them back",
+    "server": "it answers what it has begun",
+    "engine": "it frees its model",
+}
+_QUICK_LIFE_S = 20.0
+_MAX_QUICK_DEATHS = 5
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 8.0
+
+
+class Supervisor:
+    """Owns children; `stages` are started in order, the children of one stage together."""
+
+    def __init__(self, *, on_change: Callable[[], None] = lambda: None) -> None:
+        self._children: list[Child] = []
+        self._hurry = asyncio.Event()
+        self._on_change = on_change
+
+    def pids(self) -> dict[str, int]:
+        return {child.name: child.pid for child in self._children}
+
+    async def start(self, *children: Child) -> None:
+        """Start children together. Raises: the first error of any of them."""
+        self.take(*children)
+        async with _first_error(), asyncio.TaskGroup() as group:
+            for child in children:
+                group.create_task(child.start())
+
+    def take(self, *children: Child) -> None:
+        """Own children that were started already."""
+        self._children += children
+
+    async def keep(self) -> None:
+        """Keep every child running until cancelled. Raises: NodeError when one cannot be kept."""
+        async with _first_error(), asyncio.TaskGroup() as group:
+            for child in self._children:
+                group.create_task(self._keep(child))
+
+    async def _keep(self, child: Child) -> None:
+        quick_deaths = 0
+        while True:
+            how = await child.wait()
+            if child.is_done:
+                _log.info("child.done child=%s", child.name)
+                return
+            quick_deaths = quick_deaths + 1 if child.age_s() < _QUICK_LIFE_S else 1
+            if quick_deaths >= _MAX_QUICK_DEATHS:
+                raise NodeError(
+                    f"giving up: the {child.name} {how}, {quick_deaths} times within {_QUICK_LIFE_S:.0f} s of a start. "
+                    f"The end of {child.log_path}:\n{child.log_tail()}"
+                )
+            _log.warning("child.died child=%s pid=%d how=%s; starting it again", child.name, child.pid, how)
+            await asyncio.sleep(min(_FIRST_PAUSE_S * 2 ** (quick_deaths - 1), _LONGEST_PAUSE_S))
+            try:
+                await child.start()
+            except GanglineError as error:
+                _log.error("child.start_failed child=%s message=%s", child.name, error.message)
+                continue
+            _log.info("child.restarted child=%s pid=%d url=%s", child.name, child.pid, child.url)
+            self._on_change()
+
+    def hurry(self) -> None:
+        """Stop now: whatever still runs is killed, at once or as soon as `stop` begins."""
+        self._hurry.set()
+
+    async def stop(self, say: Callable[[str], None] = lambda _: None) -> list[str]:
+        """End every child, last started first. Idempotent, and not to be cancelled half-way.
+
+        say: is told, for people, what is waited for.
+        Returns the names of those that had to be killed and could not clean up.
+        """
+        for child in reversed(self._children):
+            if child.is_running and not self._hurry.is_set():
+                say(f"Waiting for the {child.name} ({_WAITED_FOR.get(child.name, 'to end')}).")
+            child.terminate()
+            ended = asyncio.ensure_future(child.wait())
+            hurried = asyncio.ensure_future(self._hurry.wait())
+            await asyncio.wait({ended, hurried}, timeout=GRACE_S + 2, return_when=asyncio.FIRST_COMPLETED)
+            hurried.cancel()
+            if not ended.done():
+                _log.warning("child.killed child=%s pid=%d: it did not end in time", child.name, child.pid)
+                child.kill()
+            await ended
+        return [child.name for child in self._children if not child.ended_by_itself]
+
+
+@asynccontextmanager
+async def _first_error() -> AsyncGenerator[None]:
+    """One error says more than a group of them; the group's members were cancelled by the first."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None

@@ -1,0 +1,171 @@
+"""Where `show`, `audit` and `export` find results: the files of a data folder, or a server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from gangline.cli.terminal.output import run
+from gangline.client.running import Service, find_service
+from gangline.domain.errors import Conflict, NotFound
+from gangline.domain.ids import validated_id
+from gangline.settings import Settings
+
+if TYPE_CHECKING:
+    from gangline.domain.session import SessionResult
+
+__all__ = ["FileRecords", "Records", "ServerRecords", "find_results", "open_records"]
+
+_PAGE = 500
+
+
+class Records(Protocol):
+    def task(self, task_id: str) -> Iterator[SessionResult] | None:
+        """Results of the task's sessions that have ended, by sample index; None when there is no such task."""
+        ...
+
+    def session(self, session_id: str) -> SessionResult | None:
+        """The result of the session's last attempt; None when there is no such session, or it has not ended."""
+        ...
+
+    def task_ids(self) -> list[str]:
+        """All tasks that have results, or may have."""
+        ...
+
+    def harness(self, task_id: str) -> str | None:
+        """The harness that the task names; None when nobody knows the task any more."""
+        ...
+
+
+def open_records(data_dir: Path | None, server_url: str | None) -> Records:
+    """The named server, or the environment's; else the files of the data folder; else the service running on it.
+
+    Raises: ServerUnavailable when there is neither.
+    """
+    settings = Settings.from_environ()
+    remote = server_url or (settings.server_url if data_dir is None else None)
+    results = (data_dir or settings.data_dir) / "server" / "results"
+    if remote is None and results.is_dir():
+        return FileRecords(results)
+    return ServerRecords(find_service(data_dir, server_url))
+
+
+def find_results(records: Records, name: str) -> Iterator[SessionResult]:
+    """Results of a task, or of one session. Raises: NotFound, InvalidRequest when `name` is no id."""
+    validated_id(name, "the name of a task or session")
+    session = records.session(name)
+    if session is not None:
+        return iter([session])
+    task = records.task(name)
+    if task is None:
+        raise NotFound(f"no result of a task or session {name!r}: `gangline status` lists the tasks, ended or not.")
+    return task
+
+
+class FileRecords:
+    """Files written by the server: `results/{task}/{session}/attempt-{n}.msgpack`. Works while it runs or not."""
+
+    def __init__(self, folder: Path) -> None:
+        from gangline.store.results.files import ResultStore
+
+        self._folder = folder
+        self._store = ResultStore(folder)
+
+    def task(self, task_id: str) -> Iterator[SessionResult] | None:
+        folder = self._folder / task_id
+        if not folder.is_dir():
+            return None
+        sessions = sorted((path.name for path in folder.iterdir()), key=_by_number)
+        found = (self._last(task_id, session_id) for session_id in sessions)
+        return (result for result in found if result is not None)
+
+    def session(self, session_id: str) -> SessionResult | None:
+        for folder in self._folder.glob(f"*/{session_id}"):
+            return self._last(folder.parent.name, session_id)
+        return None
+
+    def task_ids(self) -> list[str]:
+        return sorted(path.name for path in self._folder.iterdir() if path.is_dir())
+
+    def harness(self, task_id: str) -> str | None:
+        from gangline.store.sql.reader import TaskReader
+
+        database = self._folder.parent / "gangline.db"
+        if not database.is_file():
+            return None
+        with TaskReader(database) as reader:
+            try:
+                return reader.request(task_id).agent.harness
+            except NotFound:
+                return None
+
+    def _last(self, task_id: str, session_id: str) -> SessionResult | None:
+        attempts = self._store.attempts(task_id, session_id)
+        return self._store.read(task_id, session_id, attempts[-1]) if attempts else None
+
+
+def _by_number(session_id: str) -> tuple[str | int, ...]:
+    """`task.10` after `task.9`."""
+    return tuple(int(piece) if piece.isdecimal() else piece for piece in re.split(r"(\d+)", session_id))
+
+
+class ServerRecords:
+    def __init__(self, address: Service) -> None:
+        self._address = address
+
+    def task(self, task_id: str) -> Iterator[SessionResult] | None:
+        """Each result is fetched when it is its turn: a group may be larger than memory."""
+        ended = run(self._ended(task_id))
+        return None if ended is None else (result for one in ended if (result := self.session(one)) is not None)
+
+    def session(self, session_id: str) -> SessionResult | None:
+        return run(self._session(session_id))
+
+    def task_ids(self) -> list[str]:
+        return run(self._task_ids())
+
+    def harness(self, task_id: str) -> str | None:
+        return run(self._harness(task_id))
+
+    async def _task_ids(self) -> list[str]:
+        from gangline.client.server import ServerClient
+
+        async with ServerClient(self._address.server_url, self._address.control_token) as client:
+            page = await client.tasks(limit=_PAGE)
+            found = [task.task_id for task in page.tasks]
+            while page.next is not None:
+                page = await client.tasks(limit=_PAGE, before=page.next)
+                found += [task.task_id for task in page.tasks]
+        return sorted(found)
+
+    async def _harness(self, task_id: str) -> str | None:
+        from gangline.client.server import ServerClient
+
+        async with ServerClient(self._address.server_url, self._address.control_token) as client:
+            try:
+                return (await client.task(task_id)).request["agent"]["harness"]
+            except NotFound:
+                return None
+
+    async def _ended(self, task_id: str) -> list[str] | None:
+        from gangline.client.server import ServerClient
+
+        async with ServerClient(self._address.server_url, self._address.control_token) as client:
+            try:
+                task = await client.task(task_id)
+            except NotFound:
+                return None
+        return [session.session_id for session in task.sessions if session.state == "ended"]
+
+    async def _session(self, session_id: str) -> SessionResult | None:
+        from gangline.client.server import ServerClient
+
+        async with ServerClient(self._address.server_url, self._address.control_token) as client:
+            try:
+                return await client.session_result(session_id)
+            except NotFound:
+                return None
+            except Conflict as error:
+                raise NotFound(f"session {session_id!r} has not ended yet; `gangline status` shows it.") from error

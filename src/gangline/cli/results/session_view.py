@@ -1,0 +1,248 @@
+"""The output of `gangline show`: a task's sessions, a session's traces and turns, a trace's tokens.
+
+It fits a terminal of 80 columns. Text from agents and tools has no control characters here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from gangline.cli.results.token_runs import Run, TextOf, elided, runs_of, standing
+from gangline.cli.terminal.output import printable, printable_lines
+from gangline.domain.conversation import Document, Image, Thinking, ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from gangline.domain.completion import Lineage
+    from gangline.domain.conversation import Message, Part
+    from gangline.domain.session import SessionResult
+    from gangline.domain.trajectory import Trace, TurnSpan
+
+__all__ = ["session_view", "task_view", "token_legend", "tokens_view", "trace_view"]
+
+_HEAD, _TAIL = 48, 80
+_SHORT_CHARS = 300
+"""Of a message, unless all of it is asked for: the head and the tail."""
+_CONTEXT = Style(color="grey58")
+_SPLICED = Style(color="magenta", italic=True)
+_UNTRAINED = Style(color="grey58", strike=True)
+_ELIDED = Style(color="grey58", italic=True)
+
+
+def _table(*titles: str) -> Table:
+    """Titles that end with `#` are of numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        number = title.endswith("#")
+        table.add_column(title.removesuffix("#"), justify="right" if number else "left", overflow="fold")
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def task_view(results: Iterable[SessionResult]) -> Table:
+    """One line for each session."""
+    table = _table("session", "outcome", "reward#", "turns#", "rows#", "sampled#", "exact", "failure")
+    for result in results:
+        completions = result.completions
+        known = sum(completion.parent_id is not None for completion in completions)
+        exact = sum(completion.certificate.context == "exact" for completion in completions)
+        table.add_row(
+            Text(result.session_id),
+            result.outcome,
+            _number(result.reward),
+            str(len(completions)),
+            str(0 if result.trajectory is None else len(result.trajectory.traces)),
+            str(sum(len(completion.sampled_ids) for completion in completions)),
+            f"{exact} of {known}" if known else "–",
+            Text("" if result.failure is None else f"{result.failure.boundary}: {result.failure.message}"),
+        )
+    return table
+
+
+def session_view(result: SessionResult) -> RenderableType:
+    """How the session went: outcome, reward, time in each stage."""
+    head = Text.assemble((result.session_id, "bold"), f"  {result.outcome}")
+    head.append(f"  reward {_number(result.reward)}", "bold green" if result.reward else "")
+    lines = [head, Text(f"task {result.task_id}, attempt {result.attempt}, node {result.node_id or 'none'}")]
+    if result.timings:
+        stages = (f"{timing.stage} {timing.ended_at - timing.started_at:.2f} s" for timing in result.timings)
+        lines.append(Text("time: " + ", ".join(stages)))
+    if result.failure is not None:
+        lines.append(Text(f"failure: {result.failure.boundary}, {result.failure.message}", "red"))
+    if result.reward_details:
+        lines.append(Text(f"evaluator: {result.reward_details}"))
+    if result.trajectory is None:
+        lines.append(Text("no trajectory was built"))
+    return Group(*lines)
+
+
+def trace_view(
+    trace: Trace, index: int, lineages: Mapping[str, Lineage] | None = None, *, full: bool = False
+) -> RenderableType:
+    """The trace's origin, then each turn with the reply and the tool results that followed it.
+
+    lineages: of the session's completions, by id; None leaves them out. full: messages uncut.
+    """
+    head = Text.assemble((f"trace {index}", "bold"), f"  {trace.trace_id}  {trace.role}, {standing(trace)}")
+    num_trained = int(trace.loss_mask.sum())
+    facts = f"{_num_prompt(trace)}, {len(trace.response_ids)} response ids, {num_trained} trainable"
+    lines: list[RenderableType] = [head, Text(f"{facts}, reward {_number(trace.reward)}")]
+    if trace.untrainable is not None:
+        lines.append(Text(f"not trainable: {trace.untrainable}", "yellow"))
+    else:
+        lines += [
+            Text(f"turn {turn} is masked: {held.untrainable}", "yellow")
+            for turn, held in enumerate(trace.certificates)
+            if held.untrainable is not None
+        ]
+    lines += [
+        Text(f"spliced at response id {splice.at} before {splice.completion_id}: {splice.cause}", "magenta")
+        for splice in trace.splices
+    ]
+    lines += [_message_view(message, full) for message in trace.prompt_messages]
+    turns = _messages_of_turns(trace)
+    for turn, span in enumerate(trace.spans):
+        lines.append(_turn_line(trace, turn, (lineages or {}).get(span.completion_id)))
+        lines += [_message_view(message, full) for message in turns[turn]]
+    return Group(*lines)
+
+
+def _num_prompt(trace: Trace) -> str:
+    """A trace of a tree has only its own part of the prompt."""
+    shared = trace.shared_prefix
+    after = "" if shared is None else f", after {shared.num_ids} ids of {shared.trace_id}"
+    return f"{len(trace.prompt_ids)} prompt ids{after}"
+
+
+def _turn_line(trace: Trace, turn: int, lineage: Lineage | None) -> Text:
+    from gangline.trajectories.audit import turn_class
+
+    span, held = trace.spans[turn], trace.certificates[turn]
+    num_new = len(trace.prompt_ids) if turn == 0 else span.start - trace.spans[turn - 1].end
+    logprobs = trace.response_logprobs[span.start : span.end][trace.loss_mask[span.start : span.end] == 1]
+    versions = dict.fromkeys(str(piece.version) for piece in held.version_spans if piece.end > piece.start)
+    facts = [
+        _lineage(trace, span, lineage),
+        turn_class(trace, turn) + ("" if held.fallback is None else f" ({held.fallback})"),
+        f"+{num_new} ids, {span.end - span.start} sampled",
+        f"mean log-prob {logprobs.mean():.2f}" if len(logprobs) else "masked",
+        f"version {','.join(versions)}" if versions else "",
+        held.finish_reason,
+    ]
+    line = Text.assemble((f"turn {turn}", "bold cyan"), f"  {span.completion_id}  ")
+    return line.append(", ".join(fact for fact in facts if fact), "dim")
+
+
+def _messages_of_turns(trace: Trace) -> list[list[Message]]:
+    """For each turn, its reply and the messages before the next reply; empty where they cannot be told apart."""
+    turns: list[list[Message]] = []
+    for message in trace.response_messages:
+        if message.role == "assistant":
+            turns.append([])
+        if turns:
+            turns[-1].append(message)
+    return turns if len(turns) == len(trace.spans) else [[] for _ in trace.spans]
+
+
+def _message_view(message: Message, full: bool) -> RenderableType:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(min_width=9, no_wrap=True, style="dim", justify="right")
+    table.add_column(overflow="fold")
+    for part in message.parts:
+        kind, text = _part_text(message, part)
+        shown = printable_lines(text) if full else _shortened(printable(text))
+        table.add_row(kind, Text(shown, "red" if isinstance(part, ToolResult) and part.is_error else ""))
+    return table
+
+
+def _part_text(message: Message, part: Part) -> tuple[str, str]:
+    """A label and a text for one part of a message."""
+    if isinstance(part, ToolCall):
+        return "call", f"{part.name}({part.arguments})"
+    if isinstance(part, ToolResult):
+        return "result", "\n".join(_part_text(message, one)[1] for one in part.content)
+    if isinstance(part, Image | Document):
+        return message.role, f"[{type(part).__name__.lower()}: {part.url[:60]}]"
+    return "thinking" if isinstance(part, Thinking) else message.role, part.text
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _SHORT_CHARS:
+        return text
+    half = _SHORT_CHARS // 2
+    return f"{text[:half]} … {len(text) - 2 * half} more characters … {text[-half:]}"
+
+
+def _lineage(trace: Trace, span: TurnSpan, lineage: Lineage | None) -> str:
+    """The call's relation to the one before it, and its role where that is not the trace's."""
+    role = "" if span.role == trace.role else f", {span.role}"
+    if lineage is None:
+        return role.removeprefix(", ")
+    if lineage.relation in ("root", "continuation"):
+        return lineage.relation + role
+    cause = "" if lineage.cause is None else f" ({lineage.cause})"
+    return f"{lineage.relation} of {lineage.origin_id}{cause}{role}"
+
+
+def token_legend() -> Text:
+    shades = ((f" {probability:.0%} ", _shade(math.log(probability))) for probability in (1.0, 0.5, 0.1, 0.01))
+    return Text.assemble(
+        ("context (mask 0)", _CONTEXT),
+        "  sampled, by probability: ",
+        *shades,
+        "  ",
+        ("sampled, not trained on", _UNTRAINED),
+        "  ",
+        ("spliced context", _SPLICED),
+    )
+
+
+def tokens_view(trace: Trace, text_of: TextOf | None) -> Text:
+    """Every token as text, or as its id: context grey, sampled tokens shaded by log-prob, `┃` before each turn."""
+    out = Text()
+    for run in runs_of(trace):
+        if run.kind == "sampled":
+            out.append("┃", "bold cyan")
+        for piece, style in _pieces(run, text_of):
+            out.append(piece, style)
+    return out
+
+
+def _pieces(run: Run, text_of: TextOf | None) -> Iterator[tuple[str, Style]]:
+    start, end = elided(run, head=_HEAD, tail=_TAIL)
+    for index, token_id in enumerate(run.ids):
+        if index == start and end > start:
+            yield f" … {end - start} ids … ", _ELIDED
+        if not start <= index < end:
+            yield _label(token_id, text_of), _style(run, index)
+
+
+def _label(token_id: int, text_of: TextOf | None) -> str:
+    if text_of is None:
+        return f"{token_id} "
+    text = text_of(token_id)
+    shown = "".join(char if char.isprintable() else "↵\n" if char == "\n" else "·" for char in text)
+    return shown or "·"
+
+
+def _style(run: Run, index: int) -> Style:
+    if run.kind != "sampled":
+        return _SPLICED if run.spliced else _CONTEXT
+    return _UNTRAINED if run.logprobs is None else _shade(run.logprobs[index])
+
+
+def _shade(logprob: float) -> Style:
+    """Green where the model was sure, over yellow, to red where it was not."""
+    probability = math.exp(min(logprob, 0.0))
+    red, green = min(1.0, 2 - 2 * probability**0.5), min(1.0, 2 * probability**0.5)
+    background = f"rgb({int(40 + 170 * red)},{int(40 + 150 * green)},60)"
+    return Style(color="black", bgcolor=background)

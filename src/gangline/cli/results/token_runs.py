@@ -1,0 +1,115 @@
+"""A trace as runs of tokens, for looking at: prompt, context between turns, and what each turn sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gangline.domain.session import SessionResult
+    from gangline.domain.trajectory import Trace
+
+__all__ = ["Run", "TextOf", "elided", "find_text_of", "runs_of", "standing"]
+
+TextOf = Callable[[int], str]
+"""Text of one token id."""
+
+_KNOWN_MODELS = ("smollm2",)
+
+_FROM: dict[str, str] = {
+    "sibling": "the prompt of {origin} again",
+    "retry": "the prompt of {origin} again, which was aborted",
+    "changed": "would go on from {origin}, but {cause}{where}",
+    "spawned": "spawned by a tool call of {origin}",
+    "compacted": "goes on from the summary in {origin}",
+}
+"""How a trace begins, by its first call's relation, where more is to be said than its ids say."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring tokens of one kind."""
+
+    kind: Literal["prompt", "context", "sampled"]
+    ids: list[int]
+    logprobs: list[float] | None
+    """[len(ids)] of a trained turn; None where nothing is trained on."""
+    turn: int
+    """The turn that these tokens are, or lead to."""
+    spliced: bool = False
+    """Context that is not what the engine saw."""
+
+
+def runs_of(trace: Trace) -> Iterator[Run]:
+    yield Run("prompt", trace.prompt_ids.tolist(), None, 0)
+    splices = {splice.completion_id for splice in trace.splices}
+    at = 0
+    for index, span in enumerate(trace.spans):
+        if span.start > at:
+            ids = trace.response_ids[at : span.start].tolist()
+            yield Run("context", ids, None, index, span.completion_id in splices)
+        turn = slice(span.start, span.end)
+        trained = bool(np.any(trace.loss_mask[turn]))
+        logprobs = trace.response_logprobs[turn].tolist() if trained else None
+        yield Run("sampled", trace.response_ids[turn].tolist(), logprobs, index)
+        at = span.end
+
+
+def elided(run: Run, *, head: int, tail: int) -> tuple[int, int]:
+    """Which tokens of a long run to leave out: `[start, end)`, empty when it is short enough to show whole."""
+    num = len(run.ids)
+    return (num, num) if num <= head + tail + 1 else (head, num - tail)
+
+
+def standing(trace: Trace) -> str:
+    """Where a trace begins, and why there."""
+    lineage = trace.lineage
+    told = f" ({lineage.reason})" if lineage.reason and lineage.relation in ("root", "changed") else ""
+    return _beginning(trace) + told
+
+
+def _beginning(trace: Trace) -> str:
+    first, lineage = trace.certificates[0], trace.lineage
+    if lineage.relation not in ("root", "continuation", "branch"):
+        return _FROM[lineage.relation].format(
+            origin=lineage.origin_id,
+            cause=lineage.cause,
+            where="" if lineage.first_change is None else f" at message {lineage.first_change}",
+        )
+    if trace.parent_trace_id is None:
+        return "a new conversation"
+    if first.context == "diverged":
+        where = "" if first.first_divergence is None else f" at id {first.first_divergence}"
+        return f"split from {trace.parent_trace_id}{where}: {first.cause or 'unknown'}"
+    return f"branches off {trace.parent_trace_id} with its context unchanged"
+
+
+def find_text_of(name: str | None, result: SessionResult) -> TextOf | None:
+    """The tokenizer of that name; without one, of the session's model where it is a known one; else None.
+
+    Raises: NotFound, InvalidRequest when a tokenizer was named and cannot be had.
+    """
+    from gangline.domain.errors import GanglineError, InvalidRequest
+
+    models = {completion.model for completion in result.completions}
+    wanted = name or next((model for model in _KNOWN_MODELS if model in models), None)
+    if wanted is None:
+        return None
+    try:
+        from gangline.language.tokenizer import load_tokenizer
+
+        tokenizer = load_tokenizer(wanted)
+    except ImportError as error:
+        if name is None:
+            return None
+        raise InvalidRequest(
+            f"--tokenizer needs the Python package {error.name!r}: pip install 'gangline[tokenizer]'."
+        ) from error
+    except GanglineError:
+        if name is None:
+            return None
+        raise
+    return lambda token_id: tokenizer.decode([token_id])

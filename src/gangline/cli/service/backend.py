@@ -1,0 +1,129 @@
+"""`gangline backend`: the running engines behind each node."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from gangline.cli.options.node import read_engine_options
+from gangline.cli.service.node_addresses import NodesOption, ask_nodes
+from gangline.cli.terminal.output import DataOption, JsonOption, console, print_json, printable, run
+
+if TYPE_CHECKING:
+    from gangline.client.node import NodeClient
+
+__all__ = ["register"]
+
+backend = typer.Typer(no_args_is_help=True, help="Add, remove and list the running engines behind each node.")
+
+
+def _ask(
+    data: Path | None, nodes: list[str] | None, as_json: bool, change: Callable[[NodeClient], Awaitable[Any]]
+) -> None:
+    """Make the change on every node, then show what each has."""
+
+    async def changed(client: NodeClient) -> list[dict[str, Any]]:
+        await change(client)
+        return await client.backends()
+
+    answers = run(ask_nodes(data, nodes, changed))
+    if as_json:
+        print_json(answers)
+        return
+    out = console()
+    for url, backends in answers.items():
+        out.print(f"node {url}" + ("" if backends else "  (no engine)"), markup=False, soft_wrap=True)
+        for one in backends:
+            out.print(_view(one))
+
+
+def _view(one: dict[str, Any]) -> Table:
+    """One engine as a few lines that fit 80 columns."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(min_width=10, justify="right", style="bold")
+    table.add_column(overflow="fold")
+    state = f"{one['state']}, {one['num_sessions']} sessions, {one['num_calls']} calls"
+    table.add_row(one["backend_id"], Text(f"{one['url']}  {state}"))
+    facts = {
+        "engine": one["engine"],
+        "model": one["model"],
+        "template": _appends(one["template"]),
+        "error": one["error"],
+    }
+    for name, value in facts.items():
+        if value:
+            table.add_row(Text(name, "dim"), Text(printable(str(value)), "red" if name == "error" else ""))
+    return table
+
+
+def _appends(template: dict[str, Any]) -> str:
+    """How a model's chat template treats earlier turns."""
+    appended = [name for name in ("tool", "user") if template[f"appends_{name}_turns"]]
+    told = f"appends {' and '.join(appended)} turns" if appended else ""
+    drops = "drops thinking" if template["keeps_thinking"] is False else ""
+    return ", ".join(part for part in (told, drops) if part)
+
+
+@backend.command()
+def add(
+    url: Annotated[str, typer.Argument(help="URL of a running engine.")],
+    kind: Annotated[str, typer.Option("--kind", help="Engine plug-in to use; auto detects it.")] = "auto",
+    label: Annotated[
+        str | None,
+        typer.Option("--label", help="Host label; nodes with the same label prefer this engine. Default: its address."),
+    ] = None,
+    key_env: Annotated[
+        str | None,
+        typer.Option("--key-env", help="Name of the node's environment variable with the engine's API key."),
+    ] = None,
+    options: Annotated[
+        str | None,
+        typer.Option(
+            "--options", help='Options of the engine plug-in, as JSON: {"tokenizer": "FOLDER"}.', show_default=False
+        ),
+    ] = None,
+    data: DataOption = None,
+    node: NodesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add an engine, which must serve the same model as the others. The node keeps it across restarts."""
+    of_plugin = read_engine_options(options, "--options")
+    _ask(
+        *(data, node, as_json),
+        lambda client: client.add_backend(url, kind=kind, label=label, api_key_env=key_env, options=of_plugin),
+    )
+
+
+@backend.command()
+def remove(
+    backend_id: Annotated[str, typer.Argument(help="As `gangline backend list` shows it.")],
+    now: Annotated[
+        bool, typer.Option("--now", help="Remove it at once, without waiting for its calls in flight.")
+    ] = False,
+    data: DataOption = None,
+    node: NodesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove an engine; its sessions continue with another."""
+    _ask(data, node, as_json, lambda client: client.remove_backend(backend_id, drain=not now))
+
+
+@backend.command(name="list")
+def show(data: DataOption = None, node: NodesOption = None, as_json: JsonOption = False) -> None:
+    """Show the engines and their state."""
+    _ask(data, node, as_json, lambda client: client.backends())
+
+
+@backend.command()
+def clear(data: DataOption = None, node: NodesOption = None, as_json: JsonOption = False) -> None:
+    """Remove all engines; model calls wait for new ones."""
+    _ask(data, node, as_json, lambda client: client.clear_backends())
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(backend, name="backend")

@@ -1,0 +1,140 @@
+"""`gangline cluster`: nodes on the machines of a Ray cluster, for a server that runs already."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from gangline.cli.options.cluster import (
+    ClusterChoice,
+    NodeCpusOption,
+    NodeDataOption,
+    NodeResourcesOption,
+    NumNodesOption,
+    RayAddressOption,
+    read_resources,
+)
+from gangline.cli.processes.serving import GRACE_S, ParentOption, serve
+from gangline.cli.terminal.output import DataOption, JsonOption, LogFormatOption, ServerOption, read_log_format
+from gangline.client.running import find_service
+from gangline.domain.errors import InvalidRequest, NodeError
+from gangline.settings import Settings
+
+if TYPE_CHECKING:
+    from gangline.cli.service.cluster_node import ClusterNode
+    from gangline.cluster.ray import Machine, Needs
+
+__all__ = ["register", "url_for_nodes"]
+
+_STOP_WAIT_S = GRACE_S - 3
+"""What is left of our own grace is for Ray."""
+_EVERYWHERE = ("0.0.0.0", "::")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def cluster(
+    node_options: Annotated[
+        list[str],
+        typer.Argument(metavar="NODE_OPTIONS", help="Behind `--`: options of `gangline node`: at least --engine."),
+    ],
+    server: ServerOption = None,
+    data: DataOption = None,
+    ray_address: RayAddressOption = None,
+    nodes: NumNodesOption = None,
+    node_cpus: NodeCpusOption = 1,
+    node_resources: NodeResourcesOption = None,
+    node_data: NodeDataOption = None,
+    log_format: LogFormatOption = None,
+    as_json: JsonOption = False,
+    parent: ParentOption = None,
+) -> None:
+    """Run nodes on a Ray cluster for a running server. Needs the extra `cluster`.
+
+    Prints one line of JSON with Ray's address when the first node is ready, and runs the nodes until SIGTERM. Ray
+    spreads them over its machines, restarts them, and replaces them when a machine is lost. `gangline up --cluster`
+    also runs the server.
+    """
+    choice = ClusterChoice(
+        ray_address=ray_address,
+        num_nodes=nodes,
+        node_cpus=node_cpus,
+        node_resources=node_resources,
+        node_data=node_data,
+    )
+    require_ray()
+    from gangline.cli.service.cluster_node import ClusterNode
+
+    address = find_service(data, server)
+    work = ClusterNode(
+        data_dir=(choice.node_data or data or Settings.from_environ().data_dir).absolute(),
+        server_url=address.server_url,
+        control_token=address.control_token,
+        options=tuple(node_options),
+        log_format=read_log_format(log_format),
+    )
+    serve(lambda on_ready: _keep(work, choice, on_ready), kind="cluster", parent=parent, log_format=log_format)
+
+
+def require_ray() -> None:
+    """Raises: InvalidRequest."""
+    import importlib.util
+
+    if importlib.util.find_spec("ray") is None:
+        raise InvalidRequest("a cluster needs Ray, which is not installed: pip install 'gangline[cluster]'.")
+
+
+async def _keep(work: ClusterNode, choice: ClusterChoice, on_ready: Callable[[str], None]) -> None:
+    import msgspec
+
+    from gangline.cluster.nodes import RayNodes
+    from gangline.cluster.ray import Needs, connected, machines, own_host
+
+    needs = Needs(cpus=choice.node_cpus, resources=read_resources(choice.node_resources))
+    async with connected(choice.ray_address) as address:
+        found = await asyncio.to_thread(machines)
+        server_url = url_for_nodes(work.server_url, own_host(), [one.host for one in found])
+        nodes = RayNodes(
+            msgspec.structs.replace(work, server_url=server_url),
+            num_nodes=choice.num_nodes or _one_each(needs, found),
+            needs=needs,
+            stop_wait_s=_STOP_WAIT_S,
+            on_ready=lambda: on_ready(address),
+        )
+        await nodes.keep()
+
+
+def _one_each(needs: Needs, found: list[Machine]) -> int:
+    """Raises: NodeError when no machine has room for a node at all."""
+    from gangline.cluster.ray import fitting
+
+    if num := len(fitting(needs, found)):
+        return num
+    raise NodeError(
+        f"none of Ray's {len(found)} machines has what a node asks for, {needs.all()}. Ask for less with --node-cpus "
+        "and --node-resources, or say with --nodes how many to wait for."
+    )
+
+
+def url_for_nodes(server_url: str, own_host: str, hosts: list[str]) -> str:
+    """How nodes reach the server: one that listens everywhere is at this machine's address in the cluster.
+
+    Raises: InvalidRequest when it listens on loopback, and some of the machines are others.
+    """
+    parts = urlsplit(server_url)
+    if parts.hostname in _EVERYWHERE:
+        host = f"[{own_host}]" if ":" in own_host else own_host
+        return parts._replace(netloc=f"{host}:{parts.port}").geturl()
+    if parts.hostname in _LOOPBACK and any(host != own_host for host in hosts):
+        raise InvalidRequest(
+            f"nodes on other machines cannot reach the server at {server_url}. Let it listen on an address of this "
+            "machine with --host, and give --public-url where that is not how others reach it."
+        )
+    return server_url
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(cluster)

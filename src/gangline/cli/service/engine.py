@@ -1,0 +1,92 @@
+"""`gangline engine`: an engine server on this machine, a small real model or a script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gangline.cli.processes.serving import AllowedHostOption, HostOption, ParentOption, Service, serve
+from gangline.cli.terminal.output import JsonOption, LogFormatOption
+from gangline.domain.errors import InvalidRequest
+
+__all__ = ["register"]
+
+
+def engine(
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="smollm2, a folder, or a Hugging Face name.", show_default="smollm2"),
+    ] = None,
+    scripted: Annotated[
+        Path | None,
+        typer.Option("--scripted", help="Script (JSON or TOML) of replies, instead of a model."),
+    ] = None,
+    tokenizer: Annotated[
+        str, typer.Option("--tokenizer", help="Tokenizer of a scripted engine: smollm2, a folder, or a name.")
+    ] = "smollm2",
+    host: HostOption = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 picks a free one.")] = 8800,
+    allowed_host: AllowedHostOption = None,
+    threads: Annotated[int | None, typer.Option("--threads", help="CPU threads for the model.")] = None,
+    max_batch: Annotated[int, typer.Option("--max-batch", help="Sequences that decode together.")] = 32,
+    max_context: Annotated[
+        int | None, typer.Option("--max-context", help="Maximum context in tokens. Default: the model's own.")
+    ] = None,
+    log_format: LogFormatOption = None,
+    as_json: JsonOption = False,
+    parent: ParentOption = None,
+) -> None:
+    """Run an engine server with vLLM's routes and fields: a small real model on the CPU, or a script.
+
+    Prints one line of JSON with its URL when it is ready, and serves until SIGTERM.
+    """
+    if model is not None and scripted is not None:
+        raise InvalidRequest("--model and --scripted exclude each other: choose one.")
+    service = (
+        _scripted(scripted, tokenizer, host, port, allowed_host or ())
+        if scripted is not None
+        else _embedded(model or "smollm2", host, port, allowed_host or (), threads, max_batch, max_context)
+    )
+    serve(service, kind="engine", parent=parent, log_format=log_format)
+
+
+def _scripted(script: Path, tokenizer: str, host: str, port: int, allowed_hosts: Sequence[str]) -> Service:
+    from gangline.plugins import load
+
+    if not script.is_file():
+        raise InvalidRequest(f"there is no script {script}.")
+    serve_engine = load("engine_server", "scripted")
+    return lambda on_ready: serve_engine(
+        script=script, tokenizer=tokenizer, host=host, port=port, allowed_hosts=allowed_hosts, on_ready=on_ready
+    )
+
+
+def _embedded(
+    model: str,
+    host: str,
+    port: int,
+    allowed_hosts: Sequence[str],
+    threads: int | None,
+    max_batch: int,
+    max_context: int | None,
+) -> Service:
+    from gangline.plugins import load
+
+    serve_engine = load("engine_server", "embedded")
+    return lambda on_ready: serve_engine(
+        model=model,
+        host=host,
+        port=port,
+        allowed_hosts=allowed_hosts,
+        threads=threads,
+        max_batch=max_batch,
+        max_context=max_context,
+        on_ready=on_ready,
+    )
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(engine)

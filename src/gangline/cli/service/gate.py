@@ -1,0 +1,78 @@
+"""`gangline gate`: let model calls wait while weights are updated."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from gangline.cli.service.node_addresses import NodesOption, ask_nodes
+from gangline.cli.terminal.output import DataOption, JsonOption, console, print_json, run
+
+if TYPE_CHECKING:
+    from gangline.client.node import NodeClient
+
+__all__ = ["register"]
+
+gate = typer.Typer(no_args_is_help=True, help="Hold model calls while weights are updated, and set the policy version.")
+
+
+def _ask(
+    data: Path | None, nodes: list[str] | None, as_json: bool, question: Callable[[NodeClient], Awaitable[Any]]
+) -> None:
+    answers = run(ask_nodes(data, nodes, question))
+    if as_json:
+        print_json(answers)
+        return
+    table = Table("node", "gate", "version", "in flight", "waiting", "opens by itself in", box=None)
+    for url, state in answers.items():
+        paused = f"paused ({state['mode']})" if state["is_paused"] else "open"
+        left = "" if state["lease_left_s"] is None else f"{state['lease_left_s']:.0f} s"
+        version = "" if state["version"] is None else str(state["version"])
+        table.add_row(url, paused, version, str(state["num_in_flight"]), str(state["num_waiting"]), left)
+    console().print(table)
+
+
+@gate.command()
+def pause(
+    mode: Annotated[
+        str,
+        typer.Option("--mode", help="drain waits until no call is in flight; keep leaves calls in flight as they are."),
+    ] = "drain",
+    lease: Annotated[float, typer.Option("--lease", help="Seconds after which the gate reopens by itself.")] = 600,
+    data: DataOption = None,
+    node: NodesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold model calls. Streams stay alive, and session budgets stop meanwhile."""
+    _ask(data, node, as_json, lambda client: client.pause(mode, lease))
+
+
+@gate.command()
+def resume(data: DataOption = None, node: NodesOption = None, as_json: JsonOption = False) -> None:
+    """Resume model calls."""
+    _ask(data, node, as_json, lambda client: client.resume())
+
+
+@gate.command()
+def version(
+    number: Annotated[int, typer.Argument(min=0, help="The policy version from now on.")],
+    data: DataOption = None,
+    node: NodesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Set the policy version of the model calls from now on."""
+    _ask(data, node, as_json, lambda client: client.set_version(number))
+
+
+@gate.command()
+def show(data: DataOption = None, node: NodesOption = None, as_json: JsonOption = False) -> None:
+    """Show whether model calls are held, and the policy version."""
+    _ask(data, node, as_json, lambda client: client.gate())
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(gate, name="gate")

@@ -1,0 +1,128 @@
+"""Tables of tasks, sessions, nodes: what `status`, `submit --wait` and `watch` show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from gangline.cli.terminal.output import printable
+from gangline.domain.lifecycle import STAGES
+from gangline.domain.views import NodeView, ServiceStatus, SessionView, TaskSummary
+
+__all__ = [
+    "OUTCOME_COLOURS",
+    "counts",
+    "groups_table",
+    "node_state",
+    "nodes_table",
+    "sessions_table",
+    "stages_line",
+    "status_view",
+]
+
+_SILENT_AFTER_S = 30.0
+_BREAKER = "breaker_open_"
+
+OUTCOME_COLOURS = {
+    "completed": "green",
+    "agent_timeout": "yellow",
+    "turn_limit": "yellow",
+    "token_limit": "yellow",
+    "agent_error": "yellow",
+    "infra_error": "bold red",
+    "cancelled": "dim",
+}
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    return table
+
+
+def _coloured(outcome: str | None) -> str:
+    return f"[{OUTCOME_COLOURS.get(outcome, 'default')}]{outcome}[/]" if outcome else ""
+
+
+def counts(numbers: dict[str, int]) -> str:
+    """`3 queued, 2 leased`, in the given order, zeros left out."""
+    return ", ".join(f"{number} {name}" for name, number in numbers.items() if number) or "none"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def sessions_table(sessions: Sequence[SessionView]) -> RenderableType:
+    """One line a session: where it is, how it ended, what went wrong."""
+    table = _table("session", "state", "attempt", "outcome", "reward", "node", "failure")
+    for one in sessions:
+        state = one.stage or one.state
+        failure = f"{one.failure.boundary}: {one.failure.message}" if one.failure else ""
+        table.add_row(
+            escape(one.session_id),
+            state,
+            f"{one.attempt}/{one.max_attempts}",
+            _coloured(one.outcome),
+            _number(one.reward),
+            escape(one.node_id or ""),
+            escape(printable(failure[:200])),
+        )
+    return table
+
+
+def groups_table(tasks: Sequence[TaskSummary]) -> RenderableType:
+    table = _table("task", "state", "sessions ended", "mean reward", "outcomes")
+    for task in tasks:
+        ended = task.num_samples - task.num_open
+        table.add_row(
+            escape(task.task_id),
+            task.status,
+            f"{ended}/{task.num_samples}",
+            _number(task.mean_reward),
+            counts(task.outcomes) if task.outcomes else "",
+        )
+    return table
+
+
+def node_state(node: NodeView) -> str:
+    """What a node tells of itself: whether it takes sessions, and whether some hang."""
+    if node.age_s > _SILENT_AFTER_S:
+        return "drained" if node.draining else "silent"
+    broken = [name.removeprefix(_BREAKER) for name in node.metrics if name.startswith(_BREAKER)]
+    state = "draining" if node.draining else f"resting: {broken[0]} fails" if broken else "up"
+    stuck = int(node.metrics.get("num_stuck", 0))
+    return f"{state}, {stuck} stuck" if stuck else state
+
+
+def nodes_table(nodes: Sequence[NodeView]) -> RenderableType:
+    if not nodes:
+        return Text("No node has joined: start one with `gangline node`.", style="yellow")
+    table = _table("node", "url", "sessions", "heard", "state")
+    for node in nodes:
+        held = f"{node.num_sessions}/{node.capacity}"
+        table.add_row(escape(node.node_id), escape(node.url), held, f"{node.age_s:.0f} s ago", node_state(node))
+    return table
+
+
+def stages_line(status: ServiceStatus) -> Text:
+    """`queued 12 > init 2 > ready 3 > run 8 > postrun 1 > ended 40`."""
+    stages = {"queued": status.sessions.get("queued", 0)}
+    stages.update({name: status.stages.get(name, 0) for name in STAGES})
+    stages["ended"] = status.sessions.get("ended", 0)
+    text = Text()
+    for name, number in stages.items():
+        text.append(" > " if text else "", style="dim")
+        text.append(f"{name} ")
+        text.append(str(number), style="bold cyan" if number else "dim")
+    return text
+
+
+def status_view(status: ServiceStatus, tasks: Sequence[TaskSummary]) -> RenderableType:
+    lines = Text(f"gangline {status.version}; tasks: {counts(status.tasks)}; callbacks: {counts(status.callbacks)}")
+    return Group(lines, stages_line(status), Text(), nodes_table(status.nodes), Text(), groups_table(tasks))

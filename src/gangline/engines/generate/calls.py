@@ -1,0 +1,39 @@
+"""One request to a raw generate route, whole or as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from gangline.domain.errors import EngineMalformed, EngineUnavailable
+from gangline.engines.generate.wire import GenerateAsk, GenerateRoute, Sampled
+from gangline.engines.http import EngineHttp
+from gangline.engines.replies import SseLines
+
+__all__ = ["GenerateCalls"]
+
+
+class GenerateCalls:
+    """Raises everywhere: EngineUnavailable, EngineRefused, ContextOverflow."""
+
+    def __init__(self, http: EngineHttp) -> None:
+        self.http = http
+        self.url = http.url
+
+    async def sample(self, route: GenerateRoute, ask: GenerateAsk) -> Sampled:
+        sampled = route.read(await self.http.post(route.path, route.body(ask)), self.url)
+        if sampled is None or sampled.finish_reason is None:
+            raise EngineMalformed(f"engine {self.url} answered without a finish reason")
+        return sampled
+
+    async def chunks(self, route: GenerateRoute, ask: GenerateAsk) -> AsyncGenerator[Sampled, None]:
+        """Closing it early cancels the call in the engine."""
+        events = SseLines()
+        async with self.http.request("POST", route.path, route.body(ask)) as response:
+            async for piece in response.content.iter_any():
+                for data in events.feed(piece):
+                    if data == b"[DONE]":
+                        return
+                    sampled = route.read(data, self.url)
+                    if sampled is not None:
+                        yield sampled
+        raise EngineUnavailable(f"engine {self.url} ended its stream before it was done")

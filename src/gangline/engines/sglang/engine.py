@@ -1,0 +1,175 @@
+"""The client of SGLang's server.
+
+Exact prompt ids travel in `input_ids` on the chat route, so the engine still parses tools and reasoning. It reports ids
+in whole replies only, so it is never asked for a stream: the gateway synthesises one. A conversation is rendered by a
+call of one token that reports its prompt.
+
+Source: SGLang 0.5.23; the wire was read, and is tested against a server that answers as it was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolDefinition
+from gangline.domain.errors import EngineError, EngineIncapable, EngineMalformed, EngineRefused
+from gangline.domain.tokens import TokenIds, token_ids
+from gangline.engines.contract import (
+    EngineCapabilities,
+    EngineDelta,
+    EngineReply,
+    EngineRequest,
+    TemplateFacts,
+    whole_deltas,
+)
+from gangline.engines.fields import messages_in_turns
+from gangline.engines.http import EngineHttp
+from gangline.engines.probe import probe_template
+from gangline.engines.replies import decode
+from gangline.engines.sglang.wire import Detokenized, SglangReply, chat_body, engine_reply, render_body
+from gangline.engines.vocabulary import vocabulary_size
+
+__all__ = ["SglangEngine"]
+
+_HOW_TO_START = (
+    "Start SGLang 0.5.23 or newer with `python -m sglang.launch_server`, and reach it without a router that strips "
+    "fields: stock routers drop `return_prompt_token_ids` and `return_meta_info`."
+)
+
+_PROBED = Message("user", (Text("One word."),))
+_OTHER = Message("user", (Text("Say anything you like."),))
+
+
+class SglangEngine:
+    """One engine at `url` (without `/v1`)."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        timeout_s: float = 1800.0,
+        connect_timeout_s: float = 10.0,
+        api_key: str | None = None,
+    ) -> None:
+        """
+        model: served name; None takes the first that the engine lists.
+        timeout_s: longest silence of the engine within one call; as whole replies come at once, its longest call.
+        """
+        self._http = EngineHttp(url, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key)
+        self.url = self._http.url
+        self._model = model
+        self._capabilities: EngineCapabilities | None = None
+        self._probing = asyncio.Lock()
+
+    async def capabilities(self) -> EngineCapabilities:
+        async with self._probing:
+            return self._capabilities or await self.probe()
+
+    async def probe(self) -> EngineCapabilities:
+        card = await self._http.served_model(self._model)
+        self._model = card.id
+        prompt_ids = await self._render_or_none()
+        # The ids are those of another conversation than the messages: an engine that ignores them shows it.
+        sampling = SamplingParams(max_tokens=1, temperature=1.0)
+        call = ModelCall(dialect="probe", model="", messages=(_OTHER,), sampling=sampling)
+        reply = await self.chat(EngineRequest(call=call, prompt_ids=prompt_ids))
+        reported = self._checked_prompt_ids(reply)
+        self._capabilities = EngineCapabilities(
+            engine="sglang",
+            version=await self._version(),
+            model=card.id,
+            max_context=card.max_model_len,
+            reports_ids=True,
+            takes_prompt_ids=prompt_ids is not None and np.array_equal(reported, prompt_ids),
+            streams_ids=False,
+            renders=prompt_ids is not None,
+            logprob_kind="temperature_scaled",
+            num_ids=await vocabulary_size(self._http, card.id),
+            reports_versions=bool(reply.choices[0].version_spans),
+            template=TemplateFacts() if prompt_ids is None else await probe_template(self),
+        )
+        return self._capabilities
+
+    def _checked_prompt_ids(self, reply: EngineReply) -> TokenIds:
+        """Raises: EngineIncapable."""
+        choice = reply.choices[0]
+        if reply.prompt_ids is None or choice.sampled_ids is None:
+            raise EngineIncapable(f"engine {self.url} returned no token ids. {_HOW_TO_START}")
+        if choice.logprobs is None or len(choice.logprobs) != len(choice.sampled_ids):
+            raise EngineIncapable(f"engine {self.url} returned no log-prob for each token. {_HOW_TO_START}")
+        return reply.prompt_ids
+
+    async def chat(self, request: EngineRequest) -> EngineReply:
+        messages = await messages_in_turns(request.call.messages)
+        wire = await self._chat(chat_body(request, await self._model_name(), messages))
+        try:
+            return engine_reply(wire, show_logprobs=request.call.num_top_logprobs is not None)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise EngineMalformed(f"engine {self.url} answered odd log-probs in meta_info: {error}") from error
+
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
+        """The whole reply, as one delta per choice."""
+        for delta in whole_deltas(await self.chat(request)):
+            yield delta
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition] = (),
+        template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> TokenIds:
+        """Raises: EngineRefused without a generation prompt, which SGLang's chat route always adds."""
+        if not add_generation_prompt:
+            raise EngineRefused(f"engine {self.url} renders with a generation prompt only", status=400)
+        body = render_body(await self._model_name(), messages, tools, template_kwargs)
+        rendered = (await self._chat(body)).choices[0].prompt_token_ids
+        if rendered is None:
+            raise EngineIncapable(f"engine {self.url} returned no token ids. {_HOW_TO_START}")
+        return token_ids(rendered)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        fields = {"model": await self._model_name(), "tokens": [int(token) for token in ids]}
+        body = msgspec.json.encode(fields | {"skip_special_tokens": False})
+        text = decode(await self._http.post("/detokenize", body), Detokenized, self.url).text
+        return text if isinstance(text, str) else "".join(text)
+
+    async def check_health(self, timeout_s: float) -> None:
+        await self._http.check_health(timeout_s)
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _chat(self, body: bytes | Sequence[bytes]) -> SglangReply:
+        answer = await self._http.post("/v1/chat/completions", body)
+        wire = decode(answer, SglangReply, self.url)
+        if wire.error is not None:
+            raise self._http.refusal(200, answer)
+        if not wire.choices:
+            raise EngineMalformed(f"engine {self.url} answered without any choice")
+        return wire
+
+    async def _render_or_none(self) -> TokenIds | None:
+        try:
+            return await self.render([_PROBED])
+        except (EngineRefused, EngineIncapable):
+            return None
+
+    async def _model_name(self) -> str:
+        if self._model is None:
+            self._model = (await self._http.served_model(self._model)).id
+        return self._model
+
+    async def _version(self) -> str:
+        for path in ("/server_info", "/get_server_info"):
+            try:
+                return str(decode(await self._http.get(path), dict[str, Any], self.url).get("version", ""))
+            except EngineError:
+                continue
+        return ""

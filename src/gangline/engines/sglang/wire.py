@@ -1,0 +1,149 @@
+"""SGLang's chat route as bytes: request bodies and reply bodies. Pure.
+
+Source: SGLang 0.5.23, `srt/entrypoints/openai`; read, not run: it needs a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gangline.domain.conversation import Message, ToolDefinition
+from gangline.domain.tokens import logprobs
+from gangline.engines.contract import EngineChoice, EngineReply, EngineRequest
+from gangline.engines.fields import NEUTRAL_SAMPLING, body_of, call_fields, has_media, messages_fields
+from gangline.engines.json_ids import TokenId
+from gangline.engines.replies import (
+    WireLogprobs,
+    WireMessage,
+    WireSpan,
+    WireUsage,
+    ids_of,
+    logprob_values,
+    message_of,
+    token_logprobs,
+    usage_of,
+    version_spans,
+)
+from gangline.language.tools import tool_fields
+
+__all__ = ["Detokenized", "SglangReply", "chat_body", "engine_reply", "render_body"]
+
+
+class _Meta(msgspec.Struct):
+    """`meta_info` of a choice."""
+
+    output_token_logprobs: list[list[Any]] | None = None
+    """[T] of (log-prob, id, text or null)."""
+    weight_version: str | int | None = None
+    weight_versions: list[WireSpan] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    message: WireMessage | None = None
+    logprobs: WireLogprobs | None = None
+    finish_reason: str | None = None
+    matched_stop: int | str | None = None
+    prompt_token_ids: list[TokenId] | None = None
+    response_token_ids: list[TokenId] | None = None
+    meta_info: _Meta | None = None
+
+
+class SglangReply(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: WireUsage | None = None
+    error: dict[str, Any] | str | None = None
+
+
+class Detokenized(msgspec.Struct):
+    text: str | list[str] = ""
+
+
+def chat_body(request: EngineRequest, model: str, messages: Sequence[bytes]) -> list[bytes]:
+    """The body of `POST /v1/chat/completions`, in pieces. Never a stream: SGLang reports ids in whole replies only.
+
+    messages: those of the call, from `messages_in_turns`.
+    """
+    call = request.call
+    body = (
+        NEUTRAL_SAMPLING
+        | call_fields(call)
+        | {
+            "model": model,
+            "stream": False,
+            "logprobs": True,
+            "top_logprobs": call.num_top_logprobs or 0,
+            "return_token_ids": True,
+            "return_prompt_token_ids": True,
+            "return_meta_info": True,
+            "separate_reasoning": True,
+        }
+    )
+    if request.prompt_ids is not None and not has_media(call.messages):
+        body["input_ids"] = request.prompt_ids.tolist()
+    return body_of(body, messages)
+
+
+def render_body(
+    model: str, messages: Sequence[Message], tools: Sequence[ToolDefinition], template_kwargs: dict[str, Any] | None
+) -> bytes:
+    """A chat call of one token: SGLang has no route that renders, but says what it rendered."""
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": messages_fields(messages),
+        "max_tokens": 1,
+        "return_prompt_token_ids": True,
+    }
+    if tools:
+        body["tools"] = [tool_fields(tool) for tool in tools]
+    if template_kwargs:
+        body["chat_template_kwargs"] = template_kwargs
+    return msgspec.json.encode(body)
+
+
+def engine_reply(reply: SglangReply, *, show_logprobs: bool = False) -> EngineReply:
+    """`show_logprobs`: the client asked for log-probs of its own."""
+    prompts = [choice.prompt_token_ids for choice in reply.choices if choice.prompt_token_ids is not None]
+    return EngineReply(
+        prompt_ids=ids_of(prompts[0]) if prompts else None,
+        choices=tuple(_choice(choice, show_logprobs) for choice in reply.choices),
+        usage=usage_of(reply.usage),
+    )
+
+
+def _choice(choice: _Choice, show_logprobs: bool) -> EngineChoice:
+    meta = choice.meta_info or _Meta()
+    meta_values, meta_ids = _of_meta(meta)
+    ids = choice.response_token_ids if choice.response_token_ids is not None else meta_ids
+    values = meta_values if meta_values is not None else logprob_values(choice.logprobs)
+    return EngineChoice(
+        index=choice.index,
+        message=message_of(choice.message),
+        finish_reason=choice.finish_reason,
+        # A matched id is the end of turn, which is how a reply ends by itself; a matched string was cut away.
+        stop_reason=choice.matched_stop if isinstance(choice.matched_stop, str) else None,
+        sampled_ids=ids_of(ids),
+        logprobs=None if values is None else logprobs(values),
+        version_spans=version_spans(_spans(meta, len(ids or ()))),
+        token_logprobs=token_logprobs(choice.logprobs) if show_logprobs else (),
+    )
+
+
+def _of_meta(meta: _Meta) -> tuple[list[float] | None, list[int] | None]:
+    """Log-probs and ids [T] of `output_token_logprobs`. Raises: ValueError when an entry is no pair."""
+    entries = meta.output_token_logprobs
+    if entries is None:
+        return None, None
+    pairs = msgspec.convert([entry[:2] for entry in entries], list[tuple[float | None, TokenId]])
+    return [np.nan if value is None else value for value, _ in pairs], [token for _, token in pairs]
+
+
+def _spans(meta: _Meta, num_sampled: int) -> list[WireSpan] | None:
+    """One version for all of the reply where the engine reports no spans."""
+    if meta.weight_versions is not None or meta.weight_version is None:
+        return meta.weight_versions
+    return [WireSpan(meta.weight_version, 0, num_sampled)]

@@ -1,0 +1,223 @@
+"""vLLM's OpenAI routes as bytes: request bodies, reply bodies, server-sent events. Pure.
+
+Source: vLLM 0.32/0.33 `entrypoints/openai` protocols; run against 0.32.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from gangline.domain.conversation import Message, ModelCall, ToolDefinition
+from gangline.domain.errors import EngineMalformed
+from gangline.domain.reply import TokenLogprob
+from gangline.domain.tokens import TokenIds, logprobs
+from gangline.engines.contract import EngineChoice, EngineReply, EngineRequest
+from gangline.engines.fields import (
+    NEUTRAL_SAMPLING,
+    body_of,
+    call_fields,
+    has_media,
+    message_fields,
+    messages_fields,
+)
+from gangline.engines.json_ids import CUT_OUT, NO_IDS, TokenId, cut_out_ids, ids_from_json
+from gangline.engines.replies import (
+    ModelCard,
+    ModelList,
+    SseLines,
+    WireLogprobs,
+    WireMessage,
+    WireSpan,
+    WireUsage,
+    WireValues,
+    decode,
+    ids_of,
+    logprob_values,
+    message_of,
+    token_logprobs,
+    usage_of,
+    version_spans,
+)
+from gangline.language.tools import tool_fields
+
+__all__ = [
+    "AnyChoice",
+    "ModelCard",
+    "ModelList",
+    "ShownReply",
+    "SseLines",
+    "WireReply",
+    "chat_body",
+    "decode",
+    "decode_reply",
+    "engine_reply",
+    "message_fields",
+    "read_reply",
+    "render_body",
+    "rendered_ids",
+    "reply_type",
+]
+
+
+LogprobsT = TypeVar("LogprobsT", WireLogprobs, WireValues)
+T = TypeVar("T")
+
+_LARGE_BYTES = 512 << 10
+
+
+class _Choice(msgspec.Struct, Generic[LogprobsT], gc=False):
+    index: int = 0
+    message: WireMessage | None = None
+    delta: WireMessage | None = None
+    logprobs: LogprobsT | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[TokenId] | None = None
+    weight_versions: list[WireSpan] | None = None
+
+
+class _Reply(msgspec.Struct, Generic[LogprobsT], gc=False):
+    choices: list[_Choice[LogprobsT]] = []
+    usage: WireUsage | None = None
+    prompt_token_ids: msgspec.Raw = NO_IDS
+    error: dict[str, Any] | str | None = None
+
+
+AnyChoice = _Choice[WireValues] | _Choice[WireLogprobs]
+
+
+class WireReply(_Reply[WireValues], gc=False):
+    """A whole reply, one chunk of a stream, or the error that either may turn out to be."""
+
+
+class ShownReply(_Reply[WireLogprobs], gc=False):
+    """The same for a client that asked for log-probs of its own."""
+
+
+class _Rendered(msgspec.Struct):
+    tokens: msgspec.Raw
+
+
+def chat_body(request: EngineRequest, model: str, messages: Sequence[bytes], *, stream: bool) -> list[bytes]:
+    """The body of `POST /v1/chat/completions`, in pieces: the call, and everything that makes it trainable.
+
+    messages: those of the call, from `messages_in_turns`.
+    """
+    call = request.call
+    body = (
+        NEUTRAL_SAMPLING
+        | call_fields(call)
+        | {
+            "model": model,
+            "stream": stream,
+            "logprobs": True,
+            "top_logprobs": call.num_top_logprobs or 0,
+            "return_token_ids": True,
+            "return_weight_versions": True,
+            # Without it vLLM leaves out ids and log-probs too; what a harness sees is decided on the way back.
+            "include_reasoning": True,
+        }
+    )
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    if request.prompt_ids is not None and not has_media(call.messages):
+        body["kv_transfer_params"] = {"prompt_token_ids": request.prompt_ids.tolist()}
+    return body_of(body, messages)
+
+
+def render_body(
+    model: str,
+    messages: Sequence[Message],
+    tools: Sequence[ToolDefinition],
+    template_kwargs: dict[str, Any] | None,
+    add_generation_prompt: bool,
+) -> bytes:
+    """The body of `POST /tokenize`."""
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": messages_fields(messages),
+        "add_generation_prompt": add_generation_prompt,
+    }
+    if tools:
+        body["tools"] = [tool_fields(tool) for tool in tools]
+    if template_kwargs:
+        body["chat_template_kwargs"] = template_kwargs
+    return msgspec.json.encode(body)
+
+
+async def rendered_ids(answer: bytes, url: str) -> TokenIds:
+    """Of an answer of `POST /tokenize`: [T]. Raises: EngineMalformed when it is none."""
+
+    def read() -> TokenIds:
+        ids = ids_from_json(decode(answer, _Rendered, url).tokens)
+        if ids is None:
+            raise EngineMalformed(f"engine {url} answered no tokens to a request for them")
+        return ids
+
+    return await _apart(read, len(answer))
+
+
+def reply_type(call: ModelCall) -> type[WireReply] | type[ShownReply]:
+    """What to decode: only a client that asks for log-probs needs more of them than the numbers."""
+    return WireReply if call.num_top_logprobs is None else ShownReply
+
+
+async def read_reply(body: bytes, kind: type[WireReply] | type[ShownReply], url: str) -> tuple[EngineReply, bool]:
+    """A whole reply, and whether it is the engine's error. Raises: EngineMalformed when the body is none."""
+
+    def read() -> tuple[EngineReply, bool]:
+        wire = decode_reply(body, kind, url)
+        return engine_reply(wire), wire.error is not None
+
+    return await _apart(read, len(body))
+
+
+async def _apart(read: Callable[[], T], num_bytes: int) -> T:
+    """The ids of a long prompt are read in a thread: NumPy lets the event loop go on meanwhile."""
+    return await asyncio.to_thread(read) if num_bytes > _LARGE_BYTES else read()
+
+
+def decode_reply(body: bytes, kind: type[WireReply] | type[ShownReply], url: str) -> WireReply | ShownReply:
+    """A whole reply. Raises: EngineMalformed when the body is none."""
+    rest, ids = cut_out_ids(body, "prompt_token_ids")
+    reply = decode(rest, kind, url)
+    if not ids:
+        return reply
+    if bytes(reply.prompt_token_ids) != CUT_OUT:  # the list was something else's
+        return decode(body, kind, url)
+    reply.prompt_token_ids = msgspec.Raw(ids)
+    return reply
+
+
+def engine_reply(reply: WireReply | ShownReply) -> EngineReply:
+    return EngineReply(
+        prompt_ids=ids_from_json(reply.prompt_token_ids),
+        choices=tuple(_choice(choice) for choice in reply.choices),
+        usage=usage_of(reply.usage),
+    )
+
+
+def _choice(choice: AnyChoice) -> EngineChoice:
+    values = logprob_values(choice.logprobs)
+    return EngineChoice(
+        index=choice.index,
+        message=message_of(choice.message),
+        finish_reason=choice.finish_reason,
+        stop_reason=_stop_reason(choice),
+        sampled_ids=ids_of(choice.token_ids),
+        logprobs=None if values is None else logprobs(values),
+        version_spans=version_spans(choice.weight_versions),
+        token_logprobs=_shown_logprobs(choice),
+    )
+
+
+def _shown_logprobs(choice: AnyChoice) -> tuple[TokenLogprob, ...]:
+    return token_logprobs(choice.logprobs) if isinstance(choice.logprobs, WireLogprobs) else ()
+
+
+def _stop_reason(choice: AnyChoice) -> str | None:
+    return None if choice.stop_reason is None else str(choice.stop_reason)

@@ -1,0 +1,121 @@
+"""The engine that a session sees: its backend in the pool, and the next one when that dies."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, aclosing
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from gangline.domain.conversation import Message, ToolDefinition
+from gangline.domain.errors import EngineUnavailable
+from gangline.domain.tokens import TokenIds
+from gangline.engines.contract import Engine, EngineCapabilities, EngineChoice, EngineDelta, EngineReply, EngineRequest
+from gangline.gateway.backends.records import Assignment, Backend
+
+__all__ = ["PooledEngine"]
+
+ResultT = TypeVar("ResultT")
+PartT = TypeVar("PartT", EngineChoice, EngineDelta)
+
+_MAX_BACKENDS_PER_CALL = 3
+
+
+class Backends(Protocol):
+    """The pool, as one session sees it."""
+
+    async def backend_of(self, assignment: Assignment) -> Backend: ...
+
+    def in_use(self, backend: Backend) -> AbstractContextManager[Engine]: ...
+
+    async def is_lost(self, backend: Backend, error: EngineUnavailable) -> bool: ...
+
+
+class PooledEngine:
+    """Implements `Engine`. A call whose backend dies goes to another one, unless part of its stream is out already.
+
+    The first reply of a session's new backend carries `backend_replaced` in its metadata: a list of moves.
+    """
+
+    def __init__(self, pool: Backends, assignment: Assignment) -> None:
+        self._pool = pool
+        self._assignment = assignment
+
+    async def probe(self) -> EngineCapabilities:
+        return await self._ask(lambda backend: backend.engine.probe())
+
+    async def capabilities(self) -> EngineCapabilities:
+        return (await self._pool.backend_of(self._assignment)).capabilities
+
+    async def chat(self, request: EngineRequest) -> EngineReply:
+        reply = await self._ask(lambda backend: _chat(backend, request))
+        return msgspec.structs.replace(reply, metadata=reply.metadata | self._take_moves())
+
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
+        for attempt in range(_MAX_BACKENDS_PER_CALL):
+            backend = await self._pool.backend_of(self._assignment)
+            started = False
+            is_known = backend.weights_known
+            try:
+                with self._pool.in_use(backend) as engine:
+                    async with aclosing(engine.stream(request)) as deltas:
+                        async for delta in deltas:
+                            if not started:
+                                started = True
+                                delta = msgspec.structs.replace(delta, metadata=delta.metadata | self._take_moves())
+                            yield delta if is_known else _of_unknown_weights(delta)
+                return
+            except EngineUnavailable as error:
+                is_lost = await self._pool.is_lost(backend, error)
+                if started or not is_lost or attempt + 1 == _MAX_BACKENDS_PER_CALL:
+                    raise
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition] = (),
+        template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> TokenIds:
+        return await self._ask(
+            lambda backend: backend.engine.render(messages, tools, template_kwargs, add_generation_prompt)
+        )
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        return await self._ask(lambda backend: backend.engine.detokenize(ids))
+
+    async def check_health(self, timeout_s: float) -> None:
+        backend = await self._pool.backend_of(self._assignment)
+        await backend.engine.check_health(timeout_s)
+
+    async def close(self) -> None:
+        """Nothing: the pool owns the backends, and `BackendPool.release` ends the session's part."""
+
+    async def _ask(self, call: Callable[[Backend], Awaitable[ResultT]]) -> ResultT:
+        attempt = 1
+        while True:
+            backend = await self._pool.backend_of(self._assignment)
+            try:
+                with self._pool.in_use(backend):
+                    return await call(backend)
+            except EngineUnavailable as error:
+                if not await self._pool.is_lost(backend, error) or attempt == _MAX_BACKENDS_PER_CALL:
+                    raise
+            attempt += 1
+
+    def _take_moves(self) -> dict[str, Any]:
+        moves, self._assignment.moves = self._assignment.moves, []
+        return {"backend_replaced": moves} if moves else {}
+
+
+async def _chat(backend: Backend, request: EngineRequest) -> EngineReply:
+    is_known = backend.weights_known
+    reply = await backend.engine.chat(request)
+    if is_known:
+        return reply
+    return msgspec.structs.replace(reply, choices=tuple(map(_of_unknown_weights, reply.choices)))
+
+
+def _of_unknown_weights(part: PartT) -> PartT:
+    return msgspec.structs.replace(part, weights_known=False)

@@ -1,0 +1,385 @@
+"""The engines behind a node: added, removed and cleared while sessions run; each session sticks to one of them.
+
+Laws
+- A session is assigned once, to the backend with the fewest sessions, one on this machine first, and keeps it, so that
+  its prefix stays cached; it moves only when its backend dies or is removed, and the move is recorded.
+- All backends serve one model with one tokenizer: another is refused when it is added, and one that comes back as
+  another stays out.
+- A backend is dead when a health check says so, not when a call fails: one bad request must not empty the pool.
+- A policy version that was set is that of the backends that were healthy then. One that comes or comes back later has
+  the weights that it was started with: its replies say so (`weights_known`) until a version is set again.
+- With no healthy backend calls wait, for a bounded time, so that an engine may be restarted under a running session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from gangline import plugins
+from gangline.domain.conversation import Message, Text
+from gangline.domain.errors import Conflict, EngineError, EngineUnavailable, GanglineError, NotFound, TooManyFiles
+from gangline.engines.contract import Engine, EngineCapabilities
+from gangline.engines.weights import engine_weights
+from gangline.gateway.backends.engine import PooledEngine
+from gangline.gateway.backends.locality import is_on_this_machine
+from gangline.gateway.backends.options import make_engine
+from gangline.gateway.backends.placement import Placement
+from gangline.gateway.backends.records import Assignment, Backend, BackendSpec, BackendState, BackendView
+from gangline.settings import read_secret
+
+__all__ = ["BackendPool", "BackendState", "BackendView"]
+
+log = logging.getLogger("gangline.backends")
+
+_TEXT_KINDS = ("auto", "openai_text")
+"""Engine plug-ins that can be told to do without token ids."""
+
+_SAMPLE = (Message("system", (Text("Be brief."),)), Message("user", (Text("Größe? 12 🙂"),)))
+"""Rendered by each backend: the same ids mean the same tokenizer and template."""
+
+
+class BackendPool:
+    def __init__(
+        self,
+        probe_interval_s: float = 5.0,
+        clock: Callable[[], float] = time.time,
+        *,
+        node: str | None = None,
+        affinity_slack: int = 0,
+        wait_s: float = 60.0,
+        check_timeout_s: float = 5.0,
+        probe_timeout_s: float = 120.0,
+        max_failures: int = 3,
+        capture: Literal["ids", "text"] = "ids",
+        read_secret: Callable[[str], str] = read_secret,
+    ) -> None:
+        """
+        node: backends with this label, and those without one on this machine, are chosen before all others.
+        affinity_slack: sessions of one task prefer a backend that already has one of them while it has fewer than this
+        many sessions more than the least loaded; 0: never.
+        wait_s: how long a call waits for a healthy backend.
+        max_failures: health checks failed in a row that make a backend unhealthy; one is enough when a call failed too.
+        capture: `text` accepts servers that report no token ids.
+        read_secret: the key behind the name of an environment variable; raises InvalidRequest.
+        """
+        self._probe_interval_s = probe_interval_s
+        self._clock = clock
+        self._wait_s = wait_s
+        self._check_timeout_s = check_timeout_s
+        self._probe_timeout_s = probe_timeout_s
+        self._max_failures = max_failures
+        self._capture = capture
+        self._read_secret = read_secret
+        self._backends: dict[str, Backend] = {}
+        self._num_added = 0
+        self._placement = Placement(self._backends, affinity_slack=affinity_slack)
+        self._node = node
+        self._assignments: dict[str, Assignment] = {}
+        self._usable = asyncio.Event()
+        """Set while some backend is healthy, and for good once closed."""
+        self._closed = False
+        self._checking: asyncio.Task[None] | None = None
+        self._letting_go: asyncio.Task[None] | None = None
+        self._is_version_set = False
+
+    # -- the operator's side -------------------------------------------------------------------------------------
+
+    async def add(
+        self,
+        url: str,
+        kind: str = "auto",
+        label: str | None = None,
+        api_key_env: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> BackendView:
+        """Probe the engine at `url` and take it in. An engine that is in already stays as it is.
+
+        `api_key_env`: names the environment variable with the key that the engine asks for.
+        `options`: see `make_engine`.
+
+        Raises: EngineUnavailable, EngineIncapable; UnknownPlugin; InvalidRequest when there is no key, or no such
+        option; Conflict when it serves another model, tokenizer or kind of log-probs than the others.
+        """
+        if self._closed:
+            raise EngineUnavailable("the node is stopping")
+        spec = BackendSpec(_base(url), kind, label, api_key_env, dict(options or {}))
+        engine = self._client(url, spec)
+        try:
+            capabilities, identity = await self._probe(engine, url)
+            is_near = label == self._node if label else await asyncio.to_thread(is_on_this_machine, spec.url)
+            known = self._known(url)
+            if known is None:
+                self._refuse_another(url, identity)
+                return self._take_in(spec, engine, capabilities, identity, is_near).view()
+        except BaseException:
+            await engine.close()
+            raise
+        await engine.close()
+        return known.view()
+
+    def _client(self, url: str, spec: BackendSpec) -> Engine:
+        given: dict[str, str] = {}
+        if self._capture == "text" and spec.kind in _TEXT_KINDS:
+            given["capture"] = "text"
+        if spec.api_key_env is not None:
+            given["api_key"] = self._read_secret(spec.api_key_env)
+        return make_engine(plugins.load("engine", spec.kind), spec.kind, url, given, spec.options)
+
+    async def remove(self, backend_id: str, drain: bool = True) -> None:
+        """Its sessions move at their next call. `drain` waits for the calls in flight; else they fail over.
+
+        Raises: NotFound.
+        """
+        backend = self._backends.get(backend_id)
+        if backend is None:
+            raise NotFound(f"no backend {backend_id!r}. Known: {', '.join(self._backends) or 'none'}.")
+        await self._take_out(backend, drain)
+
+    async def _take_out(self, backend: Backend, drain: bool) -> None:
+        """Idempotent: two may take the same one out."""
+        self._set_state(backend, "draining", None)
+        if drain and backend.num_calls:
+            await backend.idle.wait()
+        if self._backends.pop(backend.backend_id, None) is not None:
+            await backend.engine.close()
+            log.info("backend.removed backend=%s url=%s", backend.backend_id, backend.url)
+
+    async def clear(self, drain: bool = True) -> None:
+        """Remove all, as before other weights are served elsewhere. What is added next may be another model."""
+        async with asyncio.TaskGroup() as group:
+            for backend in list(self._backends.values()):
+                group.create_task(self._take_out(backend, drain))
+
+    def views(self) -> list[BackendView]:
+        return [backend.view() for backend in self._backends.values()]
+
+    def members(self) -> list[BackendSpec]:
+        """Those that are in to stay, as they were named."""
+        return [backend.spec for backend in self._backends.values() if backend.state != "draining"]
+
+    # -- the trainer's side --------------------------------------------------------------------------------------
+
+    def version_set(self, unknown: Collection[str] = ()) -> None:
+        """The gate's policy version is the weights' of all healthy backends from now on; of those at the URLs `unknown`
+        nobody knows."""
+        self._is_version_set = True
+        urls = {_base(url) for url in unknown}
+        for backend in self._backends.values():
+            backend.weights_known = backend.state == "healthy" and backend.url not in urls
+
+    def lease_expired(self) -> None:
+        """A trainer died, or was cut off, with the gate closed: what it held goes on, and nobody knows its weights."""
+        self.version_set(unknown=[backend.url for backend in self._backends.values()])
+        self._letting_go = asyncio.create_task(self._let_all_go())
+
+    async def _let_all_go(self) -> None:
+        await asyncio.gather(*(self._let_go(backend) for backend in list(self._backends.values())))
+
+    async def _let_go(self, backend: Backend) -> None:
+        key = backend.spec.api_key_env
+        try:
+            weights = engine_weights(backend.capabilities.engine, backend.url, key and self._read_secret(key))
+        except GanglineError:
+            return  # nothing can be loaded into it, so nobody held it
+        try:
+            async with asyncio.timeout(self._check_timeout_s):
+                await weights.let_go()
+        except (GanglineError, TimeoutError) as error:
+            log.warning("backend.not_let_go backend=%s url=%s error=%s", backend.backend_id, backend.url, error)
+        finally:
+            await weights.close()
+
+    async def check(self) -> None:
+        """One round of health checks; the pool makes one every `probe_interval_s`."""
+        async with asyncio.TaskGroup() as group:
+            for backend in list(self._backends.values()):
+                group.create_task(self._check(backend))
+
+    async def close(self) -> None:
+        """Calls that wait, or are in flight, fail. Idempotent."""
+        self._closed = True
+        self._usable.set()
+        for task in (self._checking, self._letting_go):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
+        await self.clear(drain=False)
+
+    # -- the sessions' side --------------------------------------------------------------------------------------
+
+    def engine_for(self, session_id: str, task_id: str) -> Engine:
+        """An engine that is the session's backend, whichever that is at the time. It is assigned at the first call."""
+        assignment = self._assignments.setdefault(session_id, Assignment(session_id, task_id))
+        return PooledEngine(self, assignment)
+
+    def release(self, session_id: str) -> None:
+        """The session is over. Idempotent."""
+        assignment = self._assignments.pop(session_id, None)
+        if assignment is not None:
+            assignment.is_over = True
+            self._placement.leave(assignment)
+
+    async def backend_of(self, assignment: Assignment) -> Backend:
+        """The session's backend; another one when that is dead or gone.
+
+        Raises: EngineUnavailable, naming the backends, when none is healthy within `wait_s`.
+        """
+        try:
+            async with asyncio.timeout(self._wait_s):
+                while (backend := self._settle(assignment)) is None:
+                    await self._usable.wait()
+        except TimeoutError:
+            raise self._nobody() from None
+        return backend
+
+    def _settle(self, assignment: Assignment) -> Backend | None:
+        if self._closed or assignment.is_over:
+            raise EngineUnavailable("the node is stopping" if self._closed else "the session is over")
+        return self._placement.settle(assignment)
+
+    @contextmanager
+    def in_use(self, backend: Backend) -> Generator[Engine]:
+        backend.num_calls += 1
+        backend.idle.clear()
+        try:
+            yield backend.engine
+        finally:
+            backend.num_calls -= 1
+            if backend.num_calls == 0:
+                backend.idle.set()
+
+    async def is_lost(self, backend: Backend, error: EngineUnavailable) -> bool:
+        """Whether a call failed because its backend is dead or gone, rather than by itself."""
+        if backend.state == "healthy":
+            try:
+                await backend.engine.check_health(self._check_timeout_s)
+            except EngineError:
+                self._set_state(backend, "unhealthy", error.message)
+        return backend.state != "healthy"
+
+    # -- health --------------------------------------------------------------------------------------------------
+
+    async def _check_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._probe_interval_s)
+            try:
+                await self.check()
+            except* Exception:
+                log.exception("backend.check_broken")
+
+    async def _check(self, backend: Backend) -> None:
+        if backend.state == "draining":
+            return
+        try:
+            await backend.engine.check_health(self._check_timeout_s)
+            if backend.state == "unhealthy":
+                await self._welcome_back(backend)
+        except TooManyFiles:
+            return  # this node's fault: the backend may be as it was
+        except GanglineError as error:
+            backend.num_failures += 1
+            if backend.state == "unhealthy" or backend.num_failures >= self._max_failures:
+                self._set_state(backend, "unhealthy", error.message)
+        else:
+            backend.num_failures = 0
+
+    async def _welcome_back(self, backend: Backend) -> None:
+        """Raises: Conflict when it serves something else now; EngineError."""
+        capabilities, identity = await self._probe(backend.engine, backend.url)
+        _refuse_difference(backend.url, identity, backend.identity, "before it failed")
+        backend.capabilities = capabilities
+        self._set_state(backend, "healthy", None)
+
+    def _set_state(self, backend: Backend, state: BackendState, error: str | None) -> None:
+        if backend.state == "draining":
+            return
+        if backend.state != state:
+            backend.state, backend.since = state, self._clock()
+            level = logging.WARNING if state == "unhealthy" else logging.INFO
+            log.log(level, "backend.%s backend=%s url=%s error=%s", state, backend.backend_id, backend.url, error)
+        backend.error = error
+        backend.weights_known = backend.weights_known and state == "healthy"
+        if state == "healthy":
+            self._placement.offer(backend)
+            self._usable.set()
+        else:
+            self._placement.withdraw(backend)
+            if not self._closed and not any(other.state == "healthy" for other in self._backends.values()):
+                self._usable.clear()
+
+    # -- who is in -----------------------------------------------------------------------------------------------
+
+    async def _probe(self, engine: Engine, url: str) -> tuple[EngineCapabilities, dict[str, Any]]:
+        try:
+            async with asyncio.timeout(self._probe_timeout_s):
+                found = await engine.probe()
+                ids = (await engine.render(_SAMPLE)).tobytes() if found.renders else None
+        except TimeoutError:
+            raise EngineUnavailable(f"engine {url} did not answer a probe in {self._probe_timeout_s:g} s") from None
+        tokenizer = None if ids is None else hashlib.blake2b(ids, digest_size=8).hexdigest()
+        return found, {"model": found.model, "tokenizer": tokenizer, "kind of log-probs": found.logprob_kind}
+
+    def _known(self, url: str) -> Backend | None:
+        same = (other for other in self._backends.values() if other.url == _base(url) and other.state != "draining")
+        return next(same, None)
+
+    def _refuse_another(self, url: str, identity: dict[str, Any]) -> None:
+        for other in self._backends.values():
+            if other.state != "draining":
+                _refuse_difference(url, identity, other.identity, f"as {other.url} has it")
+
+    def _take_in(
+        self,
+        spec: BackendSpec,
+        engine: Engine,
+        capabilities: EngineCapabilities,
+        identity: dict[str, Any],
+        is_near: bool,
+    ) -> Backend:
+        self._num_added += 1
+        backend_id = f"b{self._num_added}"
+        backend = Backend(
+            backend_id=backend_id,
+            number=self._num_added,
+            spec=spec,
+            engine=engine,
+            capabilities=capabilities,
+            identity=identity,
+            is_near=is_near,
+            state="unhealthy",
+            since=self._clock(),
+            weights_known=not self._is_version_set,
+        )
+        self._backends[backend_id] = backend
+        self._set_state(backend, "healthy", None)
+        if self._checking is None:
+            self._checking = asyncio.create_task(self._check_for_ever())
+        return backend
+
+    def _nobody(self) -> EngineUnavailable:
+        if not self._backends:
+            return EngineUnavailable(
+                f"the node has no backend, and none was added within {self._wait_s:g} s. Add a running engine."
+            )
+        states = "; ".join(f"{b.url} is {b.state} ({b.error or 'no error'})" for b in self._backends.values())
+        return EngineUnavailable(f"no backend was healthy within {self._wait_s:g} s: {states}")
+
+
+def _base(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _refuse_difference(url: str, found: dict[str, Any], wanted: dict[str, Any], as_what: str) -> None:
+    """Raises: Conflict."""
+    for name, value in wanted.items():
+        if found[name] != value:
+            raise Conflict(
+                f"backend {url} has another {name} ({found[name]}) than {as_what} ({value}): the sessions of a node "
+                "must get one model from all of its backends. Clear the others first, or start it as they are."
+            )

@@ -1,0 +1,72 @@
+"""Calls that an earlier life of the node answered, as their records tell: what a retry of one needs.
+
+A client whose answer was cut off by the node's end asks again, under the same idempotency key. What was sampled is in
+the journal, so it is given that. Calls that asked for log-probs are not among these: their tokens' texts are not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+
+from gangline.domain.completion import Completion, CompletionTree
+from gangline.domain.conversation import Usage
+from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta
+from gangline.gateway.calls.in_flight import RETRY_KEY, whole_delta
+
+__all__ = ["AnsweredCall", "answered_calls"]
+
+
+class AnsweredCall:
+    """Looks to whoever listens like a `CallInFlight` that has ended, answered."""
+
+    def __init__(self, choices: Sequence[Completion], num_prompt_tokens: int) -> None:
+        """`choices`: the records of all choices of one call, at least one."""
+        first = choices[0]
+        self.record_key = str(first.metadata["reply_id"])
+        self.created_at = first.started_at
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_replays = 0
+        self.ended_already, self.failed = True, False
+        self._choices = choices
+
+    async def reply(self) -> Reply:
+        first = self._choices[0]
+        return Reply(
+            reply_id=self.record_key,
+            model=str(first.metadata.get("requested_model", first.model)),
+            created_at=int(self.created_at),
+            choices=tuple(
+                ReplyChoice(
+                    index=choice.choice_index,
+                    message=choice.response,
+                    finish_reason=choice.certificate.finish_reason,
+                    stop_reason=choice.certificate.stop_reason,
+                )
+                for choice in self._choices
+            ),
+            usage=Usage(
+                num_prompt_tokens=self.num_prompt_tokens,
+                num_sampled_tokens=sum(len(choice.sampled_ids) for choice in self._choices),
+            ),
+        )
+
+    async def news(self, idle_s: float) -> AsyncGenerator[Sequence[ReplyDelta], None]:
+        """All of it at once."""
+        yield [whole_delta(choice.choice_index, choice.response, ()) for choice in self._choices]
+
+    def compact(self) -> None:
+        """It keeps no more than a replay needs."""
+
+    def abort(self, message: str) -> None:
+        """It has ended."""
+
+
+def answered_calls(tree: CompletionTree, since: float, most: int) -> dict[str, AnsweredCall]:
+    """Retry key -> call: the `most` latest ones, answered after `since` (Unix time, seconds)."""
+    by_reply: dict[tuple[str, str], list[Completion]] = {}
+    for completion in tree:
+        retry_key = completion.metadata.get(RETRY_KEY)
+        if isinstance(retry_key, str) and completion.status == "complete" and completion.finished_at >= since:
+            by_reply.setdefault((retry_key, str(completion.metadata["reply_id"])), []).append(completion)
+    latest = list(by_reply.items())[-most:]
+    return {key: AnsweredCall(choices, tree.num_prompt_ids(choices[0])) for (key, _), choices in latest}

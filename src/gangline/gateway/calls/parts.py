@@ -1,0 +1,26 @@
+"""Parts of a session that its calls share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from gangline.engines.contract import Engine
+from gangline.gateway.backends.gate import Gate, GateMeter
+from gangline.gateway.truth.ledger import Ledger
+from gangline.gateway.truth.stitch import PromptTier
+
+__all__ = ["CallParts"]
+
+
+class CallParts(msgspec.Struct, frozen=True, kw_only=True):
+    engine: Engine
+    ledger: Ledger
+    tier: PromptTier
+    gate: Gate
+    meter: GateMeter
+    clock: Callable[[], float]
+    """Unix time, UTC, seconds."""
+    with_texts: bool
+    """Whether records keep the texts of sampled tokens."""

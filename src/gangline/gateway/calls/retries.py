@@ -1,0 +1,190 @@
+"""Which call is a retry of which: a client that asks again for an answer it did not get must not sample twice.
+
+The rule
+- Two requests can be one call only when their dialect, path and body are the same, in one session, within the window.
+- Of those, the later one *is* the earlier one when
+  - both carry the same idempotency key (the official SDKs keep theirs over all tries of one call); or
+  - it says that it is a retry (`x-stainless-retry-count` above 0), and no two different idempotency keys say otherwise;
+    or
+  - nobody listens to the earlier one any more, and its answer was never delivered in full: whoever asked has gone, and
+    the same question again is the same wish.
+- A later life of the node knows the idempotency keys of what it finds in its journal, and nothing else of it.
+- Never when the earlier one failed or was aborted: there is no answer to give.
+- Never when the session went on from the earlier answer: its client had it, so asking again is a wish for another
+  sample.
+- All else is a new call: an unmarked repetition after a full delivery (a deliberate resample), the same body sent
+  several times at once (best of n), a compaction (another body).
+
+A retry of a call in flight listens to it; one of a finished call is given the same answer under the same ids, and is
+no turn. A client that leaves before anything was sent to it leaves its call alive for a short grace, so that a retry
+finds it; a stream that had begun is cancelled at once, for its client has shown and will keep what it got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from gangline.dialects.contract import RawRequest
+from gangline.gateway.calls.answered import AnsweredCall
+from gangline.gateway.calls.in_flight import CallInFlight
+
+__all__ = ["MAX_FINISHED", "Attendance", "CallMark", "Retries", "mark_of"]
+
+_log = logging.getLogger("gangline.calls")
+
+_GONE = "client disconnected"
+
+MAX_FINISHED = 16
+"""Answers kept for retries, per session."""
+
+_MAX_SURPLUS = 8
+"""Answers that may be kept beside them for a while."""
+
+
+class CallMark(msgspec.Struct, frozen=True):
+    """What two requests are compared by."""
+
+    digest: bytes
+    """Of dialect, path and body."""
+    key: str | None = None
+    """Idempotency key."""
+    says_retry: bool = False
+
+    @property
+    def retry_key(self) -> str | None:
+        """What tells a retry from all other requests, in any life of the node; None without an idempotency key."""
+        if self.key is None:
+            return None
+        return hashlib.sha256(self.digest + self.key.encode(errors="replace")).hexdigest()[:32]
+
+
+def mark_of(dialect: str, path: str, request: RawRequest) -> CallMark:
+    digest = hashlib.sha256(request.body)
+    digest.update(f"\0{dialect}\0{path}".encode(errors="replace"))
+    count = request.headers.get("x-stainless-retry-count", "0")
+    return CallMark(digest.digest(), request.headers.get("idempotency-key"), count.isdecimal() and int(count) > 0)
+
+
+class _Entry:
+    def __init__(self, mark: CallMark, flight: CallInFlight | AnsweredCall, now: float) -> None:
+        self.mark = mark
+        self.flight = flight
+        self.asked_at = now
+        self.num_listeners = 0
+        self.is_delivered = False
+
+    def is_meant_by(self, mark: CallMark) -> bool:
+        if mark.digest != self.mark.digest or self.flight.failed:
+            return False
+        if mark.key is not None and mark.key == self.mark.key:
+            return True
+        keys_differ = mark.key is not None and self.mark.key is not None
+        if mark.says_retry and not keys_differ:
+            return True
+        return self.num_listeners == 0 and not self.is_delivered
+
+
+class Attendance:
+    """One request that listens to a call; `leave` it, once."""
+
+    def __init__(self, entry: _Entry, *, grace_s: float, is_retry: bool) -> None:
+        self.flight = entry.flight
+        self.is_retry = is_retry
+        self.has_sent = False
+        """Whether anything of the answer went to this client; set by whoever sends."""
+        self._entry = entry
+        self._grace_s = grace_s
+        entry.num_listeners += 1
+
+    def delivered(self) -> None:
+        """The whole answer has gone out."""
+        self._entry.is_delivered = True
+
+    def leave(self) -> None:
+        entry = self._entry
+        entry.num_listeners -= 1
+        if entry.flight.ended_already:
+            entry.flight.compact()
+        if entry.num_listeners or entry.flight.ended_already:
+            return
+        if self.has_sent or self._grace_s <= 0:
+            entry.flight.abort(_GONE)
+        else:
+            asyncio.get_running_loop().call_later(self._grace_s, self._abort_unheard)
+
+    def _abort_unheard(self) -> None:
+        if self._entry.num_listeners == 0:
+            self._entry.flight.abort(_GONE)
+
+
+class Retries:
+    """The calls of one session that a retry can mean."""
+
+    def __init__(
+        self,
+        has_gone_on: Callable[[CallInFlight | AnsweredCall], bool],
+        *,
+        window_s: float = 600.0,
+        grace_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+        answered: Mapping[str, AnsweredCall] | None = None,
+    ) -> None:
+        """
+        has_gone_on: whether a later call of the session continues this one's answer.
+        answered: retry key -> a call that an earlier life of the node answered.
+        """
+        self._has_gone_on = has_gone_on
+        self._window_s = window_s
+        self._grace_s = grace_s
+        self._clock = clock
+        self._entries: list[_Entry] = []
+        self._answered = dict(answered or {})
+
+    def attend(self, mark: CallMark, start: Callable[[], CallInFlight]) -> Attendance:
+        """Listen to the call that `mark` means, or to a new one. Raises: what `start` raises."""
+        entry = self._find(mark) or self._find_answered(mark)
+        if entry is None:
+            entry = _Entry(mark, start(), self._clock())
+            self._forget_old()
+            self._entries.append(entry)
+            return Attendance(entry, grace_s=self._grace_s, is_retry=False)
+        entry.flight.num_replays += 1
+        _log.info(
+            "call.%s reply=%s replays=%d",
+            *("replayed" if entry.flight.ended_already else "attached", entry.flight.record_key),
+            entry.flight.num_replays,
+        )
+        return Attendance(entry, grace_s=self._grace_s, is_retry=True)
+
+    def _find(self, mark: CallMark) -> _Entry | None:
+        oldest = self._clock() - self._window_s
+        for entry in reversed(self._entries):
+            if entry.asked_at >= oldest and entry.is_meant_by(mark) and not self._has_gone_on(entry.flight):
+                return entry
+        return None
+
+    def _find_answered(self, mark: CallMark) -> _Entry | None:
+        """Of an earlier life. It counts as answered now, so that the window of its retries begins anew."""
+        flight = self._answered.pop(mark.retry_key or "", None)
+        if flight is None or self._has_gone_on(flight):
+            return None
+        entry = _Entry(mark, flight, self._clock())
+        self._forget_old()
+        self._entries.append(entry)
+        return entry
+
+    def _forget_old(self) -> None:
+        """For several calls at once: looking through all of them costs more than to keep a few for longer."""
+        if len(self._entries) < MAX_FINISHED + _MAX_SURPLUS:
+            return
+        oldest = self._clock() - self._window_s
+        kept = [entry for entry in self._entries if entry.asked_at >= oldest and not entry.flight.failed]
+        finished = [entry for entry in kept if entry.flight.ended_already]
+        surplus = {id(entry) for entry in finished[: max(len(finished) - MAX_FINISHED, 0)]}
+        self._entries = [entry for entry in kept if id(entry) not in surplus]

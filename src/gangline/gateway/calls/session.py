@@ -1,0 +1,216 @@
+"""The model-calling side of one session attempt: its key, its limits, its calls in flight, its records."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import heapq
+import time
+from collections.abc import Callable, Iterable
+from typing import Literal, NoReturn
+
+import msgspec
+
+from gangline.domain.completion import Completion, CompletionTree
+from gangline.domain.conversation import ModelCall
+from gangline.domain.errors import SessionOver
+from gangline.domain.task import SamplingPolicy
+from gangline.engines.contract import Engine
+from gangline.gateway.backends.gate import Gate, GateMeter
+from gangline.gateway.calls.answered import answered_calls
+from gangline.gateway.calls.failures import SessionFailures
+from gangline.gateway.calls.in_flight import CallInFlight
+from gangline.gateway.calls.parts import CallParts
+from gangline.gateway.calls.retries import MAX_FINISHED, Attendance, CallMark, Retries
+from gangline.gateway.calls.sampling_policy import SamplingRules
+from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.gateway.calls.token_call import TokenCall, TokenRequest
+from gangline.gateway.truth.ledger import CompletionJournal, Ledger
+from gangline.gateway.truth.placing import Digests, unknown
+from gangline.gateway.truth.references import resolved
+from gangline.gateway.truth.stitch import PromptTier, Stitcher
+from gangline.gateway.truth.volatile import VolatileText
+
+__all__ = ["ModelSession", "key_digest"]
+
+
+def key_digest(key: str) -> bytes:
+    """What is kept of a key that must outlive the process: [32] bytes."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+class ModelSession:
+    """Admits calls until it is fenced or its turns are used up; owns every call until that has ended."""
+
+    def __init__(
+        self,
+        spec: SessionSpec,
+        engine: Engine,
+        journal: CompletionJournal,
+        *,
+        completions: Iterable[Completion] = (),
+        gate: Gate | None = None,
+        sampling: SamplingPolicy | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """
+        completions: records that the journal already has of this attempt; their conversations go on.
+        gate: the node's; None is one of its own, open.
+        sampling: the operator's policy, applied after the task's.
+        """
+        self.spec = spec
+        self.key_digest = key_digest(spec.key) if isinstance(spec.key, str) else spec.key
+        self.limit_reached = asyncio.Event()
+        """Set by the first call beyond `max_turns` or `max_sampled_tokens`; that call was refused."""
+        self.limit: Literal["turn_limit", "token_limit"] | None = None
+        """Which one it was beyond."""
+        self.failures = SessionFailures()
+        capture = spec.capture
+        ledger = Ledger(spec.session_id, spec.attempt, journal, completions, VolatileText(capture.volatile_system_text))
+        self._parts = CallParts(
+            engine=engine,
+            ledger=ledger,
+            tier=PromptTier(capture.tier, Stitcher(engine, ledger.tree, capture.thinking)),
+            gate=gate or Gate(),
+            meter=GateMeter(),
+            clock=clock,
+            with_texts=capture.token_texts,
+        )
+        self._sampling = SamplingRules(capture, spec.sample_index, sampling)
+        # Nothing that the session holds holds the session: one that is over is freed at once.
+        self._retries = Retries(
+            lambda flight: ledger.is_continued(flight.record_key),
+            window_s=spec.retry_window_s,
+            grace_s=spec.retry_grace_s,
+            answered=answered_calls(self.tree, clock() - spec.retry_window_s, MAX_FINISHED),
+        )
+        # The choices of one call share its start.
+        self._numbers = _CallNumbers(len({completion.started_at for completion in self.tree}))
+        self._fence_message: str | None = None
+        self._in_flight: dict[CallInFlight | TokenCall, int] = {}
+        """With the call's number."""
+
+    @property
+    def session_id(self) -> str:
+        return self.spec.session_id
+
+    @property
+    def key(self) -> str:
+        """Empty where only its digest is known."""
+        return self.spec.key if isinstance(self.spec.key, str) else ""
+
+    @property
+    def engine(self) -> Engine:
+        return self._parts.engine
+
+    @property
+    def meter(self) -> GateMeter:
+        """How long the gate has held this session: budgets stand still meanwhile."""
+        return self._parts.meter
+
+    @property
+    def tree(self) -> CompletionTree:
+        return self._parts.ledger.tree
+
+    @property
+    def volatile_rules(self) -> tuple[str, ...]:
+        """See `VolatileText`."""
+        return self._parts.ledger.index.volatile.rules
+
+    @property
+    def num_calls(self) -> int:
+        """Model calls that were admitted, without those that failed and left no record."""
+        return self._numbers.num_calls
+
+    def attend(self, call: ModelCall, mark: CallMark, known: Digests = unknown) -> Attendance:
+        """Listen to `call`: a new one, or the one that it is a retry of. Raises: SessionOver, InvalidRequest."""
+        if self._fence_message is not None:
+            raise SessionOver(self._fence_message)
+        return self._retries.attend(mark, lambda: self.start_call(call, mark.retry_key, known))
+
+    def start_call(self, call: ModelCall, retry_key: str | None = None, known: Digests = unknown) -> CallInFlight:
+        """`retry_key`: see `CallMark`; `known`: see `PlaceIndex.place`. Raises: SessionOver, InvalidRequest."""
+        call = resolved(call, self._parts.ledger)
+        number = self._admit()
+        used = self._sampling.used(call.sampling, number)
+        wished = None if used == call.sampling else call.sampling
+        call = call if wished is None else msgspec.structs.replace(call, sampling=used)
+        flight = CallInFlight(call, self._parts, wished=wished, retry_key=retry_key, known=known)
+        self._in_flight[flight] = number
+        flight.start(self._ended)
+        return flight
+
+    async def count(self, call: ModelCall) -> int:
+        """Tokens of the call's prompt, as the engine renders it. Samples nothing, and is no turn.
+
+        Raises: SessionOver, InvalidRequest, EngineError.
+        """
+        if self._fence_message is not None:
+            raise SessionOver(self._fence_message)
+        call = resolved(call, self._parts.ledger)
+        return len(await self.engine.render(call.messages, call.tools, call.template_kwargs))
+
+    def start_tokens(self, request: TokenRequest) -> TokenCall:
+        """A call in tokens. Seed and sampling policies hold for it too. Raises: SessionOver."""
+        wished = request.sampling
+        number = self._admit()
+        used = self._sampling.used(wished, number)
+        request = msgspec.structs.replace(request, sampling=used)
+        flight = TokenCall(request, self._parts, wished=None if used == wished else wished)
+        self._in_flight[flight] = number
+        flight.start(self._ended)
+        return flight
+
+    def _admit(self) -> int:
+        """The call's number. Raises: SessionOver."""
+        if self._fence_message is not None:
+            raise SessionOver(self._fence_message)
+        max_turns, max_tokens = self.spec.max_turns, self.spec.max_sampled_tokens
+        if max_turns is not None and self._numbers.num_calls >= max_turns:
+            self._refuse("turn_limit", f"{max_turns} model calls")
+        if max_tokens is not None and self._parts.ledger.num_sampled_tokens >= max_tokens:
+            self._refuse("token_limit", f"{max_tokens} sampled tokens")
+        return self._numbers.take()
+
+    def _refuse(self, limit: Literal["turn_limit", "token_limit"], what: str) -> NoReturn:
+        self.limit = self.limit or limit
+        self.limit_reached.set()
+        raise SessionOver(f"the session's limit of {what} is reached")
+
+    async def fence(self, message: str) -> None:
+        """Take no more calls; abort those in flight. Returns when all have ended and are recorded. Idempotent."""
+        self._fence_message = self._fence_message or message
+        flights = list(self._in_flight)
+        for flight in flights:
+            flight.abort(message)
+        for flight in flights:
+            await flight.ended()
+
+    def _ended(self, flight: CallInFlight | TokenCall) -> None:
+        number = self._in_flight.pop(flight)
+        error = flight.error
+        if flight.answered:
+            self.failures.clear()
+        elif error is not None and not isinstance(error, SessionOver):
+            self._numbers.give_back(number)
+            self.failures.note(error)
+
+
+class _CallNumbers:
+    """Numbers of a session's calls, from 0."""
+
+    def __init__(self, num_calls: int) -> None:
+        self.num_calls = num_calls
+        """Calls that have a number."""
+        self._free: list[int] = []
+        """A heap. Of calls that failed: with the numbers in use they are all those up to the highest."""
+
+    def take(self) -> int:
+        """The lowest that no call has, so that a call after a failed one is sampled as that was to be."""
+        number = heapq.heappop(self._free) if self._free else self.num_calls
+        self.num_calls += 1
+        return number
+
+    def give_back(self, number: int) -> None:
+        self.num_calls -= 1
+        heapq.heappush(self._free, number)

@@ -1,0 +1,97 @@
+"""Routes of the engines behind a node: added, removed and cleared while sessions run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from gangline.domain.errors import NotFound
+from gangline.gateway.backends.pool import BackendPool
+from gangline.gateway.backends.records import BackendSpec, BackendView
+from gangline.http.audit import SUBJECT
+from gangline.http.negotiation import answer, path_id, read_record
+from gangline.http.query import Flag
+from gangline.http.routes import Route
+
+__all__ = ["BackendRequest", "BackendRoutes"]
+
+
+class BackendRequest(BaseModel):
+    """Body of `POST /v1/backends`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    url: str = Field(pattern=r"^https?://[^\s/]+")
+    """Of a running engine."""
+    kind: str = "auto"
+    """Name of the engine plug-in that speaks to it; `auto` asks the engine."""
+    label: str | None = None
+    """Where it runs, by host name: a node prefers backends that carry its own. None: by the addresses of `url`."""
+    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Name of the node's environment variable with the key that the engine asks for; never the key itself."""
+    options: dict[str, Any] = {}
+    """Of the plug-in, such as `tokenizer`; and `parsers` of any, such as `{"thinking": "qwen3", "tools": "hermes"}`."""
+
+
+class BackendRoutes:
+    """`keep`: called after each change with the engines that are left."""
+
+    def __init__(self, pool: BackendPool, keep: Callable[[Sequence[BackendSpec]], Awaitable[None]]) -> None:
+        self._pool = pool
+        self._keep = keep
+
+    def routes(self) -> list[Route]:
+        one = "/v1/backends/{backend}"
+        return [
+            Route("GET", "/v1/backends", self.all, "The engines behind the node, and how they are.",
+                  answer=list[BackendView]),
+            Route("POST", "/v1/backends", self.add, "Probe a running engine and take it in.", body=BackendRequest,
+                  answer=BackendView, errors=(400, 401, 409, 502, 503)),
+            Route("DELETE", "/v1/backends", self.clear, "Take all away; calls wait for new ones.", query=(_DRAIN,)),
+            Route("GET", one, self.view, "One of them.", answer=BackendView, errors=(400, 401, 404)),
+            Route("DELETE", one, self.remove, "Take it away.", query=(_DRAIN,), errors=(400, 401, 404)),
+        ]  # fmt: skip
+
+    async def all(self, request: web.Request) -> web.StreamResponse:
+        return answer(request, self._pool.views())
+
+    async def view(self, request: web.Request) -> web.StreamResponse:
+        wanted = path_id(request, "backend")
+        found = next((view for view in self._pool.views() if view.backend_id == wanted), None)
+        if found is None:
+            raise NotFound(f"no backend {wanted!r}; GET /v1/backends lists them.")
+        return answer(request, found)
+
+    async def add(self, request: web.Request) -> web.StreamResponse:
+        wanted = await read_record(request, BackendRequest)
+        SUBJECT.set(wanted.url)
+        added = await self._pool.add(wanted.url, wanted.kind, wanted.label, wanted.api_key_env, wanted.options)
+        await self._keep(self._pool.members())
+        return answer(request, added)
+
+    async def remove(self, request: web.Request) -> web.StreamResponse:
+        drain = _DRAIN.read(request)
+        async with self._kept_whatever_becomes_of_it():
+            await self._pool.remove(path_id(request, "backend"), drain=drain)
+        return answer(request, {})
+
+    async def clear(self, request: web.Request) -> web.StreamResponse:
+        drain = _DRAIN.read(request)
+        async with self._kept_whatever_becomes_of_it():
+            await self._pool.clear(drain=drain)
+        return answer(request, {})
+
+    @asynccontextmanager
+    async def _kept_whatever_becomes_of_it(self) -> AsyncGenerator[None]:
+        """A drain may outlast its client: what drains is no member any more, also when nobody waits for its end."""
+        try:
+            yield
+        finally:
+            await self._keep(self._pool.members())
+
+
+_DRAIN = Flag("drain", "0: at once; 1: once its calls have ended.", default=True)

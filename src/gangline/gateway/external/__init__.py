@@ -1,0 +1,4 @@
+"""Sessions of callers that run their agents themselves.
+
+`sessions` opens, finalizes and aborts them, and `store` keeps them over a restart. Start with `sessions`.
+"""

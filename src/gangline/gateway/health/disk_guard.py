@@ -1,0 +1,176 @@
+"""Keeps a reserve on the disk of a node's data folder, which journals, results and often the server's database share.
+
+The reserve is one of space and one of files: a file system that has no inode left takes no file, however empty it is.
+
+Laws
+- Below a reserve no session is leased; those that are here go on.
+- Below half of one the agent whose sandbox takes the most is ended, one after another until there is room again. It is
+  that agent's failure, as is going beyond its own limit, and never that of sessions that take little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from gangline.domain.contracts import Usage
+from gangline.domain.errors import RuntimeFailed
+from gangline.store.journal.log import AttemptKey
+
+__all__ = ["DEFAULT_RESERVE_BYTES", "LITTLE_BYTES", "MAX_SHARE", "RESERVE_FILES", "DiskGuard", "DiskState", "Room"]
+
+log = logging.getLogger("gangline.node")
+
+DEFAULT_RESERVE_BYTES = 2 << 30
+MAX_SHARE = 0.05
+"""Of a small disk, at most so much is reserved."""
+RESERVE_FILES = 100_000
+_LOOK_EVERY_S = 1.0
+LITTLE_BYTES = 64 << 20
+"""A sandbox that takes less is not why a disk is full."""
+LITTLE_FILES = 10_000
+
+
+class Room(NamedTuple):
+    """What ordinary programs may still write to a disk, and its size."""
+
+    free_bytes: int
+    size_bytes: int
+    free_files: int = 1
+    max_files: int = 0
+    """0 where the file system has no fixed number of them."""
+
+
+class DiskState(msgspec.Struct, frozen=True, kw_only=True):
+    """For people."""
+
+    free_bytes: int
+    reserve_bytes: int
+    free_files: int
+    """Files that may still be made."""
+    reserve_files: int
+    """0 where the file system has no fixed number of them."""
+    is_low: bool
+    """Whether no session is leased."""
+
+
+class Evictable(Protocol):
+    """What the guard asks of an attempt."""
+
+    key: AttemptKey
+
+    async def usage(self) -> Usage: ...
+
+    def exceeds(self, usage: Usage) -> str | None:
+        """Why its own limit ends it, if it does."""
+        ...
+
+    async def evict(self, why: str) -> bool:
+        """Whether it was running, and is ended now."""
+        ...
+
+
+class DiskGuard:
+    """`watch` until cancelled."""
+
+    def __init__(
+        self,
+        folder: Path,
+        reserve_bytes: int | None = None,
+        *,
+        room: Callable[[Path], Room] | None = None,
+    ) -> None:
+        """
+        reserve_bytes: None is `DEFAULT_RESERVE_BYTES`, less on a small disk; 0 is no reserve, of files neither.
+        room: None asks the kernel.
+        """
+        self._folder = folder
+        self._ask = room or _asked
+        self._room = self._ask(folder)
+        default = min(DEFAULT_RESERVE_BYTES, int(self._room.size_bytes * MAX_SHARE))
+        self._reserve_bytes = default if reserve_bytes is None else reserve_bytes
+        self._reserve_files = min(RESERVE_FILES, int(self._room.max_files * MAX_SHARE)) if self._reserve_bytes else 0
+        self.is_low = self._is_below(1.0)
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when sessions may be leased again, and when they may not any more."""
+
+    def state(self) -> DiskState:
+        return DiskState(
+            free_bytes=self._room.free_bytes,
+            reserve_bytes=self._reserve_bytes,
+            free_files=self._room.free_files,
+            reserve_files=self._reserve_files,
+            is_low=self.is_low,
+        )
+
+    def _is_below(self, share: float) -> bool:
+        """Whether less than this share of a reserve is left."""
+        return self._lacks_bytes(share) or self._lacks_files(share)
+
+    def _lacks_bytes(self, share: float) -> bool:
+        return self._room.free_bytes < self._reserve_bytes * share
+
+    def _lacks_files(self, share: float) -> bool:
+        return self._room.free_files < self._reserve_files * share
+
+    async def watch(self, attempts: Callable[[], Iterable[Evictable]]) -> None:
+        while True:
+            await self.look(list(attempts()))
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def look(self, attempts: Iterable[Evictable]) -> None:
+        """Once: end whom its own limit ends, and the largest where the disk is nearly full."""
+        try:
+            room = await asyncio.to_thread(self._ask, self._folder)
+        except OSError as error:
+            log.warning("disk.not_measured message=%s", error)
+        else:
+            self._note(room)
+        taken: list[tuple[Usage, Evictable]] = []
+        for attempt in attempts:
+            try:
+                usage = await attempt.usage()
+            except RuntimeFailed:  # gone meanwhile
+                continue
+            if (why := attempt.exceeds(usage)) is not None:
+                await attempt.evict(why)
+            taken.append((usage, attempt))
+        if self._lacks_bytes(0.5):
+            sizes = [(usage.disk_bytes or 0, attempt) for usage, attempt in taken]
+            await self._end_largest(sizes, LITTLE_BYTES, self._room.free_bytes, "bytes")
+        elif self._lacks_files(0.5):
+            sizes = [(usage.files or 0, attempt) for usage, attempt in taken]
+            await self._end_largest(sizes, LITTLE_FILES, self._room.free_files, "files")
+
+    async def _end_largest(self, sizes: list[tuple[int, Evictable]], little: int, free: int, unit: str) -> None:
+        for size, attempt in sorted(sizes, key=lambda pair: pair[0], reverse=True):
+            if size < little:
+                return
+            why = f"the node's disk had {free} {unit} left, and this agent took the most ({size})"
+            if await attempt.evict(why):
+                log.error("disk.ended session=%s attempt=%d used=%d free=%d unit=%s", *attempt.key, size, free, unit)
+                return
+
+    def _note(self, room: Room) -> None:
+        self._room = room
+        was_low, self.is_low = self.is_low, self._is_below(1.0)
+        if self.is_low == was_low:
+            return
+        told = (room.free_bytes, self._reserve_bytes, room.free_files, self._reserve_files)
+        if self.is_low:
+            log.error("disk.low free=%d reserve=%d free_files=%d reserve_files=%d", *told)
+        else:
+            log.info("disk.enough free=%d reserve=%d free_files=%d reserve_files=%d", *told)
+        self.on_change()
+
+
+def _asked(folder: Path) -> Room:
+    """Of the disk where the folder is, or will be. Blocking."""
+    told = os.statvfs(next(path for path in (folder, *folder.parents) if path.exists()))
+    return Room(told.f_bavail * told.f_frsize, told.f_blocks * told.f_frsize, told.f_favail, told.f_files)

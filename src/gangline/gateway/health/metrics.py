@@ -1,0 +1,187 @@
+"""A node's numbers for Prometheus: stages, model calls, tokens, drift, gate, errors, backends.
+
+Counters grow with what happens (completions when they are durable, attempts when they end, errors when they are told
+to an agent); gauges are read at the scrape. Labels are of small fixed sets and backends, never sessions or tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from gangline.domain.completion import Completion
+from gangline.domain.errors import GanglineError
+from gangline.domain.lifecycle import STAGES
+from gangline.domain.node_numbers import NodeNumbers
+from gangline.domain.session import SessionResult
+from gangline.gateway.backends.gate import Gate
+from gangline.gateway.backends.records import BackendView
+from gangline.gateway.health.breaker import BreakerView
+from gangline.telemetry.exposition import LoopLag, counted, exposition, gauge, new_registry
+
+__all__ = ["NodeMetrics", "NodeNow"]
+
+_POOLS = ("init_workers", "ready_slots", "run_slots", "postrun_workers")
+_STAGE_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+_CALL_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
+
+
+class NodeNow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node's gauges show."""
+
+    stages: Mapping[str, int]
+    """stage -> sessions in it."""
+    sizes: Mapping[str, int]
+    """pool -> its size."""
+    num_stuck: int = 0
+    """Sessions that stay longer than their budgets."""
+    breaker: BreakerView = BreakerView(state="closed")
+    num_external: int
+    """Open sessions of agents that run elsewhere."""
+    backends: Sequence[BackendView]
+    gate: Gate
+
+    def troubles(self) -> dict[str, float]:
+        """For the heartbeat: how many sessions hang, and at which boundary the breaker is open."""
+        broken = {} if self.breaker.state == "closed" else {f"breaker_open_{self.breaker.boundary}": 1.0}
+        return {"num_stuck": float(self.num_stuck)} | broken
+
+
+class _Totals(msgspec.Struct):
+    """What the heartbeat tells of the counters below."""
+
+    model_calls: int = 0
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    contexts: int = 0
+    contexts_diverged: int = 0
+    untrainable: int = 0
+
+
+class NodeMetrics:
+    """One for each node; all methods belong to its event loop."""
+
+    def __init__(self) -> None:
+        self._now: NodeNow | None = None
+        self._totals = _Totals()
+        self._registry = registry = new_registry(self._read)
+        self.loop_lag = LoopLag(registry)
+        self._attempts = Counter("gangline_attempts", "Attempts that ended here.", ["outcome"], registry=registry)
+        self._stage_s = Histogram(
+            "gangline_stage_seconds",
+            "How long attempts were in a stage.",
+            ["stage"],
+            buckets=_STAGE_BUCKETS_S,
+            registry=registry,
+        )
+        self._failures = Counter(
+            "gangline_failures", "Attempts that failed, by what broke.", ["boundary", "code"], registry=registry
+        )
+        self._errors = Counter(
+            "gangline_call_errors", "Errors told to agents, by what broke.", ["boundary", "code"], registry=registry
+        )
+        self._calls = Counter("gangline_model_calls", "Model calls kept.", ["dialect", "status"], registry=registry)
+        self._call_s = Histogram(
+            "gangline_model_call_seconds", "From call to record.", buckets=_CALL_BUCKETS_S, registry=registry
+        )
+        self._prompt_tokens = Counter("gangline_prompt_tokens", "Ids of prompts.", registry=registry)
+        self._sampled_tokens = Counter("gangline_sampled_tokens", "Ids sampled.", registry=registry)
+        self._contexts = Counter(
+            "gangline_contexts",
+            "Completions by what their prompt was to the ids before it, and who rendered it.",
+            ["context", "prompt_source"],
+            registry=registry,
+        )
+        self._drift = Counter("gangline_drift", "Contexts that diverged, by cause.", ["cause"], registry=registry)
+        self._untrainable = Counter("gangline_untrainable", "Completions that no row may use.", registry=registry)
+
+    def kept(self, completions: Sequence[Completion]) -> None:
+        """Completions of one call are durable."""
+        totals = self._totals
+        for completion in completions:
+            certificate = completion.certificate
+            if completion.choice_index == 0:
+                num_prompt = completion.prompt_shared + len(completion.prompt_suffix_ids)
+                self._calls.labels(completion.dialect, completion.status).inc()
+                self._call_s.observe(max(0.0, completion.finished_at - completion.started_at))
+                self._prompt_tokens.inc(num_prompt)
+                totals.model_calls += 1
+                totals.prompt_tokens += num_prompt
+            self._sampled_tokens.inc(len(completion.sampled_ids))
+            totals.sampled_tokens += len(completion.sampled_ids)
+            self._contexts.labels(certificate.context, certificate.prompt_source).inc()
+            totals.contexts += 1
+            if certificate.context == "diverged":
+                self._drift.labels(certificate.cause or "unknown").inc()
+                totals.contexts_diverged += 1
+            if certificate.untrainable is not None:
+                self._untrainable.inc()
+                totals.untrainable += 1
+
+    def attempt_ended(self, result: SessionResult) -> None:
+        self._attempts.labels(result.outcome).inc()
+        if result.failure is not None:
+            self._failures.labels(result.failure.boundary, result.failure.code).inc()
+        for timing in result.timings:
+            self._stage_s.labels(timing.stage).observe(max(0.0, timing.ended_at - timing.started_at))
+
+    def error_told(self, error: GanglineError) -> None:
+        """An agent's call was answered with an error."""
+        self._errors.labels(error.boundary, error.code).inc()
+
+    def numbers(self, now: NodeNow) -> NodeNumbers:
+        """For the heartbeat."""
+        gate = now.gate.state
+        return NodeNumbers(
+            **{stage: now.stages[stage] for stage in STAGES},
+            **{pool: int(now.sizes[pool]) for pool in _POOLS},
+            external_sessions=now.num_external,
+            gate_closed=int(gate.is_paused),
+            gate_calls_waiting=gate.num_waiting,
+            calls_in_flight=gate.num_in_flight,
+            policy_version=gate.version,
+            **msgspec.structs.asdict(self._totals),
+        )
+
+    def exposition(self, now: NodeNow) -> bytes:
+        self._now = now
+        return exposition(self._registry)
+
+    def _read(self) -> Iterable[Metric]:
+        if (now := self._now) is None:
+            return
+        gate = now.gate.state
+        yield gauge("gangline_sessions", "Sessions on this node, by stage.", "stage", now.stages)
+        yield gauge("gangline_pool_size", "Sizes of the stages' pools.", "pool", now.sizes)
+        yield GaugeMetricFamily("gangline_stuck_sessions", "Sessions that stay beyond their budgets.", now.num_stuck)
+        yield GaugeMetricFamily(
+            "gangline_breaker_open",
+            "1 while the node's own faults keep it from leasing.",
+            now.breaker.state != "closed",
+        )
+        yield GaugeMetricFamily("gangline_external_sessions", "Open sessions of agents elsewhere.", now.num_external)
+        yield GaugeMetricFamily("gangline_gate_closed", "1 while calls are held for a weight update.", gate.is_paused)
+        yield GaugeMetricFamily("gangline_gate_calls_waiting", "Calls that the gate holds.", gate.num_waiting)
+        yield GaugeMetricFamily("gangline_calls_in_flight", "Calls that an engine answers.", gate.num_in_flight)
+        yield counted("gangline_gate_closed_seconds", "How long the gate was closed in all.", now.gate.closed_s)
+        yield counted("gangline_gate_waited_seconds", "How long calls waited at the gate in all.", now.gate.waited_s)
+        yield counted("gangline_gate_expired", "Gates opened because nobody renewed them.", gate.num_expired_leases)
+        if gate.version is not None:
+            yield GaugeMetricFamily("gangline_policy_version", "Stamped on what is sampled now.", gate.version)
+        yield from _of_backends(now.backends)
+
+
+def _of_backends(backends: Sequence[BackendView]) -> Iterable[Metric]:
+    names = ["backend", "engine"]
+    up = GaugeMetricFamily("gangline_backend_up", "1 while it is healthy.", labels=names)
+    sessions = GaugeMetricFamily("gangline_backend_sessions", "Sessions assigned to it.", labels=names)
+    calls = GaugeMetricFamily("gangline_backend_calls", "Calls in flight.", labels=names)
+    for view in backends:
+        labels = [view.backend_id, view.engine]
+        up.add_metric(labels, view.state == "healthy")
+        sessions.add_metric(labels, view.num_sessions)
+        calls.add_metric(labels, view.num_calls)
+    return up, sessions, calls

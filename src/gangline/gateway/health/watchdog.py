@@ -1,0 +1,133 @@
+"""Finds sessions that stay where their budget should have ended them, and tells where they stand.
+
+A budget cancels work; work that does not hear it (a kill that hangs, a grader's thread, a defect) is found here, told
+once for each place it hangs at, and left alone: what it holds is ended by a cancel of the session, or with the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+import gangline
+from gangline.domain.lifecycle import Stage
+from gangline.store.journal.log import AttemptKey
+
+__all__ = ["Stuck", "Watchdog", "session_task", "where_tasks_wait"]
+
+log = logging.getLogger("gangline.node")
+
+_T = TypeVar("_T")
+_MAX_FRAMES = 6
+_PACKAGE = Path(gangline.__file__).parent
+
+
+class Watched(Protocol):
+    """What the watchdog asks of an attempt."""
+
+    key: AttemptKey
+
+    @property
+    def stage(self) -> Stage: ...
+
+    @property
+    def since(self) -> float: ...
+
+    def overdue_s(self) -> float | None: ...
+
+
+class Stuck(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that should have gone on."""
+
+    session_id: str
+    attempt: int
+    stage: Stage
+    since: float
+    """When it came there. Unix time, UTC, seconds."""
+    overdue_s: float
+    """For how long its budget has been over."""
+    waits_at: dict[str, list[str]]
+    """Each of its tasks -> the innermost frames, the last one the innermost."""
+
+
+class Watchdog:
+    """`look` from time to time. margin_s: how long a session may be late before it is told."""
+
+    def __init__(self, margin_s: float = 60.0) -> None:
+        self._margin_s = margin_s
+        self._stuck: dict[tuple[AttemptKey, Stage, float], Stuck] = {}
+
+    @property
+    def stuck(self) -> list[Stuck]:
+        """Those of the last look."""
+        return list(self._stuck.values())
+
+    def look(self, attempts: Iterable[Watched]) -> None:
+        """Tell of those that are late and were not told before."""
+        late: dict[tuple[AttemptKey, Stage, float], Stuck] = {}
+        for attempt in attempts:
+            overdue_s = attempt.overdue_s()
+            if overdue_s is None or overdue_s <= self._margin_s:
+                continue
+            place = (attempt.key, attempt.stage, attempt.since)
+            late[place] = found = _standing(attempt, overdue_s)
+            if place not in self._stuck:
+                log.error(
+                    "session.stuck session=%s attempt=%d stage=%s since=%.3f overdue_s=%.0f waits_at=%s",
+                    *(*attempt.key, found.stage, found.since, found.overdue_s, found.waits_at),
+                )
+        self._stuck = late
+
+
+def _standing(attempt: Watched, overdue_s: float) -> Stuck:
+    return Stuck(
+        session_id=attempt.key.session_id,
+        attempt=attempt.key.attempt,
+        stage=attempt.stage,
+        since=attempt.since,
+        overdue_s=round(overdue_s, 1),
+        waits_at=where_tasks_wait(f"session.{attempt.key.session_id}"),
+    )
+
+
+def session_task(session_id: str, work_name: str, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+    """Start a task of a session under a name by which `where_tasks_wait` finds it."""
+    return asyncio.create_task(work, name=f"session.{session_id} {work_name}")
+
+
+def where_tasks_wait(name: str) -> dict[str, list[str]]:
+    """The task of that name, and those named after it (`NAME what`), each with where it stands."""
+    tasks = {task.get_name(): task for task in asyncio.all_tasks()}
+    return {
+        told: [_told(code, line) for code, line in _frames(task.get_coro())[-_MAX_FRAMES:]]
+        for told, task in sorted(tasks.items())
+        if told == name or told.startswith(f"{name} ")
+    }
+
+
+def _frames(awaitable: Any) -> list[tuple[CodeType, int]]:
+    """Where a suspended coroutine stands, and those it awaits, outermost first."""
+    found: list[tuple[CodeType, int]] = []
+    while awaitable is not None:
+        frame: FrameType | None = _first_of(awaitable, "cr_frame", "gi_frame", "ag_frame")
+        if frame is not None:
+            found.append((frame.f_code, frame.f_lineno))
+        awaitable = _first_of(awaitable, "cr_await", "gi_yieldfrom", "ag_await")
+    return found
+
+
+def _first_of(awaitable: Any, *names: str) -> Any:
+    """The attribute by which it goes here: coroutines, generators and asynchronous generators name it differently."""
+    return next((getattr(awaitable, name) for name in names if hasattr(awaitable, name)), None)
+
+
+def _told(code: CodeType, line: int) -> str:
+    path = Path(code.co_filename)
+    shown = path.relative_to(_PACKAGE) if path.is_relative_to(_PACKAGE) else path.name
+    return f"{shown}:{line} {code.co_qualname}"

@@ -1,0 +1,287 @@
+"""One attempt at one session: the runtime starts, the harness runs, traces are built, the outcome is graded.
+
+Laws
+- Whatever happens, the runtime is stopped, the session's key is dead and the result says at which boundary it broke.
+- Budgets count a stage's own time. Waiting for a pool, or being held by the gate, counts against none of them.
+- When RUN ends, everything is fenced and killed before POSTRUN begins: see `harness_run`.
+- A reward is given by the evaluator or not at all: see `postrun`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from gangline import plugins
+from gangline.domain.completion import Completion
+from gangline.domain.contracts import HarnessContext, Usage
+from gangline.domain.errors import NodeError, RuntimeFailed
+from gangline.domain.ids import new_secret
+from gangline.domain.lifecycle import Stage
+from gangline.domain.session import Lease, SessionResult, StageTiming
+from gangline.domain.task import TaskRequest
+from gangline.gateway.calls.session import ModelSession
+from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.gateway.sessions.adoption import RESTARTED, AttemptNote, LastingHandle, RunEnd
+from gangline.gateway.sessions.failures import failure_of, log_failed
+from gangline.gateway.sessions.grading import within
+from gangline.gateway.sessions.harness_run import HarnessRun, Prepared, over_limit
+from gangline.gateway.sessions.parts import NodeParts
+from gangline.gateway.sessions.postrun import Graded, Postrun
+from gangline.gateway.sessions.sandboxes import Sandboxes
+from gangline.gateway.sessions.stages import StageClock
+from gangline.store.journal.log import AttemptKey, AttemptOpened
+
+__all__ = ["Attempt"]
+
+log = logging.getLogger("gangline.node")
+
+_STOP_S = 30.0
+"""Seconds that tearing a runtime down should take."""
+
+
+class Attempt:
+    """Run with `live()`, once. Cancelling it (a cancelled session, a lost lease) leaves nothing behind."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        parts: NodeParts,
+        *,
+        adopted: tuple[AttemptNote, LastingHandle] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`adopted`: what an earlier life of the node left of the attempt; see `Attempt.adopted`."""
+        self.lease = lease
+        self.key = AttemptKey(lease.session_id, lease.attempt)
+        self.stages = StageClock(self.key, clock)
+        self._parts = parts
+        self._task = TaskRequest.model_validate(lease.task)
+        self._adopted = adopted
+        self._sandboxes = Sandboxes(lease, self._task, parts, None if adopted is None else adopted[1])
+        self._session: ModelSession | None = None
+        self._run: HarnessRun | None = None
+
+    @classmethod
+    async def adopted(cls, note: AttemptNote, handle: LastingHandle, parts: NodeParts) -> Attempt:
+        """An attempt of an earlier life of this node; its session answers calls when this returns."""
+        attempt = cls(note.lease, parts, adopted=(note, handle))
+        attempt.stages.go_on("run" if note.ended is None else "postrun", note.entered_at, note.timings)
+        if note.ended is None:
+            session = attempt._open_session(note.key_digest, await parts.journal.read(attempt.key))
+            session.failures.node = RESTARTED
+        log.info("session.adopted session=%s attempt=%d stage=%s", *attempt.key, attempt.stage)
+        return attempt
+
+    async def live(self) -> SessionResult:
+        """All four stages. Raises only CancelledError."""
+        try:
+            end = await self._reach_end()
+            self.stages.move("postrun")
+            if end.outcome == "infra_error":
+                await self._sandboxes.drop_grader()
+            else:
+                await self._sandboxes.settle()
+            async with self._parts.pools.postrun:
+                with self.stages.within("postrun", self._task.evaluation_timeout_seconds):
+                    graded = await self.grade(end)
+            return self._result(end, graded)
+        finally:
+            self.stages.move("postrun", _STOP_S)
+            await _uncancelled(self._clean())
+            self.stages.move("postrun")
+
+    # -- the node's view -----------------------------------------------------------------------------------------
+
+    @property
+    def stage(self) -> Stage:
+        return self.stages.stage
+
+    @property
+    def since(self) -> float:
+        """When it came to this stage, or began to work at it. Unix time, UTC, seconds."""
+        return self.stages.since
+
+    def overdue_s(self) -> float | None:
+        """Seconds since its present work should have ended, by its budget; None while it waits."""
+        return self.stages.overdue_s(0.0 if self._session is None else self._session.meter.held_s)
+
+    def tell_spent(self) -> None:
+        """Pass on to the node's next life how much of RUN's budget is used."""
+        if self._run is not None:
+            self._run.tell_spent()
+
+    async def evict(self, why: str) -> bool:
+        """End an agent that took too much of the machine. Returns whether it was running."""
+        return self.stage == "run" and self._run is not None and await self._run.evict(why)
+
+    async def usage(self) -> Usage:
+        """Resource use of the agent's sandbox. Raises: RuntimeFailed when it is gone."""
+        agent = self._sandboxes.agent
+        return Usage(disk_bytes=None) if agent is None else await agent.usage()
+
+    def exceeds(self, usage: Usage) -> str | None:
+        """Why the agent's own limit ends it, if it does."""
+        return over_limit(usage, self._task.runtime.limits)
+
+    # -- INIT and RUN --------------------------------------------------------------------------------------------
+
+    async def _reach_end(self) -> RunEnd:
+        """The end of RUN. An error is one too. Raises only CancelledError."""
+        if self._adopted is not None and (ended := self._adopted[0].ended) is not None:
+            self.stages.add(StageTiming("run", self._adopted[0].entered_at, ended.ended_at))
+            return ended
+        try:
+            prepared = await self.prepare()
+            async with self._place_in_run(prepared):
+                end = await self.run(prepared)
+        except Exception as error:
+            failure = failure_of(error, self.lease.session_id)
+            end = RunEnd(
+                outcome="infra_error", failure=failure, harness_exit=None, artifacts={}, ended_at=self.stages.now()
+            )
+        if end.outcome == "infra_error" and end.failure is not None:
+            log_failed(self.key, self.stage, end.failure)
+        return end
+
+    async def prepare(self) -> Prepared:
+        """INIT: the agent's sandbox, its session and its harness, begun here or by an earlier life of the node.
+
+        Raises: NodeError, RuntimeFailed, StoreError, and what plug-ins raise.
+        """
+        if self._adopted is not None:
+            assert self._session is not None
+            note, handle = self._adopted
+            harness = plugins.make_harness(self._task.agent.harness, self._task.agent.settings)
+            return Prepared(
+                handle=handle,
+                session=self._session,
+                harness=harness,
+                launch=None,
+                spent_s=handle.spent_s,
+                since=note.entered_at,
+            )
+        self._refuse_taken_id()
+        await self._parts.journal.open_attempt(AttemptOpened(*self.key, self.lease.task_id, self.lease.fence))
+        budget_s = self._task.init_timeout_seconds
+        async with self._parts.pools.init:
+            with self.stages.within("init", budget_s):
+                out_of_time = RuntimeFailed(f"INIT ran out of its budget of {budget_s:g} s")
+                return await within(budget_s, self._prepared(), out_of_time)
+
+    async def run(self, prepared: Prepared) -> RunEnd:
+        """RUN: the harness's work. Raises: RuntimeFailed, and what an agent in the node's process raises."""
+        budget_s = self._task.timeout_seconds - prepared.spent_s
+        with self.stages.within("run", budget_s, prepared.since):
+            self._sandboxes.prewarm()
+            self._run = HarnessRun(prepared, self._task, self._note, self.stages.now)
+            return await self._run.ended()
+
+    @asynccontextmanager
+    async def _place_in_run(self, prepared: Prepared) -> AsyncGenerator[None]:
+        """Wait in READY for a place in RUN, and keep it. A harness that runs already had one, and waits for none."""
+        places = self._parts.pools.run
+        async with AsyncExitStack() as place:
+            if prepared.launch is not None:
+                with self.stages.within("ready"):
+                    await place.enter_async_context(places)
+            elif places.num_free > 0:
+                await place.enter_async_context(places)
+            yield
+
+    def _note(self, ended: RunEnd | None) -> AttemptNote:
+        """State for the node's next life."""
+        assert self._session is not None
+        return AttemptNote(
+            lease=self.lease,
+            key_digest=self._session.key_digest,
+            timings=self.stages.timings,
+            entered_at=self.since,
+            ended=ended,
+        )
+
+    def _refuse_taken_id(self) -> None:
+        """Raises: NodeError when a caller's own session has the id here; another node may still take the lease."""
+        if self._parts.serves(self.lease.session_id):
+            raise NodeError(f"a session of its caller's own has the id {self.lease.session_id!r} open on this node.")
+
+    async def _prepared(self) -> Prepared:
+        task, parts = self._task, self._parts
+        handle = await self._sandboxes.start("agent")
+        session = self._open_session(new_secret("gls"))
+        harness = plugins.make_harness(task.agent.harness, task.agent.settings)
+        context = HarnessContext(
+            session_id=self.lease.session_id,
+            task_id=self.lease.task_id,
+            instruction=task.instruction,
+            model=task.agent.model_name or parts.model,
+            base_url=f"{handle.proxy_url or ''}/s/{self.lease.session_id}",
+            node_url=f"http://127.0.0.1:{parts.proxy_port}/s/{self.lease.session_id}",
+            api_key=session.key,
+            runtime=handle,
+            env=task.agent.env,
+            max_turns=task.agent.max_turns,
+            mcp_servers=task.agent.mcp_servers,
+            skills=task.agent.skills,
+        )
+        return Prepared(handle=handle, session=session, harness=harness, launch=await harness.prepare(context))
+
+    def _open_session(self, key: str | bytes, completions: Sequence[Completion] = ()) -> ModelSession:
+        agent = self._task.agent
+        spec = SessionSpec(
+            session_id=self.lease.session_id,
+            task_id=self.lease.task_id,
+            attempt=self.lease.attempt,
+            key=key,
+            capture=self._task.capture,
+            sample_index=self.lease.sample_index,
+            max_turns=agent.max_turns,
+            max_sampled_tokens=agent.max_sampled_tokens,
+        )
+        self._session = self._parts.open_session(spec, completions)
+        return self._session
+
+    # -- POSTRUN -------------------------------------------------------------------------------------------------
+
+    async def grade(self, end: RunEnd) -> Graded:
+        """POSTRUN: the traces, and the reward. Raises only CancelledError."""
+        return await Postrun(self.lease, self._task, self._parts, self._sandboxes, self.stages).graded(end)
+
+    def _result(self, end: RunEnd, graded: Graded) -> SessionResult:
+        agent = self._sandboxes.agent
+        return SessionResult(
+            session_id=self.lease.session_id,
+            task_id=self.lease.task_id,
+            node_id=self._parts.node_id,
+            attempt=self.lease.attempt,
+            fence=self.lease.fence,
+            outcome=graded.outcome,
+            failure=graded.failure,
+            reward=graded.reward,
+            reward_details=graded.details,
+            harness_exit=end.harness_exit,
+            trajectory=graded.trajectory,
+            completions=graded.completions,
+            timings=self.stages.timings,
+            artifacts=graded.artifacts,
+            limits={} if agent is None else agent.limits(),
+        )
+
+    async def _clean(self) -> None:
+        if self._session is not None:
+            await self._session.fence("the session has ended")
+            self._parts.close_session(self.lease.session_id)
+        await self._sandboxes.stop()
+
+
+async def _uncancelled(work: Awaitable[None]) -> None:
+    """Finish `work` even when the caller is cancelled meanwhile; then let the cancellation on."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise

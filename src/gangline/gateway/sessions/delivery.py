@@ -1,0 +1,99 @@
+"""Results on their way to the server: on the disk before the first try, gone from it only when the server has them.
+
+A node that dies between finishing a session and reporting it reports it after its restart. A server that is down, or
+whose disk is full, is asked again until it answers. A result that comes too late (its lease was lost) stays
+in `refused/`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from gangline.client.server import ServerClient
+from gangline.domain.errors import GanglineError, LeaseLost, NotFound
+from gangline.domain.session import SessionResult
+from gangline.domain.tokens import decode_msgpack, encode_msgpack
+from gangline.durable import remove_unfinished, write_whole
+from gangline.gateway.sessions.hooks import Hooks
+from gangline.private import make_private_folder
+from gangline.store.journal.log import AttemptKey, Journal
+
+__all__ = ["Delivery"]
+
+log = logging.getLogger("gangline.node")
+
+_LONGEST_WAIT_S = 10.0
+
+
+class Delivery:
+    def __init__(self, folder: Path, client: ServerClient, journal: Journal, hooks: Hooks | None = None) -> None:
+        make_private_folder(folder)
+        remove_unfinished(folder)
+        self._hooks = hooks or Hooks()
+        self._folder = folder
+        self._client = client
+        self._journal = journal
+
+    async def deliver(self, result: SessionResult) -> None:
+        """Returns when the server has stored the result, or has said that it wants it no more."""
+        path = self._folder / f"{result.session_id}.{result.attempt}.msgpack"
+        data = await asyncio.to_thread(_saved, path, result)
+        await self._hooks.run(result)
+        await self._post(result, data, path)
+
+    def leftover(self) -> list[AttemptKey]:
+        """Attempts whose finished results an earlier life of this node did not deliver."""
+        return [self._key(path) for path in sorted(self._folder.glob("*.msgpack"))]
+
+    async def deliver_leftover(self, key: AttemptKey) -> None:
+        path = self._folder / f"{key.session_id}.{key.attempt}.msgpack"
+        data = await asyncio.to_thread(path.read_bytes)
+        result = decode_msgpack(data, SessionResult)
+        await self._post(result, data, path)  # first: its lease runs out
+        await self._hooks.run(result)
+
+    @staticmethod
+    def _key(path: Path) -> AttemptKey:
+        session_id, attempt = path.stem.rsplit(".", 1)
+        return AttemptKey(session_id, int(attempt))
+
+    async def _post(self, result: SessionResult, data: bytes, path: Path) -> None:
+        wait_s = 0.2
+        while True:
+            try:
+                await self._client.post_result(result, data)
+                log.info("result.delivered session=%s attempt=%d", result.session_id, result.attempt)
+                break
+            except (LeaseLost, NotFound) as error:
+                log.warning("result.refused session=%s attempt=%d message=%s", result.session_id, result.attempt, error)
+                await asyncio.to_thread(_set_aside, path)
+                break
+            except GanglineError as error:
+                if not error.retryable:
+                    log.error("result.kept file=%s message=%s", path, error)
+                    return
+                log.warning("result.retried session=%s in_s=%.1f message=%s", result.session_id, wait_s, error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
+        await self._journal.close_attempt(AttemptKey(result.session_id, result.attempt))
+        await asyncio.to_thread(path.unlink, missing_ok=True)
+
+
+def _set_aside(path: Path) -> None:
+    """A late result is nobody's any more, but what was sampled is not thrown away."""
+    refused = path.parent / "refused"
+    make_private_folder(refused)
+    if path.exists():
+        path.replace(refused / path.name)
+
+
+def _saved(path: Path, result: SessionResult) -> bytes:
+    """The result's MessagePack, on the disk if there is room."""
+    data = encode_msgpack(result)
+    try:
+        write_whole(path, data)
+    except OSError as error:  # the server may still have room for it; the journal has the completions
+        log.error("result.not_saved_locally session=%s message=%s", result.session_id, error)
+    return data

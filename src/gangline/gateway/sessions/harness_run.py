@@ -1,0 +1,199 @@
+"""RUN of one attempt: the harness at work, until it ends or its budget, a limit or the node's disk ends it.
+
+When RUN ends, for whatever reason: first the session's key is fenced, then every process of the sandbox is killed. So
+nothing is sampled or written while a session is graded, and what was sampled before is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+
+from gangline.domain.contracts import AgentRun, ExecResult, Harness, Launch, Logged, RuntimeHandle, Usage
+from gangline.domain.errors import Failure, GanglineError, RuntimeFailed
+from gangline.domain.lifecycle import Outcome
+from gangline.domain.session import HarnessExit
+from gangline.domain.task import LimitsSpec, TaskRequest
+from gangline.gateway.calls.session import ModelSession
+from gangline.gateway.health.watchdog import session_task
+from gangline.gateway.sessions.adoption import AttemptNote, RunClock, RunEnd, annotate, rejoin, run_harness, tell_spent
+from gangline.gateway.sessions.failures import failure_of
+from gangline.gateway.sessions.harness_logs import collect_logs
+from gangline.gateway.sessions.sandboxes import describe_end
+
+__all__ = ["HarnessRun", "Prepared", "over_limit"]
+
+MAX_LOG_BYTES = 256 << 10
+_KILL_GRACE_S = 15.0
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt that is ready for RUN."""
+
+    handle: RuntimeHandle
+    """The agent's sandbox."""
+    session: ModelSession
+    harness: Harness
+    launch: Launch | AgentRun | None
+    """None: the harness runs already, begun by an earlier life of the node."""
+    spent_s: float = 0.0
+    """Seconds of RUN's budget that the earlier life used."""
+    since: float | None = None
+    """When the earlier life entered RUN; Unix time, UTC, seconds."""
+
+
+class HarnessRun:
+    """Run with `ended()`, once."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        task: TaskRequest,
+        note: Callable[[RunEnd | None], AttemptNote],
+        now: Callable[[], float],
+    ) -> None:
+        """
+        note: makes the note for the node's next life; given None while the harness runs.
+        now: Unix time, UTC, seconds.
+        """
+        self._prepared = prepared
+        self._task = task
+        self._note = note
+        self._now = now
+        self._clock = RunClock(prepared.session.meter, prepared.spent_s)
+        self._evicted: Failure | None = None
+        """Why the harness was ended for its use of the machine."""
+
+    async def ended(self) -> RunEnd:
+        """Run the harness to its end. Raises: RuntimeFailed, and what an agent in the node's process raises."""
+        handle, harness = self._prepared.handle, self._prepared.harness
+        result = await self._executed()
+        await self._note_usage()
+        logs = await collect_logs(handle, harness.logs) if isinstance(harness, Logged) else {}
+        verdict = self._verdict(result)
+        end = RunEnd(
+            outcome=verdict.outcome,
+            failure=verdict.failure,
+            harness_exit=verdict.exit,
+            artifacts=logs | {"harness.stdout": result.stdout, "harness.stderr": result.stderr},
+            ended_at=self._now(),
+        )
+        try:
+            await annotate(handle, self._note(end))
+        except GanglineError as error:
+            return msgspec.structs.replace(end, outcome="infra_error", failure=error.failure())
+        return end
+
+    async def evict(self, why: str) -> bool:
+        """End a harness that took too much of the machine. It is the agent's failure, and is graded like others.
+
+        Returns whether this ended it.
+        """
+        if self._evicted is not None:
+            return False
+        self._evicted = _disk_limit(why)
+        with suppress(RuntimeFailed):  # gone already
+            await self._prepared.handle.kill()
+        return True
+
+    def tell_spent(self) -> None:
+        """Pass on to the node's next life how much of RUN's budget is used."""
+        tell_spent(self._prepared.handle, self._clock.spent_s)
+
+    async def _executed(self) -> ExecResult:
+        """The command's result; its output until then, where something else ended it."""
+        handle, session = self._prepared.handle, self._prepared.session
+        execution = session_task(session.session_id, "command", self._execute())
+        limit = asyncio.create_task(session.limit_reached.wait())
+        budget = asyncio.create_task(session.meter.elapse(self._task.timeout_seconds - self._prepared.spent_s))
+        is_over = False
+        try:
+            await asyncio.wait({execution, limit, budget}, return_when=asyncio.FIRST_COMPLETED)
+            result = execution.result() if execution.done() else None
+            is_over = not execution.done() and (budget.done() or limit.done())
+        finally:
+            limit.cancel()
+            budget.cancel()
+            if not is_over:
+                execution.cancel()
+            await session.fence("the session has ended")
+            if not execution.done():  # what the kill makes of it would be mistaken for its own end
+                await annotate(handle, None)
+            await handle.kill()
+            # What it wrote until then is kept where its budget or a limit ended it; the kill has ended it already.
+            await asyncio.wait({execution}, timeout=_KILL_GRACE_S)
+            execution.cancel()
+            await asyncio.wait({execution, limit, budget})
+        return result or _cut_short(execution)
+
+    async def _execute(self) -> ExecResult:
+        if self._prepared.launch is None:
+            return await rejoin(self._prepared.handle)
+        return await run_harness(self._prepared.handle, self._prepared.launch, self._note(None), MAX_LOG_BYTES)
+
+    async def _note_usage(self) -> None:
+        """Whether the runtime itself ended the harness for its use of the disk."""
+        with suppress(RuntimeFailed):
+            usage = await self._prepared.handle.usage()
+            if self._evicted is None and (why := over_limit(usage, self._task.runtime.limits)) is not None:
+                self._evicted = _disk_limit(why)
+
+    def _verdict(self, result: ExecResult) -> _Verdict:
+        """Outcome of RUN. A limit is an outcome, whatever the harness made of the refused call."""
+        if self._evicted is not None:
+            ended = HarnessExit(exit_code=result.exit_code, signal=result.signal)
+            return _Verdict("agent_error", self._evicted, ended)
+        if self._prepared.session.limit is not None:
+            return _Verdict(self._prepared.session.limit, None, HarnessExit(exit_code=None))
+        outcome, failure = self._judged(result)
+        ended = HarnessExit(exit_code=result.exit_code, signal=result.signal, timed_out=result.timed_out)
+        return _Verdict(outcome, failure, ended)
+
+    def _judged(self, result: ExecResult) -> tuple[Outcome, Failure | None]:
+        session = self._prepared.session
+        try:
+            verdict = self._prepared.harness.judge(result)
+        except Exception as error:  # a plug-in's
+            return "infra_error", failure_of(error, session.session_id)
+        broken = session.failures.broken
+        if verdict.ok and not result.timed_out:
+            return "completed", None
+        if broken is not None:
+            return "infra_error", broken  # the harness could not work: we failed it
+        if result.timed_out:
+            return "agent_timeout", None
+        if session.failures.node is not None:
+            return "infra_error", session.failures.node  # it gave up on the call that died with us
+        reason = verdict.reason or f"the harness {describe_end(result)}"
+        return "agent_error", Failure(boundary="harness", code="harness_failed", message=reason, retryable=False)
+
+
+class _Verdict(NamedTuple):
+    outcome: Outcome
+    failure: Failure | None
+    exit: HarnessExit
+
+
+def over_limit(usage: Usage, limits: LimitsSpec) -> str | None:
+    """Why the agent's own limit ends it, if it does."""
+    if usage.exceeded is None:
+        return None
+    limit = getattr(limits, usage.exceeded)
+    return f"the agent's files took more than limits.{usage.exceeded} ({limit}) allows"
+
+
+def _disk_limit(why: str) -> Failure:
+    return Failure(boundary="harness", code="disk_limit", message=why, retryable=False)
+
+
+def _cut_short(execution: asyncio.Task[ExecResult]) -> ExecResult:
+    """Result of a command that was killed when its budget had ended, or a limit was reached."""
+    said = ExecResult(exit_code=None, timed_out=True)
+    if execution.cancelled() or execution.exception() is not None:
+        return said
+    result = execution.result()
+    return msgspec.structs.replace(said, stdout=result.stdout, stderr=result.stderr, duration_s=result.duration_s)

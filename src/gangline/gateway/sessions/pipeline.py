@@ -1,0 +1,356 @@
+"""A node's sessions: leased while there is room, run, delivered; leases kept alive, cancelled ones dropped at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+
+from gangline.client.server import ServerClient
+from gangline.domain.errors import GanglineError, LeaseLost, NodeIdTaken, NotFound, TooManyFiles
+from gangline.domain.lifecycle import STAGES, Stage
+from gangline.domain.session import Heartbeat, Lease, SessionResult
+from gangline.gateway.external.sessions import is_external
+from gangline.gateway.health.breaker import Breaker
+from gangline.gateway.health.disk_guard import DiskGuard
+from gangline.gateway.health.metrics import NodeNow
+from gangline.gateway.health.watchdog import Watchdog
+from gangline.gateway.sessions.adoption import RESTARTED
+from gangline.gateway.sessions.attempt import Attempt
+from gangline.gateway.sessions.delivery import Delivery
+from gangline.gateway.sessions.parts import NodeParts
+from gangline.gateway.sessions.renewals import Renewals
+from gangline.store.journal.log import AttemptKey, AttemptOpened
+from gangline.telemetry.logs import stays_session_in_logs
+
+__all__ = ["Pipeline", "one_error"]
+
+log = logging.getLogger("gangline.node")
+
+_JOIN_S = 10.0
+
+_LeaseKey = tuple[str, int]
+"""(session id, fence): a session that was lost and leased again is another lease."""
+
+
+@asynccontextmanager
+async def one_error() -> AsyncGenerator[None]:
+    """The first of a group says why the node ends; the group's other tasks were cancelled by it."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from group
+
+
+class Pipeline:
+    """`run()` until cancelled, then `close()`: what still ran goes back to the server unharmed. After `drain()`, `run`
+    returns when the last session has ended."""
+
+    def __init__(
+        self,
+        parts: NodeParts,
+        client: ServerClient,
+        delivery: Delivery,
+        *,
+        url: str,
+        identity: str = "",
+        num_external: Callable[[], int] = int,
+        breaker: Breaker | None = None,
+        watchdog: Watchdog | None = None,
+        disk: DiskGuard | None = None,
+        heartbeat_s: float = 3.0,
+        lease_wait_s: float = 20.0,
+    ) -> None:
+        """
+        identity: of the node's data folder.
+        num_external: open sessions of agents elsewhere, for the heartbeat.
+        """
+        self._parts = parts
+        self._client = client
+        self._delivery = delivery
+        self._url = url
+        self._identity = identity
+        self._num_external = num_external
+        self._breaker = breaker or Breaker()
+        self._watchdog = watchdog or Watchdog()
+        self._disk = disk or DiskGuard(parts.runtimes_folder)
+        self._heartbeat_s = heartbeat_s
+        self._renewals = Renewals(client, every_s=heartbeat_s)
+        self._lease_wait_s = lease_wait_s
+        self._attempts: dict[_LeaseKey, Attempt] = {}
+        self._tasks: dict[_LeaseKey, asyncio.Task[None]] = {}
+        self._left: dict[str, int] = {}
+        """session id -> fence, of an earlier life's attempts that the server has not heard the end of."""
+        self._room = asyncio.Event()
+        self._disk.on_change = self._room.set
+        self._num_ended = 0
+        self._draining = asyncio.Event()
+
+    async def join(self) -> None:
+        """Let the server know of this node, before `adopt` and `run`; a server that is down hears of it later.
+
+        Raises: NodeIdTaken when a node of another data folder has its id.
+        """
+        self._left = {opened.session_id: opened.fence for opened in self._unclosed()}
+        try:
+            async with asyncio.timeout(_JOIN_S):
+                await self._beat_once()
+        except TimeoutError:
+            log.warning("heartbeat.failed wait_s=%g: the server did not answer", _JOIN_S)
+
+    async def run(self) -> None:
+        """Raises: as `join`, when another node took the id while this one was not heard."""
+        self._renewals.start()
+        try:
+            await self._run()
+        finally:
+            await self._renewals.stop()
+        log.info("node.drained node=%s", self._parts.node_id)
+
+    async def _run(self) -> None:
+        async with one_error(), asyncio.TaskGroup() as group:
+            recovering = group.create_task(self._recover())
+            beating = group.create_task(self._beat())
+            guarding = group.create_task(self._disk.watch(self._attempts.values))
+            pulling = group.create_task(self._pull_after(recovering))
+            await self._draining.wait()
+            pulling.cancel()
+            await asyncio.wait({pulling, recovering})
+            while self._tasks:
+                await asyncio.wait(self._tasks.values())
+            beating.cancel()
+            guarding.cancel()
+        await self._beat_once()
+
+    def drain(self) -> None:
+        """Lease no more; what is here goes on to its end. Idempotent."""
+        if not self._draining.is_set():
+            log.info("node.draining node=%s sessions=%d", self._parts.node_id, len(self._attempts))
+            self._draining.set()
+
+    def adopt(self, attempts: Iterable[Attempt]) -> None:
+        """Go on with attempts of an earlier life of this node; before `run`."""
+        for attempt in attempts:
+            self._begin(attempt)
+
+    async def close(self) -> None:
+        """Stop every attempt and give its lease back. Idempotent."""
+        running = dict(self._tasks)
+        log.info("node.stopping sessions=%d: they are given back", len(running))
+        for task in running.values():
+            task.cancel()
+        if running:
+            await asyncio.wait(running.values())
+
+    def status(self) -> dict[str, Any]:
+        """For people and for the heartbeat."""
+        return {
+            "node_id": self._parts.node_id,
+            "model": self._parts.model,
+            "stages": self._num_in_stages(),
+            "sizes": self._parts.pools.sizes.model_dump(),
+            "num_ended": self._num_ended,
+            "draining": self._draining.is_set(),
+            "breaker": self._breaker.view(),
+            "stuck": self._watchdog.stuck,
+            "disk": self._disk.state(),
+        }
+
+    def _num_in_stages(self) -> dict[str, int]:
+        stages = [attempt.stage for attempt in self._attempts.values()]
+        return {stage: stages.count(stage) for stage in STAGES}
+
+    def now(self) -> NodeNow:
+        """For metrics and for the heartbeat."""
+        return NodeNow(
+            stages=self._num_in_stages(),
+            sizes=self._parts.pools.sizes.model_dump(),
+            num_stuck=len(self._watchdog.stuck),
+            breaker=self._breaker.view(),
+            num_external=self._num_external(),
+            backends=self._parts.backends.views(),
+            gate=self._parts.gate,
+        )
+
+    # -- leasing -------------------------------------------------------------------------------------------------
+
+    def _free_places(self) -> int:
+        stages = self._num_in_stages()
+        if self._disk.is_low:
+            return 0
+        free = self._parts.pools.num_free(stages["init"], stages["ready"], len(self._attempts))
+        return self._breaker.allowed(free)
+
+    async def _until_room(self) -> None:
+        """Until a session moved on, or the breaker's pause is over."""
+        self._room.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._breaker.wait_s() or None):
+                await self._room.wait()
+
+    async def _pull(self) -> None:
+        while True:
+            while (free := self._free_places()) <= 0:
+                await self._until_room()
+            try:
+                leases = await self._client.lease(
+                    self._parts.node_id,
+                    url=self._url,
+                    max_sessions=free,
+                    wait_s=self._lease_wait_s,
+                    identity=self._identity,
+                )
+            except GanglineError as error:
+                log.warning("lease.failed message=%s", error)
+                await asyncio.sleep(1.0)
+                continue
+            allowed = 0 if self._disk.is_low else self._breaker.allowed(len(leases))  # it may have opened meanwhile
+            for lease in leases[:allowed]:
+                self._start(lease)
+            for lease in leases[allowed:]:
+                await self._release(lease)
+
+    def _start(self, lease: Lease) -> None:
+        log.info("session.leased session=%s attempt=%d", lease.session_id, lease.attempt)
+        self._begin(Attempt(lease, self._parts))
+
+    def _begin(self, attempt: Attempt) -> None:
+        attempt.stages.on_change = self._room.set
+        lease = attempt.lease
+        key = (lease.session_id, lease.fence)
+        self._breaker.taken(key)
+        older = [task for (session_id, _), task in self._tasks.items() if session_id == lease.session_id]
+        self._attempts[key] = attempt
+        self._tasks[key] = asyncio.create_task(self._live(attempt, older), name=f"session.{lease.session_id}")
+        self._tasks[key].add_done_callback(lambda done: self._ended(key, done))
+
+    async def _live(self, attempt: Attempt, older: list[asyncio.Task[None]]) -> None:
+        """One lease to its end. `older`: what still runs under lost leases of the session; it goes first."""
+        stays_session_in_logs(attempt.lease.session_id)
+        try:
+            for task in older:
+                task.cancel()
+            await asyncio.gather(*older, return_exceptions=True)
+            result = await attempt.live()
+        except asyncio.CancelledError:
+            if await self._release(attempt.lease):
+                await self._parts.journal.close_attempt(attempt.key)  # nobody asks for it any more
+            raise
+        self._breaker.ended((attempt.lease.session_id, attempt.lease.fence), result)
+        if result.failure is not None and result.failure.code == TooManyFiles.code:
+            await self._give_back(attempt)
+            return
+        self._parts.metrics.attempt_ended(result)
+        if self._parts.on_result is not None:
+            self._parts.on_result(result)
+        await self._delivery.deliver(result)
+
+    async def _give_back(self, attempt: Attempt) -> None:
+        """Unharmed, for another node or a better time: the attempt is not spent."""
+        log.warning("session.given_back session=%s attempt=%d", *attempt.key)
+        if await self._release(attempt.lease):
+            await self._parts.journal.close_attempt(attempt.key)
+
+    async def _release(self, lease: Lease) -> bool:
+        """Whether this node does not hold it any more."""
+        try:
+            await self._client.release(self._parts.node_id, session_id=lease.session_id, fence=lease.fence)
+        except (LeaseLost, NotFound):
+            return True
+        except GanglineError as error:  # then the lease runs out by itself
+            log.warning("lease.not_released session=%s message=%s", lease.session_id, error)
+            return False
+        return True
+
+    def _ended(self, key: _LeaseKey, task: asyncio.Task[None]) -> None:
+        del self._attempts[key], self._tasks[key]
+        self._num_ended += 1
+        self._breaker.ended(key, None)  # where it has not heard of a result
+        self._room.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("session.lost session=%s", key[0], exc_info=error)
+
+    # -- leases kept ---------------------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        while True:
+            self._watchdog.look(self._attempts.values())
+            for attempt in self._attempts.values():
+                attempt.tell_spent()
+            if self._parts.keeper is not None:
+                self._parts.keeper.tell_held()
+            await self._beat_once()
+            await asyncio.sleep(self._heartbeat_s)
+
+    async def _beat_once(self) -> None:
+        held: dict[str, tuple[int, Stage]] = {name: (fence, "postrun") for name, fence in self._left.items()}
+        held |= {session_id: (fence, attempt.stage) for (session_id, fence), attempt in self._attempts.items()}
+        now = self.now()
+        beat = Heartbeat(
+            node_id=self._parts.node_id,
+            url=self._url,
+            sessions=held,
+            capacity=self._parts.pools.sizes.capacity,
+            draining=self._draining.is_set(),
+            backends=tuple(msgspec.to_builtins(view) for view in now.backends),
+            metrics=self._parts.metrics.numbers(now).as_metrics() | now.troubles(),
+            identity=self._identity,
+        )
+        self._renewals.sending(beat)
+        try:
+            reply = await self._client.heartbeat(beat)
+        except NodeIdTaken:
+            raise  # whoever has the id runs sessions under it
+        except GanglineError as error:
+            log.warning("heartbeat.failed message=%s", error)
+        else:
+            for session_id in reply.lost:
+                self._drop((session_id, held[session_id][0]))
+
+    def _unclosed(self) -> list[AttemptOpened]:
+        """Attempts that an earlier life of this node began and did not end."""
+        return [opened for opened in self._parts.journal.unclosed() if not is_external(opened)]
+
+    def _drop(self, key: _LeaseKey) -> None:
+        """Cancelled, or given to another node: its runtime dies now."""
+        if key in self._tasks:
+            log.info("session.dropped session=%s", key[0])
+            self._tasks[key].cancel()
+
+    # -- after a crash -------------------------------------------------------------------------------------------
+
+    async def _pull_after(self, recovering: asyncio.Task[None]) -> None:
+        """One after the other: a session that is left may be leased again, as the same attempt, to this node."""
+        await asyncio.wait({recovering})
+        await self._pull()
+
+    async def _recover(self) -> None:
+        """Deliver what an earlier life of this node finished, and say what it left unfinished."""
+        adopted = {attempt.key for attempt in self._attempts.values()}
+        unclosed = [opened for opened in self._unclosed() if (opened.session_id, opened.attempt) not in adopted]
+        self._left = {opened.session_id: opened.fence for opened in unclosed}
+        finished = self._delivery.leftover()
+        for key in finished:
+            await self._delivery.deliver_leftover(key)
+        for opened in unclosed:
+            if (opened.session_id, opened.attempt) not in finished:
+                await self._delivery.deliver(await self._interrupted(opened))
+        self._left = {}
+
+    async def _interrupted(self, opened: AttemptOpened) -> SessionResult:
+        """The completed calls of an attempt that died with the node, so that they are kept with the session."""
+        completions = await self._parts.journal.read(AttemptKey(opened.session_id, opened.attempt))
+        return SessionResult(
+            session_id=opened.session_id,
+            task_id=opened.task_id,
+            node_id=self._parts.node_id,
+            attempt=opened.attempt,
+            fence=opened.fence,
+            outcome="infra_error",
+            failure=RESTARTED,
+            completions=tuple(completions),
+        )

@@ -1,0 +1,166 @@
+"""POSTRUN of one attempt: traces are built from its calls, and the outcome is graded.
+
+A reward is given by the evaluator or not at all. Nothing is scored because *we* broke.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import msgspec
+
+from gangline import plugins
+from gangline.domain.completion import Completion
+from gangline.domain.contracts import EvaluationContext, Reward, RuntimeHandle
+from gangline.domain.errors import BuilderError, Failure, GradingSpoiled
+from gangline.domain.lifecycle import Outcome
+from gangline.domain.session import Lease
+from gangline.domain.task import TaskRequest
+from gangline.domain.trajectory import Trajectory
+from gangline.gateway.sessions.adoption import RunEnd, annotate
+from gangline.gateway.sessions.failures import failure_of, log_failed
+from gangline.gateway.sessions.grading import bounded, graded, within
+from gangline.gateway.sessions.parts import NodeParts
+from gangline.gateway.sessions.sandboxes import Sandboxes
+from gangline.gateway.sessions.stages import StageClock
+from gangline.store.journal.log import AttemptKey
+from gangline.trajectories.builders.building import built
+from gangline.trajectories.rewards import apply_reward
+
+__all__ = ["Graded", "Postrun"]
+
+log = logging.getLogger("gangline.node")
+
+
+class Graded(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt after POSTRUN."""
+
+    outcome: Outcome
+    failure: Failure | None
+    artifacts: dict[str, bytes]
+    completions: tuple[Completion, ...] = ()
+    trajectory: Trajectory | None = None
+    reward: float | None = None
+    details: dict[str, Any] = {}
+    """The evaluator's, about its reward."""
+
+    def rewarded(self, trajectory: Trajectory, found: Reward) -> Graded:
+        """Raises: EvaluatorError when the reward does not fit the trajectory."""
+        return msgspec.structs.replace(
+            self, trajectory=apply_reward(trajectory, found), reward=found.reward, details=found.details
+        )
+
+
+class Postrun:
+    """Run with `graded()`, once."""
+
+    def __init__(
+        self, lease: Lease, task: TaskRequest, parts: NodeParts, sandboxes: Sandboxes, stages: StageClock
+    ) -> None:
+        self._lease = lease
+        self._key = AttemptKey(lease.session_id, lease.attempt)
+        self._task = task
+        self._journal = parts.journal
+        self._sandboxes = sandboxes
+        self._stages = stages
+
+    async def graded(self, end: RunEnd) -> Graded:
+        """Build the traces; grade where nothing of ours failed. Raises only CancelledError."""
+        attempt = Graded(outcome=end.outcome, failure=end.failure, artifacts=end.artifacts)
+        try:
+            completions = tuple(await self._journal.read(self._key))
+            attempt = msgspec.structs.replace(attempt, completions=completions)
+            trajectory = await self._built(completions) if completions else None
+            attempt = msgspec.structs.replace(attempt, trajectory=trajectory)
+        except Exception as error:
+            return self._failed(attempt, error)
+        return attempt if end.outcome == "infra_error" else await self._scored(attempt, end)
+
+    def _failed(self, attempt: Graded, error: Exception) -> Graded:
+        failure = failure_of(error, self._lease.session_id)
+        log_failed(self._key, self._stages.stage, failure)
+        return msgspec.structs.replace(attempt, outcome="infra_error", failure=failure)
+
+    async def _built(self, completions: Sequence[Completion]) -> Trajectory:
+        """Raises: BuilderError."""
+        builder = plugins.make_builder(self._task.builder.strategy, self._task.builder.config)
+        budget_s = self._task.evaluation_timeout_seconds
+        building = asyncio.to_thread(
+            built, builder, completions, session_id=self._lease.session_id, task_id=self._lease.task_id
+        )
+        return await within(
+            budget_s, building, BuilderError(f"no trajectory within the evaluation's budget of {budget_s:g} s")
+        )
+
+    async def _scored(self, attempt: Graded, end: RunEnd) -> Graded:
+        trajectory = attempt.trajectory or _empty_trajectory(self._lease, self._task)
+        attempt = msgspec.structs.replace(attempt, trajectory=trajectory)
+        left: dict[str, bytes] = {}
+        """Artifacts of the evaluator's."""
+        try:
+            attempt = attempt.rewarded(trajectory, await self._evaluate(self._context(trajectory, end, left)))
+        except GradingSpoiled as error:
+            attempt = self._spoiled(attempt, trajectory, error)
+        except Exception as error:
+            attempt = self._failed(attempt, error)
+        return msgspec.structs.replace(attempt, artifacts=bounded(left) | attempt.artifacts)
+
+    def _spoiled(self, attempt: Graded, trajectory: Trajectory, error: GradingSpoiled) -> Graded:
+        """The session is the agent's failure, and no fault of ours."""
+        log.warning("session.grading_spoiled session=%s attempt=%d message=%s", *self._key, error.message)
+        details, on_failure = {"grading_failed": error.message}, self._task.evaluator.on_failure
+        outcome = "agent_error" if attempt.outcome == "completed" else attempt.outcome
+        attempt = msgspec.structs.replace(attempt, outcome=outcome, failure=error.failure(), details=details)
+        return (
+            attempt
+            if on_failure == "none"
+            else attempt.rewarded(trajectory, Reward(reward=on_failure, details=details))
+        )
+
+    def _context(self, trajectory: Trajectory, end: RunEnd, artifacts: dict[str, bytes]) -> EvaluationContext:
+        assert end.harness_exit is not None
+        assert self._sandboxes.agent is not None
+        return EvaluationContext(
+            session_id=self._lease.session_id,
+            instruction=self._task.instruction,
+            trajectory=trajectory,
+            outcome=end.outcome,
+            harness_exit=end.harness_exit,
+            harness_stdout=end.artifacts.get("harness.stdout", b""),
+            runtime=self._sandboxes.agent,
+            fresh_runtime=self._sandboxes.fresh,
+            refresh_runtime=self._task.evaluator.refresh_runtime,
+            metadata=self._task.metadata,
+            artifacts=artifacts,
+        )
+
+    async def _evaluate(self, context: EvaluationContext) -> Reward:
+        """Raises: GradingSpoiled, EvaluatorError, UnknownPlugin, and what a runtime raises."""
+        if not context.refresh_runtime:
+            await annotate(context.runtime, None)  # what grading does to the agent's sandbox is not done twice
+        evaluator = plugins.make_evaluator(self._task.evaluator.strategy, self._task.evaluator.config)
+        budget_s, init_s = self._task.evaluation_timeout_seconds, self._task.init_timeout_seconds
+        if context.refresh_runtime:
+            self._stages.allow(2 * init_s)
+            await asyncio.wait({self._sandboxes.fresh()})
+        self._stages.allow(budget_s)
+
+        def start_control() -> Coroutine[Any, Any, RuntimeHandle]:
+            self._stages.allow(init_s + budget_s)
+            return self._sandboxes.start_grader("control")
+
+        return await graded(evaluator, context, start_control, budget_s=budget_s)
+
+
+def _empty_trajectory(lease: Lease, task: TaskRequest) -> Trajectory:
+    """Trajectory of an agent that never called its model."""
+    return Trajectory(
+        session_id=lease.session_id,
+        task_id=lease.task_id,
+        builder=task.builder.strategy,
+        traces=(),
+        num_completions=0,
+    )

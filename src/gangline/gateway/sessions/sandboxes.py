@@ -1,0 +1,129 @@
+"""Sandboxes of one attempt: the agent's, and the clean ones that its grader asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart
+from gangline.domain.errors import GanglineError, PrepareFailed, RuntimeFailed
+from gangline.domain.session import Lease
+from gangline.domain.task import ExecAction, TaskRequest, decoded
+from gangline.gateway.health.watchdog import session_task
+from gangline.gateway.sessions.grading import within
+from gangline.gateway.sessions.parts import NodeParts
+
+__all__ = ["Sandboxes", "describe_end"]
+
+log = logging.getLogger("gangline.node")
+
+
+class Sandboxes:
+    """Start them as they are needed; `stop` ends them all."""
+
+    def __init__(self, lease: Lease, task: TaskRequest, parts: NodeParts, agent: RuntimeHandle | None = None) -> None:
+        """`agent`: the agent's, where an earlier life of the node started it."""
+        self._lease = lease
+        self._task = task
+        self._parts = parts
+        self._started = [] if agent is None else [agent]
+        self._fresh: asyncio.Task[RuntimeHandle] | None = None
+
+    @property
+    def agent(self) -> RuntimeHandle | None:
+        """The agent's sandbox; None before it has started."""
+        return self._started[0] if self._started else None
+
+    async def start(self, role: str) -> RuntimeHandle:
+        """Start a sandbox and run the task's prepare actions there. The agent's comes first.
+
+        Raises: PrepareFailed, and what the runtime raises.
+        """
+        spec, runtime_id = self._task.runtime, f"{self._lease.session_id}.{self._lease.attempt}.{role}"
+        start = RuntimeStart(
+            runtime_id=runtime_id,
+            owner=self._parts.owner,
+            spec=spec,
+            folder=self._parts.runtimes_folder / runtime_id,
+            proxy_port=self._parts.proxy_port,
+            hidden=self._parts.hidden,
+        )
+        handle = await self._parts.start_runtime(spec.backend, start)
+        self._started.append(handle)
+        for action in spec.prepare:
+            if isinstance(action, ExecAction):
+                await _prepare(handle, action)
+            else:
+                await handle.upload(action.path, decoded(action.content, action.encoding), mode=action.mode)
+        return handle
+
+    async def start_grader(self, role: str) -> RuntimeHandle:
+        """Start a clean sandbox within INIT's budget. Raises: RuntimeFailed, and as `start`."""
+        budget_s = self._task.init_timeout_seconds
+        out_of_time = RuntimeFailed(f"the grader's clean runtime ran out of INIT's budget of {budget_s:g} s")
+        return await within(budget_s, self.start(role), out_of_time)
+
+    def prewarm(self) -> None:
+        """Start the grader's sandbox while the agent runs, where the evaluator wants one and the node has the room."""
+        if self._task.evaluator.refresh_runtime and self._parts.pools.prewarm.size:
+            self._fresh = self._begin(self._prewarmed())
+
+    async def _prewarmed(self) -> RuntimeHandle:
+        """A start that fails is retried: the agent's work depends on it."""
+        async with self._parts.pools.prewarm:
+            try:
+                return await self.start_grader("grader")
+            except GanglineError as error:
+                log.warning(
+                    "grader.failed session=%s attempt=%d message=%s", self._lease.session_id, self._lease.attempt, error
+                )
+                return await self.start_grader("grader.again")
+
+    def fresh(self) -> asyncio.Task[RuntimeHandle]:
+        """The grader's clean sandbox, started once; awaiting it gives the handle."""
+        if self._fresh is None:
+            self._fresh = self._begin(self.start_grader("grader"))
+        return self._fresh
+
+    def _begin(self, work: Coroutine[Any, Any, RuntimeHandle]) -> asyncio.Task[RuntimeHandle]:
+        return session_task(self._lease.session_id, "grader", work)
+
+    async def settle(self) -> None:
+        """Wait until a prewarmed sandbox has started or failed; the evaluator gets the error when it asks for it."""
+        if self._fresh is not None:
+            await asyncio.wait({self._fresh})
+
+    async def drop_grader(self) -> None:
+        """Stop the grader's sandbox, also while it starts. Idempotent."""
+        if self._fresh is None:
+            return
+        self._fresh.cancel()
+        await asyncio.wait({self._fresh})
+        if not self._fresh.cancelled() and self._fresh.exception() is None:
+            with suppress(GanglineError):  # it is stopped again with the others
+                await self._fresh.result().stop()
+
+    async def stop(self) -> None:
+        await self.drop_grader()
+        for handle in self._started:
+            try:
+                await handle.stop()
+            except GanglineError as error:
+                log.error("runtime.stop_failed runtime=%s message=%s", handle.runtime_id, error)
+
+
+async def _prepare(handle: RuntimeHandle, action: ExecAction) -> None:
+    result = await handle.exec(action.command, timeout_s=action.timeout_seconds)
+    if not result.ok:
+        said = result.stderr[-1000:].decode(errors="replace")
+        raise PrepareFailed(f"prepare action {action.command[:200]!r} {describe_end(result)}: {said}")
+
+
+def describe_end(result: ExecResult) -> str:
+    """How a command ended, for a message."""
+    if result.timed_out:
+        return "ran out of time"
+    return f"exited {result.exit_code}" if result.signal is None else f"was ended by signal {result.signal}"

@@ -1,0 +1,200 @@
+"""What an engine answered -> the record that is kept: aligned, checked, with its certificate. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gangline.domain.completion import Certificate, Completion, Constraint, Context, DivergenceCause, PromptSource
+from gangline.domain.conversation import Message, ModelCall, Part, Text, ToolCall
+from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
+from gangline.engines.contract import EngineCapabilities, EngineChoice
+from gangline.engines.fields import media_in
+from gangline.gateway.truth.placing import Place
+
+__all__ = ["Prompt", "completion_of", "tool_call_id", "with_own_call_ids"]
+
+_NO_LOGPROB = -9999.0
+"""What vLLM writes for minus infinity."""
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call was conditioned on, compared with its parent's context."""
+
+    source: PromptSource
+    context: Context
+    parent_id: str | None
+    shared: int
+    """Ids that it has in common with the front of the parent's context."""
+    suffix_ids: TokenIds
+    first_divergence: int | None = None
+    cause: DivergenceCause | None = None
+    fallback: str | None = None
+
+
+def tool_call_id(record_key: str, choice_index: int, call_index: int) -> str:
+    """The id that the harness sees and echoes: it leads back to one record."""
+    return f"call_{record_key}{choice_index:02x}{call_index:02x}"
+
+
+def with_own_call_ids(message: Message, record_key: str, choice_index: int) -> Message:
+    parts: list[Part] = []
+    num_calls = 0
+    for part in message.parts:
+        if isinstance(part, ToolCall):
+            parts.append(ToolCall(tool_call_id(record_key, choice_index, num_calls), part.name, part.arguments))
+            num_calls += 1
+        else:
+            parts.append(part)
+    return Message(message.role, tuple(parts), message.name)
+
+
+def completion_of(
+    call: ModelCall,
+    place: Place,
+    prompt: Prompt,
+    choice: EngineChoice,
+    capabilities: EngineCapabilities,
+    *,
+    session_id: str,
+    attempt: int,
+    started_at: float,
+    finished_at: float,
+    aborted: str | None = None,
+    metadata: dict[str, Any] | None = None,
+    with_texts: bool = False,
+) -> Completion:
+    """The record of one choice, without its id. `choice.message` has its final tool-call ids.
+
+    with_texts: keep the texts of the sampled ids, where there is one for each.
+    aborted: why the call was cut off; None for a call that was answered whole.
+    """
+    ids = token_ids() if choice.sampled_ids is None else choice.sampled_ids
+    follows = prompt.parent_id is not None
+    requested = {} if call.model == capabilities.model else {"requested_model": call.model}
+    return Completion(
+        completion_id="",
+        session_id=session_id,
+        attempt=attempt,
+        status="complete" if aborted is None else "aborted",
+        parent_id=prompt.parent_id,
+        branch_key=place.branch_key,
+        dialect=call.dialect,
+        model=capabilities.model,
+        choice_index=choice.index,
+        prompt_shared=prompt.shared,
+        prompt_suffix_ids=prompt.suffix_ids,
+        sampled_ids=ids,
+        logprobs=_aligned(choice.logprobs, len(ids)),
+        sampled_texts=_texts(choice, len(ids)) if with_texts else (),
+        messages_shared=place.num_shared if follows else 0,
+        new_messages=place.new_messages if follows else call.messages,
+        response=choice.message,
+        tools=() if follows else call.tools,
+        certificate=_certificate(call, prompt, choice, capabilities, aborted),
+        lineage=place.lineage,
+        started_at=started_at,
+        finished_at=finished_at,
+        dropped=call.dropped,
+        metadata=(metadata or {}) | requested,
+    )
+
+
+def _certificate(
+    call: ModelCall, prompt: Prompt, choice: EngineChoice, capabilities: EngineCapabilities, aborted: str | None
+) -> Certificate:
+    cut_off = f"aborted: {aborted}" if aborted is not None else None
+    return Certificate(
+        prompt_source=prompt.source,
+        context=prompt.context,
+        logprobs="missing" if choice.logprobs is None else capabilities.logprob_kind,
+        finish_reason="abort" if aborted is not None else choice.finish_reason or "abort",
+        parse=choice.parse or _parse_status(call, choice.message),
+        first_divergence=prompt.first_divergence,
+        cause=prompt.cause,
+        fallback=prompt.fallback,
+        untrainable=(
+            cut_off or media_in(call.messages) or _untrainable(choice) or _outside(choice, prompt, capabilities.num_ids)
+        ),
+        stop_reason=choice.stop_reason,
+        sampling=call.sampling,
+        constraint=_constraint(call),
+        version_spans=choice.version_spans,
+        engine=capabilities.engine,
+        engine_version=capabilities.version,
+        tokenizer_digest=capabilities.template.tokenizer_digest,
+        template_digest=capabilities.template.template_digest,
+    )
+
+
+def _constraint(call: ModelCall) -> Constraint | None:
+    if call.tools and call.tool_choice is not None and call.tool_choice.mode in ("required", "named"):
+        return "tool_choice"
+    constrains = call.response_format is not None and call.response_format.get("type") != "text"
+    return "response_format" if constrains else None
+
+
+def _untrainable(choice: EngineChoice) -> str | None:
+    ids, values = choice.sampled_ids, choice.logprobs
+    if ids is None:
+        return "the engine reports no token ids"
+    if len(ids) == 0:
+        return "no sampled ids"
+    if values is None:
+        return "no log-probs"
+    if len(values) != len(ids):
+        return f"{len(values)} log-probs for {len(ids)} sampled ids"
+    if not np.isfinite(values).all():
+        return f"log-prob of sampled token {int(np.argmin(np.isfinite(values)))} is not finite"
+    if (values <= _NO_LOGPROB).any():
+        return f"log-prob of sampled token {int(np.argmax(values <= _NO_LOGPROB))} is {_NO_LOGPROB}"
+    if (values > 1e-3).any():
+        return f"log-prob of sampled token {int(np.argmax(values > 1e-3))} is positive"
+    return None
+
+
+def _outside(choice: EngineChoice, prompt: Prompt, num_ids: int | None) -> str | None:
+    """Ids that no model has: a trainer would look up another token's row, or none. The shared front was checked when it
+    was new."""
+    assert choice.sampled_ids is not None
+    for kind, ids in (("sampled", choice.sampled_ids), ("prompt", prompt.suffix_ids)):
+        wrong = (ids < 0) if num_ids is None else (ids < 0) | (ids >= num_ids)
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            return f"{kind} token {at} is {int(ids[at])}, which is outside of the vocabulary"
+    return None
+
+
+def _texts(choice: EngineChoice, length: int) -> tuple[str, ...]:
+    texts = tuple(entry.token for entry in choice.token_logprobs)
+    return texts if len(texts) == length else ()
+
+
+def _aligned(values: Logprobs | None, length: int) -> Logprobs:
+    """[length]; NaN where there is none. Only records that are marked untrainable have any."""
+    if values is not None and len(values) == length:
+        return values
+    aligned = np.full(length, np.nan, dtype=np.float32)
+    if values is not None:
+        kept = min(length, len(values))
+        aligned[:kept] = values[:kept]
+    return logprobs(aligned)
+
+
+def _parse_status(call: ModelCall, message: Message) -> Any:
+    """Whether the engine's tool parser read all of the reply."""
+    left_over = bool(call.tools) and any(isinstance(p, Text) and "<tool_call>" in p.text for p in message.parts)
+    calls = [part for part in message.parts if isinstance(part, ToolCall)]
+    if left_over and not calls:
+        return "failed"
+    return "partial" if left_over or not all(_is_object(part.arguments) for part in calls) else "ok"
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,129 @@
+"""The records of one session attempt, in one order everywhere: ids, journal, tree, index."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from gangline.domain.completion import Completion, CompletionTree, Lineage
+from gangline.gateway.truth.origins import HistoryDigest
+from gangline.gateway.truth.placing import PlaceIndex
+from gangline.gateway.truth.volatile import VolatileText
+
+__all__ = ["CompletionJournal", "Ledger"]
+
+_log = logging.getLogger("gangline.calls")
+
+
+class CompletionJournal(Protocol):
+    async def append_all(self, completions: Sequence[Completion]) -> None:
+        """Durable on return; over a crash or an error, all or none. Raises: StoreError, DiskFull."""
+        ...
+
+
+class Ledger:
+    """A completion is in the tree only when it is in the journal; nobody sees it before."""
+
+    def __init__(
+        self,
+        session_id: str,
+        attempt: int,
+        journal: CompletionJournal,
+        completions: Iterable[Completion] = (),
+        volatile: VolatileText | None = None,
+    ) -> None:
+        """
+        completions: what the journal has of this attempt already, in commit order.
+        volatile: the rules that calls are placed by; None is the usual ones.
+        """
+        self.session_id = session_id
+        self.attempt = attempt
+        self.tree = CompletionTree()
+        self.index = PlaceIndex(self.tree, volatile)
+        self._journal = journal
+        self._num_committed = 0
+        self.num_sampled_tokens = 0
+        """Of all completions, aborted ones too."""
+        self._replies: dict[str, list[str]] = {}
+        """reply id -> its completions, one per choice"""
+        self._continued: set[str] = set()
+        """Completions that another one goes on from."""
+        self._order = asyncio.Lock()
+        for completion in completions:
+            self.tree.add(completion)
+            self._num_committed += 1
+            self._note(completion)
+            self.index.restore(completion)
+
+    async def commit(self, drafts: Sequence[Completion], history: HistoryDigest) -> list[Completion]:
+        """Journal, then tree, then index; the drafts with their ids. `history`: the digest of the call they answer.
+
+        Raises: StoreError; then none of them is in the journal or the tree.
+        """
+        async with self._order:
+            first, lineage = self._num_committed + 1, self._lineage(drafts[0], history)
+            committed = [
+                msgspec.structs.replace(draft, completion_id=f"c{self.attempt}-{number:06d}", lineage=lineage)
+                for number, draft in enumerate(drafts, start=first)
+            ]
+            await self._journal.append_all(committed)
+            for completion in committed:
+                self._num_committed += 1
+                self.tree.add(completion)
+                self._note(completion)
+                self.index.add(completion, history)
+                self._report(completion)
+        return committed
+
+    def _lineage(self, draft: Completion, history: HistoryDigest) -> Lineage:
+        """Told at the commit: of calls made at once, the first to be answered is the one that goes on."""
+        lineage = self.index.lineage(draft, history)
+        if lineage.relation == "continuation" and lineage.origin_id in self._continued:
+            return msgspec.structs.replace(lineage, relation="branch")
+        return lineage
+
+    def reply(self, reply_id: str) -> Completion | None:
+        """The first choice of a reply that was given whole, by its id with or without the dialect's prefix."""
+        for known in (reply_id, reply_id.rpartition("_")[2], reply_id.rpartition("-")[2]):
+            if known in self._replies:
+                return self.tree[self._replies[known][0]]
+        return None
+
+    def names_reply(self, reply_ids: Iterable[str]) -> bool:
+        """Whether any of them, without a dialect's prefix, is the id of a reply that was given whole."""
+        return not self._replies.keys().isdisjoint(reply_ids)
+
+    def is_continued(self, reply_id: str) -> bool:
+        """Whether a later call goes on from any choice of this reply."""
+        return any(completion_id in self._continued for completion_id in self._replies.get(reply_id, ()))
+
+    def _note(self, completion: Completion) -> None:
+        self.num_sampled_tokens += len(completion.sampled_ids)
+        reply_id = completion.metadata.get("reply_id")
+        if isinstance(reply_id, str) and completion.status == "complete":
+            self._replies.setdefault(reply_id, []).append(completion.completion_id)
+        if completion.parent_id is not None:
+            self._continued.add(completion.parent_id)
+
+    def _report(self, completion: Completion) -> None:
+        certificate, lineage = completion.certificate, completion.lineage
+        if completion.status == "complete" and certificate.untrainable is not None:
+            _log.error(
+                "call.untrainable session=%s completion=%s reason=%s",
+                *(self.session_id, completion.completion_id, certificate.untrainable),
+            )
+        _log.info(
+            "call.%s session=%s completion=%s relation=%s origin=%s prompt=%s context=%s cause=%s sampled=%d finish=%s",
+            *(completion.status, self.session_id, completion.completion_id, lineage.relation, lineage.origin_id),
+            *(
+                certificate.prompt_source,
+                certificate.context,
+                certificate.cause or lineage.cause,
+                len(completion.sampled_ids),
+                certificate.finish_reason,
+            ),
+        )

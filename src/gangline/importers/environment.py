@@ -1,0 +1,133 @@
+"""The runtime of a task that was written for a container: an image where it needs one, else files and variables."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from gangline.domain.errors import InvalidRequest
+from gangline.importers.dockerfile import Dockerfile, read_dockerfile
+from gangline.importers.files import written, written_folder
+from gangline.importers.imported import Choices
+
+__all__ = ["Environment", "OwnFolders", "image_name"]
+
+DEFAULT_WORKDIR = "/app"
+_WITHOUT_IMAGES = ("sandbox", "process")
+
+
+class OwnFolders(msgspec.Struct, frozen=True):
+    """Folders that the field's graders and solutions have built in."""
+
+    paths: tuple[str, ...]
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task's folder says of where it runs."""
+
+    name: str
+    """The task's, for messages and image names."""
+    context: Path
+    """Folder of the Dockerfile, if there is one."""
+    image: str | None = None
+    """A published one."""
+    workdir: str | None = None
+    """Wins over the Dockerfile's."""
+    env: dict[str, str]
+    limits: dict[str, Any]
+    folders: OwnFolders
+
+    def runtime(self, choices: Choices) -> tuple[dict[str, Any], list[str]]:
+        """The body's `runtime`, and notes. Raises: InvalidRequest when the chosen runtime cannot give it."""
+        dockerfile = self._dockerfile()
+        backend = choices.runtime or ("docker" if self._why_image(dockerfile) else "sandbox")
+        if backend == "process":
+            raise InvalidRequest(
+                f"{self.name}: needs folders such as {self.folders.paths[0]}, which runtime `process` "
+                "cannot give. Use --runtime sandbox."
+            )
+        workdir = self.workdir or (dockerfile and dockerfile.workdir) or DEFAULT_WORKDIR
+        body: dict[str, Any] = {
+            "backend": backend,
+            "network": choices.network or "proxy",
+            "workdir": DEFAULT_WORKDIR if workdir == "/" else workdir,
+            "folders": list(self.folders.paths),
+            "env": {**(dockerfile.env if dockerfile else {}), **self.env},
+        }
+        if self.limits:
+            body["limits"] = self.limits
+        if backend in _WITHOUT_IMAGES:
+            return body, self._without_image(body, dockerfile, choices)
+        return body, self._with_image(body, dockerfile, choices)
+
+    def _dockerfile(self) -> Dockerfile | None:
+        path = self.context / "Dockerfile"
+        return read_dockerfile(path) if path.is_file() else None
+
+    def _why_image(self, dockerfile: Dockerfile | None) -> str | None:
+        """Why it needs an image; None when it does not."""
+        if self.image is not None:
+            return f"its image {self.image}"
+        return dockerfile and dockerfile.needs_image and f"an image ({dockerfile.path}, {dockerfile.needs_image})"
+
+    def _without_image(self, body: dict[str, Any], dockerfile: Dockerfile | None, choices: Choices) -> list[str]:
+        if choices.image is not None:
+            body["image"] = choices.image
+        elif why := self._why_image(dockerfile):
+            raise InvalidRequest(
+                f"{self.name}: needs {why}, which runtime `{body['backend']}` cannot give. Use --runtime docker, or "
+                "--image FOLDER: a root file system made of it."
+            )
+        if dockerfile is None:
+            return []
+        body["prepare"] = [{"type": "write", "path": path, **file} for path, file in _copied(dockerfile).items()]
+        body["folders"] += _more_folders(body)
+        if choices.image is not None:
+            return []
+        return [f"{self.name}: the machine's own programs stand in for {dockerfile.base}"]
+
+    def _with_image(self, body: dict[str, Any], dockerfile: Dockerfile | None, choices: Choices) -> list[str]:
+        if choices.image is not None or self.image is not None:
+            body["image"] = choices.image or self.image
+            return []
+        if dockerfile is None:
+            raise InvalidRequest(f"{self.name}: has neither an image nor {self.context / 'Dockerfile'}. Give --image.")
+        body["image"] = image_name(self.name, self.context)
+        return [f"{self.name}: its image must be there: docker build -t {body['image']} {self.context}"]
+
+
+def image_name(name: str, context: Path) -> str:
+    """Name of the image that is built of a folder: other content, another name. Raises: InvalidRequest."""
+    digest = hashlib.sha256()
+    for path, file in written_folder(context, "").items():
+        for part in (path, str(file["mode"]), file["content"]):
+            digest.update(len(part).to_bytes(8, "big") + part.encode())
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "task"
+    return f"gangline-task/{plain}:{digest.hexdigest()[:12]}"
+
+
+def _copied(dockerfile: Dockerfile) -> dict[str, dict[str, Any]]:
+    files: dict[str, dict[str, Any]] = {}
+    for copy in dockerfile.copies:
+        if copy.source.is_dir():
+            files |= written_folder(copy.source, copy.target)
+        else:
+            files[str(PurePosixPath(copy.target) / copy.source.name) if copy.into else copy.target] = written(
+                copy.source
+            )
+    return files
+
+
+def _more_folders(body: dict[str, Any]) -> list[str]:
+    """Top-level folders that files are copied to, and that no one has made yet."""
+    known = [PurePosixPath(path) for path in (body["workdir"], *body["folders"], "/tmp", "/home/agent")]
+    found: dict[str, None] = {}
+    for action in body["prepare"]:
+        path = PurePosixPath(action["path"])
+        if not any(folder in path.parents for folder in known):
+            found[str(path.parent)] = None
+    return list(found)

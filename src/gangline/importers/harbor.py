@@ -1,0 +1,126 @@
+"""Harbor task folders: `task.toml`, `instruction.md`, `environment/`, `tests/`, `solution/`.
+
+Graded as Harbor does: `/tests/test.sh` runs in the agent's runtime when its processes are gone, whatever it exits with;
+the number is in `/logs/verifier/reward.json` or `reward.txt`. No such number is no reward at all.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from gangline.domain.errors import InvalidRequest
+from gangline.importers.environment import Environment, OwnFolders
+from gangline.importers.files import read_text, written_folder
+from gangline.importers.grading import GRADING_MARGIN_S, oracle, script_evaluator, tests_of
+from gangline.importers.harbor_config import HarborConfig, read_config, resolved
+from gangline.importers.imported import Choices, Imported
+
+__all__ = ["is_harbor_task", "read_harbor_task"]
+
+FOLDERS = OwnFolders(("/tests", "/logs/verifier", "/logs/agent", "/logs/artifacts", "/solution"))
+_RUN_TESTS = """
+/tests/test.sh >/logs/verifier/test-stdout.txt 2>&1 </dev/null
+tail -c 2000 /logs/verifier/test-stdout.txt
+"""
+_CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
+
+
+def is_harbor_task(folder: Path) -> bool:
+    return (folder / "task.toml").is_file()
+
+
+def read_harbor_task(folder: Path, choices: Choices) -> Imported:
+    """Raises: InvalidRequest, naming what is missing, or what is asked for and cannot be given."""
+    config = read_config(folder / "task.toml")
+    name = str((config.task or {}).get("name") or folder.name)
+    _refuse_uncarried(folder, name, config)
+    _refuse_unsaid_network(name, config, choices)
+    environment = Environment(
+        name=name,
+        context=folder / "environment",
+        image=config.environment.docker_image,
+        workdir=config.environment.workdir,
+        env=resolved(config.environment.env, "environment.env"),
+        limits=_limits(config),
+        folders=FOLDERS,
+    )
+    runtime, notes = environment.runtime(choices)
+    body: dict[str, Any] = {
+        "instruction": _without_canary(read_text(folder / "instruction.md")),
+        "runtime": runtime,
+        "evaluator": _evaluator(folder, config),
+        "evaluation_timeout_seconds": config.verifier.timeout_sec + GRADING_MARGIN_S,
+        "metadata": {"source": "harbor", "task": name, "harbor": config.metadata},
+    }
+    if config.agent.timeout_sec is not None:
+        body["timeout_seconds"] = config.agent.timeout_sec
+    if servers := config.environment.mcp_servers:
+        body["agent"] = {"mcp_servers": {server.name: server.given() for server in servers}}
+    if choices.oracle:
+        body["agent"], actions = _oracle(folder / "solution", config)
+        runtime["prepare"] = [*runtime.get("prepare", []), *actions]
+    return Imported(name=name, body=body, notes=(*notes, *_notes(name, config)))
+
+
+def _refuse_uncarried(folder: Path, name: str, config: HarborConfig) -> None:
+    asked = config.uncarried()
+    asked += [
+        path
+        for path in ("trajectory.json", "environment/docker-compose.yaml", "tests/.harborignore")
+        if (folder / path).exists()
+    ]
+    if asked:
+        raise InvalidRequest(f"{name}: asks for what cannot be given: {', '.join(asked)}.")
+    if not (folder / "tests" / "test.sh").is_file():
+        raise InvalidRequest(f"{name}: {folder / 'tests' / 'test.sh'} does not exist.")
+
+
+def _refuse_unsaid_network(name: str, config: HarborConfig, choices: Choices) -> None:
+    """Tests that cannot install their tools mostly leave a 0: that must not be because nobody thought of it."""
+    wanted = config.wants_network()
+    if wanted is not None and choices.network is None:
+        raise InvalidRequest(
+            f"{name}: asks for the network ({wanted}). Give --network full; or --network proxy, so that agent and "
+            "tests reach the model only, and see by --oracle whether its tests can do without."
+        )
+
+
+def _evaluator(folder: Path, config: HarborConfig) -> dict[str, Any]:
+    files = tests_of(folder / "tests", "/tests")
+    files["/tests/test.sh"]["mode"] = 0o755
+    env = resolved(config.verifier.env, "verifier.env")
+    return script_evaluator(
+        _RUN_TESTS, files, clear=["/tests", "/logs/verifier"], timeout_s=config.verifier.timeout_sec, env=env
+    )
+
+
+def _oracle(solution: Path, config: HarborConfig) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    if not (solution / "solve.sh").is_file():
+        raise InvalidRequest(f"{solution / 'solve.sh'} does not exist: this task has no solution of its own to run.")
+    files = written_folder(solution, "/solution")
+    files["/solution/solve.sh"]["mode"] = 0o755
+    env = {"DEBIAN_FRONTEND": "noninteractive", **resolved(config.solution.env, "solution.env")}
+    return oracle(files, ["/solution/solve.sh"], env)
+
+
+def _limits(config: HarborConfig) -> dict[str, Any]:
+    environment = config.environment
+    limits = {"cpus": environment.cpus, "memory_bytes": environment.memory_mb and environment.memory_mb << 20}
+    return {name: value for name, value in limits.items() if value is not None}
+
+
+def _notes(name: str, config: HarborConfig) -> list[str]:
+    unheld = {"environment.storage_mb": config.environment.storage_mb, "artifacts": config.artifacts}
+    return [f"{name}: {field} is not held to" for field, value in unheld.items() if value]
+
+
+def _without_canary(text: str) -> str:
+    """The instruction without the marks that keep it out of training corpora, which are not for the agent."""
+    lines = text.split("\n")
+    while lines and _CANARY.fullmatch(lines[0].strip()):
+        del lines[0]
+    while lines and not lines[0].strip():
+        del lines[0]
+    return "\n".join(lines)

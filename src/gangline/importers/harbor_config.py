@@ -1,0 +1,178 @@
+"""`task.toml` of a Harbor task, as far as it is carried. A key that is not listed here is refused, not ignored.
+
+Source: Harbor 0.25, task format 1.4.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gangline.domain.errors import InvalidRequest
+from gangline.importers.files import read_text
+from gangline.plugins import explain
+
+__all__ = ["HarborConfig", "read_config", "resolved"]
+
+_TEMPLATE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Policy(_Table):
+    network_mode: Literal["no-network", "public", "allowlist"] | None = None
+    allowed_hosts: list[str] | None = None
+
+
+class HarborAgent(_Policy):
+    timeout_sec: float | None = Field(default=None, gt=0)
+    user: str | int | None = None
+
+
+class HarborVerifier(_Policy):
+    timeout_sec: float = Field(default=600, gt=0)
+    env: dict[str, str] = Field(default_factory=dict)
+    user: str | int | None = None
+    environment_mode: Literal["shared", "separate"] | None = None
+    environment: dict[str, Any] | None = None
+    collect: list[Any] = Field(default_factory=list)
+
+
+class HarborMcpServer(_Table):
+    name: str
+    transport: Literal["stdio", "sse", "streamable-http", "http"] = "sse"
+    url: str | None = None
+    command: str | None = None
+    args: list[str] = Field(default_factory=list)
+    headers: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _can_be_given(self) -> HarborMcpServer:
+        if self.headers or (self.transport == "sse" and self.url is not None):
+            raise ValueError("only servers that are commands, or talk streamable HTTP without headers, can be given")
+        return self
+
+    def given(self) -> dict[str, Any]:
+        """As the agent of a task takes it."""
+        return {"command": [self.command, *self.args]} if self.transport == "stdio" else {"url": self.url}
+
+
+class HarborEnvironment(_Policy):
+    build_timeout_sec: float = 600
+    docker_image: str | None = None
+    os: str = "linux"
+    cpus: float | None = Field(default=None, gt=0)
+    memory_mb: int | None = Field(default=None, gt=0)
+    storage_mb: int | None = None
+    gpus: int | None = None
+    gpu_types: list[str] | None = None
+    tpu: dict[str, Any] | None = None
+    mcp_servers: list[HarborMcpServer] = Field(default_factory=list[HarborMcpServer])
+    env: dict[str, str] = Field(default_factory=dict)
+    skills_dir: str | None = None
+    healthcheck: dict[str, Any] | None = None
+    workdir: str | None = None
+    allow_internet: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_sizes(cls, given: Any) -> Any:
+        """`memory` and `storage` are what they were called once: `2G`, `512M`."""
+        if not isinstance(given, dict):
+            return given
+        table = dict(cast("dict[str, Any]", given))
+        for old in ("memory", "storage"):
+            if isinstance(table.get(old), str):
+                table[f"{old}_mb"] = _megabytes(table.pop(old))
+        return table
+
+
+class HarborSolution(_Table):
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class HarborConfig(_Table):
+    """The whole file."""
+
+    schema_version: str = "1.4"
+    version: str | None = None
+    """What `schema_version` was called once."""
+    task: dict[str, Any] | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    verifier: HarborVerifier = HarborVerifier()
+    agent: HarborAgent = HarborAgent()
+    environment: HarborEnvironment = HarborEnvironment()
+    solution: HarborSolution = HarborSolution()
+    source: str | None = None
+    multi_step_reward_strategy: str | None = None
+    steps: list[Any] | None = None
+    artifacts: list[Any] = Field(default_factory=list)
+
+    def uncarried(self) -> list[str]:
+        """Names of what this task asks for and cannot be given here."""
+        environment, verifier = self.environment, self.verifier
+        asked = {
+            "steps": self.steps,
+            "environment.os": environment.os.lower() != "linux",
+            "environment.gpus": environment.gpus,
+            "environment.tpu": environment.tpu,
+            "environment.skills_dir": environment.skills_dir,
+            "environment.healthcheck": environment.healthcheck,
+            "agent.user": self.agent.user,
+            "verifier.user": verifier.user,
+            "verifier.environment": verifier.environment,
+            "verifier.environment_mode (separate)": verifier.environment_mode == "separate",
+            "verifier.collect": verifier.collect,
+        }
+        return [name for name, value in asked.items() if value]
+
+    def wants_network(self) -> str | None:
+        """What it says of the network beyond the model, in its own words; None when it wants none."""
+        environment = self.environment
+        mode = environment.network_mode or ("no-network" if environment.allow_internet is False else "public")
+        others = {self.agent.network_mode, self.verifier.network_mode} - {None}
+        wanted = sorted({mode, *others} - {"no-network"}, key=str)
+        return " and ".join(map(str, wanted)) or None
+
+
+def read_config(path: Path) -> HarborConfig:
+    """Raises: InvalidRequest, naming the file and the field."""
+    try:
+        return HarborConfig.model_validate(tomllib.loads(read_text(path)))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidRequest(f"{path} is no TOML: {error}") from error
+    except ValidationError as error:
+        raise InvalidRequest(f"{path}: {explain(error)}") from error
+
+
+def resolved(env: dict[str, str], where: str) -> dict[str, str]:
+    """Variables with their defaults filled in.
+
+    Raises: InvalidRequest for one that would copy a value of this machine's environment: that may be a secret, and a
+    task is stored.
+    """
+    found: dict[str, str] = {}
+    for name, value in env.items():
+        match = _TEMPLATE.fullmatch(value)
+        if match and (match[2] is None or match[1] in os.environ):
+            raise InvalidRequest(
+                f"{where}.{name} is ${{{match[1]}}}: a variable of this machine, perhaps a secret, is not written into "
+                "a task. Write the value into a copy of task.toml if it is none."
+            )
+        found[name] = value if match is None else match[2]
+    return found
+
+
+def _megabytes(size: str) -> int | str:
+    """What is no size is left to be refused."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG])B?\s*", size, re.IGNORECASE)
+    if match is None:
+        return size
+    return int(float(match[1]) * {"K": 1 / 1024, "M": 1, "G": 1024}[match[2].upper()])

@@ -1,0 +1,163 @@
+"""SWE-bench style instances: one row of a dataset (JSON lines, JSON or Parquet) is one task.
+
+A row names its image (`image`, `image_name` or `docker_image`), else the name follows SWE-bench's pattern. The agent
+finds the repository at its base commit, without what came later: the fix itself lies in many images' history. Rows of
+SWE-bench 5 bring their `eval_script` and `log_parser`; others their `test_cmd`; all else is taken for pytest.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from pydantic import Field, ValidationError
+
+from gangline.domain.errors import InvalidRequest
+from gangline.evaluators.swe_bench_rows import TEST_TIMEOUT_S, SweBenchRow, grading_of
+from gangline.importers.files import read_text
+from gangline.importers.grading import GRADING_MARGIN_S
+from gangline.importers.imported import Choices, Imported
+from gangline.plugins import explain
+
+__all__ = ["InstanceChoices", "read_instances"]
+
+IMAGE_PATTERN = "swebench/sweb.eval.x86_64.{instance_id}:latest"
+TESTBED = "/testbed"
+_PREPARE_TIMEOUT_S = 900.0
+_GIT_TIMEOUT_S = 600.0
+_FETCH = """
+git config --global safe.directory '*' && git init -q . && git fetch -q {repository} {commit} &&
+git checkout -q --detach FETCH_HEAD && rm .git/FETCH_HEAD
+"""
+"""Only what leads to the commit comes along."""
+
+_FORGET = """
+git config --global safe.directory '*' && git checkout -q --detach || exit
+later=$(git rev-list --all --reflog --not HEAD -n 1)
+git remote | while read -r name; do git remote remove "$name"; done
+git for-each-ref --format='delete %(refname)' | git update-ref --stdin || exit
+rm -f .git/FETCH_HEAD .git/ORIG_HEAD
+[ -z "$later" ] || { git reflog expire --expire=now --all && git gc -q --prune=now; }
+"""
+"""Branches, tags and reflogs lead to what came after the base commit."""
+
+_INSTRUCTION = """The repository {repo} is checked out in the working folder. Resolve the issue below by changing its \
+source files. Hidden tests decide; changes to tests do not count.
+
+<issue>
+{problem}
+</issue>
+"""
+
+
+class InstanceChoices(msgspec.Struct, frozen=True, kw_only=True):
+    """What is decided for SWE-bench rows only."""
+
+    repositories: str | None = None
+    """A folder, as it is seen inside the runtime, with a clone of each `owner/name` as `owner__name`: for runtimes
+    whose image has no repository."""
+    test_command: str | None = None
+    """Runs the tests; `{tests}` is the files of the test patch."""
+    log_parser: str | None = None
+
+
+class _Row(SweBenchRow):
+    """With the fields that the agent's side reads."""
+
+    base_commit: str = Field(pattern=r"^[0-9a-fA-F]{7,64}$")
+    problem_statement: str
+    patch: str = ""
+    image: str | None = None
+    image_name: str | None = None
+    docker_image: str | None = None
+
+
+def read_instances(path: Path, choices: Choices, how: InstanceChoices, only: str | None = None) -> list[Imported]:
+    """Those whose id matches `only`, a pattern. Raises: InvalidRequest, naming the row and the field."""
+    rows = [_checked(row, f"{path}, row {number}") for number, row in enumerate(_rows(path), 1)]
+    chosen = [row for row in rows if only is None or fnmatchcase(row.instance_id, only)]
+    if not chosen:
+        raise InvalidRequest(f"{path}: holds no row{f' whose instance_id matches {only!r}' if rows else ''}.")
+    return [_imported(row, choices, how) for row in chosen]
+
+
+def _rows(path: Path) -> list[Any]:
+    if path.suffix == ".parquet":
+        return _parquet_rows(path)
+    text = read_text(path)
+    try:
+        if path.suffix == ".json":
+            document: Any = json.loads(text)
+            return cast("list[Any]", document) if isinstance(document, list) else [document]
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except ValueError as error:
+        raise InvalidRequest(f"{path} is no JSON: {error}") from error
+
+
+def _parquet_rows(path: Path) -> list[Any]:
+    try:
+        from pyarrow import parquet  # noqa: PLC0415 - of the extra `parquet`
+    except ModuleNotFoundError as error:
+        raise InvalidRequest("reading Parquet needs pyarrow. Run: pip install 'gangline[parquet]'") from error
+    try:
+        return cast("list[Any]", parquet.read_table(path).to_pylist())  # pyright: ignore[reportUnknownMemberType]
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"cannot read {path}: {error}") from error
+
+
+def _checked(row: Any, where: str) -> _Row:
+    try:
+        return _Row.model_validate(row)
+    except ValidationError as error:
+        raise InvalidRequest(f"{where}: {explain(error)}") from error
+
+
+def _imported(row: _Row, choices: Choices, how: InstanceChoices) -> Imported:
+    grading = grading_of(row, test_command=how.test_command, log_parser=how.log_parser)
+    runtime = _runtime(row, choices, how)
+    body: dict[str, Any] = {
+        "instruction": _INSTRUCTION.format(repo=row.repo, problem=row.problem_statement.strip()),
+        "runtime": runtime,
+        "evaluator": {"strategy": "swe_bench", "refresh_runtime": True, "config": grading},
+        "init_timeout_seconds": _PREPARE_TIMEOUT_S,
+        "evaluation_timeout_seconds": TEST_TIMEOUT_S + GRADING_MARGIN_S,
+        "metadata": {"source": "swe-bench", "task": row.instance_id, "repo": row.repo},
+    }
+    if choices.oracle:
+        if not row.patch:
+            raise InvalidRequest(f"{row.instance_id}: its row has no `patch`: there is no solution to run.")
+        settings = {"command": ["git", "apply", "--whitespace=nowarn", "-"], "stdin": row.patch}
+        body["agent"] = {"harness": "shell", "settings": settings}
+    return Imported(name=row.instance_id, body=body)
+
+
+def _runtime(row: _Row, choices: Choices, how: InstanceChoices) -> dict[str, Any]:
+    backend = choices.runtime or ("sandbox" if how.repositories else "docker")
+    body: dict[str, Any] = {"backend": backend, "network": choices.network or "proxy", "workdir": TESTBED}
+    prepare = _FORGET
+    if how.repositories is not None:
+        source = f"{how.repositories.rstrip('/')}/{row.repo.replace('/', '__')}"
+        prepare = _FETCH.format(repository=shlex.quote(source), commit=row.base_commit)
+        if choices.image is not None:
+            body["image"] = choices.image
+    elif backend in ("sandbox", "process"):
+        raise InvalidRequest(
+            f"{row.instance_id}: runtime `{backend}` has no image with the repository. Use --runtime docker, or "
+            "--repositories FOLDER with clones named owner__name, and GANGLINE_EXPOSE=FOLDER for the node."
+        )
+    else:
+        body["image"] = _image(row, choices.image)
+    body["prepare"] = [{"type": "exec", "command": prepare, "timeout_seconds": _GIT_TIMEOUT_S}]
+    return body
+
+
+def _image(row: _Row, pattern: str | None) -> str:
+    named = row.image or row.image_name or row.docker_image
+    if pattern is None and named is not None:
+        return named
+    # Names of images have no double underscores, and no capitals.
+    return (pattern or IMAGE_PATTERN).replace("{instance_id}", row.instance_id.lower().replace("__", "_1776_"))

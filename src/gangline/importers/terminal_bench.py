@@ -1,0 +1,150 @@
+"""Terminal-Bench task folders, the format before Harbor's: `task.yaml`, `Dockerfile`, `run-tests.sh`, `tests/`,
+`solution.sh`.
+
+Graded as Terminal-Bench does: `run-tests.sh` runs in the agent's runtime when its processes are gone, and all tests in
+pytest's summary must have passed (skipped and expected failures have). Tests that never came to a summary, for their
+tools could not be installed, say nothing of the agent: no reward at all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gangline.domain.errors import InvalidRequest
+from gangline.importers.environment import Environment, OwnFolders
+from gangline.importers.files import read_text, written
+from gangline.importers.grading import GRADING_MARGIN_S, oracle, script_evaluator, tests_of
+from gangline.importers.imported import Choices, Imported
+from gangline.plugins import explain
+
+__all__ = ["is_terminal_bench_task", "read_terminal_bench_task"]
+
+FOLDERS = OwnFolders(("/tests", "/logs/verifier", "/oracle"))
+_RUN_TESTS = """
+out=/logs/verifier/test-stdout.txt
+bash /tests/run-tests.sh >$out 2>&1 </dev/null
+tail -c 2000 $out
+sed -n '/short test summary info/,$p' $out >$out.summary
+grep -qE '^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) ' $out.summary || { echo 'pytest left no summary (-rA)'; exit 3; }
+if grep -qE '^(FAILED|ERROR|XPASS) ' $out.summary; then echo 0; else echo 1; fi >/logs/verifier/reward.txt
+"""
+_COMPOSE_FIELDS = {"build", "image", "container_name", "command", "environment", "volumes"}
+"""Of its one service: what only says how Terminal-Bench starts it."""
+
+
+class _TaskYaml(BaseModel):
+    """What is carried of `task.yaml`; the rest describes the task to people."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    instruction: str
+    max_agent_timeout_sec: float = Field(default=360, gt=0)
+    max_test_timeout_sec: float = Field(default=60, gt=0)
+    parser_name: str = "pytest"
+
+
+def is_terminal_bench_task(folder: Path) -> bool:
+    return (folder / "task.yaml").is_file()
+
+
+def read_terminal_bench_task(folder: Path, choices: Choices) -> Imported:
+    """Raises: InvalidRequest, naming what is missing, or what is asked for and cannot be given."""
+    config = _read_config(folder / "task.yaml")
+    if config.parser_name != "pytest":
+        raise InvalidRequest(
+            f"{folder.name}: its tests are read by parser {config.parser_name!r}; only pytest's can be."
+        )
+    service = _service(folder)
+    environment = Environment(
+        name=folder.name,
+        context=_context(folder, service),
+        env={**_variables(service), "TEST_DIR": "/tests"},
+        limits={},
+        folders=FOLDERS,
+    )
+    runtime, notes = environment.runtime(choices)
+    body: dict[str, Any] = {
+        "instruction": config.instruction,
+        "runtime": runtime,
+        "evaluator": _evaluator(folder, config),
+        "timeout_seconds": config.max_agent_timeout_sec,
+        "evaluation_timeout_seconds": config.max_test_timeout_sec + GRADING_MARGIN_S,
+        "metadata": {"source": "terminal-bench", "task": folder.name},
+    }
+    if choices.oracle:
+        files = {"/oracle/solution.sh": _solution(folder)}
+        body["agent"], actions = oracle(files, ["bash", "/oracle/solution.sh"], {})
+        runtime["prepare"] = [*runtime.get("prepare", []), *actions]
+    if choices.network is None:
+        notes.append(f"{folder.name}: agent and tests reach the model only, unless --network full")
+    return Imported(name=folder.name, body=body, notes=tuple(notes))
+
+
+def _solution(folder: Path) -> dict[str, Any]:
+    if not (folder / "solution.sh").is_file():
+        raise InvalidRequest(f"{folder / 'solution.sh'} does not exist: this task has no solution that can be run.")
+    return written(folder / "solution.sh", mode=0o755)
+
+
+def _evaluator(folder: Path, config: _TaskYaml) -> dict[str, Any]:
+    files = tests_of(folder / "tests", "/tests")
+    files["/tests/run-tests.sh"] = written(folder / "run-tests.sh", mode=0o755)
+    clear = ["/tests", "/logs/verifier"]
+    return script_evaluator(_RUN_TESTS, files, clear=clear, timeout_s=config.max_test_timeout_sec, env={})
+
+
+def _read_config(path: Path) -> _TaskYaml:
+    try:
+        return _TaskYaml.model_validate(_yaml(path))
+    except ValidationError as error:
+        raise InvalidRequest(f"{path}: {explain(error)}") from error
+
+
+def _yaml(path: Path) -> Any:
+    try:
+        import yaml  # noqa: PLC0415 - of the extra `importers`
+    except ModuleNotFoundError as error:
+        raise InvalidRequest("Terminal-Bench tasks are YAML. Run: pip install 'gangline[importers]'") from error
+    try:
+        return yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        raise InvalidRequest(f"{path} is no YAML: {error}") from error
+
+
+def _service(folder: Path) -> dict[str, Any]:
+    """Its one container, as docker-compose.yaml has it. Raises: InvalidRequest when the task is more than that."""
+    path = folder / "docker-compose.yaml"
+    if not path.exists():
+        return {}
+    document: Any = _yaml(path)
+    services: Any = cast("dict[str, Any]", document).get("services") if isinstance(document, dict) else None
+    if not isinstance(services, dict) or len(cast("dict[str, Any]", services)) != 1:
+        raise InvalidRequest(f"{folder.name}: {path} has other than one service; a task is one runtime here.")
+    (service,) = cast("dict[str, Any]", services).values()
+    found = cast("dict[str, Any]", service) if isinstance(service, dict) else {}
+    if more := set(found) - _COMPOSE_FIELDS:
+        raise InvalidRequest(f"{folder.name}: {path} asks for what cannot be given: {', '.join(sorted(more))}.")
+    return found
+
+
+def _context(folder: Path, service: dict[str, Any]) -> Path:
+    """Where the Dockerfile is. Raises: InvalidRequest when that is outside the task."""
+    build: Any = service.get("build", ".")
+    named = str(cast("dict[str, Any]", build).get("context", ".")) if isinstance(build, dict) else str(build)
+    context = folder / named
+    if not context.resolve().is_relative_to(folder.resolve()):
+        raise InvalidRequest(f"{folder.name}: its build context {named!r} is outside the task's folder.")
+    return context
+
+
+def _variables(service: dict[str, Any]) -> dict[str, str]:
+    """Those with a value of their own; the others are Terminal-Bench's."""
+    given: Any = service.get("environment") or {}
+    if isinstance(given, list):
+        named = [str(pair).partition("=") for pair in cast("list[Any]", given)]
+        given = {name: value for name, equals, value in named if equals}
+    pairs = {name: str(value) for name, value in cast("dict[str, Any]", given).items()}
+    return {name: value for name, value in pairs.items() if "${" not in value}

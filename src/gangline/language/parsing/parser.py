@@ -1,0 +1,133 @@
+"""A reply's text in any cut -> events.
+
+Laws
+- However the text is cut, the events add up to the same thinking, text and calls.
+- A call comes out whole, when it is known to be one: its arguments are a JSON object. One that cannot be read stays
+  text, and `status` says so.
+- Nothing sampled is lost but the tags of what was read, and white space after a call and before a think block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, get_args
+
+from gangline.domain.completion import ParseStatus
+from gangline.domain.errors import InvalidRequest
+from gangline.language.parsing.events import CallEvent, CallFormat, Event, Schemas, TextEvent
+from gangline.language.parsing.harmony import Harmony
+from gangline.language.parsing.llama_json import LlamaJson
+from gangline.language.parsing.tagged_calls import TaggedCalls, read_glm, read_hermes, read_qwen3_coder
+from gangline.language.parsing.thinking import ThinkTags
+
+__all__ = ["Parsers", "ReplyParser", "ThinkingFormat", "ToolFormat"]
+
+ThinkingFormat = Literal["qwen3", "deepseek_r1", "harmony"]
+ToolFormat = Literal["hermes", "qwen3_coder", "glm", "llama3_json", "harmony"]
+
+_CALLS = {
+    "hermes": partial(TaggedCalls, read_hermes),
+    "qwen3_coder": partial(TaggedCalls, read_qwen3_coder),
+    "glm": partial(TaggedCalls, read_glm),
+    "llama3_json": LlamaJson,
+}
+
+
+@dataclass(frozen=True)
+class Parsers:
+    """Which formats to read out of replies; None: that part stays text."""
+
+    tools: ToolFormat | None = None
+    thinking: ThinkingFormat | None = None
+
+    @classmethod
+    def named(cls, names: Mapping[str, Any]) -> Parsers:
+        """From `{"thinking": ..., "tools": ...}`; "none" is None. Raises: InvalidRequest."""
+        unknown = sorted(set(names) - {"thinking", "tools"})
+        if unknown:
+            raise InvalidRequest(f"parsers: {unknown[0]!r} is neither thinking nor tools.")
+        thinking = _one_of("thinking", names.get("thinking"), get_args(ThinkingFormat))
+        tools = _one_of("tools", names.get("tools"), get_args(ToolFormat))
+        if (thinking == "harmony") != (tools == "harmony"):
+            raise InvalidRequest("parsers: harmony is one grammar; name it for thinking and for tools.")
+        return cls(tools=tools, thinking=thinking)
+
+    def __bool__(self) -> bool:
+        return self.tools is not None or self.thinking is not None
+
+    @property
+    def need_special_tokens(self) -> bool:
+        """The marks are special tokens, which text is usually decoded without."""
+        return self.thinking == "harmony" or self.tools == "llama3_json"
+
+
+def _one_of(what: str, name: object, known: tuple[str, ...]) -> Any:
+    if name in (None, "none"):
+        return None
+    if name not in known:
+        raise InvalidRequest(f"parsers: {what} must be none or one of {', '.join(known)}; got {name!r}.")
+    return name
+
+
+class ReplyParser:
+    """One reply: thinking split off first, tool calls out of the rest."""
+
+    def __init__(
+        self, parsers: Parsers, *, in_thinking: bool = False, schemas: Schemas | None = None, reads_calls: bool = True
+    ) -> None:
+        """
+        in_thinking: the prompt has opened the think block.
+        schemas: of the tools that were offered, for formats that do not say a value's type.
+        reads_calls: False leaves calls in the text, as for a caller that wants none.
+        """
+        self._num_calls = 0
+        self._thinking, self._calls = _formats(parsers, in_thinking, schemas or {}, reads_calls)
+
+    @property
+    def num_calls(self) -> int:
+        """Read so far."""
+        return self._num_calls
+
+    @property
+    def status(self) -> ParseStatus:
+        if not self._num_broken():
+            return "ok"
+        return "partial" if self._num_calls else "failed"
+
+    def feed(self, text: str) -> list[Event]:
+        if not text:
+            return []
+        return self._counted(self._read(self._thinking.feed(text) if self._thinking else [TextEvent(text)]))
+
+    def finish(self) -> list[Event]:
+        """What is still held back. Call once, after the last text."""
+        held = self._read(self._thinking.finish()) if self._thinking else []
+        return self._counted(held + (self._calls.finish() if self._calls else []))
+
+    def _read(self, events: list[Event]) -> list[Event]:
+        if self._calls is None:
+            return events
+        read: list[Event] = []
+        for event in events:
+            read.extend(self._calls.feed(event.text) if isinstance(event, TextEvent) else [event])
+        return read
+
+    def _counted(self, events: list[Event]) -> list[Event]:
+        self._num_calls += sum(isinstance(event, CallEvent) for event in events)
+        return events
+
+    def _num_broken(self) -> int:
+        of_thinking = self._thinking.num_broken if isinstance(self._thinking, Harmony) else 0
+        return of_thinking + (self._calls.num_broken if self._calls else 0)
+
+
+def _formats(
+    parsers: Parsers, in_thinking: bool, schemas: Schemas, reads_calls: bool
+) -> tuple[ThinkTags | Harmony | None, CallFormat | None]:
+    if parsers.thinking == "harmony":
+        return Harmony(reads_calls=reads_calls and parsers.tools == "harmony"), None
+    thinking = ThinkTags(opened=in_thinking, always=parsers.thinking == "deepseek_r1") if parsers.thinking else None
+    make = _CALLS.get(parsers.tools or "") if reads_calls else None
+    return thinking, make(schemas) if make is not None else None

@@ -1,0 +1,195 @@
+"""The `apptainer` runtime: containers without a daemon and without root, for clusters.
+
+Laws:
+- A container is one child of ours, `apptainer exec` with a shell that waits; nothing is left to a daemon or to
+  instances that would outlive us. Commands enter it from outside, each under a supervisor: see `namespaced`.
+- Started by root, each container's commands are a numeric user of its own; started by a user, they are that user, or,
+  where the operator allows it (`GANGLINE_APPTAINER_FAKEROOT`), root of a user namespace, which may install packages.
+- The image stays as it is: what is written beside the shared folders goes to an overlay that ends with the sandbox. An
+  ordinary user's container is all the agent's own then, which may write to any of its image's files, as it sees them.
+- Without an image it sees the host's programs, as `sandbox` does.
+- Networks `none`, `proxy` and `list` are a network namespace with only `lo`. Under `full` it is the host's network, and
+  the container has a loopback address of its own there, which is its `localhost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import ClassVar
+
+from gangline.domain.contracts import RuntimeHandle, RuntimeStart
+from gangline.domain.errors import GanglineError, RuntimeFailed, RuntimeUnavailable
+from gangline.domain.ids import new_id
+from gangline.domain.task import LimitsSpec, RuntimeSpec
+from gangline.runtimes.apptainer.command_line import (
+    ApptainerLaunch,
+    View,
+    checked_image,
+    container_environment,
+    exec_arguments,
+    make_host_root,
+)
+from gangline.runtimes.bubblewrap.command_line import SHM_BYTES
+from gangline.runtimes.commands.execution import helper_argv
+from gangline.runtimes.commands.holder import PATH, Launch
+from gangline.runtimes.confinement.cgroups import remove_owned
+from gangline.runtimes.confinement.masks import refuse_hidden_image
+from gangline.runtimes.namespaced import HOME, begun, can_give_users, checked_folders, grader_folder
+from gangline.runtimes.network.loopback import LoopbackAddress
+from gangline.runtimes.shared.environment import exposed_folders, image_environment
+from gangline.runtimes.shared.leftovers import kill_mounted, reap
+from gangline.runtimes.shared.users import HeldUser
+from gangline.settings import Settings
+
+__all__ = ["ApptainerRuntime"]
+
+_RESERVED = ("/proc", "/dev", "/sys", "/etc", "/.singularity.d")
+
+
+class ApptainerRuntime:
+    """Starts containers with `apptainer`, or what `GANGLINE_APPTAINER` names."""
+
+    name: ClassVar[str] = "apptainer"
+    is_keepable: ClassVar[bool] = True
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        settings = settings or Settings.from_environ()
+        self._program = settings.apptainer
+        self._fakeroot = settings.apptainer_fakeroot
+        self._expose = exposed_folders(settings.expose)
+        self._privileged = can_give_users()
+
+    async def check(self) -> None:
+        """Start a container with the host's programs and run `true` in it. Raises: RuntimeUnavailable."""
+        self._check_program()
+        with TemporaryDirectory(prefix="gangline-check-") as folder:
+            start = RuntimeStart(
+                runtime_id=new_id("check"),
+                owner=new_id("check"),
+                spec=RuntimeSpec(
+                    backend=self.name, network="none", limits=LimitsSpec(**dict.fromkeys(LimitsSpec.model_fields))
+                ),
+                folder=Path(folder) / "sandbox",
+            )
+            try:
+                handle = await self.start(start)
+                try:
+                    result = await handle.exec(["true"])
+                finally:
+                    await handle.stop()
+            except GanglineError as error:
+                raise RuntimeUnavailable(f"a container does not start: {error.message}") from error
+        if not result.ok:
+            raise RuntimeUnavailable(f"`true` fails in a container: {result.stderr.decode(errors='replace')}")
+
+    def _check_program(self) -> None:
+        if shutil.which(self._program[0], path=PATH) is None:
+            raise RuntimeUnavailable(
+                f"{self._program[0]} is not installed. Install Apptainer 1.4 or newer (apptainer.org), or name another "
+                "program with GANGLINE_APPTAINER."
+            )
+        if self._fakeroot and os.geteuid() == 0:
+            raise RuntimeUnavailable(
+                "GANGLINE_APPTAINER_FAKEROOT is for nodes of ordinary users: a root node's would be root indeed."
+            )
+
+    async def start(self, start: RuntimeStart) -> RuntimeHandle:
+        """Raises: RuntimeFailed, RuntimeUnavailable, InvalidRequest."""
+        self._check_program()
+        image = checked_image(start.spec.image)
+        if image is not None:
+            refuse_hidden_image(Path(image), start.hidden)
+        shared = checked_folders(start, _RESERVED) | grader_folder(start, has_users=self._privileged)
+        enclosure = _Container(start, image, shared, self._expose, self._program, self._fakeroot)
+        user = HeldUser(start.runtime_id) if self._privileged else None
+        return await begun(start, self.name, enclosure, shared, user)
+
+    async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
+        await asyncio.to_thread(kill_mounted, self.name, owner, root, keep)
+        removed = await asyncio.to_thread(reap, self.name, owner, root, keep)
+        await remove_owned(owner, keep)
+        return len(removed)
+
+
+class _Container:
+    """See `namespaced.Enclosure`."""
+
+    def __init__(
+        self,
+        start: RuntimeStart,
+        image: str | None,
+        shared: Mapping[str, Path],
+        expose: Sequence[Path],
+        program: Sequence[str],
+        fakeroot: bool,
+    ) -> None:
+        self._folder = start.folder
+        self._hidden = start.hidden
+        self._image = image
+        self._host_root: list[Path] = []
+        self._shared = shared
+        self._expose = expose
+        self._program = program
+        self.agent_is_root = self._fakeroot = fakeroot
+        self._host_network = start.spec.network == "full"
+        self._loopback = LoopbackAddress(start.runtime_id) if self._host_network else None
+        self._image_env: Mapping[str, str] = {}
+
+    @property
+    def _localhost(self) -> str:
+        return "127.0.0.1" if self._loopback is None else self._loopback.address
+
+    def make_folders(self) -> None:
+        (self._folder / "apptainer").mkdir(exist_ok=True)
+        (self._folder / "empty").mkdir(exist_ok=True)
+        if self._image is None:
+            self._host_root = make_host_root(self._folder / "root")
+        (self._folder / "hosts").write_text(f"{self._localhost} localhost gangline\n")
+        upper = self._folder / "overlay" / "upper"
+        for inside in (*self._shared, *map(str, self._expose)):
+            self._make_way(upper, PurePosixPath(inside))
+
+    @staticmethod
+    def _make_way(upper: Path, inside: PurePosixPath) -> None:
+        """Every folder above a mount point, open to all: in an image /root, say, may be closed to the agent."""
+        for parent in reversed(inside.parents):
+            folder = upper / parent.relative_to("/")
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o755)
+
+    def launch(self) -> Launch:
+        names = ("passwd", "group", "hosts")
+        view = View(
+            image=self._image or str(self._folder / "root"),
+            overlay=self._folder / "overlay",
+            shared=self._shared,
+            expose=[*self._host_root, *self._expose],
+            empty=self._folder / "empty",
+            hidden=self._hidden,
+            files={f"/etc/{name}": self._folder / name for name in names},
+            host_network=self._host_network,
+            user_namespace=os.geteuid() != 0,
+            fakeroot=self._fakeroot,
+        )
+        return ApptainerLaunch(exec_arguments(self._program, view), self._folder / "apptainer")
+
+    def entered(self, proc_fd: int) -> None:
+        helper = helper_argv("shared_memory", f"{proc_fd}, {SHM_BYTES}")
+        ran = subprocess.run(helper, pass_fds=[proc_fd], capture_output=True, text=True, check=False)
+        if ran.returncode != 0:
+            raise RuntimeFailed(f"/dev/shm of a container could not be limited: {ran.stderr.strip()[-200:]}")
+        self._image_env = container_environment(int(os.readlink(f"/proc/self/fd/{proc_fd}").rpartition("/")[2]))
+
+    def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
+        own = {"GANGLINE_LOOPBACK": self._localhost, **extra}
+        return image_environment(self._expose, HOME, self._image_env, own)
+
+    def close(self) -> None:
+        if self._loopback is not None:
+            self._loopback.release()

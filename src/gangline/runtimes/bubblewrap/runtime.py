@@ -1,0 +1,132 @@
+"""The `sandbox` runtime: namespaces made by bubblewrap, as root or as an ordinary user, without a daemon.
+
+Laws:
+- The agent is never root, inside or outside. Started by root, each sandbox has a numeric user of its own, which owns
+  nothing on the host; started by a user, it is that user in a user namespace without privileges.
+- It sees the host's programs read-only, its own HOME, workdir, /tmp and `RuntimeSpec.folders`, its own processes, and
+  (network `proxy`) one TCP port: the node's proxy; under `list` one more, of a forward proxy of its own. The folders
+  lie under `RuntimeStart.folder`.
+- Its system calls are filtered (`system_calls`), and the keyring of whoever started the node is not its own.
+- `kill` ends the namespaces and keeps the folders; the next `exec` makes new namespaces over them.
+- Nothing outlives the process that started it: see `holder`. That is the node's keeper: see `keeper`.
+
+How it is held and entered is in `namespaced`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import ClassVar
+
+from gangline.domain.contracts import RuntimeHandle, RuntimeStart
+from gangline.domain.errors import GanglineError, RuntimeUnavailable
+from gangline.domain.ids import new_id
+from gangline.domain.task import LimitsSpec, RuntimeSpec
+from gangline.runtimes.bubblewrap.command_line import RESERVED, BubblewrapLaunch, View, arguments, private_files
+from gangline.runtimes.bubblewrap.obstacles import obstacle
+from gangline.runtimes.commands.holder import Launch
+from gangline.runtimes.confinement.cgroups import remove_owned
+from gangline.runtimes.namespaced import (
+    HOME,
+    begun,
+    can_give_users,
+    checked_folders,
+    grader_folder,
+    inner_uid,
+)
+from gangline.runtimes.shared.environment import clean_environment, exposed_folders
+from gangline.runtimes.shared.leftovers import reap
+from gangline.runtimes.shared.users import HeldUser
+from gangline.settings import Settings
+
+__all__ = ["SandboxRuntime"]
+
+
+class SandboxRuntime:
+    """Starts sandboxes with `bwrap`."""
+
+    name: ClassVar[str] = "sandbox"
+    is_keepable: ClassVar[bool] = True
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._expose = exposed_folders((settings or Settings.from_environ()).expose)
+        self._privileged = can_give_users()
+
+    async def check(self) -> None:
+        """Start a sandbox and run `true` in it. Raises: RuntimeUnavailable, with the line to run."""
+        with TemporaryDirectory(prefix="gangline-check-") as folder:
+            start = RuntimeStart(
+                runtime_id=new_id("check"),
+                owner=new_id("check"),
+                spec=RuntimeSpec(network="none", limits=LimitsSpec(**dict.fromkeys(LimitsSpec.model_fields))),
+                folder=Path(folder) / "sandbox",
+            )
+            try:
+                handle = await self.start(start)
+                try:
+                    result = await handle.exec(["true"])
+                finally:
+                    await handle.stop()
+            except GanglineError as error:
+                raise RuntimeUnavailable(obstacle(error.message)) from error
+        if not result.ok:
+            raise RuntimeUnavailable(obstacle(result.stderr.decode(errors="replace")))
+
+    async def start(self, start: RuntimeStart) -> RuntimeHandle:
+        """Raises: RuntimeFailed, InvalidRequest."""
+        shared = checked_folders(start, RESERVED) | grader_folder(start, has_users=self._privileged)
+        user = HeldUser(start.runtime_id) if self._privileged else None
+        uid = None if user is None else user.uid
+        return await begun(start, self.name, _Bubblewrap(start, shared, self._expose, uid), shared, user)
+
+    async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
+        removed = await asyncio.to_thread(reap, self.name, owner, root, keep)
+        await remove_owned(owner, keep)
+        return len(removed)
+
+
+class _Bubblewrap:
+    """See `namespaced.Enclosure`."""
+
+    agent_is_root = False
+
+    def __init__(
+        self, start: RuntimeStart, shared: Mapping[str, Path], expose: Sequence[Path], uid: int | None
+    ) -> None:
+        self._start = start
+        self._shared = shared
+        self._expose = expose
+        self._uid = uid
+
+    def make_folders(self) -> None:
+        """Nothing beside the shared ones."""
+
+    def launch(self) -> Launch:
+        spec = self._start.spec
+        as_root = os.geteuid() == 0 and self._uid is None
+        view = View(
+            image=Path(spec.image) if spec.image is not None else None,
+            shared=self._shared,
+            expose=self._expose,
+            masked=private_files() if as_root and spec.image is None else (),
+            hidden=self._start.hidden,
+            passwd=self._start.folder / "passwd",
+            group=self._start.folder / "group",
+            host_network=spec.network == "full",
+            user_namespace=self._uid is None,
+        )
+        uid = str(inner_uid(self._uid))
+        return BubblewrapLaunch([*arguments(view), *(["--uid", uid, "--gid", uid] if as_root else [])])
+
+    def entered(self, proc_fd: int) -> None:
+        """What is inside is the host's."""
+
+    def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
+        return clean_environment(self._expose, HOME, extra)
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,158 @@
+"""Docker and podman, asked by their command line: both understand the same few commands.
+
+Nothing is asked of them between a sandbox's start and its end, so that a process of theirs for each question costs
+little; and podman needs no service then. What they say when they fail is told as it is, with what to do where that is
+known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gangline.domain.errors import InvalidRequest, RuntimeFailed, RuntimeUnavailable
+from gangline.runtimes.shared.leftovers import LABEL
+
+__all__ = ["Engine", "Inspected", "checked_image"]
+
+_PATIENCE_S = 180.0
+_NO_IMAGE = re.compile("no such image|image not known|unable to find image|unable to find a name", re.IGNORECASE)
+_NO_CONTAINER = re.compile("no such container|no container with name", re.IGNORECASE)
+_IMAGE = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?(/[A-Za-z0-9._-]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?", re.ASCII
+)
+_PREFIX = "gangline-"
+
+
+class Inspected(msgspec.Struct, frozen=True):
+    """What we ask of a running container."""
+
+    pid: int
+    """Of its first process, on this machine."""
+    env: dict[str, str]
+    """What its image sets, and we at its start."""
+    folders: list[Path]
+    """On this machine, with what the container has written: its layer and its volumes; none where they are not told."""
+
+
+class Engine:
+    """One container engine."""
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        """`name`: `docker` or `podman`; `command`: its program, with global options."""
+        self.name = name
+        self._command = tuple(command)
+
+    @property
+    def is_installed(self) -> bool:
+        return shutil.which(self._command[0]) is not None
+
+    async def run(self, runtime_id: str, options: Sequence[str], image: str, argv: Sequence[str], folder: Path) -> None:
+        """Start a container in the background; `argv[0]` stands in for the image's entry point.
+
+        Never pulls. `folder`: where podman's monitor runs, which leaves a file there when memory ran out.
+        Raises: InvalidRequest when the image is not there, RuntimeFailed, RuntimeUnavailable.
+        """
+        given = ("--detach", "--pull", "never", "--name", _PREFIX + runtime_id, "--entrypoint", argv[0])
+        code, _, complaint = await self._said("run", *given, *options, image, *argv[1:], folder=folder)
+        if code != 0 and _NO_IMAGE.search(complaint):
+            raise InvalidRequest(
+                f"the image {image!r} is not on this machine, and none is pulled while a session waits. "
+                f"Run: {' '.join(self._command)} pull {image}"
+            )
+        if code != 0:
+            raise RuntimeFailed(f"{self.name} did not start a container: {complaint}")
+
+    async def start(self, runtime_id: str, folder: Path) -> None:
+        """Start a container that has ended. Raises: RuntimeFailed."""
+        await self._done("start", _PREFIX + runtime_id, folder=folder)
+
+    async def kill(self, runtime_id: str) -> None:
+        """End a container and keep its files; one that has ended stays as it is. Raises: RuntimeFailed."""
+        code, _, complaint = await self._said("kill", _PREFIX + runtime_id)
+        if code != 0 and "not running" not in complaint and "state improper" not in complaint:
+            raise RuntimeFailed(f"{self.name} did not end a container: {complaint}")
+        await self._done("wait", _PREFIX + runtime_id)
+
+    async def remove(self, runtime_id: str) -> None:
+        """Remove a container with its files and volumes, if there is one. Raises: RuntimeFailed, RuntimeUnavailable."""
+        code, _, complaint = await self._said("rm", "--force", "--volumes", _PREFIX + runtime_id)
+        if code != 0 and not _NO_CONTAINER.search(complaint):
+            raise RuntimeFailed(f"{self.name} did not remove a container: {complaint}")
+
+    async def inspect(self, runtime_id: str) -> Inspected:
+        """Raises: RuntimeFailed."""
+        told: Any = msgspec.json.decode(await self._done("container", "inspect", _PREFIX + runtime_id))[0]
+        env = dict(line.partition("=")[::2] for line in told["Config"]["Env"] or ())
+        driver: dict[str, Any] = told.get("GraphDriver") or {}
+        mounts: list[dict[str, Any]] = told.get("Mounts") or []
+        data: dict[str, Any] = driver.get("Data") or {}
+        layer = data.get("UpperDir")
+        volumes = [Path(str(mount["Source"])) for mount in mounts if mount.get("Type") == "volume"]
+        folders = [] if layer is None else [Path(str(layer)), *volumes]
+        return Inspected(pid=int(told["State"]["Pid"]), env=env, folders=folders)
+
+    async def containers(self, labels: Sequence[str]) -> set[str]:
+        """Ids of our runtimes whose containers carry all these labels, running or not. Raises: RuntimeFailed."""
+        filters = [piece for label in labels for piece in ("--filter", f"label={label}")]
+        names = await self._done("ps", "--all", *filters, "--format", "{{.Names}}")
+        return {name.removeprefix(_PREFIX) for name in names.split() if name.startswith(_PREFIX)}
+
+    async def _done(self, *argv: str, folder: Path | None = None) -> str:
+        """What it prints. Raises: RuntimeFailed."""
+        code, printed, complaint = await self._said(*argv, folder=folder)
+        if code != 0:
+            raise RuntimeFailed(f"{self.name} {argv[0]}: {complaint}")
+        return printed
+
+    async def _said(self, *argv: str, folder: Path | None = None) -> tuple[int, str, str]:
+        """Exit code, output, complaint. Raises: RuntimeUnavailable, RuntimeFailed when it does not come to an end."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=_environment(),
+                cwd=folder,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise RuntimeUnavailable(
+                f"{self._command[0]} cannot be started ({error.strerror}). Install {self.name}, "
+                f"or name its command line in GANGLINE_{self.name.upper()}."
+            ) from error
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                printed, complaint = await process.communicate()
+        except TimeoutError:
+            raise RuntimeFailed(f"{self.name} {argv[0]} took longer than {_PATIENCE_S:.0f} s.") from None
+        finally:
+            with suppress(ProcessLookupError):
+                if process.returncode is None:
+                    process.kill()
+        assert process.returncode is not None
+        return process.returncode, printed.decode(errors="replace"), complaint.decode(errors="replace").strip()
+
+
+def _environment() -> dict[str, str]:
+    """The node's. Not its label: what an engine leaves running is not the node's; nor what opens the control plane."""
+    return {name: value for name, value in os.environ.items() if name not in (LABEL, "GANGLINE_TOKEN")}
+
+
+def checked_image(image: str | None, engine: str) -> str:
+    """Raises: InvalidRequest when there is none, or what is there is no name of an image."""
+    if image is None:
+        raise InvalidRequest(f"runtime `{engine}` needs an image: set runtime.image, such as debian:12.")
+    if not _IMAGE.fullmatch(image):
+        raise InvalidRequest(f"runtime.image must be the name of an image, such as debian:12; got {image[:200]!r}.")
+    return image

@@ -1,0 +1,467 @@
+"""The runtimes `docker` and `podman`: images of containers, as root; with podman as an ordinary user too.
+
+The engine makes a container (its root file system, namespaces, control groups), and removes it. All between is ours, as
+in `sandbox`: a command's supervisor enters the namespaces, files move through the container's root as seen from the
+host, and the node's proxy is a listener opened in its network. So the contract holds without anything of ours in the
+image; it needs `sh` and coreutils.
+
+Laws:
+- The agent is never root inside. Its folders are in the container's own layer, with what the image has there.
+- Nothing is pulled. Who submits a task names an image, and nothing else of the engine's command line.
+- Nothing outlives the process that started it: see `container_life`. That is the node's keeper: see `keeper`. A layer
+  that it leaves is found by its labels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, Literal, TypeVar
+
+from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, RuntimeUser, Usage
+from gangline.domain.errors import (
+    GanglineError,
+    InvalidRequest,
+    RuntimeFailed,
+    RuntimeFault,
+    RuntimeUnavailable,
+)
+from gangline.domain.ids import validated_id
+from gangline.domain.task import LimitsSpec
+from gangline.runtimes.commands.execution import Executions, Order
+from gangline.runtimes.confinement.cgroups import Cgroups, joined_groups
+from gangline.runtimes.confinement.limits import NOT_ENFORCED, enforcement, grader_enforcement, refuse_grader
+from gangline.runtimes.confinement.masks import masked
+from gangline.runtimes.confinement.seccomp import filters_of
+from gangline.runtimes.confinement.system_calls import enforced, filter_for
+from gangline.runtimes.containers.engine import Engine, checked_image
+from gangline.runtimes.containers.life import PIPES, ContainerLife, Pipes, first_process
+from gangline.runtimes.namespaced import GRADER_HOME, HOME
+from gangline.runtimes.network.openings import Openings
+from gangline.runtimes.network.relay import ListenerHelper
+from gangline.runtimes.shared.disk import MEASURED, DiskWatch, root_inside
+from gangline.runtimes.shared.environment import argv_of, exposed_folders, image_environment
+from gangline.runtimes.shared.files import SharedFolders
+from gangline.runtimes.shared.leftovers import LABEL, Mark, marked, reap, remove_folder, write_mark
+from gangline.runtimes.shared.threads import run_to_end
+from gangline.runtimes.shared.users import HeldUser, grader_uid
+from gangline.settings import Settings
+
+__all__ = ["DockerRuntime", "PodmanRuntime"]
+
+_T = TypeVar("_T")
+_OURS = 2
+"""Processes of the container that are not the agent's."""
+_SHM_BYTES = 256 << 20
+_CLOSED = ("/proc", "/sys", "/dev", PIPES)
+_NO_WORKDIR = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/tmp")
+_NO_WORKDIR_ITSELF = ("/", "/home", "/opt", "/usr", "/usr/bin", "/usr/lib", "/usr/sbin", "/usr/local", "/var")
+_NOT_THE_IMAGE_S = (LABEL, "HOSTNAME", "TERM", "container")
+"""Variables that we set, and those that podman sets."""
+_CONFINED = (
+    *("--user", "0:0", "--cap-drop", "ALL", "--cap-add", "CHOWN", "--cap-add", "DAC_OVERRIDE", "--cap-add", "FOWNER"),
+    *("--security-opt", "no-new-privileges", "--hostname", "gangline", "--workdir", "/", "--log-driver", "none"),
+    *("--shm-size", str(_SHM_BYTES), "--no-healthcheck"),
+)
+
+
+class _ContainerRuntime:
+    """What both have in common."""
+
+    name: ClassVar[str]
+    is_keepable: ClassVar[bool] = True
+
+    def __init__(self, command: Sequence[str], settings: Settings) -> None:
+        self._engine = Engine(self.name, command)
+        self._expose = exposed_folders(settings.expose)
+        self._options = settings.container_options
+
+    async def check(self) -> None:
+        """Ask the engine. Raises: RuntimeUnavailable, with the line to run."""
+        self._refuse_user()
+        if not self._engine.is_installed:
+            raise RuntimeUnavailable(f"{self.name} is not installed. Run, as root: {self._install}")
+        try:
+            await self._engine.containers([])
+        except GanglineError as error:
+            raise RuntimeUnavailable(f"{self.name} does not answer: {error.message}. {self._advice}") from error
+
+    _install: ClassVar[str]
+    _advice: ClassVar[str]
+
+    def _refuse_user(self) -> None:
+        """Raises: RuntimeUnavailable when it is not for the user that we are."""
+
+    def _user_options(self) -> list[str]:
+        return []
+
+    async def start(self, start: RuntimeStart) -> RuntimeHandle:
+        """Raises: RuntimeFailed, RuntimeUnavailable, InvalidRequest."""
+        self._refuse_user()
+        validated_id(start.runtime_id, "runtime_id")
+        validated_id(start.owner, "owner")
+        if start.spec.network != "none" and start.proxy_port is None:
+            raise InvalidRequest(f"network `{start.spec.network}` needs the port of the node's proxy.")
+        image = checked_image(start.spec.image, self.name)
+        mark = Mark(owner=start.owner, runtime=self.name, runtime_id=start.runtime_id)
+        options = [*_CONFINED, *self._user_options(), *_labels(mark), *self._options]
+        handle = _ContainerHandle(self._engine, start, mark, image, self._expose, options)
+        try:
+            await handle.begin()
+        except BaseException:
+            with suppress(RuntimeFault):  # an engine that is not there; what it left is the reaper's
+                await asyncio.shield(handle.stop())
+            raise
+        return handle
+
+    async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
+        """The engine is asked only where a folder tells that it was used: elsewhere it may be broken, or not there."""
+        found: set[str] = set()
+        if await asyncio.to_thread(_was_used, self.name, owner, root):
+            labelled = await self._engine.containers([f"gangline.owner={owner}", f"gangline.runtime={self.name}"])
+            found = labelled - keep
+            for runtime_id in found:
+                await self._engine.remove(runtime_id)
+        return len(found | await asyncio.to_thread(reap, self.name, owner, root, keep))
+
+
+class DockerRuntime(_ContainerRuntime):
+    """Docker, by a node that runs as root on the daemon's machine."""
+
+    name: ClassVar[str] = "docker"
+    _install = "apt-get install -y docker.io"
+    _advice = "Is its daemon running?"
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        settings = settings or Settings.from_environ()
+        super().__init__(settings.docker, settings)
+
+    def _refuse_user(self) -> None:
+        if os.geteuid() != 0:
+            raise RuntimeUnavailable("runtime `docker` needs a node that runs as root; for users there is `podman`.")
+
+
+class PodmanRuntime(_ContainerRuntime):
+    """Podman, as root or as an ordinary user."""
+
+    name: ClassVar[str] = "podman"
+    _install = "apt-get install -y podman uidmap"
+    _advice = "`podman info` may say more."
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        settings = settings or Settings.from_environ()
+        super().__init__(settings.podman, settings)
+
+    def _user_options(self) -> list[str]:
+        return [] if os.geteuid() == 0 else ["--userns", "keep-id"]
+
+
+class _ContainerHandle:
+    """One container: a layer that lasts, and processes that come and go."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        start: RuntimeStart,
+        mark: Mark,
+        image: str,
+        expose: Sequence[Path],
+        options: Sequence[str],
+    ) -> None:
+        self.runtime_id = start.runtime_id
+        self.workdir = _checked_folder(start.spec.workdir, "runtime.workdir")
+        self.home = HOME
+        self.proxy_url = None if start.spec.network == "none" else f"http://127.0.0.1:{start.proxy_port}"
+        folders = [_checked_folder(path, "runtime.folders") for path in start.spec.folders]
+        self._own = list(dict.fromkeys([HOME, self.workdir, *folders]))
+        """Folders of the agent's."""
+        self._engine = engine
+        self._start = start
+        self._mark = mark
+        self._image = image
+        self._user = HeldUser(start.runtime_id) if os.geteuid() == 0 else None
+        self._uid = os.geteuid() if self._user is None else self._user.uid
+        """The agent's in the container. An ordinary user's agent is that user, so that its files are the user's."""
+        self._grader_uid = None if self._user is None else grader_uid(self._user.uid)
+        self.grader_home = None if self._user is None else GRADER_HOME
+        self._expose = expose
+        self._options = options
+        self._env: dict[str, str] = {}
+        """What the image sets."""
+        program = filter_for(start.spec.system_calls_allow)
+        self._own_filters = [] if program is None else [program]
+        self._engine_filters: list[bytes] = []
+        """Of system calls; none where they cannot be read."""
+        self._groups = Cgroups()
+        self._limits = enforcement(start.spec.limits, {}, own_user=True)
+        self._written: list[Path] = []
+        """Host folders with what it has written; none where the engine does not tell."""
+        self._disk = DiskWatch(start.spec.limits, lambda: self._written, self.kill, root=self._root)
+        self._executions = Executions(mark.label)
+        self._life: ContainerLife | None = None
+        self._openings = Openings()
+        self._lock = asyncio.Lock()
+        self._was_made = False
+        self._stopped = False
+
+    async def begin(self) -> None:
+        await run_to_end(self._make_folder)
+        async with self._lock:
+            await self._started()
+        self._disk.begin()
+
+    def _make_folder(self) -> None:
+        write_mark(self._start.folder, self._mark)
+        (self._start.folder / "empty").mkdir(exist_ok=True)
+
+    async def _started(self) -> ContainerLife:
+        """The container's life; another one when it has ended. The lock is held."""
+        if self._stopped:
+            raise RuntimeFailed(f"container {self.runtime_id} was stopped.")
+        if self._life is not None and self._life.alive:
+            return self._life
+        await self._end()
+        helper = None if self._start.spec.network == "none" else ListenerHelper(self._mark.label)
+        try:
+            life = self._life = await _to_end(self._another_life())
+            if helper is not None and not life.is_in_our_network():
+                await self._openings.open(helper, life.proc_fd, self._start)
+        except BaseException:
+            await asyncio.shield(self._end())
+            raise
+        finally:
+            if helper is not None:
+                helper.close()
+        return life
+
+    async def _another_life(self) -> ContainerLife:
+        pipes = await asyncio.to_thread(Pipes, self._start.folder / "pipes")
+        self._life = await ContainerLife.begin(pipes, self._first_pid)
+        if self._life.host_uid(self._uid) is None:
+            raise RuntimeFailed(
+                f"{self._engine.name} maps users so that the agent's is none of them: run it without userns-remap."
+            )
+        self._engine_filters = await asyncio.to_thread(_filters, self._life.pid)
+        self._groups = joined_groups(Path(f"/proc/{self._life.pid}/cgroup"), self._inner_limits())
+        held = {**self._groups.enforced, **(MEASURED if self._written else {})}
+        self._limits = enforcement(self._start.spec.limits, held, own_user=True)
+        return self._life
+
+    async def _first_pid(self) -> int:
+        """Start the container. Its first process, and what its image sets."""
+        if self._was_made:
+            await self._engine.start(self.runtime_id, self._start.folder)
+        else:
+            through = _parents([*self._own, *map(str, self._expose)])
+            argv = first_process(self._uid, self._own, through, grader_uid=self._grader_uid, grader_home=GRADER_HOME)
+            await self._engine.run(self.runtime_id, self._run_options(), self._image, argv, self._start.folder)
+            self._was_made = True
+        inspected = await self._engine.inspect(self.runtime_id)
+        self._written = inspected.folders
+        self._env = {name: value for name, value in inspected.env.items() if name not in _NOT_THE_IMAGE_S}
+        return inspected.pid
+
+    def _run_options(self) -> list[str]:
+        """What `start` asks for; the rest was given."""
+        network = [] if self._start.spec.network == "full" else ["--network", "none"]
+        return [*network, *_limits_options(self._inner_limits()), *self._mounts(), *self._options]
+
+    def _root(self) -> Path | None:
+        return None if self._life is None else root_inside(self._life.proc_fd)
+
+    def _inner_limits(self) -> LimitsSpec:
+        """With room for what is not the agent's."""
+        limits = self._start.spec.limits
+        num_pids = None if limits.max_pids is None else limits.max_pids + _OURS
+        return limits.model_copy(update={"max_pids": num_pids})
+
+    def _mounts(self) -> list[str]:
+        exposed = {str(path): path for path in self._expose}
+        empty = dict.fromkeys(masked(self._start.hidden, exposed), self._start.folder / "empty")
+        bound = {PIPES: self._start.folder / "pipes", **exposed, **empty}
+        pairs = [("--mount", f"type=bind,source={source},target={path},readonly") for path, source in bound.items()]
+        return [piece for pair in pairs for piece in pair]
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float | None = None,
+        on_output: OutputSink | None = None,
+        max_output_bytes: int = 1 << 20,
+        user: RuntimeUser = "agent",
+    ) -> ExecResult:
+        argv = argv_of(command)
+        uid, own = self._becoming(user)
+        async with self._lock:
+            life = await self._started()
+        order = Order(
+            argv=argv,
+            cwd=str(PurePosixPath(self.workdir) / (cwd or "")),
+            env=image_environment(
+                self._expose, HOME, self._env, {**self._openings.env, **self._start.spec.env, **own, **(env or {})}
+            ),
+            proc_fd=life.proc_fd,
+            uid=uid,
+            supervisor_uid=None if os.geteuid() == 0 else 0,
+            filters=[*self._own_filters, *self._engine_filters],
+            cgroup_procs=self._groups.procs,
+            rlimits=self._limits.rlimits,
+        )
+        return await self._executions.run(
+            order,
+            end_all=life.kill_all,
+            stdin=stdin,
+            timeout_s=timeout_s,
+            on_output=on_output,
+            max_output_bytes=max_output_bytes,
+        )
+
+    def _becoming(self, user: RuntimeUser) -> tuple[int, dict[str, str]]:
+        """Whom a command becomes, and the environment that goes with it. Raises: RuntimeUnavailable."""
+        if user == "agent":
+            return self._uid, {}
+        if self._grader_uid is None:
+            raise refuse_grader(self._engine.name)
+        return self._grader_uid, {"HOME": GRADER_HOME}
+
+    async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        async with self._lock:
+            life = await self._started()
+            work = self._moving(life, "write", path, data, mode)
+        await run_to_end(work)
+
+    async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
+        async with self._lock:
+            life = await self._started()
+            work = self._moving(life, "read", path, max_bytes)
+        return await run_to_end(work)
+
+    async def clear(self, path: str) -> None:
+        async with self._lock:
+            life = await self._started()
+            work = self._moving(life, "clear", path)
+        await run_to_end(work)
+
+    def _moving(self, life: ContainerLife, what: Literal["read", "write", "clear"], *args: Any) -> Callable[[], Any]:
+        """Work for a thread, through the root of this very life of the container."""
+        root = life.root()
+        uid = life.host_uid(self._uid) if os.geteuid() == 0 else None
+        closed = (*_CLOSED, *map(str, self._expose))
+        roots = {"/": Path(f"/proc/self/fd/{root}")}
+        outer = None if self._grader_uid is None else life.host_uid(self._grader_uid)
+        owners = {} if outer is None else {GRADER_HOME: outer}
+        lasting = [*self._own, GRADER_HOME]
+        files = SharedFolders(roots, self.workdir, uid=uid, closed=closed, lasting=lasting, owners=owners)
+
+        def move() -> Any:
+            try:
+                return getattr(files, what)(*args)
+            finally:
+                os.close(root)
+
+        return move
+
+    async def kill(self) -> None:
+        async with self._lock:
+            await self._end()
+
+    async def _end(self) -> None:
+        """End the container and keep its layer. The lock is held."""
+        life, self._life = self._life, None
+        if life is not None:
+            life.kill()
+        await self._executions.close()
+        await self._openings.close()
+        if life is not None:
+            life.close()
+            await _to_end(self._engine.kill(self.runtime_id))
+
+    async def stop(self) -> None:
+        await self._disk.close()
+        async with self._lock:
+            if self._stopped:
+                return
+            life, self._life = self._life, None
+            if life is not None:
+                life.kill()
+                life.close()
+            await self._executions.close()
+            await self._openings.close()
+            await _to_end(self._engine.remove(self.runtime_id))
+            await run_to_end(remove_folder, self._start.folder)
+            if self._user is not None:
+                self._user.release()
+            self._stopped = True
+
+    async def usage(self) -> Usage:
+        if self._stopped:
+            raise RuntimeFailed(f"container {self.runtime_id} was stopped.")
+        return self._disk.usage
+
+    def limits(self) -> dict[str, str]:
+        network = NOT_ENFORCED if self._start.spec.network == "full" else "network namespace"
+        own = enforced(self._start.spec.system_calls_allow) if self._own_filters else NOT_ENFORCED
+        engines = "; seccomp filter of the engine" if self._engine_filters else ""
+        grader = grader_enforcement(self.grader_home)
+        return {**self._limits.told, **grader, "network": network, "system_calls": own + engines}
+
+
+def _filters(pid: int) -> list[bytes]:
+    """Blocking."""
+    try:
+        return filters_of(pid)
+    except OSError:
+        return []
+
+
+async def _to_end(work: Coroutine[Any, Any, _T]) -> _T:
+    """An engine that is told to stop halfway leaves a container that nobody knows. Cancelled, wait for the end."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+def _was_used(name: str, owner: str, root: Path) -> bool:
+    """Blocking."""
+    return any((mark.owner, mark.runtime) == (owner, name) for _folder, mark in marked(root))
+
+
+def _labels(mark: Mark) -> list[str]:
+    """For the reaper: of the container, and in the environment of its first process."""
+    named = {"owner": mark.owner, "runtime": mark.runtime, "runtime_id": mark.runtime_id}
+    labels = [piece for name, value in named.items() for piece in ("--label", f"gangline.{name}={value}")]
+    return [*labels, "--env", f"{LABEL}={mark.label}"]
+
+
+def _limits_options(limits: LimitsSpec) -> list[str]:
+    options: list[str] = []
+    if limits.memory_bytes is not None:
+        options += ["--memory", f"{limits.memory_bytes}b", "--memory-swap", f"{limits.memory_bytes}b"]
+    if limits.cpus is not None:
+        options += ["--cpus", f"{limits.cpus:g}"]
+    return [*options, "--pids-limit", str(limits.max_pids or -1)]
+
+
+def _parents(paths: Sequence[str]) -> list[str]:
+    """All folders above, the outermost first."""
+    found = {parent for path in paths for parent in PurePosixPath(path).parents}
+    return [str(path) for path in sorted(found, key=lambda path: len(path.parts))]
+
+
+def _checked_folder(named: str, field: str) -> str:
+    path = PurePosixPath(named)
+    above = {str(parent) for parent in (path, *path.parents)}
+    forbidden = {*_NO_WORKDIR, GRADER_HOME}
+    if not path.is_absolute() or ".." in path.parts or str(path) in _NO_WORKDIR_ITSELF or above & forbidden:
+        raise InvalidRequest(f"{field} must be an absolute folder outside the system's, got {named!r}.")
+    return str(path)

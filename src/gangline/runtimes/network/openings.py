@@ -1,0 +1,40 @@
+"""What a sandbox that has a network of its own reaches outside: the node's proxy, and the hosts of its list."""
+
+from __future__ import annotations
+
+from gangline.domain.contracts import RuntimeStart
+from gangline.runtimes.network.forwarding import Forwarder, proxy_variables
+from gangline.runtimes.network.relay import ListenerHelper, Relay
+
+__all__ = ["Openings"]
+
+
+class Openings:
+    """Listeners inside one life of a sandbox's network, served from outside."""
+
+    def __init__(self) -> None:
+        self.env: dict[str, str] = {}
+        """Variables by which programs find the way to the list's hosts."""
+        self._relay: Relay | None = None
+        self._forwarder: Forwarder | None = None
+
+    async def open(self, helper: ListenerHelper, proc_fd: int, start: RuntimeStart) -> None:
+        """proc_fd: of a process in the network, its folder in /proc. Raises: RuntimeFailed."""
+        assert start.proxy_port is not None
+        listening = await helper.listen(proc_fd, start.proxy_port)
+        self._relay = Relay(start.proxy_port)
+        await self._relay.serve(listening)
+        if rules := start.spec.network_rules:
+            listening = await helper.listen(proc_fd, 0)
+            self.env = proxy_variables(int(listening.getsockname()[1]))
+            self._forwarder = Forwarder(rules, start.runtime_id)
+            await self._forwarder.serve(listening)
+
+    async def close(self) -> None:
+        """Idempotent."""
+        relay, self._relay = self._relay, None
+        forwarder, self._forwarder = self._forwarder, None
+        if relay is not None:
+            await relay.close()
+        if forwarder is not None:
+            await forwarder.close()

@@ -1,0 +1,190 @@
+"""ProRL Agent's routes, over the same core as ours: a job is a task of one session, waited for.
+
+A job outlives its connection: sent again with its id and the same content, it is waited for again. Engines are added on
+and cleared from all nodes, those included that join later. `/stop` cancels what `/process` has in flight and takes no
+more until `/start`; tasks that came in by other routes go on.
+
+Source: ProRL Agent, listing 3 and 3.3.4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from gangline.domain.errors import NotFound, ServerUnavailable
+from gangline.domain.ids import new_id, validated_id
+from gangline.domain.lifecycle import TaskState
+from gangline.http.audit import SUBJECT
+from gangline.http.negotiation import answer_json, read_record
+from gangline.http.query import MAX_WAIT_S
+from gangline.http.routes import Route, json_route
+from gangline.server.compat.prorl.jobs import JOB_PREFIX, job_result, task_id_of, task_of_instance
+from gangline.server.compat.prorl.nodes import NodeEngines
+from gangline.server.service.core import RolloutService
+
+__all__ = ["ProrlRoutes"]
+
+_PAGE = 1000
+_OPEN_STATES: tuple[TaskState, ...] = ("queued", "running")
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class ProrlJob(_Record):
+    """Body of `POST /process`."""
+
+    instance: dict[str, Any]
+    """A task, or data for the template that its `data_source` names."""
+    sampling_params: dict[str, Any] = {}
+    job_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    """None: chosen here, and then nobody can cancel it by its id before it has ended."""
+
+
+class ProrlCancel(_Record):
+    job_id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+
+
+class ProrlEngine(_Record):
+    address: str = Field(pattern=r"^https?://[^\s/]+", max_length=2000)
+    """`http://host:port/v1`"""
+
+
+class ProrlAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    status: str
+    """In words."""
+    nodes: tuple[str, ...] = ()
+    """Where it was done."""
+    cancelled_jobs: int = 0
+
+
+class ProrlStatus(msgspec.Struct, frozen=True, kw_only=True):
+    status: str
+    """`running` or `stopped`"""
+    pending_jobs: int
+    """Connections that wait for a job."""
+    queues: dict[str, int]
+    """`queued`, then stage -> sessions in it, of the whole server."""
+
+
+class ProrlRoutes:
+    """template_of: reads the task template of a data source. Raises: InvalidRequest when there is none."""
+
+    def __init__(
+        self,
+        service: RolloutService,
+        engines: NodeEngines,
+        template_of: Callable[[str], dict[str, Any]],
+        *,
+        max_task_bytes: int,
+    ) -> None:
+        self._service = service
+        self._engines = engines
+        self._template_of = template_of
+        self._max_task_bytes = max_task_bytes
+        self._accepting = True
+        self._num_waiting = 0
+
+    async def process_job(self, request: web.Request) -> web.Response:
+        job = await read_record(request, ProrlJob, max_bytes=self._max_task_bytes)
+        self._refuse_when_stopped()
+        job_id = job.job_id or new_id("x")
+        task, ignored = await asyncio.to_thread(
+            task_of_instance, job.instance, job.sampling_params, job_id, self._template_of
+        )
+        SUBJECT.set(task.task_id)
+        await self._service.submit([task])
+        self._num_waiting += 1
+        try:
+            return await self._when_ended(job_id, ignored)
+        finally:
+            self._num_waiting -= 1
+
+    async def _when_ended(self, job_id: str, ignored: list[str]) -> web.Response:
+        task_id = task_id_of(job_id)
+        while not (task := await self._service.task(task_id, MAX_WAIT_S)).ended:
+            if self._service.stopping:
+                raise ServerUnavailable(f"the server is stopping; job {job_id!r} goes on: ask again with its id.")
+        _, results = await self._service.task_results(task_id, partial=False)
+        return await asyncio.to_thread(lambda: answer_json(job_result(results[0], job_id, task.request, ignored)))
+
+    async def cancel_job(self, request: web.Request) -> web.Response:
+        job = await read_record(request, ProrlCancel)
+        SUBJECT.set(task_id_of(job.job_id))
+        try:
+            await self._service.cancel_task(validated_id(task_id_of(job.job_id), "job_id"))
+        except NotFound as error:
+            raise NotFound(f"no job {job.job_id!r}.") from error
+        return answer_json(ProrlAnswer(status=f"Cancelled job {job.job_id}", cancelled_jobs=1))
+
+    async def add_llm_server(self, request: web.Request) -> web.Response:
+        engine = await read_record(request, ProrlEngine)
+        SUBJECT.set(engine.address)
+        nodes = await self._engines.add(engine.address)
+        return answer_json(ProrlAnswer(status=f"Added LLM server address: {engine.address}", nodes=tuple(nodes)))
+
+    async def clear_llm_server(self, _request: web.Request) -> web.Response:
+        nodes = await self._engines.clear()
+        return answer_json(ProrlAnswer(status="Cleared all LLM server addresses", nodes=tuple(nodes)))
+
+    async def start_jobs(self, _request: web.Request) -> web.Response:
+        self._accepting = True
+        return answer_json(ProrlAnswer(status="Server started successfully"))
+
+    async def stop_jobs(self, _request: web.Request) -> web.Response:
+        self._accepting = False
+        open_jobs = await self._open_jobs()
+        for task_id in open_jobs:
+            await self._service.cancel_task(task_id)
+        return answer_json(ProrlAnswer(status="Server stopped successfully", cancelled_jobs=len(open_jobs)))
+
+    async def prorl_status(self, _request: web.Request) -> web.Response:
+        status = await self._service.store.query(self._service.store.status)
+        queues = {"queued": status.sessions.get("queued", 0), "init": 0, "ready": 0, "run": 0, "eval": 0}
+        queues |= {"eval" if stage == "postrun" else stage: number for stage, number in status.stages.items()}
+        word = "running" if self._accepting else "stopped"
+        return answer_json(ProrlStatus(status=word, pending_jobs=self._num_waiting, queues=queues))
+
+    async def _open_jobs(self) -> list[str]:
+        return [task_id for state in _OPEN_STATES for task_id in await self._jobs_in(state)]
+
+    async def _jobs_in(self, state: TaskState) -> list[str]:
+        store = self._service.store
+        found: list[str] = []
+        before: int | None = None
+        while True:
+            page = await store.query(partial(store.tasks, limit=_PAGE, before=before, status=state))
+            found += [task.task_id for task in page.tasks if task.task_id.startswith(JOB_PREFIX)]
+            if (before := page.next) is None:
+                return found
+
+    def _refuse_when_stopped(self) -> None:
+        """Raises: ServerUnavailable."""
+        if not self._accepting:
+            raise ServerUnavailable("jobs are stopped; POST /start takes them again.")
+
+    def routes(self) -> list[Route]:
+        return [
+            json_route("POST", "/process", self.process_job, "ProRL Agent's job: answered when it has ended.",
+                  body=ProrlJob, errors=(400, 401, 409, 413, 503, 507)),
+            json_route("POST", "/cancel", self.cancel_job, "Cancel a job; who waits for it is answered.",
+                  body=ProrlCancel, answer=ProrlAnswer, errors=(400, 401, 404)),
+            json_route("POST", "/add_llm_server", self.add_llm_server,
+                  "Add an engine on every node, now or when it joins.",
+                  body=ProrlEngine, answer=ProrlAnswer, errors=(400, 401, 409, 502, 503)),
+            json_route("POST", "/clear_llm_server", self.clear_llm_server, "Take all engines away; calls wait.",
+                  answer=ProrlAnswer, errors=(400, 401, 502, 503)),
+            json_route("POST", "/start", self.start_jobs, "Take jobs again.", answer=ProrlAnswer),
+            json_route("POST", "/stop", self.stop_jobs,
+                  "Cancel the jobs in flight, and take no more.", answer=ProrlAnswer),
+            json_route("GET", "/status", self.prorl_status, "Whether jobs are taken, and how deep the queues are.",
+                  answer=ProrlStatus),
+        ]  # fmt: skip

@@ -1,0 +1,25 @@
+"""`GET /metrics`: the server's numbers for Prometheus."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from gangline.http.routes import Route
+from gangline.server.service.core import RolloutService
+from gangline.telemetry.exposition import CONTENT_TYPE
+
+__all__ = ["MetricsRoutes"]
+
+
+class MetricsRoutes:
+    def __init__(self, service: RolloutService) -> None:
+        self._service = service
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        status = await self._service.store.query(self._service.store.status)
+        return web.Response(body=self._service.metrics.exposition(status), headers={"Content-Type": CONTENT_TYPE})
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("GET", "/metrics", self.metrics, "Numbers for Prometheus.", answer_types=("text/plain",)),
+        ]

@@ -1,0 +1,106 @@
+"""The routes of nodes: lease, heartbeat, give back, report."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+from aiohttp import web
+
+from gangline.domain.errors import InvalidRequest, LeaseLost
+from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
+from gangline.domain.views import ResultReceipt
+from gangline.http.listening import read_body
+from gangline.http.negotiation import MSGPACK, answer, path_id, read_record
+from gangline.http.query import MAX_WAIT_S
+from gangline.http.routes import Route
+from gangline.server.service.core import RolloutService
+
+__all__ = ["LeaseRequest", "NodeRoutes", "ReleaseRequest"]
+
+MAX_SESSIONS = 1024
+_MAX_CAPACITY = 1_000_000
+_MAX_IDENTITY = 64
+
+
+class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A node's wish for work."""
+
+    url: str
+    """Where the node answers."""
+    max_sessions: int
+    wait_s: float = 0.0
+    """How long to wait when nothing is queued."""
+    identity: str = ""
+    """As in its heartbeats."""
+
+
+class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    session_id: str
+    fence: int
+
+
+class NodeRoutes:
+    def __init__(self, service: RolloutService, *, max_result_bytes: int) -> None:
+        self._service = service
+        self._max_result_bytes = max_result_bytes
+
+    async def lease(self, request: web.Request) -> web.Response:
+        node_id = path_id(request, "node_id")
+        wish = await read_record(request, LeaseRequest)
+        if wish.max_sessions < 1:
+            raise InvalidRequest(f"max_sessions must be at least 1, got {wish.max_sessions}.")
+        wait_s = min(max(wish.wait_s, 0.0), MAX_WAIT_S)
+        _check_identity(wish.identity)
+        most = min(wish.max_sessions, MAX_SESSIONS)
+        leases = await self._service.lease(node_id, wish.url, most, wait_s, wish.identity)
+        if leases and _is_gone(request):
+            await self._take_back(node_id, leases)
+        return answer(request, leases)
+
+    async def _take_back(self, node_id: str, leases: list[Lease]) -> None:
+        """The node left while it was being served: its sessions need not wait for their leases to run out."""
+        for lease in leases:
+            with contextlib.suppress(LeaseLost):
+                await self._service.release(node_id, lease.session_id, lease.fence)
+
+    async def heartbeat(self, request: web.Request) -> web.Response:
+        node_id = path_id(request, "node_id")
+        beat = await read_record(request, Heartbeat)
+        if beat.node_id != node_id:
+            raise InvalidRequest(f"node_id: the path says {node_id!r}, the body {beat.node_id[:140]!r}.")
+        if not 0 <= beat.capacity <= _MAX_CAPACITY:
+            raise InvalidRequest(f"capacity must be between 0 and {_MAX_CAPACITY}, got {beat.capacity}.")
+        _check_identity(beat.identity)
+        return answer(request, await self._service.heartbeat(beat))
+
+    async def release(self, request: web.Request) -> web.Response:
+        body = await read_record(request, ReleaseRequest)
+        await self._service.release(path_id(request, "node_id"), body.session_id, body.fence)
+        return answer(request, {})
+
+    async def report(self, request: web.Request) -> web.Response:
+        data = await read_body(request, self._max_result_bytes)
+        return answer(request, await self._service.report(path_id(request, "session_id"), data))
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/v1/nodes/{node_id}/lease", self.lease, "Lease sessions; can wait for some.",
+                  body=LeaseRequest, answer=list[Lease], errors=(400, 401, 409), routine=True),
+            Route("POST", "/v1/nodes/{node_id}/heartbeat", self.heartbeat, "Renew leases; hear which are lost.",
+                  body=Heartbeat, answer=HeartbeatReply, errors=(400, 401, 409), routine=True),
+            Route("POST", "/v1/nodes/{node_id}/release", self.release, "Give a session back unharmed.",
+                  body=ReleaseRequest, errors=(400, 401, 404, 409), routine=True),
+            Route("POST", "/v1/sessions/{session_id}/result", self.report, "Report how an attempt ended.",
+                  body=SessionResult, body_type=MSGPACK, answer=ResultReceipt, errors=(400, 401, 404, 409, 413, 507),
+                  routine=True),
+        ]  # fmt: skip
+
+
+def _check_identity(identity: str) -> None:
+    if len(identity) > _MAX_IDENTITY:
+        raise InvalidRequest(f"identity must have at most {_MAX_IDENTITY} characters, got {len(identity)}.")
+
+
+def _is_gone(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()

@@ -1,0 +1,205 @@
+"""Sessions of callers that run their agents themselves, opened at the server: each is pinned to one node.
+
+The server chooses the node with the fewest sessions and hands the request on. The answer's URLs lead to that node, so
+the agent's calls never pass through here; waiting, finalizing and aborting do. Where a session is pinned is kept in
+memory, and found again by asking the nodes: after a restart, or by another server of the same database.
+
+Source: 002, gateway manager and scaling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from gangline.client.node import NodeClient
+from gangline.domain.errors import (
+    Conflict,
+    GanglineError,
+    NodeDraining,
+    NotFound,
+    ServerUnavailable,
+    TooMany,
+)
+from gangline.domain.ids import new_id, validated_id
+from gangline.domain.session import SessionResult
+from gangline.domain.views import NodeView
+from gangline.http.audit import SUBJECT
+from gangline.http.negotiation import answer, path_id, read_record
+from gangline.http.query import Flag, Number
+from gangline.http.routes import Route
+from gangline.server.service.core import RolloutService
+from gangline.server.service.live_nodes import live_nodes
+
+__all__ = ["CallerSessionRoutes", "CallerSessions"]
+
+log = logging.getLogger("gangline.server")
+
+T = TypeVar("T")
+
+
+class CallerSessions:
+    """control_token: the nodes' own, which is the server's."""
+
+    def __init__(
+        self, service: RolloutService, control_token: str | None, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._service = service
+        self._token = control_token
+        self._pins: dict[str, str] = {}
+        """session id -> URL of its node"""
+        self._placed: defaultdict[str, list[float]] = defaultdict(list)
+        """node id -> when sessions were placed there that its heartbeat has not counted yet"""
+        self._opening: set[str] = set()
+        self._clock = clock
+
+    async def open(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """The node's answer, with its `node_id`.
+
+        Raises: Conflict when the id is taken on any node, ServerUnavailable when no node can take it; as the node.
+        """
+        given = wanted.get("session_id")
+        session_id = new_id("session") if given is None else validated_id(str(given), "session_id")
+        if session_id in self._opening:
+            raise _taken(session_id)
+        self._opening.add(session_id)
+        try:
+            if given is not None:
+                await self._refuse_taken(session_id)
+            opened, node = await self._on_least_loaded({**wanted, "session_id": session_id})
+            self._pins[session_id] = node.url
+        finally:
+            self._opening.discard(session_id)
+        return {**opened, "node_id": node.node_id}
+
+    async def _refuse_taken(self, session_id: str) -> None:
+        """Raises: Conflict."""
+        try:
+            await self._service.store.query(self._service.store.session, session_id)
+        except NotFound:
+            if session_id not in self._pins and await self._found(session_id) is None:
+                return
+        raise _taken(session_id)
+
+    async def _on_least_loaded(self, wanted: dict[str, Any]) -> tuple[dict[str, Any], NodeView]:
+        """Raises: ServerUnavailable; the error of a node that refuses the request itself."""
+        nodes = [node for node in await live_nodes(self._service) if not node.draining]
+        failures: list[str] = []
+        while nodes:
+            node = min(nodes, key=self._load)
+            nodes.remove(node)
+            placed_at = self._clock()
+            self._placed[node.node_id].append(placed_at)
+            try:
+                async with NodeClient(node.url, self._token) as client:
+                    return await client.open_session(**wanted), node
+            except GanglineError as error:
+                self._forget(node.node_id, placed_at)
+                if not isinstance(error, NodeDraining | TooMany | ServerUnavailable):
+                    raise
+                log.warning("session.not_placed node=%s message=%s", node.node_id, error)
+                failures.append(f"{node.node_id}: {error}")
+        raise ServerUnavailable(
+            f"no node can take the session ({'; '.join(failures)})."
+            if failures
+            else "no node has been heard in the last minute that takes sessions; start one: `gangline node`."
+        )
+
+    def _load(self, node: NodeView) -> float:
+        """Sessions on a node: those of its last heartbeat, and those that were placed there since."""
+        placed = self._placed[node.node_id]
+        placed[:] = uncounted = [at for at in placed if at > node.last_seen_at]
+        return node.num_sessions + node.metrics.get("external_sessions", 0.0) + len(uncounted)
+
+    def _forget(self, node_id: str, placed_at: float) -> None:
+        with suppress(ValueError):  # counted by a heartbeat meanwhile
+            self._placed[node_id].remove(placed_at)
+
+    async def on_its_node(self, session_id: str, ask: Callable[[NodeClient], Awaitable[T]]) -> T:
+        """Raises: NotFound when no node has the session; as `ask`."""
+        url = self._pins.get(session_id) or await self._found(session_id)
+        if url is None:
+            raise NotFound(f"no node that answers has a session {session_id!r} of its caller's own.")
+        async with NodeClient(url, self._token) as client:
+            try:
+                return await ask(client)
+            except NotFound:
+                self._pins.pop(session_id, None)  # forgotten there, after its time to live
+                raise
+
+    async def _found(self, session_id: str) -> str | None:
+        """The URL of the live node that has it."""
+
+        async def has(node: NodeView) -> bool:
+            async with NodeClient(node.url, self._token) as client:
+                try:
+                    return bool(await client.session(session_id))
+                except GanglineError:
+                    return False
+
+        nodes = await live_nodes(self._service)
+        answers = await asyncio.gather(*map(has, nodes))
+        url = next((node.url for node, found in zip(nodes, answers, strict=True) if found), None)
+        if url is not None:
+            self._pins[session_id] = url
+        return url
+
+
+def _taken(session_id: str) -> Conflict:
+    return Conflict(f"session {session_id!r} exists already; its key is told only once.")
+
+
+class CallerSessionRoutes:
+    def __init__(self, sessions: CallerSessions) -> None:
+        self._sessions = sessions
+
+    async def open(self, request: web.Request) -> web.Response:
+        opened = await self._sessions.open(await read_record(request, dict[str, Any]))
+        SUBJECT.set(opened["session_id"])
+        return answer(request, opened)
+
+    async def wait(self, request: web.Request) -> web.Response:
+        timeout_s = TIMEOUT.read(request)
+        session_id = path_id(request, "session_id")
+        return answer(
+            request, await self._sessions.on_its_node(session_id, lambda node: node.wait_session(session_id, timeout_s))
+        )
+
+    async def finalize(self, request: web.Request) -> web.Response:
+        session_id = path_id(request, "session_id")
+        completions = COMPLETIONS.read(request)
+        result = await self._sessions.on_its_node(
+            session_id, lambda node: node.finalize(session_id, completions=completions)
+        )
+        return await asyncio.to_thread(answer, request, result)  # it may be large
+
+    async def abort(self, request: web.Request) -> web.Response:
+        session_id = path_id(request, "session_id")
+        return answer(
+            request, await self._sessions.on_its_node(session_id, lambda node: node.abort_session(session_id))
+        )
+
+    def routes(self) -> list[Route]:
+        one = "/v1/sessions/{session_id}"
+        return [
+            Route("POST", "/v1/sessions", self.open,
+                  "Open a session for an agent of your own, on the node with the fewest; body as on a node.",
+                  errors=(400, 401, 409, 413, 503)),
+            Route("GET", f"{one}/wait", self.wait, "Such a session, once its agent is done.", query=(TIMEOUT,),
+                  errors=(400, 401, 404, 503)),
+            Route("POST", f"{one}/finalize", self.finalize, "Close such a session; its result.", answer=SessionResult,
+                  query=(COMPLETIONS,), errors=(400, 401, 404, 409, 503)),
+            Route("POST", f"{one}/abort", self.abort, "Close such a session and discard what it has.",
+                  errors=(400, 401, 404, 409, 503)),
+        ]  # fmt: skip
+
+
+TIMEOUT = Number("timeout_s", "Seconds to wait.", default=60.0)
+COMPLETIONS = Flag("completions", "1: with every captured call.")

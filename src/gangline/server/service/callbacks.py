@@ -1,0 +1,144 @@
+"""Delivering callbacks: what is in the outbox is posted until its receiver acknowledges with 2xx, or it expires."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from gangline.domain.errors import GanglineError, StoreError
+from gangline.server.service.bells import Bells
+from gangline.server.service.core import CALLBACKS, EVENTS
+from gangline.settings import read_secret
+from gangline.store.sql.outbox import POLAR_BODY, Callback, Outbox, next_try_at
+
+__all__ = ["Courier", "signature"]
+
+log = logging.getLogger("gangline.server")
+
+_IDLE_S = 60.0
+_AT_ONCE = 16
+
+
+def signature(token: str, body: bytes) -> str:
+    """Value of `X-Gangline-Signature`: HMAC-SHA256 of the exact body, under the task's secret or the control token."""
+    return "sha256=" + hmac.new(token.encode(), body, hashlib.sha256).hexdigest()
+
+
+class Courier:
+    """Carries callbacks.
+
+    public_url: the server's address as receivers know it, for `result_url`.
+    polar_task: makes the body of a callback in Polar's form, by task id.
+    base_s, max_s: pause after the first failure, doubled after each, and its bound.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        bells: Bells,
+        *,
+        public_url: str,
+        polar_task: Callable[[str], Awaitable[bytes]],
+        control_token: str | None,
+        base_s: float = 1.0,
+        max_s: float = 300.0,
+        timeout_s: float = 30.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._outbox = outbox
+        self._bells = bells
+        self._public_url = public_url
+        self._polar_task = polar_task
+        self._token = control_token
+        self._base_s = base_s
+        self._max_s = max_s
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._on_the_way: set[int] = set()
+
+    async def deliver_forever(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        async with (
+            aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as http,
+            asyncio.TaskGroup() as sending,
+        ):
+            with self._bells.listen(CALLBACKS) as listener:
+                while True:
+                    await listener.wait(await self._send_due(http, sending))
+
+    async def _send_due(self, http: aiohttp.ClientSession, sending: asyncio.TaskGroup) -> float:
+        """Begin to send what is due, beside what is still on its way; gives how long to rest then."""
+        if len(self._on_the_way) >= _AT_ONCE:
+            return _IDLE_S  # the next one to arrive rings
+        database = self._outbox.database
+        try:
+            room, busy = _AT_ONCE - len(self._on_the_way), frozenset(self._on_the_way)
+            for callback in await self._due(room, busy):
+                self._on_the_way.add(callback.id)
+                sending.create_task(self._deliver(http, callback))
+            next_at = await database.query(self._outbox.next_due_at, frozenset(self._on_the_way))
+        except StoreError as error:
+            log.error("callback.store_failed message=%s", error)
+            return self._base_s
+        return _IDLE_S if next_at is None else min(_IDLE_S, max(0.0, next_at - self._clock()))
+
+    async def _due(self, room: int, busy: frozenset[int]) -> list[Callback]:
+        database, now = self._outbox.database, self._clock()
+        if not database.shared:
+            return await database.query(self._outbox.due, now, room, busy)
+        held_s = 2 * self._timeout_s
+        return await database.run(lambda: self._outbox.take(now, room, busy, held_s=held_s))
+
+    async def _deliver(self, http: aiohttp.ClientSession, callback: Callback) -> None:
+        try:
+            await self._settle(callback, await self._post(http, callback))
+        except StoreError as error:  # not settled, so it is sent again: the receiver knows it by its key
+            log.error("callback.store_failed task=%s message=%s", callback.task_id, error)
+            await asyncio.sleep(self._base_s)
+        finally:
+            self._on_the_way.discard(callback.id)
+            self._bells.ring(CALLBACKS)
+            self._bells.ring(EVENTS)
+
+    async def _settle(self, callback: Callback, error: str | None) -> None:
+        now = self._clock()
+        if error is None:
+            log.info("callback.delivered task=%s url=%s", callback.task_id, callback.url)
+            await self._outbox.database.run(lambda: self._outbox.delivered(callback, now=now))
+            return
+        tries = callback.num_tries + 1
+        next_at = next_try_at(tries, now=now, expires_at=callback.expires_at, base_s=self._base_s, max_s=self._max_s)
+        log.warning(
+            "callback.%s task=%s tries=%d url=%s error=%s",
+            *("expired" if next_at is None else "failed", callback.task_id, tries, callback.url, error),
+        )
+        await self._outbox.database.run(lambda: self._outbox.failed(callback, now=now, next_at=next_at, error=error))
+
+    async def _post(self, http: aiohttp.ClientSession, callback: Callback) -> str | None:
+        """What went wrong, or None."""
+        headers = {"Content-Type": "application/json", "Idempotency-Key": callback.key}
+        try:
+            body = await self._body(callback)
+            key = self._token if callback.secret is None else read_secret(callback.secret)
+            if key is not None:
+                headers["X-Gangline-Signature"] = signature(key, body)
+            async with http.post(callback.url, data=body, headers=headers, allow_redirects=False) as response:
+                return None if 200 <= response.status < 300 else f"HTTP {response.status}"
+        except (aiohttp.ClientError, TimeoutError, ValueError, GanglineError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    async def _body(self, callback: Callback) -> bytes:
+        """Raises: NotFound, StoreError when the results of a callback in Polar's form cannot be read."""
+        kept = msgspec.json.decode(callback.body, type=dict[str, Any])
+        if kept == POLAR_BODY:
+            return await self._polar_task(callback.task_id)
+        result_url = f"{self._public_url}/v1/tasks/{callback.task_id}/result"
+        return msgspec.json.encode({**kept, "result_url": result_url})

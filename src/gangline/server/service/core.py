@@ -1,0 +1,283 @@
+"""The rollout service, without HTTP: admission, leases, results, cancelling, and the sweeping of lost leases.
+
+Long polls wait on bells that durable events ring; nothing here decides what follows what (see `store.standing`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from gangline import plugins
+from gangline.domain.errors import Conflict, LimitExceeded, StoreError
+from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
+from gangline.domain.task import TaskRequest
+from gangline.domain.tokens import decode_msgpack
+from gangline.domain.views import Event, ResultReceipt, ResultReference, SessionView, Submitted, TaskView
+from gangline.server.service.bells import Bells
+from gangline.server.service.metrics import ServerMetrics
+from gangline.settings import read_secret
+from gangline.store.results.files import Results
+from gangline.store.sql.reader import result_of
+from gangline.store.sql.tasks import TaskStore
+from gangline.telemetry.logs import FIELDS
+
+__all__ = ["CALLBACKS", "EVENTS", "NODES", "WORK", "RolloutService", "task_bell"]
+
+log = logging.getLogger("gangline.server")
+
+MAX_SESSIONS_AT_ONCE = 100_000
+
+WORK, EVENTS, CALLBACKS, NODES = "work", "events", "callbacks", "nodes"
+
+_BELLS_OF: dict[str, tuple[str, ...]] = {
+    "task.submitted": (WORK,),
+    "session.requeued": (WORK,),
+    "session.released": (WORK,),
+    "task.ended": (CALLBACKS,),
+    "node.joined": (NODES,),
+}
+
+
+def task_bell(task_id: str) -> str:
+    return f"task:{task_id}"
+
+
+class RolloutService:
+    """What the server does. `stop` is idempotent and wakes every long poll.
+
+    store: its `on_events` is taken over by the service.
+    check_task: raises UnknownPlugin or InvalidRequest for a task that no node could run.
+    sweep_every_s: how often leases that ran out are taken back.
+    """
+
+    def __init__(
+        self,
+        store: TaskStore,
+        results: Results,
+        *,
+        check_task: Callable[[TaskRequest], None] = plugins.check_task,
+        sweep_every_s: float = 2.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store
+        self.results = results
+        self.bells = Bells()
+        self.metrics = ServerMetrics()
+        self.watchers: list[Callable[[Sequence[Event]], None]] = [self.metrics.saw]
+        """Each is given our own durable events, once, on the event loop."""
+        self.stopping = False
+        self._check_task = check_task
+        self._sweep_every_s = sweep_every_s
+        self._monotonic = monotonic
+
+    async def start(self) -> None:
+        """Take over the store. Nodes that could not reach us while we were down get a full lease to say so."""
+        loop = asyncio.get_running_loop()
+
+        def on_events(events: Sequence[Event]) -> None:
+            loop.call_soon_threadsafe(self.announce, events)
+
+        self.store.announce_to(on_events)
+        await asyncio.to_thread(self.results.prepare)
+        held = await self.store.run(self.store.grant_grace)
+        log.info("server.started database=%s leases_extended=%d", self.store.database.url.get_backend_name(), held)
+
+    def stop(self) -> None:
+        self.stopping = True
+        self.bells.ring_all()
+
+    def announce(self, events: Sequence[Event]) -> None:
+        """Log durable events and wake who waits for them."""
+        for watch in self.watchers:
+            watch(events)
+        for event in events:
+            _log_event(event)
+        self.wake(events)
+
+    def wake(self, events: Sequence[Event]) -> None:
+        """Ring for durable events, our own or another server's."""
+        for event in events:
+            for bell in _BELLS_OF.get(event.kind, ()):
+                self.bells.ring(bell)
+            if event.kind == "task.ended" and event.task_id is not None:
+                self.bells.ring(task_bell(event.task_id))
+        self.bells.ring(EVENTS)
+
+    # The user's side.
+
+    async def submit(self, requests: Sequence[TaskRequest]) -> list[Submitted]:
+        """Accept all tasks or none.
+
+        Raises: LimitExceeded, UnknownPlugin, InvalidRequest, Conflict, StoreError, DiskFull.
+        """
+        if sum(request.num_samples for request in requests) > MAX_SESSIONS_AT_ONCE:
+            raise LimitExceeded(f"one request may submit at most {MAX_SESSIONS_AT_ONCE} sessions; send several.")
+        await asyncio.to_thread(lambda: [self._check(request) for request in requests])
+        return await self.store.run(self.store.submit, requests)
+
+    def _check(self, request: TaskRequest) -> None:
+        self._check_task(request)
+        if request.callback_secret is not None:
+            read_secret(request.callback_secret)
+
+    async def task(self, task_id: str, wait_s: float = 0.0) -> TaskView:
+        """The task now, or when it has ended, or after `wait_s`. Raises: NotFound."""
+        deadline = self._monotonic() + wait_s
+        with self.bells.listen(task_bell(task_id)) as listener:
+            while not await self.store.query(self.store.task_ended, task_id):
+                left_s = deadline - self._monotonic()
+                if left_s <= 0 or self.stopping:
+                    break
+                await listener.wait(left_s)
+        return await self.store.query(self.store.task, task_id)
+
+    async def task_results(self, task_id: str, *, partial: bool) -> tuple[TaskView, list[SessionResult]]:
+        """Results by sample index; with `partial`, those that there are.
+
+        Raises: NotFound, Conflict when the task has not ended and `partial` is not asked for.
+        """
+        task = await self._task_with_results(task_id, partial=partial)
+        ended = [session for session in task.sessions if session.state == "ended"]
+        return task, await asyncio.to_thread(lambda: [result_of(session, self.results) for session in ended])
+
+    async def _task_with_results(self, task_id: str, *, partial: bool) -> TaskView:
+        task = await self.store.query(self.store.task, task_id)
+        if not task.ended and not partial:
+            raise Conflict(
+                f"task {task_id!r} has not ended: {task.num_open} of {task.num_samples} sessions are open; "
+                f"wait with GET /v1/tasks/{task_id}?wait_s=60, or ask with ?partial=1 for what there is.",
+                num_open=task.num_open,
+            )
+        return task
+
+    async def task_references(self, task_id: str, *, partial: bool) -> list[ResultReference]:
+        """Where the results lie, by sample index. Raises: as `task_results`."""
+        task = await self._task_with_results(task_id, partial=partial)
+        ended = [session for session in task.sessions if session.state == "ended"]
+        return await asyncio.to_thread(lambda: [self._reference(session) for session in ended])
+
+    async def session_reference(self, session_id: str, attempt: int | None = None) -> ResultReference:
+        """Where the session's result lies, or that of one attempt. Raises: as `session_result`."""
+        session = await self._session_with_result(session_id, attempt)
+        return await asyncio.to_thread(self._reference, session, attempt)
+
+    def _reference(self, session: SessionView, attempt: int | None = None) -> ResultReference:
+        attempt = attempt or session.result_attempt
+        url, num_bytes = None, 0
+        if attempt is not None:
+            url, num_bytes = self.results.locate(session.task_id, session.session_id, attempt)
+        return ResultReference(
+            session_id=session.session_id,
+            attempt=attempt or session.attempt,
+            outcome=session.outcome,
+            reward=session.reward,
+            url=url,
+            num_bytes=num_bytes,
+        )
+
+    async def session_result(self, session_id: str, attempt: int | None = None) -> SessionResult:
+        """The session's result, or that of one attempt. Raises: NotFound, Conflict when the session has not ended."""
+        session = await self._session_with_result(session_id, attempt)
+        if attempt is not None:
+            return await asyncio.to_thread(self.results.read, session.task_id, session_id, attempt)
+        return await asyncio.to_thread(result_of, session, self.results)
+
+    async def _session_with_result(self, session_id: str, attempt: int | None) -> SessionView:
+        session = await self.store.query(self.store.session, session_id)
+        if attempt is None and session.state != "ended":
+            raise Conflict(
+                f"session {session_id!r} has not ended: it is {session.state}; wait for its task with "
+                f"GET /v1/tasks/{session.task_id}?wait_s=60, or ask for an earlier attempt with ?attempt=1.",
+                state=session.state,
+            )
+        return session
+
+    async def cancel_task(self, task_id: str) -> TaskView:
+        return await self.store.run(self.store.cancel_task, task_id)
+
+    async def cancel_session(self, session_id: str) -> SessionView:
+        return await self.store.run(self.store.cancel_session, session_id)
+
+    # The node's side.
+
+    async def lease(
+        self,
+        node_id: str,
+        url: str,
+        max_sessions: int,
+        wait_s: float,
+        identity: str = "",
+        task_ids: Sequence[str] | None = None,
+    ) -> list[Lease]:
+        """Sessions for a node: at once when some are queued, else when some come, else none after `wait_s`.
+
+        task_ids: of these tasks alone.
+
+        Raises: NodeIdTaken.
+        """
+        deadline = self._monotonic() + wait_s
+        with self.bells.listen(WORK) as listener:
+            while True:
+                leases = await self.store.run(self.store.lease, node_id, url, max_sessions, identity, task_ids)
+                left_s = deadline - self._monotonic()
+                if leases or left_s <= 0 or self.stopping:
+                    return leases
+                await listener.wait(left_s)
+
+    async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        """Raises: NodeIdTaken."""
+        return await self.store.run(self.store.heartbeat, beat)
+
+    async def release(self, node_id: str, session_id: str, fence: int) -> None:
+        """Raises: NotFound, LeaseLost."""
+        await self.store.run(self.store.release, node_id, session_id, fence)
+
+    async def report(self, session_id: str, data: bytes) -> ResultReceipt:
+        """Store a node's result (MessagePack of a SessionResult), then let it count.
+
+        Raises: msgspec.ValidationError, InvalidRequest, NotFound, LeaseLost, StoreError, DiskFull.
+        """
+        return await asyncio.to_thread(self._store_result, session_id, data)
+
+    def _store_result(self, session_id: str, data: bytes) -> ResultReceipt:
+        # On one thread, so that a caller who leaves half-way leaves nothing half-done.
+        result = decode_msgpack(data, SessionResult)
+        if result.session_id != session_id:
+            raise Conflict(f"the result is of session {result.session_id!r}, it was sent to {session_id!r}.")
+        staged = self.results.stage(result, data)
+        try:
+            return self.store.run_blocking(self.store.report, result, staged.keep, len(data))
+        finally:
+            staged.discard()
+
+    # The server's own side.
+
+    async def sweep_forever(self) -> None:
+        """Take back leases that ran out. After a pause of ours, nodes first get a full lease to be heard again."""
+        last = self._monotonic()
+        while True:
+            await asyncio.sleep(self._sweep_every_s)
+            now = self._monotonic()
+            try:
+                await self.sweep(after_pause=now - last > self._sweep_every_s + self.store.lease_s / 2)
+                last = now  # a time without the database counts as a pause: no heartbeat was stored
+            except StoreError as error:
+                log.error("server.sweep_failed code=%s message=%s", error.code, error.message)
+
+    async def sweep(self, *, after_pause: bool = False) -> int:
+        """Take back leases, let sessions that rested after a fault into the queue; gives how many were taken back."""
+        if await self.store.run(self.store.let_in):
+            self.bells.ring(WORK)
+        if after_pause:
+            await self.store.run(self.store.grant_grace)
+            return 0
+        return await self.store.run(self.store.sweep)
+
+
+def _log_event(event: Event) -> None:
+    fields = {"task": event.task_id, "session": event.session_id, **event.data}
+    told = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
+    log.info("%s %s", event.kind, told, extra={FIELDS: fields})

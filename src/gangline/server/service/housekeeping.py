@@ -1,0 +1,72 @@
+"""What a server does beside its requests: forgetting what need not be kept, and hearing of other servers' events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+from gangline.domain.errors import StoreError
+from gangline.server.service.core import RolloutService
+from gangline.store.sql.retention import Keep
+
+__all__ = ["Housekeeper", "follow_forever"]
+
+log = logging.getLogger("gangline.server")
+
+_AT_ONCE = 50
+_PAGE = 500
+
+
+class Housekeeper:
+    """Forgets tasks beyond what is to be kept: their results first, so that a crash leaves nothing nobody knows of."""
+
+    def __init__(
+        self, service: RolloutService, keep: Keep, *, every_s: float = 60.0, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._service = service
+        self._keep = keep
+        self._every_s = every_s
+        self._clock = clock
+
+    async def tidy_forever(self) -> None:
+        while True:
+            try:
+                await self.tidy()
+            except StoreError as error:
+                log.error("server.tidy_failed code=%s message=%s", error.code, error.message)
+            await asyncio.sleep(self._every_s)
+
+    async def tidy(self) -> int:
+        """Forget what is due; gives how many tasks. Other work on the store goes between two portions."""
+        store, total = self._service.store, 0
+        if self._keep.for_s is not None:
+            await store.run(store.forget_events, self._clock() - self._keep.for_s)
+        while chosen := await store.query(store.forgettable, self._keep, _AT_ONCE):
+            await asyncio.to_thread(self._remove_results, chosen)
+            total += await store.run(store.forget, chosen)
+        if total:
+            log.info("server.tidied tasks=%d", total)
+        return total
+
+    def _remove_results(self, task_ids: list[str]) -> None:
+        for task_id in task_ids:
+            self._service.results.remove(task_id)
+
+
+async def follow_forever(service: RolloutService, *, every_s: float = 0.2) -> None:
+    """Wake those who wait here for what another server over the same database did."""
+    store = service.store
+    last: int | None = None
+    while True:
+        try:
+            if last is None:
+                last = await store.query(store.last_event)
+            while events := await store.query(partial(store.events, after=last, limit=_PAGE)):
+                last = events[-1].seq
+                service.wake(events)
+        except StoreError as error:
+            log.error("server.follow_failed code=%s message=%s", error.code, error.message)
+        await asyncio.sleep(every_s)

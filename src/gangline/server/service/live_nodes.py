@@ -1,0 +1,22 @@
+"""The nodes of ours that answer now."""
+
+from __future__ import annotations
+
+from gangline.domain.views import NodeView
+from gangline.server.service.core import RolloutService
+
+__all__ = ["is_polar_gateway", "live_nodes"]
+
+_LIVE_S = 60.0
+"""A node that was heard so lately is asked."""
+
+
+def is_polar_gateway(node: NodeView) -> bool:
+    """Whether it joined by Polar's route: it has none of our routes then."""
+    return "max_run_workers" in node.metrics
+
+
+async def live_nodes(service: RolloutService) -> list[NodeView]:
+    """Raises: StoreError."""
+    status = await service.store.query(service.store.status)
+    return [node for node in status.nodes if node.age_s <= _LIVE_S and not is_polar_gateway(node)]

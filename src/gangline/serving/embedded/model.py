@@ -1,0 +1,136 @@
+"""A transformers causal language model in float32, run over sequences that each own their cache."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from gangline.domain.errors import InvalidRequest, NotFound
+from gangline.serving.embedded.attention import ATTENTION, Span, check_attention
+from gangline.serving.embedded.kv_cache import KvCache
+
+__all__ = ["Chunk", "LanguageModel", "load_model"]
+
+
+def load_model(folder: Path) -> PreTrainedModel:
+    """The model of a Hugging Face folder: float32 (bfloat16 is slow on most CPUs, and its log-probs are noise).
+
+    Raises:
+        NotFound: the folder holds no model that transformers can load.
+        EngineIncapable: the model's attention is not plain full attention.
+    """
+    loader = cast("Any", AutoModelForCausalLM)
+    try:
+        model: PreTrainedModel = loader.from_pretrained(
+            str(folder), dtype=torch.float32, attn_implementation=ATTENTION, local_files_only=True
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise NotFound(f"{folder} does not hold a model that can be loaded: {error}") from error
+    check_attention(model.config)
+    for parameter in model.parameters():
+        # Loaded weights are views into the mapped file; aligned memory of our own makes a step a fifth faster.
+        parameter.data = parameter.data.clone()
+    model.tie_weights()
+    return model.eval()
+
+
+class Chunk(NamedTuple):
+    """Tokens to run through the model behind what `cache` already holds."""
+
+    cache: KvCache
+    ids: NDArray[np.int64]
+
+
+class LanguageModel:
+    """Runs chunks of several sequences in one forward pass. Not thread-safe: one decode thread owns it."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.module = model
+        config: Any = model.config.get_text_config()
+        heads: int = config.num_attention_heads
+        self._cache_shape = (
+            int(config.num_hidden_layers),
+            int(getattr(config, "num_key_value_heads", None) or heads),
+            int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        )
+        self.context_length = int(config.max_position_embeddings)
+        self.vocab_size = int(config.vocab_size)
+
+    def new_cache(self) -> KvCache:
+        return KvCache(*self._cache_shape)
+
+    @torch.inference_mode()
+    def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """Run the chunks and fill their caches. Returns the logits after each chunk's last token: [chunk, vocab]."""
+        for cache, ids in chunks:
+            cache.reserve(cache.length + len(ids))
+        positions = [np.arange(cache.length, cache.length + len(ids)) for cache, ids in chunks]
+        lasts = np.cumsum([len(ids) for _, ids in chunks]) - 1
+        output = self.module(
+            input_ids=torch.from_numpy(np.concatenate([ids for _, ids in chunks]))[None],
+            position_ids=torch.from_numpy(np.concatenate(positions))[None],
+            use_cache=False,
+            logits_to_keep=torch.from_numpy(lasts),
+            spans=[Span(cache, len(ids)) for cache, ids in chunks],
+        )
+        for cache, ids in chunks:
+            cache.commit(ids)
+        return output.logits[0]
+
+    def load_weights(self, folder: Path) -> None:
+        """Replace the weights, in place, by those of a safetensors checkpoint folder.
+
+        All names and shapes are checked before the first weight changes.
+
+        Raises:
+            NotFound: the folder has no safetensors.
+            InvalidRequest: a weight is missing, unknown, or of another shape.
+        """
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise NotFound(f"{folder} has no *.safetensors weights")
+        targets = dict(self.module.named_parameters())
+        try:
+            self._check(files, targets)
+            for file in files:
+                with _opened(file) as checkpoint, torch.no_grad():
+                    for name in sorted(checkpoint.keys()):
+                        if name in targets:
+                            targets[name].copy_(checkpoint.get_tensor(name))
+        except SafetensorError as error:
+            raise InvalidRequest(f"the weights in {folder} cannot be read: {error}") from error
+
+    def _check(self, files: Sequence[Path], targets: dict[str, torch.nn.Parameter]) -> None:
+        found: dict[str, tuple[int, ...]] = {}
+        for file in files:
+            with _opened(file) as checkpoint:
+                for name in sorted(checkpoint.keys()):
+                    found[name] = tuple(checkpoint.get_slice(name).get_shape())
+        # A tied head has no parameter of its own, and some trainers save it all the same.
+        tied = {name for name, _ in self.module.named_parameters(remove_duplicate=False)} - set(targets)
+        wrong = [f"{name} is missing" for name in targets if name not in found]
+        wrong += [f"{name} is unknown" for name in found if name not in targets and name not in tied]
+        wrong += [
+            f"{name} is {list(found[name])}, not {list(target.shape)}"
+            for name, target in targets.items()
+            if name in found and found[name] != tuple(target.shape)
+        ]
+        if wrong:
+            more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+            raise InvalidRequest(f"the checkpoint does not fit the model that is served: {'; '.join(wrong[:3])}{more}")
+
+
+@contextmanager
+def _opened(file: Path) -> Generator[Any]:
+    """safetensors' reader, which has no types of its own."""
+    opener = cast("Any", safe_open)
+    with opener(str(file), framework="pt") as checkpoint:
+        yield checkpoint

@@ -1,0 +1,128 @@
+"""Faults of a scripted engine that lie outside token sampling.
+
+A middleware looks up the reply that the script has for a model call and misbehaves as it says; what the sampler
+must do (hang, drop after k tokens, NaN) reaches it through `current_faults`. How often a fault has struck is
+counted per rule and per request content, so that it does not depend on what other clients do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, cast
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from gangline.language.contract import ChatTokenizer
+from gangline.serving.scripted.script import Faults, Script
+from gangline.serving.wire import ApiError, encode
+
+__all__ = ["ActiveFaults", "current_faults", "fault_middleware", "read_faulty_body", "refuse_tools"]
+
+_MODEL_CALLS = frozenset({"/v1/chat/completions", "/v1/completions", "/inference/v1/generate"})
+_CUT_OFF = b'{"id": "chatcmpl-scripted", "choices": [{"index": 0, "mess'
+
+
+class ActiveFaults(msgspec.Struct, frozen=True):
+    """The faults of the model call that this task answers."""
+
+    faults: Faults
+    disconnect: Callable[[], None]
+    """Close the client's connection, now."""
+
+
+current_faults: ContextVar[ActiveFaults | None] = ContextVar("current_faults", default=None)
+
+
+def fault_middleware(script: Script, tokenizer: ChatTokenizer) -> Middleware:
+    strikes: Counter[bytes] = Counter()
+
+    @web.middleware
+    async def misbehave(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in _MODEL_CALLS:
+            return await handler(request)
+        body = await request.read()
+        faults = _faults(script, tokenizer, body)
+        if faults.times is not None:
+            key = hashlib.blake2b(faults.model_dump_json().encode() + body, digest_size=16).digest()
+            strikes[key] += 1
+            if strikes[key] > faults.times:
+                faults = _lasting(faults)
+        if faults.status is not None:
+            return _refusal(faults.status, faults.retry_after_s)
+        if faults.garbage:
+            return _garbage(body)
+        transport = request.transport
+        current_faults.set(ActiveFaults(faults, transport.abort if transport else lambda: None))
+        return await handler(request)
+
+    return misbehave
+
+
+@web.middleware
+async def refuse_tools(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """As vLLM without a tool parser answers tools that may be called."""
+    if request.path == "/v1/chat/completions":
+        fields = _fields(await request.read())
+        if fields.get("tools") and fields.get("tool_choice") != "none":
+            message = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+            return web.json_response(ApiError(message).body(), status=400)
+    return await handler(request)
+
+
+async def read_faulty_body(request: web.Request) -> bytes:
+    """The body as an engine that does not know all fields would see it."""
+    body = await request.read()
+    active = current_faults.get()
+    dropped: set[str] = set()
+    if active is not None and active.faults.no_token_ids:
+        dropped |= {"return_token_ids", "return_weight_versions"}
+    if active is not None and active.faults.ignore_prompt_ids:
+        dropped.add("kv_transfer_params")
+    if not dropped:
+        return body
+    return encode({name: value for name, value in _fields(body).items() if name not in dropped})
+
+
+def _faults(script: Script, tokenizer: ChatTokenizer, body: bytes) -> Faults:
+    """Those of the reply that the script has for `body`; none where it is no request that a script could answer."""
+    fields = _fields(body)
+    messages, tools = fields.get("messages"), fields.get("tools")
+    try:
+        if messages is None:
+            prompt = fields.get("prompt", fields.get("token_ids"))
+            text = prompt if isinstance(prompt, str) else tokenizer.decode(cast("list[int]", prompt or []))
+            messages = [{"role": "user", "content": text}]
+        known = msgspec.convert(messages, list[dict[str, Any]])
+        return script.reply_to(known, msgspec.convert(tools, list[dict[str, Any]] | None)).faults
+    except (msgspec.ValidationError, OverflowError, TypeError):
+        return Faults()
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}
+
+
+def _lasting(faults: Faults) -> Faults:
+    """What is left of `faults` when those that strike a number of times have done so."""
+    spent = {"status": None, "drop_connection": None, "garbage": False, "hang": False}
+    return faults.model_copy(update=spent)
+
+
+def _refusal(status: int, retry_after_s: float | None) -> web.Response:
+    error = ApiError(f"scripted fault: {status}", status=status, type="ScriptedFault")
+    headers = {} if retry_after_s is None else {"retry-after": f"{retry_after_s:g}"}
+    return web.json_response(error.body(), status=status, headers=headers)
+
+
+def _garbage(body: bytes) -> web.Response:
+    if _fields(body).get("stream"):
+        return web.Response(body=b"data: " + _CUT_OFF + b"\n\n", content_type="text/event-stream")
+    return web.Response(body=_CUT_OFF, content_type="application/json")

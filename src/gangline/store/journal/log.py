@@ -1,0 +1,340 @@
+"""The node's journal: an append-only log of the model calls of all its sessions.
+
+Invariants
+- `append_all` returns only when the entry is on the disk (`fdatasync`), so a completed call survives `kill -9` and
+  power loss. All choices of one call are one entry: all of them are stored, or none.
+- Appends of concurrent sessions share one sync (group commit): a separate thread writes all waiting entries, then
+  answers.
+- Entries are MessagePack in frames with checksums (see `frames`), numbered within their attempt. Unreadable data is
+  logged and never guessed: of each attempt there is an intact beginning, without holes. Damage costs the entries it hit
+  and the later ones of their attempts; the unreadable end of a segment is set aside.
+- Each opening of an attempt begins an era, and entries of two eras are never joined, even where an opening was lost.
+- Memory holds an index (about 150 bytes an entry), not the entries, which are read on demand.
+- A segment whose sessions are all closed is deleted, but never the one being written.
+- One process at a time has a journal open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, Self
+
+import msgspec
+
+from gangline.domain.completion import Completion
+from gangline.domain.errors import DiskFull, StoreError
+from gangline.domain.tokens import encode_msgpack
+from gangline.durable import acquire, is_disk_full
+from gangline.private import make_private_folder
+from gangline.store.journal.entries import (
+    Appended,
+    AttemptClosed,
+    AttemptKey,
+    AttemptOpened,
+    Entry,
+    EntryHead,
+    decode_entry,
+    decode_head,
+    key_of,
+)
+from gangline.store.journal.frames import (
+    FRAME_HEAD_BYTES,
+    Frame,
+    FrameWriter,
+    Unframed,
+    cut_off,
+    read_frame,
+    read_frames,
+)
+from gangline.store.journal.marker import journal_marker
+
+__all__ = ["Appended", "AttemptClosed", "AttemptKey", "AttemptOpened", "Journal"]
+
+log = logging.getLogger("gangline.journal")
+
+
+class _Place(NamedTuple):
+    segment: int
+    offset: int
+    length: int
+    """Length of the payload in bytes."""
+    era: int
+
+
+class _Waiting(NamedTuple):
+    """An entry on its way to the disk."""
+
+    entry: Entry
+    payload: bytes
+    done: asyncio.Future[None]
+
+
+class Journal:
+    """Raises StoreError (DiskFull when there is no space) from every method that writes."""
+
+    def __init__(self, folder: Path, lock: int, marker: bytes, *, segment_bytes: int) -> None:
+        """`lock`: the open lock file; `marker`: of its frames. Use `Journal.open`."""
+        self._folder = folder
+        self._marker = marker
+        self._lock = lock
+        self._segment_bytes = segment_bytes
+        self._places: defaultdict[AttemptKey, list[_Place]] = defaultdict(list)
+        self._open: dict[AttemptKey, AttemptOpened] = {}
+        self._live: Counter[int] = Counter()
+        """segment -> entries that belong to attempts not closed"""
+        self._waiting: list[_Waiting] = []
+        self._flushing: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self.on_kept: Callable[[Sequence[Completion]], None] = lambda _completions: None
+        """Called with the completions of each call, once they are durable."""
+        self._segment = 1
+        self._writer: FrameWriter | None = None
+        """None only before the journal is open and once it is closed."""
+
+    @classmethod
+    def open(cls, folder: Path, *, segment_bytes: int = 64 << 20) -> Self:
+        """Open or create the journal; cut off a frame that a crash left incomplete. Blocking: call it before the event
+        loop is busy.
+
+        Raises: StoreError when another process has it open, or when entries are of a newer format.
+        """
+        lock = _locked(folder)
+        try:
+            journal = cls(folder, lock, journal_marker(folder), segment_bytes=segment_bytes)
+            journal._load_all()
+        except OSError as error:
+            os.close(lock)
+            raise _explained(error) from error
+        except BaseException:
+            os.close(lock)
+            raise
+        return journal
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    async def open_attempt(self, opened: AttemptOpened) -> None:
+        """Begins anew where an attempt of this name is open: one that was given back, and is leased again."""
+        await self._write(opened)
+
+    async def append(self, completion: Completion) -> None:
+        """Durable on return."""
+        await self.append_all([completion])
+
+    async def append_all(self, completions: Sequence[Completion]) -> None:
+        """Completions of one attempt, at least one. All durable on return; over a crash or an error, all or none."""
+        await self._write(Appended.of(completions))
+        self.on_kept(completions)
+
+    async def close_attempt(self, key: AttemptKey) -> None:
+        await self._write(AttemptClosed(*key))
+
+    async def _write(self, entry: Entry) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(entry, encode_msgpack(entry), done))
+        if self._flushing is None:
+            self._flushing = asyncio.create_task(self._flush(), name="journal.flush")
+        # A cancelled caller must not cancel the write of the others; its own entry is then simply durable as well.
+        await asyncio.shield(done)
+
+    async def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            try:
+                places = await loop.run_in_executor(self._thread, self._write_frames, self._numbered(batch))
+            except Exception as error:  # whatever it is: nobody may wait for ever
+                _fail(batch, error)
+                continue
+            for waiting, place in zip(batch, places, strict=True):
+                self._index(waiting.entry, place)
+                if not waiting.done.done():
+                    waiting.done.set_result(None)
+        self._flushing = None
+
+    def _numbered(self, batch: list[_Waiting]) -> list[Unframed]:
+        """Each payload with its number and era in its attempt; given when it is written: a failed write uses none
+        up."""
+        last: dict[AttemptKey, tuple[int, int]] = {}
+        frames: list[Unframed] = []
+        for waiting in batch:
+            key = key_of(waiting.entry)
+            number, era = last.get(key) or self._next_number(key)
+            if number == 0 or isinstance(waiting.entry, AttemptOpened):
+                number, era = 0, secrets.randbits(32)
+            frames.append(Unframed(number, era, waiting.payload))
+            last[key] = (0 if isinstance(waiting.entry, AttemptClosed) else number + 1, era)
+        return frames
+
+    def _next_number(self, key: AttemptKey) -> tuple[int, int]:
+        """And the era."""
+        places = self._places.get(key)
+        return (len(places), places[-1].era) if places else (0, 0)
+
+    def _write_frames(self, frames: list[Unframed]) -> list[_Place]:
+        """On the journal's thread. All or none."""
+        assert self._writer is not None
+        if self._writer.size >= self._segment_bytes:
+            full, self._writer = self._writer, FrameWriter(self._path(self._segment + 1), self._marker)
+            self._segment += 1
+            full.close()
+        offsets = self._writer.append(frames)
+        return [
+            _Place(self._segment, offset, len(frame.payload), frame.era)
+            for offset, frame in zip(offsets, frames, strict=True)
+        ]
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def unclosed(self) -> list[AttemptOpened]:
+        """Attempts that began here and whose result is not safe elsewhere yet."""
+        return list(self._open.values())
+
+    async def read(self, key: AttemptKey) -> list[Completion]:
+        """The completions of one attempt, in commit order. Raises: StoreError when the disk does not give them back."""
+        places = list(self._places.get(key, ()))
+        try:
+            return await asyncio.to_thread(self._read_completions, places)
+        except OSError as error:
+            raise StoreError(f"the journal cannot be read: {error}") from error
+
+    def _read_completions(self, places: list[_Place]) -> list[Completion]:
+        completions: list[Completion] = []
+        for segment, found in groupby(places, lambda place: place.segment):
+            with self._path(segment).open("rb") as file:
+                for place in found:
+                    entry = decode_entry(self._payload(file, place))
+                    completions += entry.whole() if isinstance(entry, Appended) else ()
+        return completions
+
+    def _payload(self, file: BinaryIO, place: _Place) -> bytes:
+        """Raises: StoreError."""
+        frame = read_frame(file, place.offset, place.offset + FRAME_HEAD_BYTES + place.length, self._marker)
+        if frame is None:
+            raise StoreError(f"the journal is damaged: {self._path(place.segment)}, at byte {place.offset}.")
+        return frame.payload
+
+    # -- index ---------------------------------------------------------------------------------------------------
+
+    def _path(self, segment: int) -> Path:
+        return self._folder / f"{segment:08d}.log"
+
+    def _load_all(self) -> None:
+        segments = sorted(int(path.stem) for path in self._folder.glob("*.log"))
+        for number in segments:
+            self._load(number)
+        self._segment = segments[-1] if segments else 1
+        self._live.setdefault(self._segment, 0)
+        self._writer = FrameWriter(self._path(self._segment), self._marker)
+        self._drop_dead_segments()
+
+    def _load(self, segment: int) -> None:
+        self._live.setdefault(segment, 0)
+        path, end = self._path(segment), 0
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            for frame in read_frames(file, size, self._marker):
+                if frame.offset > end:
+                    log.error(
+                        "journal.damaged segment=%d offset=%d bytes=%d: passed over", segment, end, frame.offset - end
+                    )
+                self._restore(segment, frame)
+                end = frame.end
+        if end < size:
+            aside = cut_off(path, end)
+            log.error(
+                "journal.cut segment=%d offset=%d bytes=%d aside=%s: torn by a crash, or damaged",
+                *(segment, end, size - end, aside),
+            )
+
+    def _restore(self, segment: int, frame: Frame) -> None:
+        """Raises: StoreError when the entry is of a newer format."""
+        try:
+            entry = decode_head(frame.payload)
+        except msgspec.MsgspecError as error:
+            raise StoreError(
+                f"{self._path(segment)} was written by another version of Gangline, at byte {frame.offset}: {error}. "
+                "Finish its sessions with that version, or use another data folder."
+            ) from error
+        key = key_of(entry)
+        number, era = self._next_number(key)
+        goes_on = frame.number == number and (number == 0 or frame.era == era)
+        if not isinstance(entry, AttemptOpened | AttemptClosed) and not goes_on:
+            log.error(
+                "journal.hole session=%s attempt=%d has=%d found=%d: not used, for what came before it is lost",
+                *(*key, number, frame.number),
+            )
+            return
+        self._index(entry, _Place(segment, frame.offset, len(frame.payload), frame.era))
+
+    def _index(self, entry: Entry | EntryHead, place: _Place) -> None:
+        key = key_of(entry)
+        self._live.setdefault(place.segment, 0)
+        if isinstance(entry, AttemptClosed):
+            self._forget(key)
+            self._drop_dead_segments()
+            return
+        if isinstance(entry, AttemptOpened):
+            self._forget(key)  # what an earlier lease left, or one whose closing was lost with damage
+            self._open[key] = entry
+        self._places[key].append(place)
+        self._live[place.segment] += 1
+
+    def _forget(self, key: AttemptKey) -> None:
+        self._open.pop(key, None)
+        for place in self._places.pop(key, ()):
+            self._live[place.segment] -= 1
+
+    def _drop_dead_segments(self) -> None:
+        """Oldest first, so that an attempt's closing never goes before its opening."""
+        for segment in sorted(self._live):
+            if self._live[segment] > 0 or segment >= self._segment:
+                return
+            try:
+                self._path(segment).unlink(missing_ok=True)
+            except OSError as error:  # tried again at the next closing
+                log.error("journal.not_deleted file=%s message=%s", self._path(segment), error)
+                return
+            del self._live[segment]
+
+    async def close(self) -> None:
+        """Waits for pending writes. Idempotent."""
+        if self._flushing is not None:
+            await asyncio.wait({self._flushing})
+        self._thread.shutdown()
+        if self._writer is not None:
+            self._writer.close()
+            os.close(self._lock)
+            self._writer = None
+
+
+def _locked(folder: Path) -> int:
+    """The journal's lock file, open and locked. Raises: StoreError."""
+    try:
+        make_private_folder(folder)
+        return acquire(folder / "lock")
+    except BlockingIOError as error:
+        raise StoreError(f"another process has the journal {folder} open: is this node running already?") from error
+    except OSError as error:
+        raise _explained(error) from error
+
+
+def _fail(batch: list[_Waiting], error: Exception) -> None:
+    for waiting in batch:
+        if not waiting.done.done():
+            explained = _explained(error)
+            explained.__cause__ = error
+            waiting.done.set_exception(explained)
+
+
+def _explained(error: Exception) -> StoreError:
+    if is_disk_full(error):
+        return DiskFull("the disk of the journal is full: free some space; calls are refused until then")
+    return StoreError(f"the journal cannot be written: {error}")

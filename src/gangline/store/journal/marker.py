@@ -1,0 +1,51 @@
+"""The marker of a journal's frames (see `frames`): in a file of its own, and at the beginning of every segment."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from pathlib import Path
+
+from gangline.domain.errors import StoreError
+from gangline.durable import write_whole
+from gangline.store.journal.frames import MARKER_BYTES, read_frame
+
+__all__ = ["journal_marker"]
+
+log = logging.getLogger("gangline.journal")
+
+_NAME = "marker"
+
+
+def journal_marker(folder: Path) -> bytes:
+    """The journal's own, made with a new journal. A lost one is found again in the segments.
+
+    Raises: StoreError when there are entries, and no marker of theirs; OSError.
+    """
+    path = folder / _NAME
+    kept = path.read_bytes() if path.exists() else b""
+    segments = [segment for segment in sorted(folder.glob("*.log")) if segment.stat().st_size]
+    found = next((marker for segment in segments if (marker := _first_of(segment)) is not None), None)
+    if found is None and len(kept) != MARKER_BYTES:
+        if segments:
+            raise StoreError(
+                f"the entries in {folder} cannot be read: they are of another version of Gangline, or {path} and the "
+                "beginning of every segment are lost. Move the folder away, or use another data folder."
+            )
+        found = secrets.token_bytes(MARKER_BYTES)
+    if found is None or found == kept:
+        return kept
+    if segments:
+        log.error("journal.marker_restored file=%s", path)
+    write_whole(path, found)
+    return found
+
+
+def _first_of(segment: Path) -> bytes | None:
+    """The bytes before the first frame, where that is whole."""
+    with segment.open("rb") as file:
+        if read_frame(file, 0, os.fstat(file.fileno()).st_size, None) is None:
+            return None
+        file.seek(0)
+        return file.read(MARKER_BYTES)

@@ -1,0 +1,244 @@
+"""The database: how it is opened, how transactions begin and fail, and how blocking work leaves the event loop.
+
+One thread writes, so that writers queue in memory instead of contending for SQLite's lock; two threads read. SQLite
+runs in WAL mode with `synchronous=FULL`: answered writes survive a power cut, not only `kill -9` (docs/adr/0003).
+Waiting jobs share a commit (`writer.py`). With PostgreSQL other servers may write too, so each job is a transaction,
+which locks its rows as briefly as it can; one that lost against another server's is `Contended`, and is retried
+(`repeated`). Nothing here knows the meaning of the tables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+
+from gangline.domain.errors import DiskFull, InvalidRequest, NotFound, StoreError
+from gangline.durable import disk_full_error
+from gangline.private import make_private_file, make_private_folder
+from gangline.store.sql.migrations import bring_up_to_date, found_version, refuse_other_version
+from gangline.store.sql.writer import Writer
+
+__all__ = ["Contended", "Database", "repeated"]
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_WRITES = "gangline_writes"
+_BUSY_TIMEOUT_MS = 10_000
+_MAX_TRIES = 20
+_MAX_SHARED = 64
+"""Jobs in one commit: readers and the first of them wait for the last."""
+_PATIENCE = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+"""Seconds after which a PostgreSQL that is gone without a word is given up; the URL may say otherwise."""
+_LOST = frozenset({"40001", "40P01", "23505"})
+"""PostgreSQL's codes for: could not serialize, deadlock, and a row that another server inserted in the same moment."""
+
+
+class Contended(StoreError):
+    """Another server's transaction was faster; this one is undone."""
+
+
+def repeated(job: Callable[P, T]) -> Callable[P, T]:
+    """The same job, done again when it was `Contended`. It is one transaction, and harmless before it commits."""
+
+    @functools.wraps(job)
+    def until_it_holds(*args: P.args, **kwargs: P.kwargs) -> T:
+        for _ in range(_MAX_TRIES - 1):
+            try:
+                return job(*args, **kwargs)
+            except Contended:
+                continue
+        return job(*args, **kwargs)
+
+    return until_it_holds
+
+
+class Database:
+    """An open database. `close()` is idempotent.
+
+    target: path of an SQLite file (made with its folder when missing), or a URL, `postgresql://...` or `sqlite://...`.
+    read_only: for looking at a data folder, whether its server runs or not.
+    Raises: NotFound (read_only, no such file), InvalidRequest (no such kind of database), StoreError, DiskFull.
+    """
+
+    def __init__(self, target: str | Path, *, read_only: bool = False) -> None:
+        self.url = _url(target, read_only=read_only)
+        self.shared = self.url.get_backend_name() == "postgresql"
+        """Whether other servers may write to it."""
+        self._engine = _engine(self.url)
+        self._as_snapshot: dict[str, Any] = {}
+        if self.shared:
+            self._as_snapshot = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        else:
+            _speak_sqlite(self._engine, read_only=read_only)
+        self._here = _Here()
+        self._writer = Writer(self._together, max_shared=1 if self.shared else _MAX_SHARED)
+        self._readers = ThreadPoolExecutor(2, thread_name_prefix="store-reader")
+        try:
+            self._open(create=not read_only)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, *, create: bool) -> None:
+        if create:
+            with self.writing() as conn:
+                bring_up_to_date(conn)
+            return
+        with self.reading() as conn:
+            refuse_other_version(conn, found_version(conn))
+
+    @contextmanager
+    def writing(self) -> Generator[sa.Connection]:
+        """One write transaction on the calling thread: committed when the block ends, undone when it raises.
+
+        On the writer's thread it may be part of a transaction that jobs share; `when_durable` reports the commit.
+        """
+        if self._here.conn is not None:
+            with _explained(), self._here.conn.begin_nested():
+                yield self._here.conn
+            return
+        with _explained(), self._engine.connect().execution_options(**{_WRITES: True}) as conn, conn.begin():
+            yield conn
+
+    def when_durable(self, call: Callable[[], None]) -> None:
+        """After `writing`: call it once the changes are durable, which is now or with the shared commit."""
+        if self._here.conn is None:
+            call()
+        else:
+            self._here.when_durable.append(call)
+
+    @contextmanager
+    def _together(self) -> Generator[list[Callable[[], None]]]:
+        with self.writing() as conn:
+            self._here.conn, self._here.when_durable = conn, []
+            try:
+                yield self._here.when_durable
+            finally:
+                self._here.conn = None
+
+    @contextmanager
+    def reading(self) -> Generator[sa.Connection]:
+        """One consistent snapshot on the calling thread."""
+        with _explained(), self._engine.connect().execution_options(**self._as_snapshot) as conn, conn.begin():
+            yield conn
+
+    async def run(self, job: Callable[..., T], *args: Any) -> T:
+        """Run a blocking job on the writer thread. A job that began is finished even when its caller is cancelled."""
+        return await asyncio.wrap_future(self._writer.submit(job, *args))
+
+    def run_blocking(self, job: Callable[..., T], *args: Any) -> T:
+        """Run a job on the writer thread and wait for it, from another thread."""
+        return self._writer.submit(job, *args).result()
+
+    async def query(self, job: Callable[..., T], *args: Any) -> T:
+        """Run a blocking job on a reader thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, job, *args)
+
+    def close(self) -> None:
+        self._writer.close()
+        self._readers.shutdown(wait=True)
+        self._engine.dispose()
+
+
+class _Here(threading.local):
+    """The transaction that this thread's jobs share, if they do."""
+
+    conn: sa.Connection | None = None
+    when_durable: list[Callable[[], None]]
+
+
+def _url(target: str | Path, *, read_only: bool) -> sa.URL:
+    if isinstance(target, str) and "://" in target:
+        return _known_url(target)
+    path = Path(target).absolute()
+    if not read_only:
+        make_private_folder(path.parent)
+        make_private_file(path)  # SQLite gives new ones beside it the same mode
+        for beside in (path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+            if beside.exists():
+                make_private_file(beside)
+        return sa.URL.create("sqlite", database=str(path))
+    if not path.exists():
+        raise NotFound(f"no Gangline database at {path}; `gangline up` makes one, --data names another folder.")
+    return sa.URL.create("sqlite", database=path.as_uri(), query={"mode": "ro", "uri": "true"})
+
+
+def _known_url(target: str) -> sa.URL:
+    """Raises: InvalidRequest."""
+    kind = target.partition("://")[0]
+    if kind not in ("postgresql", "postgres", "postgresql+psycopg", "sqlite"):
+        raise InvalidRequest(f"a database is postgresql://HOST/NAME or a file; {kind[:40]}:// is neither.")
+    try:
+        url = sa.make_url(target)
+    except (ArgumentError, ValueError) as error:
+        raise InvalidRequest(f"the database's URL cannot be read: {type(error).__name__}.") from None
+    return url if kind == "sqlite" else url.set(drivername="postgresql+psycopg")
+
+
+def _engine(url: sa.URL) -> sa.Engine:
+    """Raises: InvalidRequest when the driver is not installed."""
+    if url.get_backend_name() == "sqlite":
+        return sa.create_engine(url)
+    patience = {name: value for name, value in _PATIENCE.items() if name not in url.query}
+    try:
+        # The pool finds out by itself that the database was restarted.
+        return sa.create_engine(url, pool_pre_ping=True, connect_args=patience)
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(
+            f"{url.get_backend_name()} needs the Python package {error.name!r}: pip install 'gangline[postgres]'."
+        ) from error
+
+
+def _speak_sqlite(engine: sa.Engine, *, read_only: bool) -> None:
+    """Set up every connection; begin transactions ourselves, as the driver would begin them too late."""
+
+    def on_connect(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None
+        connection.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
+        connection.execute("PRAGMA foreign_keys=ON")
+        if not read_only:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+
+    def on_begin(conn: sa.Connection) -> None:
+        # A writer that began as a reader could not wait for its turn: SQLite would refuse it at once.
+        writes = conn.get_execution_options().get(_WRITES, False)
+        conn.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    event.listen(engine, "connect", on_connect)
+    event.listen(engine, "begin", on_begin)
+
+
+@contextmanager
+def _explained() -> Generator[None]:
+    try:
+        yield
+    except DBAPIError as error:
+        if _is_lost(error):
+            raise Contended(f"another server was faster: {error.orig}") from error
+        if not isinstance(error, OperationalError):
+            raise StoreError(f"the database refused: {error.orig}") from error
+        raise _disk_full(error) or StoreError(f"the database failed: {error.orig}") from error
+
+
+def _disk_full(error: DBAPIError) -> DiskFull | None:
+    """SQLite reports a full disk without the system's error number."""
+    if "database or disk is full" in str(error):
+        return disk_full_error(OSError(errno.ENOSPC, ""), "the database")
+    return None
+
+
+def _is_lost(error: DBAPIError) -> bool:
+    return getattr(error.orig, "sqlstate", None) in _LOST

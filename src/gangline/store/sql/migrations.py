@@ -1,0 +1,101 @@
+"""From one version of the schema to the next: a numbered list, done in the transaction in which the store opens.
+
+A step sees the tables of its own time: it spells out everything it writes, and takes only *added* columns and indexes
+from `schema.py`, which knows the latest version alone. Tables that are missing are made after the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import sqlalchemy as sa
+from sqlalchemy.schema import CreateColumn
+
+from gangline.domain.errors import StoreError
+from gangline.domain.task import TaskRequest, task_digest
+from gangline.store.sql import schema
+
+__all__ = ["bring_up_to_date", "found_version", "refuse_other_version"]
+
+_OPENING = 0x67616E67_00000001
+"""PostgreSQL's advisory lock for opening: two servers may start on an empty database at once."""
+
+
+def found_version(conn: sa.Connection) -> int | None:
+    """None for a database without our tables."""
+    if not sa.inspect(conn).has_table(schema.meta.name):
+        return None
+    found = conn.scalar(sa.select(schema.meta.c.value).where(schema.meta.c.key == "schema_version"))
+    return None if found is None else int(found)
+
+
+def bring_up_to_date(conn: sa.Connection) -> None:
+    """Create missing tables, migrate older ones. Raises: StoreError for a database of a later version."""
+    if conn.dialect.name == "postgresql":
+        conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_OPENING)))
+    found = found_version(conn)
+    if found is not None and found > schema.SCHEMA_VERSION:
+        refuse_other_version(conn, found)
+    for version in range((found or schema.SCHEMA_VERSION) + 1, schema.SCHEMA_VERSION + 1):
+        _STEPS[version](conn)
+    schema.metadata.create_all(conn)
+    key = schema.meta.c.key == "schema_version"
+    if found is None:
+        conn.execute(sa.insert(schema.meta).values(key="schema_version", value=str(schema.SCHEMA_VERSION)))
+    elif found != schema.SCHEMA_VERSION:
+        conn.execute(sa.update(schema.meta).where(key).values(value=str(schema.SCHEMA_VERSION)))
+
+
+def refuse_other_version(conn: sa.Connection, found: int | None) -> None:
+    """Raises: StoreError unless this Gangline reads that version."""
+    if found == schema.SCHEMA_VERSION:
+        return
+    advice = "a newer Gangline made it: use that one, or another data folder or database."
+    if found is None:
+        advice = "it holds no Gangline tables."
+    elif found < schema.SCHEMA_VERSION:
+        advice = "start its server once with this version, which brings it up to date."
+    raise StoreError(
+        f"the database at {conn.engine.url!r} has schema version {found}, this Gangline reads "
+        f"{schema.SCHEMA_VERSION}; {advice}"
+    )
+
+
+def _to_2(conn: sa.Connection) -> None:
+    """Priorities, turns between submitters, waiting after faults, sizes of results; digests without defaults."""
+    _add_columns(conn, schema.tasks, "submitter", "priority", "result_bytes")
+    _add_columns(conn, schema.sessions, "submitter", "priority", "turn", "ready_at")
+    _add_columns(conn, schema.outbox, "secret")
+    conn.exec_driver_sql("DROP INDEX sessions_by_state")
+    _add_indexes(conn, schema.tasks, "tasks_by_end")
+    _add_indexes(conn, schema.sessions, "sessions_in_queue", "sessions_waiting", "sessions_by_submitter")
+    _add_indexes(conn, schema.sessions, "sessions_by_node")
+    _add_indexes(conn, schema.outbox, "outbox_by_task")
+    _add_indexes(conn, schema.events, "events_of_no_task")
+    ids = conn.execute(sa.text("SELECT task_id FROM tasks")).scalars().all()
+    write = sa.text("UPDATE tasks SET digest = :digest WHERE task_id = :id")
+    for task_id in ids:
+        body = conn.scalar(sa.text("SELECT body FROM tasks WHERE task_id = :id"), {"id": task_id})
+        digest = task_digest(TaskRequest.model_validate_json(body or ""))
+        conn.execute(write, {"id": task_id, "digest": digest})
+
+
+def _to_3(conn: sa.Connection) -> None:
+    """Identities of nodes; the next node with the id of one that is known already sets its identity."""
+    _add_columns(conn, schema.nodes, "identity")
+
+
+_STEPS: Mapping[int, Callable[[sa.Connection], None]] = {2: _to_2, 3: _to_3}
+"""version -> the step that leads to it from the previous one."""
+
+
+def _add_columns(conn: sa.Connection, table: sa.Table, *names: str) -> None:
+    for name in names:
+        column = CreateColumn(table.c[name]).compile(dialect=conn.dialect)
+        conn.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column}")
+
+
+def _add_indexes(conn: sa.Connection, table: sa.Table, *names: str) -> None:
+    for index in table.indexes:
+        if index.name in names:
+            index.create(conn)

@@ -1,0 +1,314 @@
+"""Looking at tasks, sessions, nodes and events: reads only, so also for a data folder whose server is not ours."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import msgspec
+import sqlalchemy as sa
+
+from gangline import __version__
+from gangline.domain.errors import NotFound
+from gangline.domain.lifecycle import Outcome, SessionState, TaskState
+from gangline.domain.session import SessionResult
+from gangline.domain.task import TaskRequest
+from gangline.domain.views import (
+    Event,
+    NodeView,
+    ServiceStatus,
+    SessionPage,
+    SessionView,
+    TaskPage,
+    TaskSummary,
+    TaskView,
+)
+from gangline.store.results.files import Results
+from gangline.store.sql import retention
+from gangline.store.sql.database import Database
+from gangline.store.sql.rows import queue
+from gangline.store.sql.schema import IN_QUEUE, LEASED, QUEUED, WAITING, events, nodes, outbox, sessions, tasks
+
+__all__ = ["TaskReader", "result_of", "session_view"]
+
+T = TypeVar("T")
+
+_MANY = 500
+"""Ids in one statement."""
+
+_LEASED_STAGE: sa.ColumnElement[str] = sa.literal_column("'leased'")
+_SUMMARY_NAMES = [name for name in TaskSummary.__struct_fields__ if name in tasks.c]
+_SUMMARY = [tasks.c[name] for name in _SUMMARY_NAMES]
+_SESSION = [sessions.c[name] for name in SessionView.__struct_fields__]
+
+
+class TaskReader:
+    """The read side. Methods block and run in one snapshot; on an event loop: `await store.query(store.task, id)`.
+
+    target: see `Database`.
+    """
+
+    def __init__(self, target: str | Path, *, clock: Callable[[], float] = time.time, read_only: bool = True) -> None:
+        self.database = Database(target, read_only=read_only)
+        self._clock = clock
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.database.close()
+
+    async def query(self, job: Callable[..., T], *args: Any) -> T:
+        """Run a read on a thread of its own."""
+        return await self.database.query(job, *args)
+
+    def task(self, task_id: str) -> TaskView:
+        """Raises: NotFound."""
+        with self.database.reading() as conn:
+            return task_view(conn, task_id)
+
+    def task_ended(self, task_id: str) -> bool:
+        """Cheap, for waiters. Raises: NotFound."""
+        with self.database.reading() as conn:
+            found = conn.execute(sa.select(tasks.c.ended_at).where(tasks.c.task_id == task_id)).one_or_none()
+        if found is None:
+            raise _no_task(task_id)
+        return found.ended_at is not None
+
+    def tasks(
+        self,
+        *,
+        limit: int = 50,
+        before: int | None = None,
+        status: TaskState | None = None,
+        submitter: str | None = None,
+    ) -> TaskPage:
+        """Newest first. before: the `next` of the page above."""
+        query = sa.select(*_SUMMARY).order_by(tasks.c.position.desc()).limit(limit + 1)
+        if before is not None:
+            query = query.where(tasks.c.position < before)
+        if status is not None:
+            query = query.where(tasks.c.status == status)
+        if submitter is not None:
+            query = query.where(tasks.c.submitter == submitter)
+        with self.database.reading() as conn:
+            rows = conn.execute(query).mappings().all()
+            ended = _ended_by_outcome(conn, [row["task_id"] for row in rows[:limit]])
+        page = tuple(TaskSummary(**_summary_fields(row, ended[row["task_id"]])) for row in rows[:limit])
+        return TaskPage(tasks=page, next=page[-1].position if len(rows) > limit else None)
+
+    def request(self, task_id: str) -> TaskRequest:
+        """The task as it was submitted. Raises: NotFound."""
+        with self.database.reading() as conn:
+            body = conn.scalar(sa.select(tasks.c.body).where(tasks.c.task_id == task_id))
+        if body is None:
+            raise _no_task(task_id)
+        return TaskRequest.model_validate_json(body)
+
+    def sessions(
+        self,
+        *,
+        limit: int = 50,
+        before: int | None = None,
+        state: SessionState | None = None,
+        outcome: Outcome | None = None,
+        node_id: str | None = None,
+        submitter: str | None = None,
+    ) -> SessionPage:
+        """Newest first. before: the `next` of the page above. node_id: that holds it, or that held it last."""
+        query = sa.select(*_SESSION).order_by(sessions.c.position.desc()).limit(limit + 1)
+        wanted = {"state": state, "outcome": outcome, "node_id": node_id, "submitter": submitter}
+        query = query.where(*(sessions.c[name] == value for name, value in wanted.items() if value is not None))
+        if before is not None:
+            query = query.where(sessions.c.position < before)
+        with self.database.reading() as conn:
+            found = [session_view(row) for row in conn.execute(query).mappings()]
+        page = tuple(found[:limit])
+        return SessionPage(sessions=page, next=page[-1].position if len(found) > limit else None)
+
+    def session(self, session_id: str) -> SessionView:
+        """Raises: NotFound."""
+        with self.database.reading() as conn:
+            row = conn.execute(sa.select(*_SESSION).where(sessions.c.session_id == session_id)).mappings().one_or_none()
+        if row is None:
+            raise NotFound(f"no session {session_id!r}.")
+        return session_view(row)
+
+    def status(self) -> ServiceStatus:
+        now = self._clock()
+        with self.database.reading() as conn:
+            oldest = conn.scalar(queue(sessions.c.created_at).limit(1))
+            stages, since = _stages(conn)
+            queued = _counts(conn, sessions.c.submitter, QUEUED)
+            # By these, as no index holds all states.
+            states = {"leased": sum(stages.values()), "queued": sum(queued.values())}
+            states["ended"] = _count(conn, sessions) - sum(states.values())
+            return ServiceStatus(
+                version=__version__,
+                at=now,
+                tasks=_counts(conn, tasks.c.status),
+                sessions={state: count for state, count in states.items() if count},
+                stages=stages,
+                stage_ages_s={stage: max(0.0, now - at) for stage, at in since.items()},
+                oldest_queued_s=None if oldest is None else max(0.0, now - oldest),
+                callbacks=_counts(conn, outbox.c.state),
+                nodes=_node_views(conn, now),
+                queued=queued,
+                num_waiting=_count(conn, sessions, WAITING),
+                result_bytes=int(conn.scalar(sa.select(sa.func.sum(tasks.c.result_bytes))) or 0),
+            )
+
+    def queued_requests(self, known: Collection[str]) -> dict[str, str | None]:
+        """Tasks with sessions that may be leased, from the queue's head: id -> request as JSON, None of `known`."""
+        bodies = sa.select(tasks.c.task_id, tasks.c.body)
+        head = sa.func.max(sessions.c.priority).desc(), sa.func.min(sessions.c.turn), sa.func.min(sessions.c.position)
+        queued = sa.select(sessions.c.task_id).where(IN_QUEUE).group_by(sessions.c.task_id).order_by(*head)
+        with self.database.reading() as conn:
+            found: dict[str, str | None] = dict.fromkeys(conn.execute(queued).scalars())
+            unknown = [task_id for task_id in found if task_id not in known]
+            for start in range(0, len(unknown), _MANY):
+                some = tasks.c.task_id.in_(unknown[start : start + _MANY])
+                found |= {row.task_id: row.body for row in conn.execute(bodies.where(some))}
+        return found
+
+    def forgettable(self, keep: retention.Keep, limit: int) -> list[str]:
+        """Tasks beyond the limits to keep; the oldest, at most `limit`."""
+        with self.database.reading() as conn:
+            return retention.forgettable(conn, keep, now=self._clock(), limit=limit)
+
+    def events(self, *, after: int = 0, limit: int = 500, task_id: str | None = None) -> list[Event]:
+        """Events with `seq > after`, in order."""
+        query = sa.select(events).where(events.c.seq > after).order_by(events.c.seq).limit(limit)
+        if task_id is not None:
+            query = query.where(events.c.task_id == task_id)
+        with self.database.reading() as conn:
+            return [_event(row) for row in conn.execute(query).mappings()]
+
+    def last_event(self) -> int:
+        """The highest `seq` so far; 0 when nothing happened yet."""
+        with self.database.reading() as conn:
+            return conn.scalar(sa.select(sa.func.max(events.c.seq))) or 0
+
+
+def task_view(conn: sa.Connection, task_id: str) -> TaskView:
+    """Raises: NotFound."""
+    row = conn.execute(sa.select(*_SUMMARY, tasks.c.body).where(tasks.c.task_id == task_id)).mappings().one_or_none()
+    if row is None:
+        raise _no_task(task_id)
+    query = sa.select(*_SESSION).where(sessions.c.task_id == task_id).order_by(sessions.c.sample_index)
+    group = tuple(session_view(found) for found in conn.execute(query).mappings())
+    return TaskView(
+        **_summary_fields(row, _ended_by_outcome(conn, [task_id])[task_id]),
+        states=dict(Counter(session.state for session in group)),
+        rewards=tuple(session.reward for session in group),
+        sessions=group,
+        request=msgspec.json.decode(row["body"]),
+    )
+
+
+def _ended_by_outcome(conn: sa.Connection, task_ids: Sequence[str]) -> defaultdict[str, list[sa.RowMapping]]:
+    """task id -> rows of outcome, num_ended, num_rewards, reward_sum."""
+    query = (
+        sa.select(
+            sessions.c.task_id,
+            sessions.c.outcome,
+            sa.func.count().label("num_ended"),
+            sa.func.count(sessions.c.reward).label("num_rewards"),
+            sa.func.sum(sessions.c.reward).label("reward_sum"),
+        )
+        .where(sessions.c.task_id.in_(task_ids), sessions.c.outcome.is_not(None))
+        .group_by(sessions.c.task_id, sessions.c.outcome)
+        .order_by(sessions.c.outcome)
+    )
+    found = defaultdict[str, list[sa.RowMapping]](list)
+    for row in conn.execute(query).mappings():
+        found[row["task_id"]].append(row)
+    return found
+
+
+def _summary_fields(row: sa.RowMapping, ended: Sequence[sa.RowMapping]) -> dict[str, Any]:
+    num_rewards = sum(one["num_rewards"] for one in ended)
+    return {
+        **{name: row[name] for name in _SUMMARY_NAMES},
+        "outcomes": {one["outcome"]: one["num_ended"] for one in ended},
+        "mean_reward": sum(one["reward_sum"] or 0.0 for one in ended) / num_rewards if num_rewards else None,
+    }
+
+
+def session_view(row: sa.RowMapping) -> SessionView:
+    fields = _fields(row, SessionView)
+    fields["failure"] = None if row["failure"] is None else msgspec.json.decode(row["failure"])
+    return msgspec.convert(fields, SessionView)
+
+
+def result_of(session: SessionView, results: Results) -> SessionResult:
+    """The result of an ended session: the stored one, or the known facts about a session that no node reported on.
+
+    Raises: NotFound when its file is gone, DiskFull, StoreError.
+    """
+    if session.result_attempt is not None:
+        return results.read(session.task_id, session.session_id, session.result_attempt)
+    return SessionResult(
+        session_id=session.session_id,
+        task_id=session.task_id,
+        node_id=session.node_id or "",
+        attempt=session.attempt,
+        fence=session.fence,
+        outcome=session.outcome or "infra_error",
+        failure=session.failure,
+    )
+
+
+def _fields(row: sa.RowMapping, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {name: row[name] for name in kind.__struct_fields__}
+
+
+def _counts(conn: sa.Connection, key: Any, *where: Any) -> dict[str, int]:
+    found = conn.execute(sa.select(key, sa.func.count()).where(*where).group_by(key))
+    return {row[0]: row[1] for row in found}
+
+
+def _stages(conn: sa.Connection) -> tuple[dict[str, int], dict[str, float]]:
+    """stage -> how many leased sessions; stage -> since when the oldest of them is in it."""
+    stage = sa.func.coalesce(sessions.c.stage, _LEASED_STAGE)
+    since = sa.func.min(sa.func.coalesce(sessions.c.stage_at, sessions.c.leased_at))
+    found = conn.execute(sa.select(stage, sa.func.count(), since).where(LEASED).group_by(stage)).all()
+    return {name: count for name, count, _ in found}, {name: at for name, _, at in found}
+
+
+def _count(conn: sa.Connection, table: sa.Table, *where: Any) -> int:
+    return conn.scalar(sa.select(sa.func.count()).select_from(table).where(*where)) or 0
+
+
+def _node_views(conn: sa.Connection, now: float) -> tuple[NodeView, ...]:
+    held = _counts(conn, sessions.c.node_id, LEASED)
+    rows = conn.execute(sa.select(nodes).order_by(nodes.c.node_id)).mappings()
+    return tuple(
+        NodeView(
+            node_id=row["node_id"],
+            url=row["url"],
+            capacity=row["capacity"],
+            draining=row["draining"],
+            num_sessions=held.get(row["node_id"], 0),
+            backends=msgspec.json.decode(row["backends"], type=tuple[dict[str, Any], ...]),
+            metrics=msgspec.json.decode(row["metrics"], type=dict[str, float]),
+            first_seen_at=row["first_seen_at"],
+            last_seen_at=row["last_seen_at"],
+            age_s=max(0.0, now - row["last_seen_at"]),
+        )
+        for row in rows
+    )
+
+
+def _event(row: sa.RowMapping) -> Event:
+    return Event(**{**_fields(row, Event), "data": msgspec.json.decode(row["data"])})
+
+
+def _no_task(task_id: str) -> NotFound:
+    return NotFound(f"no task {task_id!r}; `GET /v1/tasks` lists them.")

@@ -1,0 +1,60 @@
+"""Tasks that may be deleted: they have ended and their callback has arrived or expired; the oldest end comes first.
+
+A task goes with its sessions, its events and its callback; the holder of its stored results removes them before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import sqlalchemy as sa
+
+from gangline.store.sql.schema import events, outbox, sessions, tasks
+
+__all__ = ["Keep", "forget", "forget_events", "forgettable"]
+
+
+class Keep(msgspec.Struct, frozen=True, kw_only=True):
+    """How long, and how much, is kept. None is without limit."""
+
+    for_s: float | None = None
+    """Since the end of a task."""
+    max_bytes: int | None = None
+    """Bytes of all stored results; beyond it the tasks that ended first go first."""
+
+
+_DELIVERED = ~sa.exists().where(outbox.c.task_id == tasks.c.task_id, outbox.c.state == "pending")
+_ENDED = tasks.c.ended_at.is_not(None)
+
+
+def forgettable(conn: sa.Connection, keep: Keep, *, now: float, limit: int) -> list[str]:
+    """Ids of tasks beyond the limits to keep, at most `limit`."""
+    ended = sa.select(tasks.c.task_id, tasks.c.ended_at, tasks.c.result_bytes).where(_ENDED, _DELIVERED)
+    rows = conn.execute(ended.order_by(tasks.c.ended_at, tasks.c.position).limit(limit)).all()
+    too_many_bytes = 0
+    if keep.max_bytes is not None:
+        too_many_bytes = (conn.scalar(sa.select(sa.func.sum(tasks.c.result_bytes))) or 0) - keep.max_bytes
+    chosen: list[str] = []
+    for task_id, ended_at, num_bytes in rows:
+        is_old = keep.for_s is not None and ended_at < now - keep.for_s
+        if not is_old and too_many_bytes <= 0:
+            break  # those that follow ended later
+        too_many_bytes -= num_bytes
+        chosen.append(task_id)
+    return chosen
+
+
+def forget(conn: sa.Connection, task_ids: Sequence[str]) -> int:
+    """Gives how many tasks went."""
+    named = tasks.c.task_id.in_(task_ids)
+    locked = sa.select(tasks.c.task_id).where(named, _ENDED, _DELIVERED).with_for_update()
+    gone = conn.execute(locked).scalars().all()
+    for table in (events, outbox, sessions, tasks):
+        conn.execute(sa.delete(table).where(table.c.task_id.in_(gone)))
+    return len(gone)
+
+
+def forget_events(conn: sa.Connection, before: float) -> int:
+    """Events of no task; those of tasks go with their tasks."""
+    return conn.execute(sa.delete(events).where(events.c.task_id.is_(None), events.c.at < before)).rowcount

@@ -1,0 +1,158 @@
+"""Reading and writing session rows inside one write transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from gangline.domain.errors import NotFound
+from gangline.domain.views import Event
+from gangline.store.sql.schema import IN_QUEUE, WAITING, events, sessions
+from gangline.store.sql.standing import Standing
+
+__all__ = [
+    "Unit",
+    "append_events",
+    "let_in",
+    "locked_rows",
+    "one_row",
+    "queue",
+    "queued_rows",
+    "rows_named",
+    "standing_of",
+    "write_standing",
+    "write_standings",
+]
+
+_STANDING = Standing.__struct_fields__
+_MANY = 500  # ids in one IN (...): SQLite's limit is far above, PostgreSQL's plans stay small
+_EVENTS = 0x67616E67_00000002
+
+# Made once: SQLAlchemy needs longer to put a query together than SQLite to answer it.
+_ONE = sa.select(sessions).where(sessions.c.session_id == sa.bindparam("id")).with_for_update()
+_WRITE = sa.update(sessions).where(sessions.c.position == sa.bindparam("here"))
+_DUE = (
+    sa.select(sessions.c.position)
+    .where(WAITING, sessions.c.ready_at <= sa.bindparam("now"))
+    .with_for_update(skip_locked=True)
+)
+_ADD_EVENTS = sa.insert(events)
+
+
+class Unit:
+    """One write transaction: its connection, its single timestamp, and its events."""
+
+    def __init__(self, conn: sa.Connection, now: float) -> None:
+        self.conn = conn
+        self.now = now
+        self.events: list[Event] = []
+
+    def emit(self, kind: str, task_id: str | None = None, session_id: str | None = None, **data: Any) -> None:
+        event = Event(seq=0, at=self.now, kind=kind, task_id=task_id, session_id=session_id, data=data)
+        self.events.append(event)
+
+    def flush(self) -> None:
+        if not self.events:
+            return
+        rows = [
+            {
+                "at": event.at,
+                "kind": event.kind,
+                "task_id": event.task_id,
+                "session_id": event.session_id,
+                "data": msgspec.json.encode(event.data).decode(),
+            }
+            for event in self.events
+        ]
+        append_events(self.conn, rows)
+
+
+def append_events(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """Write events, as the last thing before the commit.
+
+    Who resumes after a number must not miss a lower one that is committed later. SQLite has one writer; in PostgreSQL a
+    lock is held from the first number taken to the commit, and since nothing is waited for in between, it cannot
+    deadlock.
+    """
+    if conn.dialect.name == "postgresql":
+        conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_EVENTS)))
+    conn.execute(_ADD_EVENTS, rows)
+
+
+def locked_rows(unit: Unit, where: Any, *, skip_locked: bool = False) -> Sequence[sa.RowMapping]:
+    """Rows that nobody else changes before this transaction ends (SQLite has one writer; PostgreSQL locks them).
+
+    skip_locked: without those that another transaction is changing.
+    """
+    # Sorting the few that are found: for the bare column, SQLite would rather read the whole table in its order.
+    query = sa.select(sessions).where(where).order_by(sessions.c.position + 0)
+    return unit.conn.execute(query.with_for_update(skip_locked=skip_locked)).mappings().all()
+
+
+def let_in(unit: Unit) -> int:
+    """Let those into the queue that waited long enough after a fault; gives how many."""
+    due = unit.conn.execute(_DUE, {"now": unit.now}).scalars().all()
+    for start in range(0, len(due), _MANY):
+        some = sessions.c.position.in_(due[start : start + _MANY])
+        unit.conn.execute(sa.update(sessions).where(some).values(ready_at=None))
+    return len(due)
+
+
+def queue(*columns: Any) -> sa.Select[*tuple[Any, ...]]:
+    """Sessions that may be leased, from the head of the queue: by priority, then by turn. An index lookup, however long
+    the queue is."""
+    place = (sessions.c.priority.desc(), sessions.c.turn, sessions.c.position)
+    return sa.select(*columns).where(IN_QUEUE).order_by(*place)
+
+
+_HEAD = queue(sessions).limit(sa.bindparam("many", type_=sa.Integer)).with_for_update(skip_locked=True)
+
+
+def queued_rows(unit: Unit, limit: int, task_ids: Sequence[str] | None = None) -> Sequence[sa.RowMapping]:
+    """The head of the queue, without those that another transaction is taking.
+
+    task_ids: sessions of these tasks alone; None is all.
+    """
+    head = _HEAD if task_ids is None else _HEAD.where(sessions.c.task_id.in_(task_ids))
+    return unit.conn.execute(head, {"many": limit}).mappings().all()
+
+
+def rows_named(unit: Unit, session_ids: Sequence[str]) -> list[sa.RowMapping]:
+    """Those that exist."""
+    found: list[sa.RowMapping] = []
+    for start in range(0, len(session_ids), _MANY):
+        found.extend(locked_rows(unit, sessions.c.session_id.in_(session_ids[start : start + _MANY])))
+    return found
+
+
+def one_row(unit: Unit, session_id: str) -> sa.RowMapping:
+    """Raises: NotFound."""
+    row = unit.conn.execute(_ONE, {"id": session_id}).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"no session {session_id!r}.")
+    return row
+
+
+def standing_of(row: sa.RowMapping) -> Standing:
+    fields = {name: row[name] for name in _STANDING}
+    fields["failure"] = None if row["failure"] is None else msgspec.json.decode(row["failure"])
+    return msgspec.convert(fields, Standing)
+
+
+def write_standing(unit: Unit, row: sa.RowMapping, after: Standing, **columns: Any) -> None:
+    write_standings(unit, [(row, after)], **columns)
+
+
+def write_standings(unit: Unit, moved: Sequence[tuple[sa.RowMapping, Standing]], **columns: Any) -> None:
+    """columns: more of each row, the same for all."""
+    if moved:
+        unit.conn.execute(_WRITE, [_values(after) | columns | {"here": row["position"]} for row, after in moved])
+
+
+def _values(standing: Standing) -> dict[str, Any]:
+    values = {name: getattr(standing, name) for name in _STANDING}
+    values["failure"] = None if standing.failure is None else msgspec.json.encode(standing.failure).decode()
+    return values

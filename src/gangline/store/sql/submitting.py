@@ -1,0 +1,163 @@
+"""Accepting tasks, many at once, and the turns that share the queue between submitters.
+
+Each session is given a *turn* when it is submitted, and the queue is ordered by (priority, turn, position). Turns of
+one submitter follow one another; a submitter's first one follows the latest that was leased. So two submitters who both
+have sessions queued alternate, independent of arrival and of the number queued; an idle submitter saves up no turns;
+and the head of the queue is one index lookup. (Start-time fair queueing: a session counts as one, however long it
+runs.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from gangline.domain.errors import Conflict, InvalidRequest
+from gangline.domain.ids import new_id
+from gangline.domain.task import TaskRequest, task_digest
+from gangline.domain.views import Submitted
+from gangline.store.sql.rows import Unit
+from gangline.store.sql.schema import QUEUED, sessions, tasks, turns
+
+__all__ = ["MAX_TASK_ID", "accept", "remember_turns", "session_id_of"]
+
+MAX_TASK_ID = 123
+"""An id has at most 128 characters, and a session's is its task's with `.` and at most four digits."""
+
+_MANY = 500
+
+
+def session_id_of(task_id: str, sample_index: int) -> str:
+    return f"{task_id}.{sample_index}"
+
+
+def accept(unit: Unit, requests: Sequence[TaskRequest]) -> list[Submitted]:
+    """Accept all of them or none. The same task again is answered as the first time.
+
+    Raises: Conflict when an id is taken by another task, InvalidRequest when an id is too long.
+    """
+    named = [(request.task_id or new_id("task"), request) for request in requests]
+    known = _digests(unit, [task_id for task_id, _ in named])
+    fresh: list[tuple[str, TaskRequest, str]] = []
+    answers: list[Submitted] = []
+    for task_id, request in named:
+        digest = task_digest(request)
+        created = _is_new(task_id, digest, known)
+        if created:
+            known[task_id] = digest
+            fresh.append((task_id, request, digest))
+        session_ids = tuple(session_id_of(task_id, index) for index in range(request.num_samples))
+        answers.append(Submitted(task_id=task_id, session_ids=session_ids, created=created))
+    if fresh:
+        _insert(unit, fresh)
+    return answers
+
+
+def _is_new(task_id: str, digest: str, known: dict[str, str]) -> bool:
+    """Raises: Conflict, InvalidRequest."""
+    if len(task_id) > MAX_TASK_ID:
+        raise InvalidRequest(f"task_id must have at most {MAX_TASK_ID} characters, it has {len(task_id)}.")
+    if known.get(task_id, digest) != digest:
+        raise Conflict(
+            f"task_id {task_id!r} is taken by a task with other content; choose another id, "
+            "or submit exactly the same task.",
+            task_id=task_id,
+        )
+    return task_id not in known
+
+
+def _digests(unit: Unit, task_ids: Sequence[str]) -> dict[str, str]:
+    """Digests of those that exist."""
+    found: dict[str, str] = {}
+    for start in range(0, len(task_ids), _MANY):
+        some = tasks.c.task_id.in_(task_ids[start : start + _MANY])
+        rows = unit.conn.execute(sa.select(tasks.c.task_id, tasks.c.digest).where(some))
+        found.update({row.task_id: row.digest for row in rows})
+    return found
+
+
+def _insert(unit: Unit, fresh: Sequence[tuple[str, TaskRequest, str]]) -> None:
+    counter = _Turns(unit)
+    rows: list[dict[str, Any]] = []
+    for task_id, request, _ in fresh:
+        rows.extend(_session_rows(unit, task_id, request, counter))
+        unit.emit("task.submitted", task_id, num_samples=request.num_samples, harness=request.agent.harness)
+    unit.conn.execute(sa.insert(tasks), [_task_row(unit, *task) for task in fresh])
+    unit.conn.execute(sa.insert(sessions), rows)
+
+
+def _task_row(unit: Unit, task_id: str, request: TaskRequest, digest: str) -> dict[str, Any]:
+    return {
+        "task_id": task_id,
+        "digest": digest,
+        "body": request.model_copy(update={"task_id": task_id}).model_dump_json(),
+        "status": "queued",
+        "num_samples": request.num_samples,
+        "num_open": request.num_samples,
+        "created_at": unit.now,
+        "submitter": request.submitter or "",
+        "priority": request.priority,
+    }
+
+
+def _session_rows(unit: Unit, task_id: str, request: TaskRequest, counter: _Turns) -> list[dict[str, Any]]:
+    first = counter.take(request.priority, request.submitter or "", request.num_samples)
+    return [
+        {
+            "session_id": session_id_of(task_id, index),
+            "task_id": task_id,
+            "sample_index": index,
+            "state": "queued",
+            "attempt": 1,
+            "max_attempts": request.max_attempts,
+            "fence": 0,
+            "reported_fence": 0,
+            "created_at": unit.now,
+            "submitter": request.submitter or "",
+            "priority": request.priority,
+            "turn": first + index,
+        }
+        for index in range(request.num_samples)
+    ]
+
+
+class _Turns:
+    """The next turns of the submitters of one batch."""
+
+    def __init__(self, unit: Unit) -> None:
+        self._conn = unit.conn
+        self._last: dict[tuple[int, str], int] = {}
+
+    def take(self, priority: int, submitter: str, count: int) -> int:
+        """The first of `count` turns."""
+        key = (priority, submitter)
+        if key not in self._last:
+            self._last[key] = max(self._latest_leased(priority), self._latest_queued(priority, submitter))
+        first = self._last[key] + 1
+        self._last[key] += count
+        return first
+
+    def _latest_leased(self, priority: int) -> int:
+        found = self._conn.scalar(sa.select(turns.c.turn).where(turns.c.priority == priority))
+        if found is None:
+            self._conn.execute(sa.insert(turns).values(priority=priority, turn=0))
+        return found or 0
+
+    def _latest_queued(self, priority: int, submitter: str) -> int:
+        mine = sa.and_(QUEUED, sessions.c.submitter == submitter, sessions.c.priority == priority)
+        return self._conn.scalar(sa.select(sa.func.max(sessions.c.turn)).where(mine)) or 0
+
+
+_BEHIND = sa.and_(turns.c.priority == sa.bindparam("of"), turns.c.turn < sa.bindparam("to"))
+_MOVE_ON = sa.update(turns).where(_BEHIND).values(turn=sa.bindparam("to"))
+
+
+def remember_turns(unit: Unit, leased: Sequence[sa.RowMapping]) -> None:
+    """Advance to the turns of the leased sessions."""
+    latest: dict[int, int] = {}
+    for row in leased:
+        latest[row["priority"]] = max(row["turn"], latest.get(row["priority"], 0))
+    if latest:
+        unit.conn.execute(_MOVE_ON, [{"of": priority, "to": turn} for priority, turn in sorted(latest.items())])

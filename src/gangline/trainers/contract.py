@@ -1,0 +1,194 @@
+"""The contract with trainers: what an adapter takes, what it hands over, when it refuses.
+
+An adapter (`gangline.trainers`) turns groups into the batch type of its trainer. It keeps three promises:
+
+    1. Nothing is lost, changed or put in another order: each trace that may be trained on arrives once, with just its
+       ids, mask, log-probs, versions and reward, by group, by session, by trace (`rows_of` says which these are). What
+       the trainer's type has no place for is refused, not left out. Turns whose log-probs are not those of the
+       distribution that was sampled from (top-p, penalties, grammars, raw ones at a temperature) are masked.
+    2. A group that is not whole is refused (`require_whole`), before the trainer sees any of it.
+    3. Where the trainer moves its weights to the engines itself, the gates of all nodes are closed around that, and
+       opened with the new version (`updating`). `gangline.training.weights.update` does all of it through a folder.
+
+`gangline.testing.trainer_conformance` checks an adapter. Source: Polar and NeMo RL, the collector's boundary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gangline.domain.errors import InvalidGroup, NodeError
+from gangline.domain.lifecycle import Outcome
+from gangline.domain.session import SessionResult
+from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions
+from gangline.domain.trajectory import Trace
+from gangline.training.collecting.groups import Group, trainable_traces, why_invalid
+from gangline.trajectories.comparability import scoring_temperature
+
+__all__ = [
+    "CONTRACT_VERSION",
+    "Gate",
+    "TrainerRow",
+    "close_gates",
+    "open_gates",
+    "require_whole",
+    "rows_of",
+    "updating",
+]
+
+CONTRACT_VERSION = 3
+"""Grows when an adapter that kept the contract would no longer keep it."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainerRow:
+    """What a trainer must get of one trace. Arrays but `prompt_ids` are [T], T = len(response_ids)."""
+
+    task_id: str
+    session_id: str
+    trace_id: str
+    prompt_ids: TokenIds
+    """Whole, also where the `tree` builder shared its beginning."""
+    response_ids: TokenIds
+    loss_mask: LossMask
+    logprobs: Logprobs
+    """As the engine reported them; 0.0 where masked."""
+    versions: Versions
+    """-1 where masked."""
+    reward: float
+    """The trace's own where the evaluator told traces apart, else the session's. Unshaped: shaping, credit and
+    advantages are the algorithm's."""
+    session_reward: float
+    """The session's, which sessions of a group are compared by."""
+    outcome: Outcome
+    """Of the session."""
+    trace: Trace
+    """For what else a trainer has a place for. Its prompt is whole, its mask the row's."""
+
+
+def require_whole(group: Group, num_samples: int) -> None:
+    """num_samples: sessions that the task has. Raises: InvalidGroup, with what is wrong with which session."""
+    wrong = {one.session_id: why for one in group.sessions if (why := why_invalid(one)) is not None}
+    times = Counter(session.session_id for session in group.sessions)
+    wrong |= {session_id: f"it is there {number} times" for session_id, number in times.items() if number > 1}
+    num_valid = len(times) - len(wrong)
+    if num_valid == num_samples == len(group.sessions):
+        return
+    why = "; ".join(f"{session_id}: {reason}" for session_id, reason in wrong.items())
+    raise InvalidGroup(
+        f"{group.task_id} was refused before the trainer saw it: valid_sessions={num_valid} "
+        f"group_sessions={num_samples} ({why or f'it has {len(group.sessions)} sessions'}). Judge groups as they are "
+        "collected (`ValiditySettings`), and hand over those that are kept."
+    )
+
+
+def rows_of(group: Group, num_samples: int, *, temperature: float = 1.0) -> list[TrainerRow]:
+    """The rows of a whole group: by session, and by trace as the session made them.
+
+    temperature: what the trainer divides logits by. Raises: as `require_whole`; InvalidGroup when log-probs are of
+    another temperature, for then the trainer's own would not be of the same distribution.
+    """
+    require_whole(group, num_samples)
+    rows = [row for session in group.sessions for row in _rows(group.task_id, session)]
+    for row in rows:
+        _require_temperature(row, temperature)
+    return rows
+
+
+def _require_temperature(row: TrainerRow, temperature: float) -> None:
+    """Of its log-probs."""
+    for span, certificate in zip(row.trace.spans, row.trace.certificates, strict=True):
+        if not row.loss_mask[span.start : span.end].any():
+            continue
+        what = f"{span.completion_id} in {row.trace_id}"
+        certified = scoring_temperature(certificate)
+        if not math.isclose(certified, temperature, rel_tol=1e-6):
+            raise InvalidGroup(
+                f"the log-probs of {what} are of temperature {certified:g}, and the trainer's are of {temperature:g}: "
+                "train at the temperature that was sampled at, or set the nodes' sampling policy."
+            )
+
+
+def _rows(task_id: str, session: SessionResult) -> Iterator[TrainerRow]:
+    if session.reward is None:
+        return
+    for trace in trainable_traces(session):
+        yield TrainerRow(
+            task_id=task_id,
+            session_id=session.session_id,
+            trace_id=trace.trace_id,
+            prompt_ids=trace.prompt_ids,
+            response_ids=trace.response_ids,
+            loss_mask=trace.loss_mask,
+            logprobs=trace.response_logprobs,
+            versions=trace.response_versions,
+            reward=session.reward if trace.reward is None else trace.reward,
+            session_reward=session.reward,
+            outcome=session.outcome,
+            trace=trace,
+        )
+
+
+class Gate(Protocol):
+    """A node's gate. `gangline.client.NodeClient` is one."""
+
+    async def pause(self, mode: str = "drain", lease_s: float = 600.0) -> dict[str, Any]: ...
+
+    async def resume(self) -> dict[str, Any]: ...
+
+    async def set_version(self, version: int) -> dict[str, Any]: ...
+
+
+async def close_gates(gates: Sequence[Gate], *, lease_s: float = 600.0) -> None:
+    """Let new model calls wait, and those in flight end, at all nodes at once.
+
+    lease_s: after which gates open by themselves, should the trainer die. Raises: NodeError when a node does not drain
+    in that time, ServerUnavailable when one does not answer; the gates are open again then.
+    """
+    answers = await asyncio.gather(*(gate.pause("drain", lease_s) for gate in gates), return_exceptions=True)
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    states = [answer for answer in answers if not isinstance(answer, BaseException)]
+    if not errors and all(state["is_drained"] for state in states):
+        return
+    await asyncio.gather(*(gate.resume() for gate in gates), return_exceptions=True)
+    if errors:
+        raise errors[0]
+    raise NodeError(f"model calls were still in flight after {lease_s:g} s: give the update a longer lease.")
+
+
+async def open_gates(gates: Sequence[Gate], *, version: int | None = None) -> None:
+    """Let model calls go on; `version`: the policy version of what is sampled from now on, if it is another.
+
+    Every gate is asked, whatever becomes of the others. Raises: the first one's error.
+    """
+    answers = await asyncio.gather(*(_open(gate, version) for gate in gates), return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+
+
+async def _open(gate: Gate, version: int | None) -> None:
+    if version is not None:
+        await gate.set_version(version)
+    await gate.resume()
+
+
+@asynccontextmanager
+async def updating(gates: Sequence[Gate], version: int, *, lease_s: float = 600.0) -> AsyncGenerator[None]:
+    """Load weights in here: the gates are closed, and opened with the new version; with the old one if loading fails.
+
+    Raises: as `close_gates` and `open_gates`.
+    """
+    await close_gates(gates, lease_s=lease_s)
+    try:
+        yield
+    except BaseException:
+        await open_gates(gates)
+        raise
+    await open_gates(gates, version=version)

@@ -1,0 +1,311 @@
+"""Collectors: tasks in, groups worth training on out. What they need of the service is four calls.
+
+`PlainCollector` asks for a batch, waits for all of it, and asks again for what was not worth it.
+`ReplenishingCollector` keeps a number of groups in flight, stops as soon as it has enough, and carries the rest over to
+the next call, or cancels it. Source: ProRL Agent, 3.4.
+
+Laws: a group is handed out once. A group that is not whole is refused, shrunk or run again, as the settings say, never
+passed on in silence. What a failure interrupts is not lost: groups found before it come with the next call. A server
+that does not answer is asked again until it does: every task has an id, so nothing runs twice. Every task still in
+flight when a collector is left is cancelled at the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, Self, TypeVar
+
+from gangline.domain.errors import GanglineError, OutOfTasks, ServerUnavailable
+from gangline.domain.ids import new_id
+from gangline.domain.session import SessionResult
+from gangline.domain.task import TaskRequest
+from gangline.domain.views import Submitted, TaskView
+from gangline.training.collecting.groups import Group, ValiditySettings, judge_group
+
+__all__ = [
+    "Admit",
+    "CollectionCounts",
+    "PlainCollector",
+    "ReplenishingCollector",
+    "RolloutClient",
+    "answered",
+    "informative",
+]
+
+_log = logging.getLogger(__name__)
+
+_MOST_RUNS = 3
+"""Of a task whose groups come back not whole, under `resubmit`."""
+
+A = TypeVar("A")
+T = TypeVar("T")
+Task = TaskRequest | Mapping[str, Any]
+
+
+class RolloutClient(Protocol):
+    """What a collector asks of the service. `gangline.client.ServerClient` is one."""
+
+    async def submit(self, task: Task) -> Submitted: ...
+
+    async def wait(self, task_id: str) -> TaskView:
+        """The task when it has ended, through restarts of the server."""
+        ...
+
+    async def result(self, task_id: str) -> list[SessionResult]: ...
+
+    async def cancel(self, task_id: str) -> TaskView: ...
+
+
+async def answered(call: Callable[[A], Awaitable[T]], argument: A, retry_s: float) -> T:
+    """What the service says, however long it takes to come back."""
+    while True:
+        try:
+            return await call(argument)
+        except ServerUnavailable:
+            await asyncio.sleep(retry_s)
+
+
+Admit = Callable[[Group], Group | None]
+"""What of a whole group is worth training on; None when nothing is."""
+
+
+def informative(group: Group) -> Group | None:
+    """Dynamic sampling: no group of one reward. Source: DAPO, 3.2."""
+    return group if group.is_informative else None
+
+
+def _everything(group: Group) -> Group:
+    return group
+
+
+@dataclass
+class CollectionCounts:
+    """Groups, since the collector was made."""
+
+    submitted: int = 0
+    handed_out: int = 0
+    not_admitted: int = 0
+    """Whole, and not worth training on."""
+    invalid: int = 0
+    """Not whole, and dropped."""
+    cancelled: int = 0
+    """Still in flight when they were no longer wanted."""
+    wasted: int = 0
+    """Worth training on, and one too many."""
+
+
+_Ended = Group | Literal["not_admitted", "invalid"]
+
+
+@dataclass(eq=False)
+class _Rollout:
+    """One task on its way to be a group."""
+
+    task: Task
+    task_id: str
+    """Of its last run: the service may have work for it."""
+    work: asyncio.Task[_Ended] = field(init=False)
+
+
+class _Rollouts:
+    """Runs tasks at the service, each in an asyncio task that it owns."""
+
+    def __init__(
+        self,
+        service: RolloutClient,
+        tasks: Iterator[Task],
+        validity: ValiditySettings | None,
+        admit: Admit | None,
+        retry_s: float,
+    ) -> None:
+        self._retry_s = retry_s
+        self._service = service
+        self._tasks = tasks
+        self._validity = validity or ValiditySettings()
+        self._admit = admit or _everything
+        self._running: dict[asyncio.Task[_Ended], _Rollout] = {}
+        self.counts = CollectionCounts()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self) -> bool:
+        """Start the next task; False when there is none."""
+        task = next(self._tasks, None)
+        if task is None:
+            return False
+        task = _named(task, _id_of(task) or new_id("task"))
+        rollout = _Rollout(task, _id_of(task))
+        self.counts.submitted += 1
+        rollout.work = asyncio.create_task(self._run(rollout))
+        self._running[rollout.work] = rollout
+        return True
+
+    async def next_groups(self, *, all_of_them: bool = False) -> list[Group]:
+        """What is ready as soon as something is, or when everything is. Raises: as `ready_groups`."""
+        if self._running:
+            when = asyncio.ALL_COMPLETED if all_of_them else asyncio.FIRST_COMPLETED
+            await asyncio.wait(self._running, return_when=when)
+        return self.ready_groups()
+
+    def ready_groups(self) -> list[Group]:
+        """Admitted groups of the rollouts that have ended, in the order of their start.
+
+        Raises: what a rollout did, once those that started before it were handed over.
+        """
+        groups = list[Group]()
+        for work in [work for work in self._running if work.done()]:
+            if work.exception() is not None and groups:
+                break  # it stays here, so the next call raises it
+            del self._running[work]
+            ended = work.result()
+            if isinstance(ended, Group):
+                groups.append(ended)
+            self.counts.not_admitted += ended == "not_admitted"
+            self.counts.invalid += ended == "invalid"
+        return groups
+
+    async def cancel_all(self) -> None:
+        """End every rollout, here and at the service."""
+        rollouts = list(self._running.values())
+        self._running.clear()
+        self.counts.cancelled += len(rollouts)
+        for rollout in rollouts:
+            rollout.work.cancel()
+        await asyncio.gather(*(rollout.work for rollout in rollouts), return_exceptions=True)
+        await asyncio.gather(*(self._cancel(rollout) for rollout in rollouts))
+
+    async def _cancel(self, rollout: _Rollout) -> None:
+        # Not there yet, there no longer, or nobody answers: its sessions end by their own budgets.
+        with contextlib.suppress(GanglineError):
+            await self._service.cancel(rollout.task_id)
+
+    async def _run(self, rollout: _Rollout) -> _Ended:
+        """Raises: InvalidGroup under `refuse`."""
+        for run in range(1, _MOST_RUNS + 1):
+            # Under its own id the service would answer with the group that is not whole.
+            task = rollout.task if run == 1 else _named(rollout.task, f"{_id_of(rollout.task)}.run{run}")
+            rollout.task_id = task_id = _id_of(task)
+            submitted = await answered(self._service.submit, task, self._retry_s)
+            await self._service.wait(task_id)
+            sessions = await answered(self._service.result, task_id, self._retry_s)
+            verdict = judge_group(task_id, sessions, len(submitted.session_ids), self._validity)
+            if verdict.action == "keep":
+                return self._admit(verdict.group) or "not_admitted"
+            _log.warning("group.not_whole task_id=%s action=%s reasons=%s", task_id, verdict.action, verdict.reasons)
+            if verdict.action == "drop":
+                break
+        return "invalid"
+
+
+class _Collector:
+    """Enter it before use: rollouts that are still in flight when it is left are cancelled.
+
+    tasks: endless, usually; each under an id of its own, if it has one. retry_s: between questions to a server that
+    does not answer.
+    """
+
+    def __init__(
+        self,
+        service: RolloutClient,
+        tasks: Iterator[Task],
+        *,
+        validity: ValiditySettings | None = None,
+        admit: Admit | None = None,
+        retry_s: float = 0.5,
+    ) -> None:
+        self._rollouts = _Rollouts(service, tasks, validity, admit, retry_s)
+        self._found: list[Group] = []
+
+    @property
+    def num_waiting(self) -> int:
+        """Groups that were found and come with the next call."""
+        return len(self._found)
+
+    @property
+    def counts(self) -> CollectionCounts:
+        return self._rollouts.counts
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self._rollouts.cancel_all()
+
+    def _hand_out(self, num_groups: int) -> list[Group]:
+        groups, self._found = self._found[:num_groups], self._found[num_groups:]
+        self.counts.handed_out += len(groups)
+        return groups
+
+    def _check_tasks(self, num_groups: int) -> None:
+        if not len(self._rollouts):
+            raise OutOfTasks(
+                f"{len(self._found)} of {num_groups} groups were found when the tasks ended. Give an endless iterator "
+                "of tasks, or ask for fewer groups."
+            )
+
+
+class PlainCollector(_Collector):
+    """Batch by batch, for comparison: all of a batch must end before the next begins, and what is too much is lost."""
+
+    async def collect(self, num_groups: int) -> list[Group]:
+        """Raises: InvalidGroup, OutOfTasks, the service's errors."""
+        while len(self._found) < num_groups:
+            for _ in range(num_groups - len(self._rollouts)):
+                self._rollouts.start()
+            self._check_tasks(num_groups)
+            while len(self._rollouts):
+                self._found += await self._rollouts.next_groups(all_of_them=True)
+        groups = self._hand_out(num_groups)
+        self.counts.wasted += len(self._found)
+        self._found.clear()
+        return groups
+
+
+class ReplenishingCollector(_Collector):
+    """num_in_flight: groups that are always under way while it collects.
+
+    unfinished: `carry` goes on with them in the next call, `cancel` ends them. Groups that end beyond the number asked
+    for come first in the next call.
+    """
+
+    def __init__(
+        self,
+        service: RolloutClient,
+        tasks: Iterator[Task],
+        *,
+        num_in_flight: int,
+        unfinished: Literal["carry", "cancel"] = "carry",
+        validity: ValiditySettings | None = None,
+        admit: Admit | None = None,
+        retry_s: float = 0.5,
+    ) -> None:
+        super().__init__(service, tasks, validity=validity, admit=admit, retry_s=retry_s)
+        self._num_in_flight = num_in_flight
+        self._unfinished = unfinished
+
+    async def collect(self, num_groups: int) -> list[Group]:
+        """Raises: InvalidGroup, OutOfTasks, the service's errors."""
+        while len(self._found) < num_groups:
+            while len(self._rollouts) < self._num_in_flight and self._rollouts.start():
+                pass
+            self._check_tasks(num_groups)
+            self._found += await self._rollouts.next_groups()
+        if self._unfinished == "cancel":
+            self._found += self._rollouts.ready_groups()
+            await self._rollouts.cancel_all()
+        return self._hand_out(num_groups)
+
+
+def _id_of(task: Task) -> str:
+    """Empty where it has none."""
+    return (task.task_id if isinstance(task, TaskRequest) else task.get("task_id")) or ""
+
+
+def _named(task: Task, task_id: str) -> Task:
+    changes = {"task_id": task_id}
+    return task.model_copy(update=changes) if isinstance(task, TaskRequest) else {**task, **changes}

@@ -1,0 +1,101 @@
+"""Algorithms: names for settings of one loss, its advantages and its reward shaping, each its difference from GRPO.
+
+Sources: GRPO (arXiv 2402.03300), Dr. GRPO (2503.20783), RLOO (2402.14740), DAPO (2503.14476), GSPO (2507.18071), CISPO
+(2506.13585), GRPO++ (length-normalised GRPO), PPO (1707.06347) with dual clip (1912.09729).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from gangline.domain.errors import InvalidRequest, UnknownPlugin
+from gangline.training.learning.advantages import AdvantageSettings
+from gangline.training.learning.credit import CreditSettings
+from gangline.training.learning.loss_settings import LossSettings
+from gangline.training.learning.rewards import RewardShaping
+from gangline.training.options import TrainingOptions
+
+__all__ = ["OVERRIDES", "Algorithm", "algorithm", "differences"]
+
+
+class Algorithm(TrainingOptions):
+    """All that tells one policy-gradient method from another. The default is GRPO."""
+
+    shaping: RewardShaping = RewardShaping()
+    credit: CreditSettings = CreditSettings()
+    advantage: AdvantageSettings = AdvantageSettings()
+    dynamic_sampling: bool = False
+    """Whether groups of one reward are left out, and others collected in their place."""
+    loss: LossSettings = LossSettings()
+
+
+OVERRIDES: Mapping[str, Mapping[str, Any]] = {
+    "grpo": {},
+    "dr_grpo": {"advantage.scale": "none", "loss.aggregation": "fixed_length"},
+    "rloo": {"advantage.baseline": "leave_one_out", "advantage.scale": "none"},
+    "dapo": {
+        "shaping.overlong_penalty": {"max_tokens": 16384, "margin_tokens": 4096},
+        "dynamic_sampling": True,
+        "loss.clip_high": 0.28,
+        "loss.aggregation": "token_mean",
+    },
+    "gspo": {"loss.ratio_level": "sequence", "loss.clip_low": 3e-4, "loss.clip_high": 4e-4},
+    "cispo": {
+        "loss.clipping": "weights",
+        "loss.clip_low": 1.0,
+        "loss.clip_high": 4.0,
+        "loss.aggregation": "token_mean",
+    },
+    "grpo_pp": {"shaping.length_scaling": {"target_tokens": 2000, "alpha": 0.5}, "advantage.clip": 5.0},
+    "ppo_clip": {"loss.dual_clip": 3.0, "loss.aggregation": "token_mean"},
+}
+"""name -> dotted setting -> value."""
+
+
+def algorithm(name: str, overrides: Mapping[str, Any] | None = None) -> Algorithm:
+    """The settings of that name, with `overrides` (dotted setting -> value) on top.
+
+    Raises: UnknownPlugin for a name that there is not, InvalidRequest for an override that does not fit.
+    """
+    if name not in OVERRIDES:
+        raise UnknownPlugin.named("algorithm", name, OVERRIDES)
+    fields = Algorithm().model_dump()
+    for setting, value in {**OVERRIDES[name], **(overrides or {})}.items():
+        _set(fields, setting, value)
+    try:
+        return Algorithm.model_validate(fields)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise InvalidRequest(f"algorithm {name} with these overrides does not fit: {wrong}.") from error
+
+
+def _set(fields: dict[str, Any], setting: str, value: Any) -> None:
+    *path, last = setting.split(".")
+    for part in path:
+        inner = fields.get(part)
+        if inner is None:
+            inner = fields[part] = {}
+        if not isinstance(inner, dict):
+            raise InvalidRequest(f"there is no setting {setting}: {part} has no settings of its own.")
+        fields = cast("dict[str, Any]", inner)
+    fields[last] = value
+
+
+def differences(settings: Algorithm, base: Algorithm | None = None) -> dict[str, tuple[Any, Any]]:
+    """dotted setting -> (the base's value, this one's), where they differ. base: GRPO when None."""
+    before, after = _flat((base or Algorithm()).model_dump()), _flat(settings.model_dump())
+    names = [*after, *(name for name in before if name not in after)]
+    return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            flat.update(_flat(cast("dict[str, Any]", value), f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat

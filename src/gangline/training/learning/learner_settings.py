@@ -1,0 +1,55 @@
+"""The settings of the learner (`gangline.training.learning.learner`); read without PyTorch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from gangline.training.learning.packing import LayoutKind
+from gangline.training.options import TrainingOptions
+
+__all__ = ["LearnerSettings", "LoraSettings"]
+
+
+class LoraSettings(TrainingOptions):
+    """Low-rank adapters beside frozen weights, by the library `peft`. Engines get the merged weights."""
+
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+    """The adapters' output is multiplied by alpha / rank."""
+    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    """Names of the layers that get one."""
+
+
+class LearnerSettings(TrainingOptions):
+    """Training every weight, in float32, with AdamW is the default."""
+
+    learning_rate: float = Field(default=1e-6, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    """Updates over which the rate grows to what it is."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    updates_per_batch: int = Field(default=1, ge=1)
+    """Optimiser steps that the sessions of one batch are split over."""
+    old_logprobs: Literal["trainer", "engine"] = "trainer"
+    """What ratios are taken against: the trainer's policy at the start of the batch, or the engine's as reported."""
+    lora: LoraSettings | None = None
+    last_layers: int | None = Field(default=None, ge=1)
+    """Train only so many decoder layers, the last ones; None trains every weight."""
+    layout: LayoutKind = "tree"
+    max_places: int = Field(default=4096, ge=1)
+    """Tokens computed at a time; see `pack_all`."""
+    gradient_checkpointing: bool = False
+    device: str = "auto"
+    """As PyTorch names it; auto is the GPU where there is one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the computation: bfloat16 multiplies matrices in it, under autocast. Weights, gradients and moments are
+    float32 either way: added to a bfloat16 weight, an update of a usual size rounds to nothing."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> LearnerSettings:
+        if self.lora is not None and self.last_layers is not None:
+            raise ValueError("lora freezes the model's own weights: leave out last_layers.")
+        return self

@@ -1,0 +1,106 @@
+"""Samples: what a trainer trains on. One trace with its whole prompt, an advantage and a weight for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gangline.domain.session import SessionResult
+from gangline.domain.tokens import Logprobs, TokenIds, Versions
+from gangline.domain.trajectory import Trace
+from gangline.training.collecting.degenerates import num_sampled
+from gangline.training.collecting.groups import Group, trainable_traces
+from gangline.training.learning.advantages import group_advantages
+from gangline.training.learning.algorithms import Algorithm
+from gangline.training.learning.credit import spread_advantage
+from gangline.training.learning.masks import Weights, all_sampled
+from gangline.training.learning.rewards import shape_reward
+from gangline.trajectories.comparability import scoring_temperature
+
+__all__ = ["Mask", "Sample", "make_samples"]
+
+Mask = Callable[[Trace], Weights]
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """All arrays but `prompt_ids` are [T], T = len(response_ids)."""
+
+    trace_id: str
+    session_id: str
+    prompt_ids: TokenIds
+    """Whole; never empty."""
+    response_ids: TokenIds
+    weights: Weights
+    """0.0 where not trained on."""
+    advantages: NDArray[np.float64]
+    """One value all over, unless a caller credits turns on their own."""
+    behaviour_logprobs: Logprobs
+    """As the engine reported them; 0.0 where not sampled."""
+    versions: Versions
+    """-1 where not sampled."""
+    temperatures: NDArray[np.float32]
+    """That the behaviour log-probs are of, as certified: softmax(logits / temperature). 1.0 where not sampled."""
+
+    def __post_init__(self) -> None:
+        if len(self.prompt_ids) == 0:
+            raise ValueError(f"{self.trace_id} has no prompt: nothing would predict its first token.")
+
+
+def make_samples(group: Group, algorithm: Algorithm, mask: Mask = all_sampled) -> list[Sample]:
+    """The samples of a group: rewards shaped, sessions compared, advantages spread over their traces, masked.
+
+    Sessions must be valid (`judge_group`). Traces that a mask leaves nothing of, and those of advantage 0, stay: they
+    count in means over traces. Raises: ValueError when a session has no reward.
+    """
+    advantages = group_advantages([_shaped_reward(one, algorithm) for one in group.sessions], algorithm.advantage)
+    traces = [trainable_traces(session) for session in group.sessions]
+    own_range = _range_of_own([trace for mine in traces for trace in mine])
+    return [
+        _sample(trace, float(credit), mask)
+        for advantage, mine in zip(advantages, traces, strict=True)
+        for trace, credit in zip(mine, _credits(float(advantage), mine, algorithm, own_range), strict=True)
+    ]
+
+
+def _shaped_reward(session: SessionResult, algorithm: Algorithm) -> float:
+    if session.reward is None:
+        raise ValueError(f"{session.session_id} has no reward: judge the group first.")
+    return shape_reward(session.reward, num_sampled(session), algorithm.shaping)
+
+
+def _credits(advantage: float, traces: Sequence[Trace], algorithm: Algorithm, own_range: float) -> NDArray[np.float64]:
+    """[len(traces)]"""
+    rewards = [trace.reward for trace in traces if trace.reward is not None]
+    own = np.array(rewards) if len(rewards) == len(traces) else None
+    return spread_advantage(advantage, len(traces), algorithm.credit, own=own, own_range=own_range)
+
+
+def _range_of_own(traces: Sequence[Trace]) -> float:
+    """Largest minus smallest of the evaluator's rewards of traces."""
+    rewards = [trace.reward for trace in traces if trace.reward is not None]
+    return max(rewards) - min(rewards) if rewards else 0.0
+
+
+def _sample(trace: Trace, advantage: float, mask: Mask) -> Sample:
+    return Sample(
+        trace_id=trace.trace_id,
+        session_id=trace.session_id,
+        prompt_ids=trace.prompt_ids,
+        response_ids=trace.response_ids,
+        weights=mask(trace),
+        advantages=np.full(len(trace.response_ids), advantage),
+        behaviour_logprobs=trace.response_logprobs,
+        versions=trace.response_versions,
+        temperatures=_temperatures(trace),
+    )
+
+
+def _temperatures(trace: Trace) -> NDArray[np.float32]:
+    temperatures = np.ones(len(trace.response_ids), np.float32)
+    for span, certificate in zip(trace.spans, trace.certificates, strict=True):
+        temperatures[span.start : span.end] = scoring_temperature(certificate)
+    return temperatures

@@ -1,0 +1,155 @@
+"""An experiment: one YAML file that says what is trained, by which algorithm, on which tasks, through which service."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from pydantic import Field, ValidationError, field_validator
+
+from gangline.domain.errors import InvalidRequest
+from gangline.domain.ids import validated_id
+from gangline.training.learning.algorithms import Algorithm, algorithm
+from gangline.training.learning.learner_settings import LearnerSettings
+from gangline.training.options import TrainingOptions
+from gangline.training.run.evaluation import EvaluationSettings
+from gangline.training.run.trainer import ScheduleSettings
+
+__all__ = [
+    "AlgorithmChoice",
+    "DataSettings",
+    "Experiment",
+    "ServiceSettings",
+    "digest_of",
+    "read_experiment",
+    "resolved_settings",
+    "warnings_about",
+]
+
+
+class AlgorithmChoice(TrainingOptions):
+    name: str = "grpo"
+    """See `gangline train algorithms`."""
+    overrides: Mapping[str, Any] = Field(default_factory=dict)
+    """dotted setting -> value."""
+
+    def resolve(self) -> Algorithm:
+        """Raises: UnknownPlugin, InvalidRequest."""
+        return algorithm(self.name, self.overrides)
+
+
+class DataSettings(TrainingOptions):
+    tasks: Path
+    """As for `gangline submit`: JSON, JSON lines or TOML; relative to the experiment's file. Ids are replaced."""
+    num_samples: int = Field(default=8, ge=1)
+    """Sessions of each group."""
+    shuffle: bool = True
+    """In each pass over the tasks, by the experiment's seed."""
+    seeded: bool = False
+    """Sampling from the experiment's seed too: an engine that samples by seeds then gives the same tokens for the same
+    weights. vLLM is slower so."""
+
+
+class ServiceSettings(TrainingOptions):
+    url: str | None = None
+    """Of a running server, whose token is in GANGLINE_TOKEN; None brings one up for the run."""
+    engine: str | None = None
+    """Only for a service of its own: as `gangline up --engine`. None: the embedded engine with the model."""
+    engine_options: Mapping[str, Any] = Field(default_factory=dict)
+    """Only for a service of its own: as `gangline up --engine-options`."""
+    run_slots: int = Field(default=16, ge=1)
+    """Only for a service of its own: sessions that run at a time."""
+    weights: Path | None = None
+    """Folder that trainer and engines both reach, for new weights. None: in the run's folder."""
+    update_mode: Literal["drain", "keep"] = "drain"
+    """What becomes of calls in flight when new weights come: they end first, or go on under the new ones."""
+
+
+class Experiment(TrainingOptions):
+    name: str
+    """Of the run, and of its tasks."""
+    model: str
+    """smollm2, or a folder."""
+    algorithm: AlgorithmChoice = AlgorithmChoice()
+    data: DataSettings
+    service: ServiceSettings = ServiceSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+    learner: LearnerSettings = LearnerSettings()
+    evaluation: EvaluationSettings | None = None
+    """None: it is not measured on held-out tasks."""
+    control: Literal["none", "shuffled_rewards"] = "none"
+    """shuffled_rewards: each group's rewards are dealt out to its sessions at random: nothing is to be learned."""
+    seed: int = 0
+
+    @field_validator("name")
+    @classmethod
+    def _is_an_id(cls, name: str) -> str:
+        return validated_id(name, "name")
+
+
+S = TypeVar("S", DataSettings, EvaluationSettings)
+
+
+def read_experiment(path: Path) -> Experiment:
+    """Raises: InvalidRequest, which says what is wrong at which setting."""
+    import yaml  # noqa: PLC0415 - of the extra `training`
+
+    try:
+        document: object = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path} is not YAML: {error}") from error
+    if not isinstance(document, Mapping):
+        raise InvalidRequest(f"{path} must be a mapping of settings, such as `name: my-run`.")
+    try:
+        found = Experiment.model_validate(document)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise InvalidRequest(f"{path} does not fit: {wrong}.") from error
+    found.algorithm.resolve()
+    changes: dict[str, Any] = {"data": _beside(path, found.data)}
+    if found.evaluation is not None:
+        changes["evaluation"] = _beside(path, found.evaluation)
+    return found.model_copy(update=changes)
+
+
+def _beside(path: Path, settings: S) -> S:
+    return settings.model_copy(update={"tasks": path.parent / settings.tasks})
+
+
+def resolved_settings(experiment: Experiment) -> dict[str, Any]:
+    """Every setting as JSON types, also those that follow from others: the algorithm's by name as `algorithm.settings`,
+    groups in flight, the engine of a service that is brought up."""
+    found = experiment.model_dump(mode="json")
+    found["algorithm"]["settings"] = experiment.algorithm.resolve().model_dump(mode="json")
+    schedule, service = experiment.schedule, experiment.service
+    found["schedule"]["groups_in_flight"] = schedule.num_in_flight
+    if service.url is None:
+        found["service"]["engine"] = service.engine or f"embedded:{experiment.model}"
+    return found
+
+
+def warnings_about(experiment: Experiment) -> list[str]:
+    """Settings that are allowed and probably wrong, each with the way out."""
+    schedule, loss = experiment.schedule, experiment.algorithm.resolve().loss
+    may_be_stale = schedule.staleness.max_lag > 0 and (schedule.mode == "async" or schedule.max_uses > 1)
+    if may_be_stale and loss.correction.level == "none" and experiment.learner.old_logprobs == "trainer":
+        return [
+            f"tokens may be {schedule.staleness.max_lag} policy versions old, and are trained on as if they were "
+            "fresh: loss.correction.level is none and learner.old_logprobs is trainer, so nothing compares them with "
+            "the policy that sampled them. Leave out the override loss.correction.level, or set learner.old_logprobs: "
+            "engine."
+        ]
+    return []
+
+
+def digest_of(experiment: Experiment) -> str:
+    """The same for what is the same experiment, whatever order it was written in, wherever its files lie, and however
+    many steps it has: a run may be made longer."""
+    left_out: Any = {"schedule": {"steps"}, "data": {"tasks"}, "evaluation": {"tasks"}, "service": True}
+    said = experiment.model_dump(mode="json", exclude=left_out)
+    return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()

@@ -1,0 +1,202 @@
+"""What a run writes about itself: a line of JSON a step, one an evaluation, and the same for TensorBoard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import msgspec
+import numpy as np
+
+from gangline.durable import append, write_whole
+from gangline.private import make_private_folder
+from gangline.training.weights.update import UpdateProfile
+
+__all__ = [
+    "EvaluationRecord",
+    "PairedDifference",
+    "RunLog",
+    "StepRecord",
+    "paired_difference",
+    "read_evaluations",
+    "read_records",
+]
+
+R = TypeVar("R", bound="StepRecord | EvaluationRecord")
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a trainer."""
+
+    step: int
+    """From 1."""
+    version: int
+    """Policy version that was trained, before the update."""
+    wall_s: float
+    """Since the run began, over all its lives; without the time between them."""
+    reward_mean: float
+    """Over the sessions that were trained on."""
+    reward_deviation: float
+    """Mean over the groups of each one's deviation."""
+    collected_reward_mean: float | None
+    """Over all whole groups that ended since the step before, those that were not admitted included."""
+    num_groups: int
+    num_one_reward: int
+    """Of them, those in which no session did better than another: there is nothing to learn from them."""
+    num_sessions: int
+    num_trained_tokens: int
+    left_out: dict[str, int]
+    """Why tokens must not be trained on -> their number: their log-probs are not of what they were drawn from."""
+    lag: dict[int, int]
+    """versions behind -> trained tokens."""
+    num_not_admitted: int
+    num_invalid: int
+    num_stale: int
+    """Groups, since the step before."""
+    waited_s: float
+    """For groups."""
+    trained_s: float
+    checkpoint_s: float
+    """Of the step before."""
+    update: UpdateProfile | None
+    """The weight update that followed; None where there was nothing to learn, and the policy kept its version."""
+    learner: dict[str, float]
+
+    def scalars(self) -> dict[str, float]:
+        """Every number, by a name of TensorBoard's form."""
+        found = dict[str, float]()
+        for name, value in msgspec.to_builtins(self).items():
+            if name in ("update", "learner"):
+                found |= {f"{name}/{inner}": float(one) for inner, one in dict[str, float](value or {}).items()}
+            elif isinstance(value, int | float) and name not in ("step", "version"):
+                found[f"rollout/{name}"] = float(value)
+        found["rollout/num_left_out_tokens"] = float(sum(self.left_out.values()))
+        total = sum(self.lag.values())
+        if total:
+            found["rollout/lag_mean"] = sum(lag * num for lag, num in self.lag.items()) / total
+        return found
+
+
+class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement on held-out tasks."""
+
+    step: int
+    """Steps done; 0 is before the first."""
+    version: int
+    """Policy version that was measured."""
+    wall_s: float
+    """Since the run began, as a step's, when it ended."""
+    reward_mean: float
+    """Over the tasks, of the mean over each one's sessions."""
+    standard_error: float | None
+    """Of that mean, over tasks: sessions of one task are no independent draws. None of a single task."""
+    task_means: tuple[float | None, ...]
+    """Of each task's sessions, in the order of the tasks; None where none counts."""
+    num_tasks: int
+    """With a session that counts."""
+    num_sessions: int
+    """That count."""
+    num_invalid: int
+    """Sessions without a reward, by faults of the infrastructure for example, and of other weights: not in the mean."""
+    took_s: float
+
+    def scalars(self) -> dict[str, float]:
+        """Every number, by a name of TensorBoard's form."""
+        numbers = msgspec.structs.asdict(self)
+        return {
+            f"evaluation/{name}": float(value)
+            for name, value in numbers.items()
+            if name not in ("step", "version", "task_means") and value is not None
+        }
+
+
+class PairedDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """How much better one evaluation is than another, task by task: what tasks differ by themselves is not in it."""
+
+    mean: float
+    """Mean over the tasks of what each one's mean reward gained."""
+    standard_error: float | None
+    """Of that mean, over tasks: sessions of one task are no independent draws. None of a single task."""
+    num_tasks: int
+    """With a session that counts in both."""
+
+    def __str__(self) -> str:
+        error = "" if self.standard_error is None else f" ± {self.standard_error:.2f}"
+        return f"{self.mean:+.2f}{error}"
+
+
+def paired_difference(before: EvaluationRecord, after: EvaluationRecord) -> PairedDifference | None:
+    """None where no task counts in both. Source: Miller, Adding error bars to evals (arXiv 2411.00640), 4."""
+    both = zip(before.task_means, after.task_means, strict=True)
+    gains = [last - first for first, last in both if first is not None and last is not None]
+    if not gains:
+        return None
+    error = float(np.std(gains, ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else None
+    return PairedDifference(mean=float(np.mean(gains)), standard_error=error, num_tasks=len(gains))
+
+
+class RunLog:
+    """`metrics.jsonl`, `evaluations.jsonl` and a folder `tensorboard` in the run's folder."""
+
+    def __init__(self, folder: Path, *, last_step: int = 0) -> None:
+        """last_step: that a checkpoint has; what was written of later ones is taken back, for they come again."""
+        make_private_folder(folder)
+        self._metrics, self._evaluations = folder / "metrics.jsonl", folder / "evaluations.jsonl"
+        _keep(self._metrics, [record for record in read_records(self._metrics) if record.step <= last_step])
+        evaluations = [record for record in read_evaluations(self._evaluations) if record.step <= last_step]
+        _keep(self._evaluations, evaluations)
+        self.evaluated_steps = {record.step for record in evaluations}
+        self._board = _board(folder / "tensorboard", last_step)
+
+    def write(self, record: StepRecord) -> None:
+        """Durable on return."""
+        append(self._metrics, msgspec.json.encode(record) + b"\n")
+        self._show(record)
+
+    def write_evaluation(self, record: EvaluationRecord) -> None:
+        """Durable on return."""
+        append(self._evaluations, msgspec.json.encode(record) + b"\n")
+        self.evaluated_steps.add(record.step)
+        self._show(record)
+
+    def _show(self, record: StepRecord | EvaluationRecord) -> None:
+        for name, value in record.scalars().items():
+            self._board.add_scalar(name, value, record.step, walltime=None)
+        self._board.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._board.close()
+
+
+def read_records(path: Path) -> list[StepRecord]:
+    """Of a `metrics.jsonl`; a last line that was cut off is left out."""
+    return _read(path, StepRecord)
+
+
+def read_evaluations(path: Path) -> list[EvaluationRecord]:
+    """Of an `evaluations.jsonl`; a last line that was cut off is left out."""
+    return _read(path, EvaluationRecord)
+
+
+def _read(path: Path, kind: type[R]) -> list[R]:
+    if not path.exists():
+        return []
+    *lines, _cut_off = path.read_bytes().split(b"\n")
+    return [msgspec.json.decode(line, type=kind) for line in lines]
+
+
+def _keep(path: Path, records: Sequence[StepRecord | EvaluationRecord]) -> None:
+    """Reduce a file, where it exists, to these records."""
+    if path.exists():
+        write_whole(path, b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+
+
+def _board(folder: Path, last_step: int) -> Any:
+    import tensorboardX  # noqa: PLC0415 - of the extra `training`
+
+    return tensorboardX.SummaryWriter(str(folder), purge_step=last_step + 1)

@@ -1,0 +1,425 @@
+"""The reference trainer: groups in, one step after another, new weights out. Small enough to be read.
+
+    sync    collect a batch, train, push the weights, again: every token is of the newest policy
+    async   collecting goes on while it trains; what has become too old is dropped, or corrected for by the loss
+
+A step: take groups, make samples, update, push the weights under the next version, write the step down, save a
+checkpoint, and where one is due, evaluate. Groups of one reward teach nothing: a step of nothing else has no update, no
+push and no new version. Killed at any moment, it goes on from its last checkpoint: a group that those weights have seen
+is not trained on again, what the service collected meanwhile is taken from there, and the weights are pushed anew,
+whatever the engines hold. What is evaluated has a checkpoint, or is what training began with: the evaluation of a step
+is of the same weights in every life.
+
+Source: learning.md of the design; 003, asynchronous training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from pydantic import Field
+
+from gangline.domain.errors import EngineError, GanglineError, NodeError, ServerUnavailable
+from gangline.training.collecting.admission import StalenessSettings, lag_histogram
+from gangline.training.collecting.buffer import ReplayBuffer
+from gangline.training.collecting.collector import (
+    CollectionCounts,
+    PlainCollector,
+    ReplenishingCollector,
+    RolloutClient,
+    informative,
+)
+from gangline.training.collecting.groups import Group, ValiditySettings, tokens_left_out, trainable_traces
+from gangline.training.collecting.task_stream import TaskStream
+from gangline.training.learning.algorithms import Algorithm
+from gangline.training.learning.samples import Sample, make_samples
+from gangline.training.options import TrainingOptions
+from gangline.training.run.checkpoint import Checkpoints, TrainerState
+from gangline.training.run.evaluation import Evaluation
+from gangline.training.run.log import EvaluationRecord, RunLog, StepRecord
+from gangline.training.weights.update import Save, UpdateProfile, WeightUpdater
+
+__all__ = ["Learning", "Prepare", "ScheduleSettings", "Trainer", "Weights"]
+
+_log = logging.getLogger("gangline.trainer")
+
+
+T = TypeVar("T")
+
+_AGAIN_S = 2.0
+_LOOK_S = 5.0
+
+
+class ScheduleSettings(TrainingOptions):
+    mode: Literal["async", "sync"] = "async"
+    steps: int = Field(default=100, ge=1)
+    groups_per_step: int = Field(default=8, ge=1)
+    groups_in_flight: int | None = Field(default=None, ge=1)
+    """Only async: always under way. None: as many as a step takes."""
+    staleness: StalenessSettings = StalenessSettings()
+    max_uses: int = Field(default=1, ge=1)
+    """How often a group is trained on."""
+    validity: ValiditySettings = ValiditySettings(on_invalid="resubmit")
+    checkpoint_every: int = Field(default=1, ge=1)
+    """Steps. One that is evaluated, and the last, have one in any case."""
+    patience_s: float = Field(default=600.0, ge=0)
+    """How long engines, nodes and server may be down when weights are due."""
+
+    @property
+    def num_in_flight(self) -> int:
+        """Groups under way, resolved."""
+        return self.groups_in_flight or self.groups_per_step
+
+
+class Learning(Protocol):
+    """What is trained; `gangline.training.learning.learner.Learner` is one. Called in a thread, one call at a time."""
+
+    def step(self, samples: Sequence[Sample]) -> dict[str, float]: ...
+
+    def abandon(self) -> None:
+        """End a running step early, by an exception; called from another thread when the run was cancelled."""
+        ...
+
+    def save_weights(self, folder: Path) -> None: ...
+
+    def save_state(self, folder: Path) -> None: ...
+
+    def load_state(self, folder: Path) -> None: ...
+
+
+class Weights(WeightUpdater, Protocol):
+    """Where new weights go; `ServiceWeights` is one. save: writes the weights into a folder; called in a thread."""
+
+    async def latest_version(self) -> int | None:
+        """The highest policy version that was ever set; None where none was."""
+        ...
+
+    async def ensure(self, version: int, save: Save) -> UpdateProfile | None:
+        """Give them again to engines that lost them, as by a restart; None when none had."""
+        ...
+
+
+Prepare = Callable[[Group], Group]
+"""Changes a group before it is looked at, for experiments: other rows, other rewards."""
+
+
+class _Learned(NamedTuple):
+    """What a step did."""
+
+    num_one_reward: int
+    num_tokens: int
+    metrics: dict[str, float] | None
+    """None where there was nothing to learn: the learner was not asked, for its moments alone would move weights."""
+
+
+def _has_signal(sample: Sample) -> bool:
+    return bool((sample.weights * sample.advantages).any())
+
+
+class Trainer:
+    """One run. `run` once."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        schedule: ScheduleSettings,
+        algorithm: Algorithm,
+        learner: Learning,
+        service: RolloutClient,
+        stream: TaskStream,
+        weights: Weights,
+        prepare: Prepare | None = None,
+        on_step: Callable[[StepRecord], None] = lambda _: None,
+        evaluation: Evaluation | None = None,
+        on_evaluation: Callable[[EvaluationRecord], None] = lambda _: None,
+    ) -> None:
+        """folder: of the run; where there are checkpoints in it, the run goes on from the last.
+
+        evaluation: before the first step, after the last, and when it is due between them.
+        """
+        self._schedule = schedule
+        self._algorithm = algorithm
+        self._learner = learner
+        self._service = service
+        self._stream = stream
+        self._weights = weights
+        self._prepare = prepare
+        self._on_step = on_step
+        self._evaluation = evaluation
+        self._on_evaluation = on_evaluation
+        self._folder = folder
+        self._checkpoints = Checkpoints(folder / "checkpoints")
+        self._num_buffered = schedule.groups_per_step * max(schedule.staleness.max_lag, 1)
+        """Enough to begin the next step with; more would only grow old."""
+        self._buffer = ReplayBuffer(
+            self._num_buffered + schedule.num_in_flight, schedule.staleness, max_uses=schedule.max_uses
+        )
+        self._changed, self._has_room = asyncio.Event(), asyncio.Event()
+        """Set when a group came; when one may."""
+        self._step = 0
+        self._version = 0
+        self._pushed = 0
+        self._learner_is_used, self._engines_change = threading.Lock(), asyncio.Lock()
+        self._settled = set[str]()
+        self._num_stale = 0
+        self._collected_rewards = list[float]()
+        self._counted = CollectionCounts()
+        """What the step before had seen."""
+        self._checkpoint_s = 0.0
+        self._wall_before_s = 0.0
+        self._started = time.monotonic()
+
+    @property
+    def _wall_s(self) -> float:
+        return self._wall_before_s + time.monotonic() - self._started
+
+    async def run(self) -> int:
+        """Until all steps are done. Returns the last policy version.
+
+        Raises: what the learner or the service did; made again, the trainer goes on from its last checkpoint.
+        """
+        await self._restore()
+        with RunLog(self._folder, last_step=self._step) as run_log:
+            if self._step < self._schedule.steps or self._must_evaluate(run_log):
+                await self._push()
+                async with self._mending():
+                    await self._evaluate(run_log)
+                    if self._step < self._schedule.steps:
+                        await self._take_steps(run_log)
+                        await self._evaluate(run_log)
+        return self._version
+
+    async def _take_steps(self, run_log: RunLog) -> None:
+        """All that are left, and the evaluations between them."""
+        async with self._collector() as collector, contextlib.aclosing(self._batches(collector)) as batches:
+            waiting_since = time.monotonic()
+            async for groups in batches:
+                record = await self._train(groups, collector, waited_s=time.monotonic() - waiting_since)
+                run_log.write(record)  # before the checkpoint: one that is too early is taken back, a lost one is lost
+                self._on_step(record)
+                await self._save()
+                if self._step >= self._schedule.steps:
+                    break  # evaluated once nothing is collected any more
+                await self._evaluate(run_log)
+                waiting_since = time.monotonic()
+
+    @property
+    def _evaluation_is_due(self) -> bool:
+        return self._evaluation is not None and self._evaluation.is_due(self._step, self._schedule.steps)
+
+    def _must_evaluate(self, run_log: RunLog) -> bool:
+        return self._evaluation_is_due and self._step not in run_log.evaluated_steps
+
+    async def _evaluate(self, run_log: RunLog) -> None:
+        """The weights that the engines have, where it is due and an earlier life has not done it."""
+        if self._evaluation is None or not self._must_evaluate(run_log):
+            return
+        record = await self._evaluation.measure(self._step, self._version, self._wall_s)
+        run_log.write_evaluation(record)
+        self._on_evaluation(record)
+
+    async def _restore(self) -> None:
+        found = await asyncio.to_thread(self._checkpoints.latest)
+        served = await self._patiently(self._weights.latest_version)
+        if found is None:
+            self._version = 1 if served is None else served + 1  # 0 is what an engine began with
+            return
+        folder, state = found
+        await asyncio.to_thread(self._learner.load_state, folder)
+        self._step, self._wall_before_s = state.step, state.wall_s
+        self._settled = set(state.settled)
+        self._buffer.restore(state.buffer)
+        # Versions never go back: what engines sampled after this checkpoint keeps numbers of its own.
+        self._version = state.version if served is None or served <= state.version else served + 1
+        _log.info("trainer.resumed step=%d version=%d", self._step, self._version)
+
+    def _collector(self) -> PlainCollector | ReplenishingCollector:
+        tasks, validity = self._stream.tasks(frozenset(self._settled)), self._schedule.validity
+        if self._schedule.mode == "sync":
+            return PlainCollector(self._service, tasks, validity=validity, admit=self._admit)
+        return ReplenishingCollector(
+            self._service, tasks, num_in_flight=self._schedule.num_in_flight, validity=validity, admit=self._admit
+        )
+
+    def _admit(self, group: Group) -> Group | None:
+        prepared = group if self._prepare is None else self._prepare(group)
+        self._collected_rewards += group.rewards
+        admitted = informative(prepared) if self._algorithm.dynamic_sampling else prepared
+        if admitted is None:
+            self._settle(group.task_id)
+        return admitted
+
+    def _settle(self, task_id: str) -> None:
+        self._settled.add(task_id.partition(".run")[0])  # of a task that was run again, the first id is asked for
+
+    async def _batches(self, collector: PlainCollector | ReplenishingCollector) -> AsyncGenerator[list[Group]]:
+        """The groups of each step, without end."""
+        if isinstance(collector, PlainCollector):
+            while True:
+                missing = self._schedule.groups_per_step - len(self._buffer)
+                for group in await collector.collect(missing):
+                    self._buffer.add(group)
+                if (groups := self._take()) is not None:
+                    yield groups
+        feeding = asyncio.create_task(self._feed(collector))
+        try:
+            while True:
+                while (groups := self._take()) is None:
+                    self._changed.clear()
+                    changed = asyncio.create_task(self._changed.wait())
+                    await asyncio.wait({changed, feeding}, return_when=asyncio.FIRST_COMPLETED)
+                    changed.cancel()
+                    if feeding.done():
+                        await feeding  # it only ends by an error
+                yield groups
+        finally:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+
+    async def _feed(self, collector: ReplenishingCollector) -> None:
+        while True:
+            while len(self._buffer) >= self._num_buffered:
+                self._has_room.clear()
+                await self._has_room.wait()
+            for group in await collector.collect(1):
+                self._buffer.add(group)
+                self._changed.set()
+
+    def _take(self) -> list[Group] | None:
+        """The next step's groups, once there are enough fresh ones."""
+        before = self._buffer.task_ids
+        self._num_stale += self._buffer.drop_stale(self._version)
+        groups = self._buffer.take(self._schedule.groups_per_step, self._version)
+        for task_id in before - self._buffer.task_ids:
+            self._settle(task_id)
+        self._has_room.set()
+        return groups
+
+    async def _train(
+        self, groups: Sequence[Group], collector: PlainCollector | ReplenishingCollector, *, waited_s: float
+    ) -> StepRecord:
+        """One step; its weights are in the engines when it returns. One without a signal keeps weights and version."""
+        version, began = self._version, time.monotonic()
+        try:
+            learned = await asyncio.to_thread(self._learn, groups)
+        except asyncio.CancelledError:
+            self._learner.abandon()  # else the process could not end before the step does
+            raise
+        trained_s = time.monotonic() - began
+        self._step += 1
+        update = None
+        if learned.metrics is not None:
+            self._version += 1
+            update = await self._push()
+        rewards = [reward for group in groups for reward in group.rewards]
+        traces = [trace for group in groups for session in group.sessions for trace in trainable_traces(session)]
+        record = StepRecord(
+            step=self._step,
+            version=version,
+            wall_s=self._wall_s,
+            reward_mean=float(np.mean(rewards)),
+            reward_deviation=float(np.mean([group.deviation for group in groups])),
+            collected_reward_mean=float(np.mean(self._collected_rewards)) if self._collected_rewards else None,
+            num_groups=len(groups),
+            num_one_reward=learned.num_one_reward,
+            num_sessions=sum(len(group.sessions) for group in groups),
+            num_trained_tokens=learned.num_tokens,
+            left_out=tokens_left_out(session for group in groups for session in group.sessions),
+            lag=lag_histogram(traces, version),
+            num_not_admitted=collector.counts.not_admitted - self._counted.not_admitted,
+            num_invalid=collector.counts.invalid - self._counted.invalid,
+            num_stale=self._num_stale,
+            waited_s=waited_s,
+            trained_s=trained_s,
+            checkpoint_s=self._checkpoint_s,
+            update=update,
+            learner=learned.metrics or {},
+        )
+        self._counted = dataclasses.replace(collector.counts)
+        self._num_stale, self._collected_rewards = 0, []
+        return record
+
+    async def _push(self) -> UpdateProfile:
+        """Until every engine has them. Raises: what the last attempt did."""
+
+        async def push() -> UpdateProfile:
+            async with self._engines_change:
+                profile = await self._weights.push(self._save_weights, self._version)
+                self._pushed = self._version
+                return profile
+
+        return await self._patiently(push)
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Engines, nodes and server may be down for a while. Raises: what the last attempt did."""
+        ends_at = time.monotonic() + self._schedule.patience_s
+        while True:
+            try:
+                return await call()
+            except (EngineError, NodeError, ServerUnavailable) as error:
+                if time.monotonic() > ends_at:
+                    raise
+                _log.warning("trainer.waits step=%d error=%s; trying again", self._step, error)
+                await asyncio.sleep(_AGAIN_S)
+
+    @contextlib.asynccontextmanager
+    async def _mending(self) -> AsyncGenerator[None]:
+        """Meanwhile, an engine that was started again gets the weights that it lost."""
+        mending = asyncio.create_task(self._mend())
+        try:
+            yield
+        finally:
+            mending.cancel()
+            await asyncio.gather(mending, return_exceptions=True)
+
+    async def _mend(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                async with self._engines_change:
+                    mended = await self._weights.ensure(self._pushed, self._save_weights)
+                if mended is not None:
+                    _log.warning("trainer.weights_given_again version=%d", mended.version)
+            except GanglineError as error:
+                _log.warning("trainer.engines_not_asked error=%s", error)
+
+    def _save_weights(self, folder: Path) -> None:
+        with self._learner_is_used:
+            self._learner.save_weights(folder)
+
+    def _learn(self, groups: Sequence[Group]) -> _Learned:
+        by_group = [make_samples(group, self._algorithm) for group in groups]
+        num_one_reward = sum(not any(map(_has_signal, samples)) for samples in by_group)
+        if num_one_reward == len(groups) and self._algorithm.loss.kl.coefficient == 0:
+            return _Learned(num_one_reward, 0, None)
+        samples = [sample for mine in by_group for sample in mine]
+        num_tokens = sum(int(np.count_nonzero(sample.weights)) for sample in samples)
+        with self._learner_is_used:
+            return _Learned(num_one_reward, num_tokens, self._learner.step(samples))
+
+    async def _save(self) -> None:
+        """A checkpoint, where one is due."""
+        self._checkpoint_s = 0.0
+        is_due = self._step % self._schedule.checkpoint_every == 0 or self._step >= self._schedule.steps
+        if not is_due and not self._evaluation_is_due:
+            return
+        began = time.monotonic()
+        state = TrainerState(
+            step=self._step,
+            version=self._version,
+            settled=frozenset(self._settled),
+            buffer=self._buffer.state,
+            wall_s=self._wall_s,
+        )
+        await asyncio.to_thread(self._checkpoints.save, state, self._learner.save_state)
+        self._checkpoint_s = time.monotonic() - began

@@ -1,0 +1,4 @@
+"""New weights into running engines.
+
+`update` is the whole exchange with the service, `folders` the files, and `fleet` the engines. Start with `update`.
+"""
