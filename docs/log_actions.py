@@ -63,7 +63,7 @@ def _call(where: str, level: str, template: str) -> LogCall:
 def event_kinds(source: Path = SOURCE) -> set[str]:
     """Kinds of durable events, which the server logs as they are."""
     kinds: set[str] = set()
-    for path in (source / _EVENTS_FROM).glob("*.py"):
+    for path in (source / _EVENTS_FROM).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and _KIND.fullmatch(node.value):
                 kinds.add(node.value)

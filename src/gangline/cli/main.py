@@ -74,8 +74,8 @@ def build_app(command: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    module = _ELSEWHERE.get(command or "", command)
-    for name in (module,) if module in _COMMAND_MODULES else _COMMAND_MODULES:
+    named = {module.rpartition(".")[2]: module for module in _COMMAND_MODULES} | _ELSEWHERE
+    for name in (named[command],) if command in named else _COMMAND_MODULES:
         importlib.import_module(f"gangline.cli.{name}").register(app)
     return app
 

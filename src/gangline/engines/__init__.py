@@ -1,5 +1,6 @@
-"""How each inference engine is asked for tokens and what it answers.
+"""Inference engines as a node asks them: for tokens, log-probs and texts, and for new weights.
 
-`vllm` is the client side that a node uses. `serving` is the server side that the engines of our own share:
-the OpenAI routes with vLLM's token fields, over anything that samples tokens (`serving.sampler`).
+Every engine implements `contract`; `vllm/`, `sglang/`, `text/` and `generate/` are the kinds that there are, and `auto`
+finds out which one a URL is. They share `http`, the `fields` of a request, the reading of `replies`, and `probe`, which
+learns a chat template by asking. Start with `contract`, then `vllm/engine`.
 """

@@ -1,7 +1,7 @@
 """Harness `shell`: any command is an agent program.
 
-The command finds all it needs in its environment (`harnesses/shared/environment.py`) or through placeholders (`harnesses/shared/template.py`), and has
-done its work when it exits with an expected code.
+The command finds all it needs in its environment (`harnesses/shared/environment.py`) or through placeholders
+(`harnesses/shared/template.py`), and has done its work when it exits with an expected code.
 """
 
 from __future__ import annotations

@@ -1,1 +1,5 @@
-"""The OpenAI routes with vLLM's token fields, over anything that samples tokens."""
+"""Engine servers of our own: the OpenAI routes with vLLM's token fields, over anything that samples tokens.
+
+`app` has the routes; `chat`, `completions` and `generate` answer them, and `sampler` is the seam to what samples.
+`embedded/` is a small model on this machine, `scripted/` replies from a script. Start with `sampler`, then `app`.
+"""

@@ -1,1 +1,5 @@
-"""Telemetry for operators: numbers (Prometheus), log lines with stable actions, traces (OpenTelemetry)."""
+"""Telemetry for operators: numbers (Prometheus), log lines with stable actions, traces (OpenTelemetry).
+
+`actions` lists every log action, `logs` formats lines, `exposition` writes metrics, `traces` sends spans. Start with
+`actions`.
+"""

@@ -1,4 +1,6 @@
-"""Public fakes: what stands in for a model, an engine or a client in tests. Product code never imports it.
+"""Suites by which plug-ins are checked: runtimes, harnesses, adapters to trainers. Product code never imports it.
 
-`scripted_engine` is an engine server whose replies come from a file; `tiny_tokenizer` a tokenizer that needs none.
+`runtime_conformance/`, `harness_conformance`, `adoption_conformance` and `trainer_conformance` check promises;
+`hostility/` attacks a runtime from inside. For an engine in tests see `gangline.serving.scripted`.
+Start with `runtime_conformance`.
 """

@@ -156,7 +156,7 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     """slime's normalisation, in which each session weighs one: (rewards, compared rewards), by sample.
 
     The same numbers as slime's own where every session has one trace. Where the evaluator told traces apart, the best
-    trace takes all of a good outcome and the worst all of a bad one (`gangline.training.learning.credit`, scheme `own`).
+    trace takes all of a good outcome and the worst all of a bad one (scheme `own` of `training/learning/credit`).
     Raises: InvalidRequest for an estimator whose baseline is not known here.
     """
     _require_known(args.advantage_estimator)

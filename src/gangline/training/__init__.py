@@ -1,5 +1,7 @@
 """Groups of sessions in, batches out: collecting, judging, crediting, masks, advantages, one loss, packing.
 
-What is neutral to the trainer. Array code is NumPy, and PyTorch in `loss` and `forward` alone; it knows the server
-only as a `RolloutClient` (`gangline.training.collecting.collector`), which `gangline.client.ServerClient` is.
+`collecting/` fetches groups of sessions, `learning/` turns them into a gradient step, `weights/` brings new weights to
+the engines, and `run/` is a whole experiment. Array code is NumPy; PyTorch is needed by the loss and the learner alone.
+The server is known only as a `RolloutClient` (`collecting/collector`), which `gangline.client.ServerClient` is.
+Start with `run/trainer`.
 """

@@ -1,1 +1,5 @@
-"""What a model's reply text means: thinking, text, tool calls; incrementally, whoever sampled it."""
+"""The meaning of a model's reply text: thinking, text, tool calls; incrementally, whoever sampled it.
+
+`parser` reads one reply in the formats of `thinking`, `tagged_calls`, `llama_json` and `harmony`; `detect` asks a chat
+template which of them a model writes. Start with `parser`.
+"""

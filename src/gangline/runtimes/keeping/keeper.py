@@ -1,8 +1,9 @@
 """The keeper: the process that keeps a node's sandboxes alive while the node is away.
 
-Started by the node with the first sandbox (`python -m gangline.runtimes.keeping.keeper`), in a session of its own, it owns what
-must outlive the node: the processes that hold namespaces, the supervisors of commands and their output, the listeners
-inside the sandboxes, and the listening socket of the agents' port: in its backlog calls wait for the node's next life.
+Started by the node with the first sandbox (`python -m gangline.runtimes.keeping.keeper`), in a session of its own, it
+owns what must outlive the node: the processes that hold namespaces, the supervisors of commands and their output, the
+listeners inside the sandboxes, and the listening socket of the agents' port: in its backlog calls wait for the node's
+next life.
 
 Laws
 - Nothing outlives the node by more than the grace. A node that stops in order ends the keeper; when the connection is

@@ -1,8 +1,8 @@
 """Credit: how a session's advantage is spread over its traces.
 
-Sessions are compared with each other first (`gangline.training.learning.advantages`); a scheme only decides how much of the
-outcome each trace takes, from none of it to all of it. No scheme changes the sign of a session, and a session that did
-no better or worse than its group leaves all of its traces at 0.
+Sessions are compared with each other first (`gangline.training.learning.advantages`); a scheme only decides how much
+of the outcome each trace takes, from none of it to all of it. No scheme changes the sign of a session, and a session
+that did no better or worse than its group leaves all of its traces at 0.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ With `p_m` the prompt ids and `a_m` the sampled ids of turn m, a trace is `p_1 a
 nothing is searched and nothing assumed. `on_divergence` decides about any other turn:
 
 - `split` (the default): the chain ends, a new trace begins with the turn's own prompt;
-- `splice`: the published rule (`gangline.trajectories.builders.splicing`). Where the prompt still begins with `p_m`, the trace
-  continues with the ids after the first end of turn in the re-rendering. From there on the row's context differs from
-  the engine's, and `splices` records the place and the reason. A turn that the rule cannot join splits.
+- `splice`: the published rule (`gangline.trajectories.builders.splicing`). Where the prompt still begins with `p_m`,
+  the trace continues with the ids after the first end of turn in the re-rendering. From there on the row's context
+  differs from the engine's, and `splices` records the place and the reason. A turn that the rule cannot join splits.
 """
 
 from __future__ import annotations
