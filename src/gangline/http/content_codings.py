@@ -51,6 +51,7 @@ def decompressed(body: Pieces, coding: str, max_bytes: int) -> list[bytes]:
             plain.append(piece)
             num_bytes += len(piece)
             if num_bytes > max_bytes:
+                plain.clear()  # the error keeps this frame for as long as someone holds it
                 raise LimitExceeded(f"the body has more than {max_bytes} bytes.", max_bytes=max_bytes)
     except EOFError:
         raise _unreadable(coding, "it ends too early, or has more after its end") from None

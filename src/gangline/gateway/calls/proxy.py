@@ -147,7 +147,7 @@ class Proxy:
         """In a frame of its own: one that the error's traceback names would keep the error and with it all that its
         other frames hold, a body of megabytes, until the garbage collector frees many of them at once."""
         self._on_error(error)
-        _log.info("call.refused path=%.200s code=%s message=%s", request.path, error.code, error)
+        _log.info("call.refused path=%.200s code=%s message=%s", request.path, error.code, str(error))
         return _shaped(match.dialect, error)
 
     async def _dispatch(self, request: web.Request, match: Match, path: str) -> web.StreamResponse:
