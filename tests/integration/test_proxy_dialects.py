@@ -179,7 +179,7 @@ async def test_versions_change_inside_a_streamed_reply(name: str) -> None:
             call = await engine.asked(1)
             call.say("one")
             async with asyncio.timeout(10):
-                while not next(iter(running.session._in_flight))._shown:
+                while not next(iter(running.session.in_flight)).progress.shown:
                     await asyncio.sleep(0.005)
             await gate.pause("keep", 600)
             gate.set_version(2)

@@ -11,6 +11,7 @@ import pytest
 
 from fixtures_proxy import MemoryJournal, Proxied, proxied, proxied_engine
 from gangline.domain.errors import DiskFull
+from gangline.engines.contract import EngineReply, EngineRequest
 from gangline.engines.vllm.engine import VllmEngine
 from gangline.gateway.calls.limits import CallLimits
 from gangline.gateway.calls.session import ModelSession
@@ -263,11 +264,17 @@ async def test_a_client_that_disconnects_frees_its_place_in_the_engine(stream: b
 async def test_a_fence_answers_calls_in_flight_and_refuses_later_ones(stream: bool) -> None:
     async with proxied(SLOW) as running, running.client() as client:
         slow: Any = [{"role": "user", "content": "slow"}]
-        began = asyncio.Event()
+        await running.engine.capabilities()  # probed by calls of its own
+        began, chat = asyncio.Event(), running.engine.chat
+
+        async def seen_chat(request: EngineRequest) -> EngineReply:
+            began.set()
+            return await chat(request)
+
+        running.engine.chat = seen_chat
 
         async def ask() -> None:
             if not stream:
-                began.set()
                 await client.chat.completions.create(model="m", messages=slow)
                 return
             async for _ in await client.chat.completions.create(model="m", messages=slow, stream=True):
@@ -275,8 +282,6 @@ async def test_a_fence_answers_calls_in_flight_and_refuses_later_ones(stream: bo
 
         asked = asyncio.create_task(ask())
         await began.wait()
-        while running.session.num_calls == 0 or (not stream and not _asked_upstream(running)):
-            await asyncio.sleep(0.005)
         await running.session.fence("the budget of this session has ended")
         assert [c.status for c in running.journal.completions] == ["aborted"]
         with pytest.raises(openai.APIError, match="budget of this session"):
@@ -284,11 +289,6 @@ async def test_a_fence_answers_calls_in_flight_and_refuses_later_ones(stream: bo
         status, answer, _ = await _post(running, json=_body())
         assert (status, answer["error"]["code"]) == (403, "session_over")
         await running.session.fence("again")
-
-
-def _asked_upstream(running: Proxied) -> bool:
-    (flight,) = running.session._in_flight
-    return flight._capabilities is not None
 
 
 async def test_the_turn_limit_refuses_the_call_beyond_it_and_says_so() -> None:

@@ -17,7 +17,7 @@ __all__ = ["AnsweredCall", "answered_calls"]
 
 
 class AnsweredCall:
-    """Looks to whoever listens like a `CallInFlight` that has ended, answered."""
+    """Looks to whoever listens like a `Flight` that has ended, answered."""
 
     def __init__(self, choices: Sequence[Completion], num_prompt_tokens: int) -> None:
         """`choices`: the records of all choices of one call, at least one."""
@@ -53,6 +53,9 @@ class AnsweredCall:
     async def news(self, idle_s: float) -> AsyncGenerator[Sequence[ReplyDelta], None]:
         """All of it at once."""
         yield [whole_delta(choice.choice_index, choice.response, ()) for choice in self._choices]
+
+    def replayed(self) -> None:
+        self.num_replays += 1
 
     def compact(self) -> None:
         """It keeps no more than a replay needs."""

@@ -34,13 +34,11 @@ from gangline.domain.errors import (
 )
 from gangline.domain.open_files import out_of_files
 from gangline.engines.contract import EngineCapabilities
-from gangline.gateway.calls.answered import AnsweredCall
 from gangline.gateway.calls.dialect_routes import DialectRoutes, Match
-from gangline.gateway.calls.in_flight import CallInFlight
 from gangline.gateway.calls.limits import BytesInFlight, CallLimits, TakenBytes, too_many_bytes
 from gangline.gateway.calls.readers import Readers
 from gangline.gateway.calls.reading import CallRead, is_large, read_here
-from gangline.gateway.calls.retries import Attendance
+from gangline.gateway.calls.retries import Answering, Attendance
 from gangline.gateway.calls.session import ModelSession, key_digest
 from gangline.http.listening import LIMITS, read_pieces
 from gangline.telemetry.logs import FewRefusals, stays_session_in_logs
@@ -255,9 +253,7 @@ class Proxy:
         attendance.delivered()
         return response
 
-    async def _events(
-        self, writer: EventWriter, flight: CallInFlight | AnsweredCall
-    ) -> AsyncGenerator[tuple[bytes, bool], None]:
+    async def _events(self, writer: EventWriter, flight: Answering) -> AsyncGenerator[tuple[bytes, bool], None]:
         """Bytes to send, and whether they are of the answer, not a mere sign of life. Raises: GanglineError."""
         has_begun = False
         async with aclosing(flight.news(self._keep_alive_s)) as news:

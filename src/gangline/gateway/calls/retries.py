@@ -26,15 +26,15 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
 from gangline.dialects.contract import RawRequest
-from gangline.gateway.calls.answered import AnsweredCall
-from gangline.gateway.calls.in_flight import CallInFlight
+from gangline.domain.reply import Reply, ReplyDelta
 
-__all__ = ["MAX_FINISHED", "Attendance", "CallMark", "Retries", "mark_of"]
+__all__ = ["MAX_FINISHED", "Answering", "Attendance", "CallMark", "Retries", "mark_of"]
 
 _log = logging.getLogger("gangline.calls")
 
@@ -71,8 +71,44 @@ def mark_of(dialect: str, path: str, request: RawRequest) -> CallMark:
     return CallMark(digest.digest(), request.headers.get("idempotency-key"), count.isdecimal() and int(count) > 0)
 
 
+class Answering(Protocol):
+    """A model call that may be listened to: in flight, or answered, by this life of the node or an earlier one."""
+
+    @property
+    def record_key(self) -> str: ...
+
+    @property
+    def created_at(self) -> float:
+        """Unix time, UTC, seconds."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int | None:
+        """None until the engine reported it."""
+        ...
+
+    @property
+    def num_replays(self) -> int: ...
+
+    @property
+    def ended_already(self) -> bool: ...
+
+    @property
+    def failed(self) -> bool: ...
+
+    def replayed(self) -> None: ...
+
+    async def reply(self) -> Reply: ...
+
+    def news(self, idle_s: float) -> AsyncGenerator[Sequence[ReplyDelta], None]: ...
+
+    def compact(self) -> None: ...
+
+    def abort(self, message: str) -> None: ...
+
+
 class _Entry:
-    def __init__(self, mark: CallMark, flight: CallInFlight | AnsweredCall, now: float) -> None:
+    def __init__(self, mark: CallMark, flight: Answering, now: float) -> None:
         self.mark = mark
         self.flight = flight
         self.asked_at = now
@@ -128,12 +164,12 @@ class Retries:
 
     def __init__(
         self,
-        has_gone_on: Callable[[CallInFlight | AnsweredCall], bool],
+        has_gone_on: Callable[[Answering], bool],
         *,
         window_s: float = 600.0,
         grace_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
-        answered: Mapping[str, AnsweredCall] | None = None,
+        answered: Mapping[str, Answering] | None = None,
     ) -> None:
         """
         has_gone_on: whether a later call of the session continues this one's answer.
@@ -146,7 +182,7 @@ class Retries:
         self._entries: list[_Entry] = []
         self._answered = dict(answered or {})
 
-    def attend(self, mark: CallMark, start: Callable[[], CallInFlight]) -> Attendance:
+    def attend(self, mark: CallMark, start: Callable[[], Answering]) -> Attendance:
         """Listen to the call that `mark` means, or to a new one. Raises: what `start` raises."""
         entry = self._find(mark) or self._find_answered(mark)
         if entry is None:
@@ -154,7 +190,7 @@ class Retries:
             self._forget_old()
             self._entries.append(entry)
             return Attendance(entry, grace_s=self._grace_s, is_retry=False)
-        entry.flight.num_replays += 1
+        entry.flight.replayed()
         _log.info(
             "call.%s reply=%s replays=%d",
             *("replayed" if entry.flight.ended_already else "attached", entry.flight.record_key),

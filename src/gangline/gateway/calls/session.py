@@ -6,8 +6,8 @@ import asyncio
 import hashlib
 import heapq
 import time
-from collections.abc import Callable, Iterable
-from typing import Literal, NoReturn
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
@@ -19,12 +19,13 @@ from gangline.engines.contract import Engine
 from gangline.gateway.backends.gate import Gate, GateMeter
 from gangline.gateway.calls.answered import answered_calls
 from gangline.gateway.calls.failures import SessionFailures
-from gangline.gateway.calls.in_flight import CallInFlight
+from gangline.gateway.calls.flight import Flight
+from gangline.gateway.calls.in_flight import CallInFlight, call_in_flight
 from gangline.gateway.calls.parts import CallParts
 from gangline.gateway.calls.retries import MAX_FINISHED, Attendance, CallMark, Retries
 from gangline.gateway.calls.sampling_policy import SamplingRules
 from gangline.gateway.calls.session_spec import SessionSpec
-from gangline.gateway.calls.token_call import TokenCall, TokenRequest
+from gangline.gateway.calls.token_call import TokenCall, TokenRequest, token_call
 from gangline.gateway.truth.ledger import CompletionJournal, Ledger
 from gangline.gateway.truth.placing import Digests, unknown
 from gangline.gateway.truth.references import resolved
@@ -87,7 +88,7 @@ class ModelSession:
         # The choices of one call share its start.
         self._numbers = _CallNumbers(len({completion.started_at for completion in self.tree}))
         self._fence_message: str | None = None
-        self._in_flight: dict[CallInFlight | TokenCall, int] = {}
+        self._in_flight: dict[Flight[Any, Any], int] = {}
         """With the call's number."""
 
     @property
@@ -113,6 +114,11 @@ class ModelSession:
         return self._parts.ledger.tree
 
     @property
+    def in_flight(self) -> Collection[Flight[Any, Any]]:
+        """Calls that have not ended."""
+        return self._in_flight.keys()
+
+    @property
     def volatile_rules(self) -> tuple[str, ...]:
         """See `VolatileText`."""
         return self._parts.ledger.index.volatile.rules
@@ -135,7 +141,7 @@ class ModelSession:
         used = self._sampling.used(call.sampling, number)
         wished = None if used == call.sampling else call.sampling
         call = call if wished is None else msgspec.structs.replace(call, sampling=used)
-        flight = CallInFlight(call, self._parts, wished=wished, retry_key=retry_key, known=known)
+        flight = call_in_flight(call, self._parts, wished=wished, retry_key=retry_key, known=known)
         self._in_flight[flight] = number
         flight.start(self._ended)
         return flight
@@ -156,7 +162,7 @@ class ModelSession:
         number = self._admit()
         used = self._sampling.used(wished, number)
         request = msgspec.structs.replace(request, sampling=used)
-        flight = TokenCall(request, self._parts, wished=None if used == wished else wished)
+        flight = token_call(request, self._parts, wished=None if used == wished else wished)
         self._in_flight[flight] = number
         flight.start(self._ended)
         return flight
@@ -186,7 +192,7 @@ class ModelSession:
         for flight in flights:
             await flight.ended()
 
-    def _ended(self, flight: CallInFlight | TokenCall) -> None:
+    def _ended(self, flight: Flight[Any, Any]) -> None:
         number = self._in_flight.pop(flight)
         error = flight.error
         if flight.answered:

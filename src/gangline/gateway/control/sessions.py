@@ -208,6 +208,7 @@ class SessionRoutes:
             call.abort(_GONE)  # nothing to abort where the call has ended
 
 
+_IDLE_S = 60.0
 _TIMEOUT = Number("timeout_s", "Seconds to wait.", default=60.0)
 _COMPLETIONS = Flag("completions", "1: with every captured call.")
 _OF_AGENTS = (400, 401, 403, 404, 409, 429, 502, 503)
@@ -228,11 +229,12 @@ async def _stream(request: web.Request, call: TokenCall) -> web.StreamResponse:
     response = web.StreamResponse(
         headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
     )
-    async with aclosing(call.pieces()) as pieces:
-        async for piece in pieces:
-            if not response.prepared:
+    async with aclosing(call.news(_IDLE_S)) as news:
+        async for pieces in news:
+            if pieces and not response.prepared:
                 await response.prepare(request)
-            await response.write(_event(piece))
+            for piece in pieces:
+                await response.write(_event(piece))
     try:
         last = _event(await call.reply())
     except GanglineError as error:

@@ -1,0 +1,99 @@
+"""Records of one call: made of the engine's choices, and committed together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gangline.domain.completion import Completion
+from gangline.domain.conversation import ModelCall
+from gangline.domain.errors import GanglineError
+from gangline.domain.tokens import token_ids
+from gangline.engines.contract import EngineCapabilities, EngineChoice, assistant_message
+from gangline.event_loop import Turn
+from gangline.gateway.calls.flight import Progress
+from gangline.gateway.calls.parts import CallParts
+from gangline.gateway.truth.capture import Prompt, completion_of, with_own_call_ids
+from gangline.gateway.truth.placing import Place
+from gangline.gateway.truth.versions import VersionStamps
+
+__all__ = ["Recorder", "Sampled"]
+
+_log = logging.getLogger("gangline.calls")
+
+
+class Sampled(NamedTuple):
+    """Everything of a call that goes into its records."""
+
+    call: ModelCall
+    """As the client sent it, with the messages that the engine was sent."""
+    place: Place
+    prompt: Prompt
+    choices: Sequence[EngineChoice]
+    """With the node's tool-call ids and policy versions: see `Recorder.own`."""
+    capabilities: EngineCapabilities
+    metadata: Mapping[str, Any]
+
+
+class Recorder:
+    """Commits one call: in the journal, then in the tree, before the last byte can reach the harness."""
+
+    def __init__(self, parts: CallParts, progress: Progress[Any]) -> None:
+        self.stamps = VersionStamps(parts.gate)
+        self._parts = parts
+        self._progress = progress
+
+    def own(self, choices: Sequence[EngineChoice]) -> list[EngineChoice]:
+        """With tool-call ids of ours, and the gate's policy versions where the engine reports none."""
+        key = self._progress.record_key
+        return [
+            msgspec.structs.replace(
+                choice,
+                message=with_own_call_ids(choice.message, key, choice.index),
+                version_spans=self.stamps.spans(choice),
+            )
+            for choice in choices
+        ]
+
+    async def commit(self, sampled: Sampled, *, turn: Turn | None = None) -> list[Completion]:
+        """Record a call that was answered. `turn`: given back before the journal is asked. Raises: StoreError."""
+        drafts = self._drafts(sampled, None)
+        if turn is not None:
+            await turn.give()
+        return await self._parts.ledger.commit(drafts, sampled.place.digest)
+
+    async def commit_aborted(self, sampled: Sampled, message: str) -> None:
+        """Record a call that was cut off. Its loss must not hide why the call ended."""
+        try:
+            await self._parts.ledger.commit(self._drafts(sampled, message), sampled.place.digest)
+        except GanglineError as error:
+            _log.error("call.abort_not_recorded session=%s error=%s", self._parts.ledger.session_id, error)
+
+    def _drafts(self, sampled: Sampled, aborted: str | None) -> list[Completion]:
+        finished_at, metadata = self._parts.clock(), dict(sampled.metadata)
+        return [
+            completion_of(
+                sampled.call,
+                sampled.place,
+                sampled.prompt,
+                choice,
+                sampled.capabilities,
+                session_id=self._parts.ledger.session_id,
+                attempt=self._parts.ledger.attempt,
+                started_at=self._progress.created_at,
+                finished_at=finished_at,
+                aborted=aborted,
+                metadata=metadata,
+                with_texts=self._parts.with_texts,
+            )
+            for choice in sampled.choices or self.own([_nothing_sampled()])
+        ]
+
+
+def _nothing_sampled() -> EngineChoice:
+    return EngineChoice(
+        index=0, message=assistant_message("", ""), finish_reason=None, sampled_ids=token_ids(), logprobs=None
+    )
