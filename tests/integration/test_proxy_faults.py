@@ -250,6 +250,7 @@ async def test_a_client_that_disconnects_frees_its_place_in_the_engine(stream: b
     endless = Script.model_validate({"rules": [{"pattern": "slow", "text": "a b c", "token_delay_s": 600}]})
     sampler = ScriptedSampler(endless, TinyTokenizer())
     async with serving(create_scripted_app(sampler)) as engine_url, proxied_engine(engine_url) as running:
+        await running.engine.capabilities()  # a busy machine may take longer to probe than this client waits
         async with running.client() as client:
             slow: Any = [{"role": "user", "content": "slow"}]
             with pytest.raises(openai.APITimeoutError):

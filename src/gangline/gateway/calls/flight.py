@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from gangline.domain.errors import SessionOver
-from gangline.gateway.calls.parts import CallParts
+from gangline.gateway.truth.parts import CallParts
 
 __all__ = ["Flight", "Progress", "Sampler"]
 

@@ -15,11 +15,11 @@ from gangline.domain.tokens import TokenIds
 from gangline.engines.contract import EngineCapabilities, EngineChoice, EngineReply, EngineRequest, ReplyAccumulator
 from gangline.event_loop import Turn
 from gangline.gateway.calls.flight import Flight, Progress
-from gangline.gateway.calls.parts import CallParts
-from gangline.gateway.prompts import PromptReport
-from gangline.gateway.recorder import Recorder, Sampled
 from gangline.gateway.truth.capture import tool_call_id
+from gangline.gateway.truth.parts import CallParts
 from gangline.gateway.truth.placing import Digests, Place, unknown
+from gangline.gateway.truth.prompts import PromptReport
+from gangline.gateway.truth.recorder import Recorder, Sampled
 from gangline.gateway.truth.references import INSTRUCTIONS
 
 __all__ = ["RETRY_KEY", "CallInFlight", "call_in_flight", "whole_delta"]
@@ -68,7 +68,7 @@ class _ChatSampler:
         self._wished = wished
         self._retry_key = retry_key
         self._known = known
-        self._recorder = Recorder(parts, progress)
+        self._recorder = Recorder(parts, progress.record_key, progress.created_at)
         self._gathered = ReplyAccumulator()
         self._sent_ids: TokenIds | None = None
         self._place: Place | None = None

@@ -21,12 +21,12 @@ from gangline.gateway.calls.answered import answered_calls
 from gangline.gateway.calls.failures import SessionFailures
 from gangline.gateway.calls.flight import Flight
 from gangline.gateway.calls.in_flight import CallInFlight, call_in_flight
-from gangline.gateway.calls.parts import CallParts
 from gangline.gateway.calls.retries import MAX_FINISHED, Attendance, CallMark, Retries
 from gangline.gateway.calls.sampling_policy import SamplingRules
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.gateway.calls.token_call import TokenCall, TokenRequest, token_call
 from gangline.gateway.truth.ledger import CompletionJournal, Ledger
+from gangline.gateway.truth.parts import CallParts
 from gangline.gateway.truth.placing import Digests, unknown
 from gangline.gateway.truth.references import resolved
 from gangline.gateway.truth.stitch import PromptTier, Stitcher

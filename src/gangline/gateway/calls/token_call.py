@@ -19,10 +19,10 @@ from gangline.domain.errors import EngineIncapable, EngineMalformed
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 from gangline.engines.contract import EngineCapabilities, EngineChoice, EngineReply, EngineRequest, ReplyAccumulator
 from gangline.gateway.calls.flight import Flight, Progress
-from gangline.gateway.calls.parts import CallParts
-from gangline.gateway.recorder import Recorder, Sampled
 from gangline.gateway.truth.capture import Prompt
+from gangline.gateway.truth.parts import CallParts
 from gangline.gateway.truth.placing import Place, history_of_key
+from gangline.gateway.truth.recorder import Recorder, Sampled
 
 __all__ = ["TokenCall", "TokenPiece", "TokenReply", "TokenRequest", "token_call"]
 
@@ -76,7 +76,7 @@ class _TokenSampler:
         self._parts = parts
         self._progress = progress
         self._wished = wished
-        self._recorder = Recorder(parts, progress)
+        self._recorder = Recorder(parts, progress.record_key, progress.created_at)
         self._gathered = ReplyAccumulator()
         self._capabilities: EngineCapabilities | None = None
         """Set once the engine is asked to sample."""

@@ -14,9 +14,8 @@ from gangline.domain.errors import GanglineError
 from gangline.domain.tokens import token_ids
 from gangline.engines.contract import EngineCapabilities, EngineChoice, assistant_message
 from gangline.event_loop import Turn
-from gangline.gateway.calls.flight import Progress
-from gangline.gateway.calls.parts import CallParts
 from gangline.gateway.truth.capture import Prompt, completion_of, with_own_call_ids
+from gangline.gateway.truth.parts import CallParts
 from gangline.gateway.truth.placing import Place
 from gangline.gateway.truth.versions import VersionStamps
 
@@ -41,18 +40,18 @@ class Sampled(NamedTuple):
 class Recorder:
     """Commits one call: in the journal, then in the tree, before the last byte can reach the harness."""
 
-    def __init__(self, parts: CallParts, progress: Progress[Any]) -> None:
+    def __init__(self, parts: CallParts, record_key: str, started_at: float) -> None:
         self.stamps = VersionStamps(parts.gate)
         self._parts = parts
-        self._progress = progress
+        self._record_key = record_key
+        self._started_at = started_at
 
     def own(self, choices: Sequence[EngineChoice]) -> list[EngineChoice]:
         """With tool-call ids of ours, and the gate's policy versions where the engine reports none."""
-        key = self._progress.record_key
         return [
             msgspec.structs.replace(
                 choice,
-                message=with_own_call_ids(choice.message, key, choice.index),
+                message=with_own_call_ids(choice.message, self._record_key, choice.index),
                 version_spans=self.stamps.spans(choice),
             )
             for choice in choices
@@ -83,7 +82,7 @@ class Recorder:
                 sampled.capabilities,
                 session_id=self._parts.ledger.session_id,
                 attempt=self._parts.ledger.attempt,
-                started_at=self._progress.created_at,
+                started_at=self._started_at,
                 finished_at=finished_at,
                 aborted=aborted,
                 metadata=metadata,

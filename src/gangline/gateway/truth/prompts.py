@@ -15,9 +15,9 @@ from gangline.domain.completion import DivergenceCause, PromptSource
 from gangline.domain.conversation import ModelCall
 from gangline.domain.tokens import TokenIds, common_prefix_len, token_ids
 from gangline.engines.contract import EngineCapabilities
-from gangline.gateway.calls.parts import CallParts
 from gangline.gateway.truth.capture import Prompt
 from gangline.gateway.truth.divergence import find_cause
+from gangline.gateway.truth.parts import CallParts
 from gangline.gateway.truth.placing import Place
 from gangline.gateway.truth.stitch import Decision
 
