@@ -1,4 +1,5 @@
 """The nouns of Gangline: ids, frozen records, lifecycle tables, errors, contracts. No I/O, no clock.
 
-Every other room imports this one; it imports none.
+Every other room imports this one; it imports none. Start with `task`, `completion` and `trajectory`; Protocols of plug-ins
+are in `contracts`.
 """

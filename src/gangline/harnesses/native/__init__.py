@@ -4,5 +4,5 @@ Its model calls take the way of every harness: over HTTP, to the session's URL o
 key, in a public wire format (OpenAI Chat). So they are captured, budgeted and fenced like those of any harness. Its
 code and its key never enter the runtime: the sandbox needs no network and no program but a shell.
 
-Rooms: `model.py` asks, `tools.py` acts, `adapter.py` turns the two into a run.
+`model` asks, `tools` acts, and `adapter` turns the two into a run. Start with `adapter`.
 """

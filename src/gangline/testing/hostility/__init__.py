@@ -19,6 +19,7 @@ is a failure of the attack, never a pass.
 An attack that cannot succeed is no check. `open_runtime.OpenRuntime` has no walls, and every attack succeeds in it but
 those on things that this machine's kernel does not have: run them there too when you add one. It needs root.
 
+`attack` says what an attack is, `grounds` where it happens, and `suites/` has the attacks. Start with `attack`.
 What a sandbox must have inside: `sh`, coreutils, util-linux and `python3`.
 """
 

@@ -13,6 +13,7 @@ runtime that starts nothing without an image is given one by `image`.
 
 No check sleeps in the hope that something has happened. Whether a process lives is asked of a lock that it holds: a
 lock ends with the last process that has its file open, be it a daemon, stopped, or nobody's child.
+Start with `lifecycle`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,72 @@
+"""`docs/architecture.md` names files and functions that are there, and the folders are what it says of them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import gangline
+
+SOURCE = Path(gangline.__file__).parent
+PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+JOURNEYS = PAGE[PAGE.index("## A task's journey") :]
+STEPS = re.findall(r"`([\w/]+\.py)`(?:: `([\w.]+)`)?", JOURNEYS)
+BESIDE = re.findall(r"`([\w/]+\.py)`: `[\w.]+`[^`\n]*`([A-Za-z_]\w*)`", JOURNEYS)
+"""A second name after the first one, of the same file."""
+
+PACKAGES = sorted(path.parent for path in SOURCE.rglob("__init__.py"))
+EXCEPTIONS = {
+    ".": "the rooms themselves",
+    "domain": "one vocabulary, imported by its modules' names in every room, and by plug-ins of others",
+}
+
+
+def defined(file: Path) -> set[str]:
+    """Names of a module's top, and `Class.name` of what its classes define."""
+    names: set[str] = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            own = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+            names |= {f"{node.name}.{each.name}" for each in own}
+    return names
+
+
+@pytest.mark.parametrize(("file", "name"), [*STEPS, *BESIDE], ids=lambda value: value)
+def test_every_step_names_what_is_there(file: str, name: str) -> None:
+    assert (SOURCE / file).is_file()
+    assert not name or name in defined(SOURCE / file)
+
+
+def test_both_journeys_are_told_in_numbered_steps() -> None:
+    for journey in JOURNEYS.split("\n## "):
+        numbers = [int(number) for number in re.findall(r"^(\d+)\. ", journey, re.M)]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert len(numbers) > 10
+
+
+def test_the_table_has_every_room_and_no_other() -> None:
+    table = PAGE[: PAGE.index("## A task's journey")]
+    named = {
+        name.rstrip("/")
+        for row in re.findall(r"^\| (`[^|]+) \|", table, re.M)
+        for name in re.findall(r"`([^`]+)`", row)
+    }
+    rooms = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()}
+    small = {path.stem for path in SOURCE.glob("*.py")} - {"__init__", "__main__", "event_loop"}
+    assert named == rooms | small
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_folder_has_two_to_fifteen_modules_and_says_where_to_start(package: Path) -> None:
+    modules = [path for path in package.glob("*.py") if path.name != "__init__.py"]
+    folders = [path for path in package.iterdir() if (path / "__init__.py").is_file()]
+    if str(package.relative_to(SOURCE)) not in EXCEPTIONS:
+        assert 2 <= len(modules) + len(folders) <= 15
+    if package != SOURCE:
+        told = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+        assert re.search(r"\bStart\s+with\b", told)
