@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart
+from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, Usage
 from gangline.domain.errors import NotFound
 
 __all__ = ["NoHandle", "NoRuntime"]
@@ -58,6 +58,9 @@ class NoHandle:
 
     async def stop(self) -> None:
         return
+
+    async def usage(self) -> Usage:
+        return Usage(disk_bytes=None)
 
     def limits(self) -> dict[str, str]:
         return {}

@@ -1,0 +1,184 @@
+"""How many files a reader must open to follow one model call, and one task from its submission to its result.
+
+Server and node are the real ones, in this process and on a disk; a tracer notes the files of `gangline` in which a
+function is entered. Importing a module does not count. The engine and the agent are processes of their own, and the
+runtime starts nothing. The smallest of several counts: what happens from time to time belongs to no call and no task.
+`python bench/house_bench.py` lists the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from no_runtime import NoHandle, NoRuntime
+
+import gangline
+from gangline import plugins
+from gangline.client.node import NodeClient
+from gangline.client.server import ServerClient
+from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart
+from gangline.gateway.node import serve as serve_node
+from gangline.server.run import serve as serve_server
+
+BENCH = Path(__file__).parent
+SOURCE = f"{Path(gangline.__file__).parent}/"
+ROUNDS = 5
+_ASK = """
+import json, sys, urllib.request
+url, key = sys.argv[1:]
+body = json.dumps({"model": "mock", "messages": [{"role": "user", "content": "Say hello."}]}).encode()
+head = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+with urllib.request.urlopen(urllib.request.Request(f"{url}/chat/completions", body, head)) as reply:
+    json.load(reply)["choices"]
+"""
+
+Figures = dict[str, dict[str, Any]]
+
+
+class Tracer:
+    """The files of the source in which functions are entered, in any thread that starts after `install`."""
+
+    def __init__(self) -> None:
+        self._files: set[str] | None = None
+
+    def install(self) -> None:
+        threading.setprofile(self._entered)
+        sys.setprofile(self._entered)
+
+    @contextmanager
+    def watching(self) -> Generator[set[str]]:
+        """Yields the files, as paths inside the package; they are complete when the block ends."""
+        files = self._files = set[str]()
+        try:
+            yield files
+        finally:
+            self._files = None
+
+    def _entered(self, frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if self._files is not None and event == "call" and code.co_name != "<module>":
+            path = code.co_filename
+            if path.startswith(SOURCE):
+                self._files.add(path.removeprefix(SOURCE))
+
+
+async def ask(base_url: str, key: str) -> int:
+    """One model call of an agent, which is a process of its own. Returns its exit code."""
+    agent = await asyncio.create_subprocess_exec(sys.executable, "-c", _ASK, base_url, key)
+    return await agent.wait()
+
+
+class AskingRuntime(NoRuntime):
+    async def start(self, start: RuntimeStart) -> RuntimeHandle:
+        return _AskingHandle(start)
+
+
+class _AskingHandle(NoHandle):
+    def __init__(self, start: RuntimeStart) -> None:
+        super().__init__(start.runtime_id)
+        self.proxy_url: str | None = f"http://127.0.0.1:{start.proxy_port}"
+
+    async def exec(self, command: Any, *, env: Any = None, **options: Any) -> ExecResult:
+        return ExecResult(exit_code=await ask(env["OPENAI_BASE_URL"], env["OPENAI_API_KEY"]))
+
+
+@asynccontextmanager
+async def served(serve: Any, **options: Any) -> AsyncGenerator[str]:
+    """The URL of a server or node in this process."""
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve(control_token=None, on_ready=ready.set_result, **options))
+    await asyncio.wait([serving, ready], return_when=asyncio.FIRST_COMPLETED)
+    try:
+        yield ready.result()
+    finally:
+        serving.cancel()
+        with suppress(asyncio.CancelledError):
+            await serving
+
+
+@asynccontextmanager
+async def mock_engine() -> AsyncGenerator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    engine = await asyncio.create_subprocess_exec(sys.executable, BENCH / "mock_engine.py", "100", "20", str(port))
+    try:
+        while engine.returncode is None:
+            with suppress(OSError):
+                (await asyncio.open_connection("127.0.0.1", port))[1].close()
+                break
+            await asyncio.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        with suppress(ProcessLookupError):
+            engine.terminate()
+        await engine.wait()
+
+
+async def files_of(tracer: Tracer, rounds: list[Coroutine[Any, Any, None]]) -> set[str]:
+    """The fewest files that one of the rounds entered; the first one only warms up."""
+    found: list[set[str]] = []
+    for one in rounds:
+        with tracer.watching() as files:
+            await one
+        found.append(files)
+    return min(found[1:], key=len)
+
+
+async def one_call(opened: dict[str, Any]) -> None:
+    assert await ask(opened["base_url"], opened["api_key"]) == 0
+
+
+async def one_task(client: ServerClient, task_id: str) -> None:
+    agent = {"harness": "shell", "settings": {"command": "ask"}}
+    await client.submit_many([{"task_id": task_id, "instruction": "Say hello.", "agent": agent}])
+    view = await client.wait(task_id)
+    assert view.outcomes == {"completed": 1}, view.outcomes
+
+
+async def measure() -> tuple[set[str], set[str]]:
+    """The files of a call, and of a task."""
+    tracer = Tracer()
+    tracer.install()
+    plugins.make_runtime = lambda name: AskingRuntime()
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gangline-bench-")))
+        engine_url = await stack.enter_async_context(mock_engine())
+        server_url = await stack.enter_async_context(served(serve_server, data_dir=folder / "server"))
+        node_url = await stack.enter_async_context(
+            served(serve_node, data_dir=folder / "node", node_id="n1", server_url=server_url, engine_urls=[engine_url])
+        )
+        node = await stack.enter_async_context(NodeClient(node_url, None))
+        client = await stack.enter_async_context(ServerClient(server_url, None))
+        opened = await node.open_session()
+        call_files = await files_of(tracer, [one_call(opened) for _ in range(ROUNDS)])
+        await node.abort_session(opened["session_id"])
+        task_files = await files_of(tracer, [one_task(client, f"t{number}") for number in range(ROUNDS)])
+    return call_files, task_files
+
+
+def run() -> Figures:
+    """Measure; figure name -> {value, unit, note}. Half a minute."""
+    call_files, task_files = asyncio.run(measure())
+    note = f"in which a function is entered, least of {ROUNDS - 1}; engine and agent are other processes; {{}}"
+    call_note = note.format("one chat call, not streamed, from request to reply")
+    task_note = note.format("one task with one such call, from `submit` to the result, in client, server and node")
+    return {
+        "house.call_files": {"value": len(call_files), "unit": "files", "note": call_note},
+        "house.task_files": {"value": len(task_files), "unit": "files", "note": task_note},
+    }
+
+
+if __name__ == "__main__":
+    for title, files in zip(("call", "task"), asyncio.run(measure()), strict=True):
+        print(f"{datetime.now(UTC).date()} {title}: {len(files)} files", *sorted(files), sep="\n  ")
