@@ -23,10 +23,11 @@ __all__ = ["AutoEngine", "detect_engine"]
 async def detect_engine(url: str, *, capture: Capture = "ids", api_key: str | None = None) -> Engine:
     """A client of the right kind, probed.
 
-    SGLang shows by its server information; what is not SGLang is tried as vLLM, whose fields others speak too, by
-    asking for ids. What returns none is taken for text.
+    SGLang is recognised by its server information; any other engine is probed for ids as vLLM, whose fields others
+    support too. An engine that returns none is treated as a text engine.
 
-    Raises: EngineUnavailable when nobody answers; EngineIncapable when there are no ids and `capture` is not `text`.
+    Raises: EngineUnavailable when the URL does not answer; EngineIncapable when there are no ids and `capture` is not
+    `text`.
     """
     http = EngineHttp(url, api_key=api_key)
     try:

@@ -1,7 +1,7 @@
-"""How the gateway asks an engine for tokens, whatever the engine: requests, replies, streams, capabilities.
+"""The gateway's interface to every engine: requests, replies, streams, capabilities.
 
-A request always carries the conversation; where the engine takes exact prompt ids they come beside it, so an engine
-that ignores them still answers, from its own rendering, and what it reports tells which of the two happened.
+A request always carries the conversation; where the engine takes exact prompt ids they come beside it. So an engine
+that ignores them still answers, from its own rendering, and its report shows which of the two happened.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ __all__ = [
 
 
 class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine's tokenizer and chat template do. Empty and None: the engine or its template does not say."""
+    """Facts about the engine's tokenizer and chat template. Empty and None: unknown."""
 
     tokenizer_digest: str = ""
-    """Of the ids of a fixed text: engines with the same one read text alike."""
+    """Digest of the ids of a fixed text: engines with the same digest tokenise alike."""
     template_digest: str = ""
-    """Of the texts of fixed conversations, without their dates."""
+    """Digest of the texts of fixed conversations, without their dates."""
     appends_tool_turns: bool | None = None
     """A prompt of a run of calls, with thinking, begins with the prompt before it."""
     appends_user_turns: bool | None = None
     keeps_thinking: bool | None = None
-    """Of the turns before a user's message."""
+    """Whether the template keeps the thinking of turns before a user's message."""
 
 
 class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a probe found out by asking, not by believing."""
+    """The engine's capabilities, found by real calls rather than by its claims."""
 
     engine: str
     """Wire: `vllm`, `sglang`, `openai_text`, `generate_vllm`, `generate_sglang`."""
@@ -88,7 +88,7 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
     sampled_ids: TokenIds | None
     """[T], end of turn included; None: the engine reported none."""
     logprobs: Logprobs | None
-    """[T] when all is well; NaN where the engine sent null; None: the engine reported none."""
+    """[T] normally; NaN where the engine sent null; None: the engine reported none."""
     version_spans: tuple[VersionSpan, ...] = ()
     weights_known: bool = True
     """False: the engine may have other weights than the gate's policy version says."""
@@ -100,22 +100,22 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 class EngineReply(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: TokenIds | None
-    """What the engine says it conditioned the reply on [T]; None: it did not say."""
+    """The prompt ids on which the engine conditioned the reply [T]; None: not reported."""
     choices: tuple[EngineChoice, ...]
     usage: Usage | None = None
     metadata: dict[str, Any] = {}
-    """What the record keeps beside the tokens, such as `backend_replaced`."""
+    """Fields that the record keeps beside the tokens, such as `backend_replaced`."""
 
 
 class EngineDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of a stream: what the harness sees, and the tokens behind it."""
+    """One piece of a stream: the part visible to the harness, and the tokens behind it."""
 
     shown: ReplyDelta = ReplyDelta()
     sampled_ids: Sequence[int] | None = None
     logprobs: Sequence[float] | None = None
     """One per entry of `sampled_ids`; NaN where the engine sent null."""
     version_spans: tuple[VersionSpan, ...] = ()
-    """Of the whole choice; the last one sent counts."""
+    """Version spans of the whole choice; the last ones sent count."""
     weights_known: bool = True
     """As in `EngineChoice`; one that is False counts."""
     finish_reason: str | None = None
@@ -133,15 +133,15 @@ class Engine(Protocol):
     """The client of one engine. Raises everywhere: EngineUnavailable, EngineRefused, ContextOverflow."""
 
     async def probe(self) -> EngineCapabilities:
-        """Ask the engine what it can do, with real calls.
+        """Determine the engine's capabilities with real calls.
 
-        Raises: EngineIncapable when it gives no ids or no log-probs, naming what to start it with;
+        Raises: EngineIncapable when it reports no ids or no log-probs, naming the start option that it needs;
         EngineUnavailable, naming the URL, when it does not answer.
         """
         ...
 
     async def capabilities(self) -> EngineCapabilities:
-        """What the last probe found; probes when none was made."""
+        """The result of the last probe; probes when there is none."""
         ...
 
     async def chat(self, request: EngineRequest) -> EngineReply: ...

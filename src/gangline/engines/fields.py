@@ -1,7 +1,8 @@
 """The canonical call as fields of OpenAI's chat request, which every engine reads. Pure.
 
-What OpenAI's format has no place for is carried where a model can see it: a custom tool as a function of one string,
-its grammar in the description; a tool result's error flag as the first word of its text. A text document becomes text.
+Content without a place in OpenAI's format is carried where a model can see it: a custom tool as a function of one
+string, its grammar in the description; a tool result's error flag as the first word of its text. A text document
+becomes text.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ NEUTRAL_SAMPLING: dict[str, Any] = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""What silence means in every dialect, said aloud: vLLM and SGLang would else take the model's `generation_config`
-(Qwen3's: temperature 0.6, top-k 20), and the record would say neither."""
+"""The default of every dialect, sent explicitly: vLLM and SGLang would otherwise use the model's `generation_config`
+(Qwen3's: temperature 0.6, top-k 20), and the record would show neither."""
 
 
 def call_fields(call: ModelCall) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def call_fields(call: ModelCall) -> dict[str, Any]:
 
 
 def has_media(messages: Sequence[Message]) -> bool:
-    """Whether a message brings what no token ids can hold: an image, or a document that is not text."""
+    """Whether a message contains a part that token ids cannot represent: an image, or a document that is not text."""
     return media_in(messages) is not None
 
 
@@ -178,7 +179,7 @@ def _split(message: Message) -> list[dict[str, Any]]:
 
 
 def message_fields(message: Message) -> dict[str, Any]:
-    """A message as engines read it. `developer` becomes `system`: some templates drop what they do not know."""
+    """A message as engines read it. `developer` becomes `system`: some templates drop unknown roles."""
     role = "system" if message.role == "developer" else message.role
     fields: dict[str, Any] = {"role": role}
     pieces, calls, thoughts = list[Text | Image | Document](), list[ToolCall](), list[str]()

@@ -1,4 +1,4 @@
-"""What all engine clients share: one pool of HTTP connections, and how an engine's refusals are named."""
+"""The common part of all engine clients: one pool of HTTP connections, and names for an engine's errors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["EngineHttp"]
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 _PIECE_BYTES = 128 << 10
-"""Of a longer body, sent at once: what a socket does not take is copied."""
+"""Bytes of a longer body sent in one piece: a socket copies the part that it cannot take at once."""
 
 _READ_BYTES = 1 << 20
-"""Of an answer, read ahead: the ids of a long prompt are some hundred kilobytes."""
+"""Bytes of an answer read ahead: the ids of a long prompt are some hundred kilobytes."""
 
 _MAX_IDLE_S = 4.0
-"""vLLM closes what is idle for five seconds, maybe in the moment of the next request."""
+"""vLLM closes connections that are idle for five seconds, perhaps at the moment of the next request."""
 
 _OVERFLOW = re.compile(
     # vLLM, old and new; the engines that Gangline starts
@@ -120,7 +120,7 @@ class EngineHttp:
             raise EngineUnavailable(f"engine {self.url} did not answer a health check in {timeout_s:g} s") from late
 
     async def served_model(self, wanted: str | None) -> ModelCard:
-        """What the engine says of the model `wanted`, or of the first that it lists.
+        """The engine's description of the model `wanted`, or of the first that it lists.
 
         Raises: EngineRefused when the engine does not serve it.
         """

@@ -1,4 +1,4 @@
-"""Token ids out of JSON, without a Python object for each: a 20k-token prompt is most of what an engine answers."""
+"""Token ids out of JSON, without a Python object for each: a 20k-token prompt is most of an engine's answer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["CUT_OUT", "NO_IDS", "TokenId", "cut_out_ids", "ids_from_json", "plai
 
 _NULL = b"null"
 NO_IDS = msgspec.Raw(_NULL)
-"""What a field of ids is where the engine leaves it out."""
+"""The value of an id field that the engine leaves out."""
 
 CUT_OUT = b"0"
-"""What stands for the list that `cut_out_ids` took."""
+"""The placeholder for the list that `cut_out_ids` took."""
 
 _LARGEST = np.iinfo(np.int32).max
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=int(_LARGEST))]

@@ -1,7 +1,7 @@
-"""What an engine's tokenizer and chat template do: digests for certificates, and whether the template appends.
+"""The behaviour of an engine's tokenizer and chat template: digests for certificates, and whether the template appends.
 
-Found by behaviour, through the engine's own routes, so that it holds for every engine: fixed conversations are
-rendered, and what comes out is digested or compared. Dates, which some templates write, do not count.
+Found through the engine's own routes, so that it holds for every engine: fixed conversations are rendered, and the
+results are digested or compared. Dates, which some templates write, do not count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _TEXT = (
     "Größe naïve façade Ελληνικά русский 日本語 中文 한국어 العربية हिन्दी 🙂👩‍👩‍👧\u200b\u00a0 \r\n"
     "fishing fish ing <think> </think> <tool_call> [INST] ###  trailing   "
 )
-"""Words, numbers, code, scripts, white space, and what looks like tags: tokenizers differ somewhere in it."""
+"""Words, numbers, code, scripts, white space, and text that looks like tags: any two tokenizers differ somewhere in
+it."""
 
 _TOOL = ToolDefinition(
     name="probe",
@@ -95,7 +96,7 @@ async def probe_template(engine: _Renders) -> TemplateFacts:
 
 
 async def _tokenizer_digest(engine: _Renders) -> str:
-    """Of the ids of a fixed text: what two prompts that differ by it differ in."""
+    """Digest of the ids of a fixed text, found as the difference of two prompts that differ only by it."""
     with_text, without = await asyncio.gather(_render(engine, (_OTHER,)), _render(engine, (_USER,)))
     if with_text is None or without is None:
         return ""
@@ -105,7 +106,7 @@ async def _tokenizer_digest(engine: _Renders) -> str:
 
 
 async def _template_digest(engine: _Renders) -> str:
-    """Of the texts of fixed conversations; a conversation that the template refuses counts as that."""
+    """Digest of the texts of fixed conversations; a conversation that the template rejects counts as rejected."""
     texts = await asyncio.gather(*(_rendered_text(engine, *conversation) for conversation in _BY_TEMPLATE))
     if all(text is None for text in texts):
         return ""
@@ -140,7 +141,7 @@ async def _appends_user_turns(engine: _Renders) -> bool | None:
 
 
 async def _keeps_thinking(engine: _Renders) -> bool | None:
-    """Whether what was thought before a user's message is still in the prompt after it."""
+    """Whether thinking before a user's message is still in the prompt after it."""
     one, two = await asyncio.gather(
         _render(engine, (_USER, _says("y", "one"), _USER)), _render(engine, (_USER, _says("y", "two"), _USER))
     )

@@ -114,7 +114,7 @@ class ModelList(msgspec.Struct):
 
 
 def decode(body: bytes, kind: type[WireT], url: str) -> WireT:
-    """Raises: EngineMalformed when the body is not what was asked for."""
+    """Raises: EngineMalformed when the body does not have the expected form."""
     try:
         try:
             return msgspec.json.decode(body, type=kind)

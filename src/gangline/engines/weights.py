@@ -1,9 +1,9 @@
-"""What a trainer does to a running engine: hold it, load weights from a folder, say their version, let it go.
+"""A trainer's control of a running engine: pause it, load weights from a folder, set their version, resume it.
 
 Sources, as read: vLLM 0.32 (`entrypoints/rl/online/api_router.py`, served under `VLLM_SERVER_DEV_MODE=1`; the engines
 that Gangline starts have the same routes) and SGLang 0.5 (`managers/io_struct.py`, `UpdateWeightFromDiskReqInput`).
 
-Law: whoever dies between two calls leaves an engine whose tokens are of unknown version, never of a wrong one.
+Law: a crash between two calls leaves an engine whose tokens are of unknown version, never of a wrong one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class EngineWeights(Protocol):
     """Whether calls in flight may go on under new weights, each token with its own version."""
 
     async def version(self) -> Version:
-        """Of the weights, as the engine says; `unknown`: nobody has told it, as after its start."""
+        """Version of the weights, as the engine reports it; `unknown`: none was set, for example after its start."""
         ...
 
     async def hold(self) -> None:
@@ -40,9 +40,9 @@ class EngineWeights(Protocol):
         ...
 
     async def load(self, folder: str, version: int) -> None:
-        """The weights of `folder`, a path on the engine's machine. The engine must be held.
+        """The weights of `folder`, a path on the engine's machine. The engine must be paused.
 
-        Raises: EngineRefused: the engine has the weights that it had. EngineUnavailable: nobody knows what it has.
+        Raises: EngineRefused: the engine kept its previous weights. EngineUnavailable: its weights are unknown.
         """
         ...
 
@@ -99,7 +99,7 @@ class _VllmWeights:
         return await _weight_version(self._http, "/weight_info")
 
     async def _say_version(self, before: str | None, version: str | None) -> None:
-        """before: what the engine said; None is one that has no route to be told."""
+        """before: the engine's previous version; None for an engine without a route to set it."""
         if before is not None:
             await _post(self._http, "/update_weight_version", new_version=_UNKNOWN if version is None else version)
 
@@ -116,7 +116,7 @@ class _SglangWeights:
         return _version_of(await _weight_version(self._http, "/get_weight_version"))
 
     async def hold(self) -> None:
-        """With `retract` what was computed of a waiting call is computed again: the cache may be emptied."""
+        """With `retract` the cache of a waiting call is recomputed: it may be emptied."""
         await _post(self._http, "/pause_generation", mode="retract")
 
     async def load(self, folder: str, version: int) -> None:

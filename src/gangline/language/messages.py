@@ -1,7 +1,7 @@
-"""A client's chat messages -> what chat templates understand.
+"""A client's chat messages -> the form that chat templates expect.
 
 As vLLM does it: text parts joined by newlines, `null` content empty, call arguments parsed, thoughts under both of
-their names. `developer` becomes `system`: templates do not know the word, and some drop what they do not know.
+their names. `developer` becomes `system`: templates do not know the word, and some drop unknown roles.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 
 
 def template_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Raises: InvalidRequest for what a text template cannot carry; its details name the field as `param`."""
+    """Raises: InvalidRequest for content that a text template cannot carry; its details name the field as `param`."""
     if not messages:
         raise InvalidRequest("messages must not be empty.", param="messages")
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
 def check_tools(tools: Sequence[dict[str, Any]] | None, choice: str | dict[str, Any] | None) -> None:
-    """Raises: InvalidRequest for tools without a name, or a choice of what is not there; `param` as above."""
+    """Raises: InvalidRequest for tools without a name, or a choice of a missing tool; `param` as above."""
     names = [_tool_name(tool, index) for index, tool in enumerate(tools or ())]
     if isinstance(choice, dict):
         named: object = choice.get("function")

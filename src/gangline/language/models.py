@@ -34,7 +34,7 @@ def resolve_model(name: str) -> Path:
     """The folder of the model `name`, with `config.json`, safetensors and tokenizer.
 
     Raises:
-        NotFound: there is no such model here; the message says what to do.
+        NotFound: there is no such model here; the message names the remedy.
     """
     if name == SMOLLM2:
         return _converted("model", smollm2.write_model)
@@ -50,7 +50,7 @@ def resolve_tokenizer(name: str) -> Path:
     """The folder of the tokenizer of `name`; no weights are converted, downloaded or read.
 
     Raises:
-        NotFound: there is no such tokenizer here; the message says what to do.
+        NotFound: there is no such tokenizer here; the message names the remedy.
     """
     if name == SMOLLM2:
         return _converted("tokenizer", smollm2.write_tokenizer)

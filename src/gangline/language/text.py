@@ -1,7 +1,7 @@
 """From ids to text, a token at a time: detokenising at character borders, and stop strings.
 
-Both are independent of how the stream is cut: whatever the chunks, the pieces add up to the same text.
-Ids are authoritative; nothing here changes them.
+Both are independent of the cuts in the stream: for any chunks, the pieces add up to the same text. Ids are
+authoritative; nothing here changes them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _REPLACEMENT = "�"
 class IncrementalText:
     """Text of a growing list of ids, handed out only where it cannot change any more.
 
-    A token may end inside a UTF-8 character; its text then waits for the tokens that complete it. What is still
+    A token may end inside a UTF-8 character; its text then waits for the tokens that complete it. Text that is still
     incomplete at the end comes out of `flush` as U+FFFD.
     """
 

@@ -96,7 +96,7 @@ class HfChatTokenizer:
 
 
 def _with_text_content(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with text parts joined to one string, which is what text templates read."""
+    """The message with text parts joined to one string, the form that text templates read."""
     content = message.get("content")
     if not isinstance(content, list):
         return message

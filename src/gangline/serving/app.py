@@ -103,7 +103,7 @@ async def run_app(
     """Serve until cancelled, then close the sampler. `on_ready` is given the base URL.
 
     Raises:
-        InvalidRequest: `allowed_hosts` has what is no name.
+        InvalidRequest: `allowed_hosts` has an invalid name.
         PortUnavailable: the address cannot be bound.
     """
     names = OwnNames(host, allowed_hosts=allowed_hosts)

@@ -86,7 +86,7 @@ class ChatRoute:
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """What one piece of sampling added to the reply."""
+    """The addition of one sampling step to the reply."""
 
     events: Sequence[Event]
     piece: Piece
@@ -228,7 +228,7 @@ class _ChatCall:
         return ChatLogprobs(token_logprobs(self._sampler, tokens, as_ids=as_ids))
 
     def _tool_call(self, index: int, number: int, call: CallEvent) -> ToolCall:
-        """Its id follows from what was asked and which call this is: unique in a conversation, reproducible."""
+        """Its id follows from the request and the call's index: unique in a conversation, reproducible."""
         digest = hashlib.blake2b(array("q", self._prompt_ids).tobytes(), digest_size=10)
         digest.update(f"{index}/{number}/{call.name}/{call.arguments}".encode())
         return ToolCall(
@@ -241,7 +241,7 @@ class _ChatCall:
 
 
 def _schemas(tools: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of the tools that have one; a client may have sent anything."""
+    """Schemas of the tools that have one; a client may have sent anything."""
     functions = [tool["function"] for tool in tools]
     return {
         function["name"]: function["parameters"]

@@ -1,4 +1,4 @@
-"""What a trainer does to an engine: pause, new weights, their version, resume. vLLM's routes and shapes."""
+"""A trainer's control of an engine: pause, new weights, their version, resume. vLLM's routes and shapes."""
 
 from __future__ import annotations
 

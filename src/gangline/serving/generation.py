@@ -1,7 +1,7 @@
 """One choice of a reply: request fields -> `SampleRequest`, sampled tokens -> pieces of text with their tokens.
 
-Invariants: every sampled token is in exactly one piece, in order, whatever stop strings cut from the text; the
-sampler's iterator is closed when the consumer leaves, so an abandoned sequence leaves the running batch.
+Invariants: every sampled token is in exactly one piece, in order, regardless of stop strings; the sampler's iterator is
+closed when the consumer leaves, so an abandoned sequence leaves the running batch.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ def plan(
 ) -> SampleRequest:
     """Check the sampling fields and settle their defaults.
 
-    Raises:
-        ApiError: 400, naming the field; 404 for a model that is not served; `context_length_exceeded`.
+    Raises: ApiError: 400, naming the field; 404 for a model that is not served; `context_length_exceeded`.
     """
     if fields.model is not None and fields.model != sampler.model_name:
         message = f"The model `{fields.model}` does not exist; this engine serves `{sampler.model_name}`."
@@ -205,7 +204,7 @@ def _check(fields: SamplingFields, num_top_logprobs: int) -> None:
 
 
 def _budget(context_length: int, num_prompt: int, max_tokens: int | None) -> int:
-    """Tokens that may be sampled; what is left of the context where the request does not say."""
+    """Tokens that may be sampled; the rest of the context where the request sets no limit."""
     if num_prompt == 0:
         raise ApiError("The prompt is empty.", param="prompt")
     if max_tokens is not None and max_tokens < 1:

@@ -1,4 +1,4 @@
-"""The seam between the HTTP routes of an engine server and what samples its tokens.
+"""The interface between the HTTP routes of an engine server and its sampler.
 
 The routes own text: templates, stop strings, detokenising, tool-call and reasoning parsing, response shapes.
 A `Sampler` owns tokens: it is given prompt ids and answers sampled ids, one at a time, each with the log-prob
@@ -29,7 +29,7 @@ FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["keep", "wait", "abort"]
 
 UNKNOWN_VERSION = -1
-"""Of weights that were loaded, or are being loaded, by someone who has not said yet what they are."""
+"""Version of weights that were loaded, or are being loaded, without a version so far."""
 
 
 def version_text(version: int) -> str:
@@ -57,7 +57,7 @@ class SampleRequest(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     num_top_logprobs: int = 0
     messages: Sequence[dict[str, Any]] | None = None
-    """What the client sent, for samplers that answer text rather than weights (the scripted one)."""
+    """The client's messages, for samplers that answer text without weights (the scripted one)."""
     tools: Sequence[dict[str, Any]] | None = None
     choice_index: int = 0
 

@@ -50,7 +50,7 @@ class EventStream:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """The answer that tells a client about `error`."""
+    """The answer that reports `error` to a client."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, GanglineError):

@@ -1,8 +1,8 @@
-"""What travels on the OpenAI routes, with vLLM's additions: requests, replies, errors.
+"""The messages on the OpenAI routes, with vLLM's additions: requests, replies, errors.
 
-Requests ignore fields they do not know, as vLLM does, with one exception: a known field that would change what
-is sampled and that this server cannot honour (`UNSUPPORTED`) is refused, never dropped. Replies carry token
-fields only when the request asked for them; the others are there even when null.
+Requests ignore unknown fields, as vLLM does, with one exception: a known field that would change the sampling and that
+this server cannot honour (`UNSUPPORTED`) is rejected, never dropped. Replies carry token fields only when the request
+asked for them; the others are there even when null.
 
 Source: vLLM 0.32/0.33 `entrypoints/openai` protocols; OpenAI API reference.
 """
@@ -101,13 +101,13 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
-    """Accepted, so that a client that sends it works; nothing constrains what is sampled."""
+    """Accepted, so that a client that sends it works; it does not constrain the sampling."""
 
     type: Literal["text", "json_object", "json_schema"]
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """What the chat and the completions request share."""
+    """The common fields of the chat and the completions request."""
 
     model: str | None = None
     stream: bool | None = None
@@ -375,7 +375,7 @@ def encode(reply: object) -> bytes:
 def decode_request(body: bytes, kind: type[RequestT], num_ids: int | None = None) -> RequestT:
     """Parse a request body.
 
-    num_ids: size of the vocabulary, which a bias for an id beyond it is told, as by vLLM.
+    num_ids: size of the vocabulary; a bias for an id beyond it is rejected with this number, as in vLLM.
 
     Raises:
         ApiError: 400; `param` names the field of a wrong type or value.

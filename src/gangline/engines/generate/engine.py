@@ -2,7 +2,7 @@
 
 For servers that have no chat route, or none that takes exact ids: vLLM with `--tokens-only`, SGLang behind a router.
 Prompts are rendered and replies are read on this side, so every prompt is exact by construction, and stitching works as
-with any engine that takes ids. Tool choices `required` and a named one are told to nobody: nothing enforces them.
+with any engine that takes ids. Tool choices `required` and a named one are not sent: nothing enforces them.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class GenerateEngine:
 
 
 def _summed(usages: Sequence[Usage | None]) -> Usage | None:
-    """Of all choices of one prompt."""
+    """Usage of all choices of one prompt."""
     known = [usage for usage in usages if usage is not None]
     if not known or len(known) < len(usages):
         return None

@@ -1,4 +1,4 @@
-"""What a server of ids can do: found out by one token sampled whole, and one streamed."""
+"""The capabilities of an id server, found by one token sampled whole, and one streamed."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _HOW_TO_START = (
 async def probe_route(
     calls: GenerateCalls, text: TextSide, routes: Sequence[RouteKind], model: str | None, max_context: int | None
 ) -> tuple[RouteKind, EngineCapabilities]:
-    """The first of `routes` that answers, and what it can do.
+    """The first of `routes` that answers, and its capabilities.
 
-    Raises: EngineIncapable, naming what is missing; EngineUnavailable.
+    Raises: EngineIncapable, naming the missing capability; EngineUnavailable.
     """
     card = await _card(calls.http, model)
     prompt_ids = await text.render(_PROBED, (), None, True)

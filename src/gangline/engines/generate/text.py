@@ -1,4 +1,4 @@
-"""What a raw generate route leaves to its client: a conversation to ids, and sampled ids to what they say.
+"""The client's part of a raw generate route: a conversation to ids, and sampled ids to a reply.
 
 Three kinds, one plug-in each: the engine's own routes (here), a tokenizer with its chat template (`generate_template`),
 and the `renderers` library (`generate_renderers`).
@@ -25,11 +25,11 @@ __all__ = ["Read", "ReplyReader", "TextSide", "TokenReader", "joined"]
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True):
-    """What some sampled ids say."""
+    """The content of some sampled ids."""
 
     shown: ReplyDelta
     num_kept: int
-    """Of the ids; the rest came after a stop string."""
+    """Number of ids kept; the rest came after a stop string."""
     finish_reason: str | None = None
     stop_reason: str | None = None
     """The stop string that ended the reply."""

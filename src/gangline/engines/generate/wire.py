@@ -41,7 +41,7 @@ class GenerateAsk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole reply, or what one chunk of a stream adds."""
+    """A whole reply, or the addition of one chunk of a stream."""
 
     ids: list[int]
     logprobs: list[float] | None

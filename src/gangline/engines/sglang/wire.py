@@ -91,7 +91,7 @@ def chat_body(request: EngineRequest, model: str, messages: Sequence[bytes]) -> 
 def render_body(
     model: str, messages: Sequence[Message], tools: Sequence[ToolDefinition], template_kwargs: dict[str, Any] | None
 ) -> bytes:
-    """A chat call of one token: SGLang has no route that renders, but says what it rendered."""
+    """A chat call of one token: SGLang has no route that renders, but reports its rendered prompt."""
     body: dict[str, Any] = {
         "model": model,
         "messages": messages_fields(messages),

@@ -38,7 +38,7 @@ from gangline.engines.replies import (
 __all__ = ["Capture", "OpenAITextEngine"]
 
 Capture = Literal["ids", "text"]
-"""What the operator wants of model calls: exact tokens, or text where an engine has no more."""
+"""The operator's choice for model calls: exact tokens, or text where an engine has no more."""
 
 
 class _Choice(msgspec.Struct):
@@ -68,7 +68,7 @@ class OpenAITextEngine:
         api_key: str | None = None,
     ) -> None:
         """
-        capture: `text` accepts the server; `ids`, the default, makes `probe` say why it cannot serve.
+        capture: `text` accepts the server; with `ids`, the default, `probe` raises with the reason why it cannot serve.
         model: served name; None takes the first that the server lists.
         """
         self._http = EngineHttp(url, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key)

@@ -1,8 +1,8 @@
 """An engine that returns raw text, with the parsing done here: thinking and tool calls out of the text, in any stream.
 
 For engines started without a tool or a reasoning parser, and for servers that have none. The tokens are not touched.
-vLLM refuses tools where it has no parser for them; it is then told `tool_choice: none`, under which it still writes the
-tools into the prompt. Whether it does is checked when the engine is probed.
+vLLM rejects tools where it has no parser for them; it then gets `tool_choice: none`, under which it still writes the
+tools into the prompt. The probe checks whether it does.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PROBED = ModelCall(
 )
 
 _NUM_TAIL_IDS = 6
-"""Of a prompt, that show whether it ends inside a think block."""
+"""Ids at the end of a prompt that show whether it ends inside a think block."""
 
 
 class ParsedEngine:
@@ -186,7 +186,7 @@ def _read_delta(delta: EngineDelta, text: ReplyText) -> EngineDelta:
 
 
 def _joined(said: ReplyDelta, read: ReplyDelta, *, before: str = "") -> ReplyDelta:
-    """What the engine said besides text, with what was read out of the text."""
+    """The engine's non-text fields, with those parsed from its text."""
     return msgspec.structs.replace(
         said,
         thinking=said.thinking + read.thinking,

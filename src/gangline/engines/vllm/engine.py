@@ -152,7 +152,7 @@ class VllmEngine:
         raise EngineUnavailable(f"engine {self.url} ended its stream before it was done")
 
     def _deltas(self, events: Sequence[bytes], kind: type[WireReply] | type[ShownReply]) -> Iterator[EngineDelta]:
-        """What one read brought. Raises: EngineError, of the engine's own error too, after what came before it."""
+        """The deltas of one read. Raises: EngineError, also for the engine's own error, after the deltas before it."""
         chunks = decode_events(events, kind, self.url)
         broken = next((number for number, chunk in enumerate(chunks) if chunk.error is not None), None)
         if good := chunks[:broken]:

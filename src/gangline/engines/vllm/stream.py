@@ -1,8 +1,8 @@
-"""A stream's chunks that came in one read -> as few deltas as say the same. Pure.
+"""A stream's chunks from one read -> as few deltas as can represent them. Pure.
 
-A busy engine, or a slow reader, has many tokens in one read. What is done for each delta from here to the harness is
-then done once for all of them. Of one choice, chunks are joined as long as thinking, text and tool calls keep their
-order; nothing waits for more to come.
+A busy engine, or a slow reader, has many tokens in one read. The work for each delta from here to the harness is then
+done once for all of them. Of one choice, chunks are joined as long as thinking, text and tool calls keep their order;
+nothing waits for more to come.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NumberT = TypeVar("NumberT", int, float)
 def decode_events(
     events: Sequence[bytes], kind: type[WireReply] | type[ShownReply], url: str
 ) -> Sequence[WireReply | ShownReply]:
-    """The data of events, in one pass. Raises: EngineUnavailable when any is not what was asked for."""
+    """The data of events, in one pass. Raises: EngineUnavailable when any does not have the expected form."""
     if len(events) == 1:
         return (decode(events[0], kind, url),)
     # The decoder knows a list of each kind; spelled out, because `list[kind]` is no type.
@@ -53,7 +53,7 @@ class _Run:
     def __init__(self, index: int) -> None:
         self._index = index
         self._stage = _THINKING
-        """Of the last piece: a delta holds thinking, then text, then calls."""
+        """Stage of the last piece: a delta holds thinking, then text, then calls."""
         self._texts: tuple[list[str], list[str]] = ([], [])
         """Pieces of thinking, of text."""
         self._calls: list[ToolCallDelta] = []
@@ -65,7 +65,7 @@ class _Run:
         self._stop: str | None = None
 
     def takes(self, choice: AnyChoice) -> bool:
-        """False: what `choice` shows would come out of order."""
+        """False: the content of `choice` would come out of order."""
         message = choice.delta
         if message is None or self._stage == _THINKING:
             return True
@@ -132,8 +132,8 @@ def _joined(front: list[NumberT] | None, back: list[NumberT]) -> list[NumberT]:
 
 
 def engine_deltas(chunks: Sequence[WireReply | ShownReply]) -> list[EngineDelta]:
-    """Of each choice in the order of its chunks. Prompt ids and usage, where chunks bring them, are on every delta;
-    chunks without any choice (the usage at the end) are one of their own.
+    """Deltas of each choice in the order of its chunks. Prompt ids and usage, where chunks bring them, are on every
+    delta; chunks without any choice (the usage at the end) are one of their own.
 
     Raises: EngineUnavailable when the prompt ids are none.
     """

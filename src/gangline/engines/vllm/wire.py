@@ -150,7 +150,7 @@ def render_body(
 
 
 async def rendered_ids(answer: bytes, url: str) -> TokenIds:
-    """Of an answer of `POST /tokenize`: [T]. Raises: EngineMalformed when it is none."""
+    """Ids in an answer of `POST /tokenize`: [T]. Raises: EngineMalformed when it is none."""
 
     def read() -> TokenIds:
         ids = ids_from_json(decode(answer, _Rendered, url).tokens)
@@ -162,7 +162,7 @@ async def rendered_ids(answer: bytes, url: str) -> TokenIds:
 
 
 def reply_type(call: ModelCall) -> type[WireReply] | type[ShownReply]:
-    """What to decode: only a client that asks for log-probs needs more of them than the numbers."""
+    """The type to decode: only a client that asks for log-probs needs more of them than the numbers."""
     return WireReply if call.num_top_logprobs is None else ShownReply
 
 

@@ -1,4 +1,4 @@
-"""What a parser answers, and how it holds text back."""
+"""A parser's events, and the rules for withholding text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CallFormat(Protocol):
     def feed(self, text: str) -> list[Event]: ...
 
     def finish(self) -> list[Event]:
-        """What is still held back. Called once, after the last text."""
+        """The text still withheld. Called once, after the last text."""
         ...
 
 

@@ -37,7 +37,7 @@ class Harmony:
         self._header = ""
         self._held = ""
         self._call_body: list[str] = []
-        """Of the call that is open. Looked at when it closes."""
+        """Body of the open call. Looked at when it closes."""
 
     def feed(self, text: str) -> list[Event]:
         self._held += text

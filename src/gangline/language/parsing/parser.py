@@ -1,10 +1,10 @@
 """A reply's text in any cut -> events.
 
 Laws
-- However the text is cut, the events add up to the same thinking, text and calls.
-- A call comes out whole, when it is known to be one: its arguments are a JSON object. One that cannot be read stays
-  text, and `status` says so.
-- Nothing sampled is lost but the tags of what was read, and white space after a call and before a think block.
+- For any cuts of the text, the events add up to the same thinking, text and calls.
+- A call comes out whole, when it is known to be one: its arguments are a JSON object. One that cannot be parsed stays
+  text, and `status` reports it.
+- Nothing sampled is lost except the tags of parsed parts, and white space after a call and before a think block.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ReplyParser:
         return self._counted(self._read(self._thinking.feed(text) if self._thinking else [TextEvent(text)]))
 
     def finish(self) -> list[Event]:
-        """What is still held back. Call once, after the last text."""
+        """The text still withheld. Call once, after the last text."""
         held = self._read(self._thinking.finish()) if self._thinking else []
         return self._counted(held + (self._calls.finish() if self._calls else []))
 

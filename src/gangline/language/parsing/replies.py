@@ -1,4 +1,4 @@
-"""A reply's text in any cut -> what its stream shows, in the words of the contract."""
+"""A reply's text in any cut -> the deltas of its stream, in terms of the contract."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ReplyText:
         return self._shown(self._parser.feed(text))
 
     def finish(self) -> ReplyDelta:
-        """What was held back. Called once, after the last text."""
+        """The text withheld so far. Called once, after the last text."""
         return self._shown(self._parser.finish())
 
     def finish_reason(self, said: str) -> str:
@@ -66,6 +66,6 @@ def _wants_calls(call: ModelCall) -> bool:
 
 
 def _schemas(call: ModelCall) -> Schemas:
-    """As the engine was told of the tools."""
+    """The schemas in the form sent to the engine."""
     functions = [tool_fields(tool)["function"] for tool in call.tools]
     return {function["name"]: function.get("parameters") or {} for function in functions}

@@ -1,4 +1,4 @@
-"""Tool calls between `<tool_call>` and `</tool_call>`, whatever a model family writes between them.
+"""Tool calls between `<tool_call>` and `</tool_call>`, in the formats of several model families.
 
 - `hermes`: `{"name": ..., "arguments": {...}}` (Hermes, Qwen2.5, Qwen3)
 - `qwen3_coder`: `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`
@@ -19,7 +19,7 @@ __all__ = ["CALL", "BodyReader", "TaggedCalls", "read_glm", "read_hermes", "read
 CALL, _CALL_END = "<tool_call>", "</tool_call>"
 
 BodyReader = Callable[[str, Schemas], CallEvent | None]
-"""What stands between the tags -> the call; None when it is none."""
+"""The text between the tags -> the call; None when it is none."""
 
 
 class TaggedCalls:
@@ -31,7 +31,7 @@ class TaggedCalls:
         self._schemas = schemas
         self._held = ""
         self._body: list[str] = []
-        """Of the call that is open, but for what is held. Looked at when it closes: a call may be a whole file."""
+        """Body of the open call, without the withheld text. Looked at when it closes: a call may be a whole file."""
         self._in_call = False
         self._after_call = False
 
@@ -53,7 +53,7 @@ class TaggedCalls:
         return self._text(held)
 
     def _release(self) -> list[Event]:
-        """Go on from what cannot be the beginning of a tag any more."""
+        """Release text that cannot be the beginning of a tag any more."""
         if self._in_call:
             cut = len(self._held) - held_length(self._held, _CALL_END)
             self._body.append(self._held[:cut])
@@ -152,6 +152,6 @@ def _value(text: str, schema: object) -> object:
 
 
 def _is_text(schema: object) -> bool:
-    """Whether a text is what `schema` asks for first. Unknown: no, so that numbers come out as numbers."""
+    """Whether the first type in `schema` is text. Unknown: no, so that numbers come out as numbers."""
     kind: object = cast("dict[str, object]", schema).get("type") if isinstance(schema, dict) else None
     return kind == "string" or (isinstance(kind, list) and "string" in kind)

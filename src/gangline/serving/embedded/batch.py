@@ -5,7 +5,7 @@ Laws of a step:
   prompt delays the others by one chunk, never by its whole length;
 - a sequence takes over the longest prefix that any other sequence has computed, and waits for one that is computing
   it: a group of samples of one prompt costs one prompt;
-- a token is stamped with the version of the weights that drew it. New weights empty all caches, so what follows is
+- a token is stamped with the version of the weights that drew it. New weights empty all caches, so later tokens are
   conditioned on the new weights throughout, and teacher forcing under the stamped version gives the same log-prob.
 
 *Not here*: threads and asyncio (`sampler.py`), the arithmetic of one pass (`model.py`).
@@ -118,7 +118,7 @@ class Batch:
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it is; what it computed stays for others' prefixes."""
+        """Remove a sequence in any state; its computed cache stays for others' prefixes."""
         for queue in (self._waiting, self._held):
             if sequence in queue:
                 queue.remove(sequence)
@@ -190,7 +190,8 @@ class Batch:
             yield sequence, Chunk(sequence.cache, ids)
 
     def _share_prefix(self, sequence: Sequence, computing: list[NDArray[np.int64]]) -> bool:
-        """Take over what others computed of this prompt. True: better wait, one before it computes more of it."""
+        """Reuse the cache of other sequences with this prompt. True: better to wait, since another sequence is
+        computing more of it."""
         # The last token always goes through the model: its logits are what is sampled from.
         ids = np.asarray(sequence.ids[:-1], dtype=np.int64)
         source, length = self._prefixes.longest_prefix(ids)

@@ -63,7 +63,7 @@ class KvCache:
         self.length = end
 
     def copy_prefix(self, source: KvCache, length: int) -> None:
-        """Take over what `source` computed for positions `self.length` to `length`; the ids before are equal."""
+        """Copy the cache of `source` for positions `self.length` to `length`; the ids before are equal."""
         self.reserve(length)
         part = slice(self.length, length)
         self.keys[:, :, part] = source.keys[:, :, part]

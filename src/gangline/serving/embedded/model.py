@@ -43,7 +43,7 @@ def load_model(folder: Path) -> PreTrainedModel:
 
 
 class Chunk(NamedTuple):
-    """Tokens to run through the model behind what `cache` already holds."""
+    """Tokens to run through the model after those in `cache`."""
 
     cache: KvCache
     ids: NDArray[np.int64]

@@ -164,7 +164,7 @@ class EmbeddedSampler:
         self._fail(EngineUnavailable("the embedded engine was closed"))
 
     def _run_commands(self) -> None:
-        """Run what was sent; wait for something where there is nothing to draw."""
+        """Run the commands received; wait for one if there is nothing to sample."""
         try:
             self._commands.get(block=not self._batch.has_work)()
             while True:

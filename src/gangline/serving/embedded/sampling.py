@@ -24,7 +24,7 @@ class RowParameters(NamedTuple):
     banned_ids: frozenset[int] = frozenset()
     num_top_logprobs: int = 0
     penalties: Mapping[int, float] = {}
-    """id -> what is taken off its logit."""
+    """id -> amount subtracted from its logit"""
 
 
 class Draw(NamedTuple):

@@ -1,4 +1,5 @@
-"""Log-probs of given ids by teacher forcing: the offline check of what an engine recorded. Pure; no engine involved."""
+"""Log-probs of given ids by teacher forcing: the offline check of an engine's recorded log-probs. Pure; no engine
+involved."""
 
 from __future__ import annotations
 
