@@ -74,7 +74,7 @@ def logs() -> str:
     """docs/reference/logs.md"""
     calls = log_calls()
     rows = [_row(action, meaning, calls) for action, meaning in ACTIONS.items()]
-    return "\n".join((_INTRODUCTION, "| action | level | fields | what it says |\n|---|---|---|---|", *rows)) + "\n"
+    return "\n".join((_INTRODUCTION, "| action | level | fields | meaning |\n|---|---|---|---|", *rows)) + "\n"
 
 
 _INTRODUCTION = """\

@@ -106,7 +106,7 @@ def _rows(families: dict[str, Metric], declared: dict[str, tuple[str, ...]]) -> 
 
 def metrics() -> str:
     """docs/reference/metrics.md"""
-    head = "| name | type | labels | what it says |\n|---|---|---|---|"
+    head = "| name | type | labels | meaning |\n|---|---|---|---|"
     server = _rows(server_families(), _labels_of(ServerMetrics()))
     node = _rows(node_families(), _labels_of(NodeMetrics()))
     return "\n".join([_INTRODUCTION, "## Server\n", head, *server, "\n## Node\n", head, *node]) + "\n"

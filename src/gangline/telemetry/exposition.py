@@ -70,11 +70,13 @@ class LoopLag:
         self._every_s = every_s
         self._lag_s = Histogram(
             "gangline_loop_lag_seconds",
-            "How late the event loop woke a timer.",
+            "Delay with which the event loop woke a timer.",
             buckets=_LAG_BUCKETS_S,
             registry=registry,
         )
-        self._worst_s = Gauge("gangline_loop_lag_worst_seconds", "The latest since the last scrape.", registry=registry)
+        self._worst_s = Gauge(
+            "gangline_loop_lag_worst_seconds", "Largest delay since the last scrape.", registry=registry
+        )
         self._worst_seen_s = 0.0
         self._worst_s.set_function(self._take_worst)
 

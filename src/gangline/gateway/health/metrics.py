@@ -69,29 +69,37 @@ class NodeMetrics:
         self._totals = _Totals()
         self._registry = registry = new_registry(self._read)
         self.loop_lag = LoopLag(registry)
-        self._attempts = Counter("gangline_attempts", "Attempts that ended here.", ["outcome"], registry=registry)
+        self._attempts = Counter(
+            "gangline_attempts", "Attempts that ended on this node.", ["outcome"], registry=registry
+        )
         self._stage_s = Histogram(
             "gangline_stage_seconds",
-            "How long attempts were in a stage.",
+            "Seconds that attempts spent in a stage.",
             ["stage"],
             buckets=_STAGE_BUCKETS_S,
             registry=registry,
         )
         self._failures = Counter(
-            "gangline_failures", "Attempts that failed, by what broke.", ["boundary", "code"], registry=registry
+            "gangline_failures", "Failed attempts, by boundary and code.", ["boundary", "code"], registry=registry
         )
         self._errors = Counter(
-            "gangline_call_errors", "Errors told to agents, by what broke.", ["boundary", "code"], registry=registry
+            "gangline_call_errors",
+            "Errors returned to agents, by boundary and code.",
+            ["boundary", "code"],
+            registry=registry,
         )
-        self._calls = Counter("gangline_model_calls", "Model calls kept.", ["dialect", "status"], registry=registry)
+        self._calls = Counter("gangline_model_calls", "Recorded model calls.", ["dialect", "status"], registry=registry)
         self._call_s = Histogram(
-            "gangline_model_call_seconds", "From call to record.", buckets=_CALL_BUCKETS_S, registry=registry
+            "gangline_model_call_seconds",
+            "Seconds from a call's arrival to its record.",
+            buckets=_CALL_BUCKETS_S,
+            registry=registry,
         )
-        self._prompt_tokens = Counter("gangline_prompt_tokens", "Ids of prompts.", registry=registry)
-        self._sampled_tokens = Counter("gangline_sampled_tokens", "Ids sampled.", registry=registry)
+        self._prompt_tokens = Counter("gangline_prompt_tokens", "Prompt tokens.", registry=registry)
+        self._sampled_tokens = Counter("gangline_sampled_tokens", "Sampled tokens.", registry=registry)
         self._contexts = Counter(
             "gangline_contexts",
-            "Completions by what their prompt was to the ids before it, and who rendered it.",
+            "Completions by the context of their prompt and the source of its ids.",
             ["context", "prompt_source"],
             registry=registry,
         )
@@ -156,28 +164,28 @@ class NodeMetrics:
         gate = now.gate.state
         yield gauge("gangline_sessions", "Sessions on this node, by stage.", "stage", now.stages)
         yield gauge("gangline_pool_size", "Sizes of the stages' pools.", "pool", now.sizes)
-        yield GaugeMetricFamily("gangline_stuck_sessions", "Sessions that stay beyond their budgets.", now.num_stuck)
+        yield GaugeMetricFamily("gangline_stuck_sessions", "Sessions that have exceeded their budgets.", now.num_stuck)
         yield GaugeMetricFamily(
             "gangline_breaker_open",
-            "1 while the node's own faults keep it from leasing.",
+            "1 while the node pauses leasing after faults of its own.",
             now.breaker.state != "closed",
         )
-        yield GaugeMetricFamily("gangline_external_sessions", "Open sessions of agents elsewhere.", now.num_external)
+        yield GaugeMetricFamily("gangline_external_sessions", "Open external sessions.", now.num_external)
         yield GaugeMetricFamily("gangline_gate_closed", "1 while calls are held for a weight update.", gate.is_paused)
-        yield GaugeMetricFamily("gangline_gate_calls_waiting", "Calls that the gate holds.", gate.num_waiting)
-        yield GaugeMetricFamily("gangline_calls_in_flight", "Calls that an engine answers.", gate.num_in_flight)
-        yield counted("gangline_gate_closed_seconds", "How long the gate was closed in all.", now.gate.closed_s)
-        yield counted("gangline_gate_waited_seconds", "How long calls waited at the gate in all.", now.gate.waited_s)
-        yield counted("gangline_gate_expired", "Gates opened because nobody renewed them.", gate.num_expired_leases)
+        yield GaugeMetricFamily("gangline_gate_calls_waiting", "Calls waiting at the gate.", gate.num_waiting)
+        yield GaugeMetricFamily("gangline_calls_in_flight", "Calls in flight at an engine.", gate.num_in_flight)
+        yield counted("gangline_gate_closed_seconds", "Total seconds for which the gate was closed.", now.gate.closed_s)
+        yield counted("gangline_gate_waited_seconds", "Total seconds that calls waited at the gate.", now.gate.waited_s)
+        yield counted("gangline_gate_expired", "Gates opened because their lease expired.", gate.num_expired_leases)
         if gate.version is not None:
-            yield GaugeMetricFamily("gangline_policy_version", "Stamped on what is sampled now.", gate.version)
+            yield GaugeMetricFamily("gangline_policy_version", "Policy version of tokens sampled now.", gate.version)
         yield from _of_backends(now.backends)
 
 
 def _of_backends(backends: Sequence[BackendView]) -> Iterable[Metric]:
     names = ["backend", "engine"]
-    up = GaugeMetricFamily("gangline_backend_up", "1 while it is healthy.", labels=names)
-    sessions = GaugeMetricFamily("gangline_backend_sessions", "Sessions assigned to it.", labels=names)
+    up = GaugeMetricFamily("gangline_backend_up", "1 while the engine is healthy.", labels=names)
+    sessions = GaugeMetricFamily("gangline_backend_sessions", "Sessions assigned to the engine.", labels=names)
     calls = GaugeMetricFamily("gangline_backend_calls", "Calls in flight.", labels=names)
     for view in backends:
         labels = [view.backend_id, view.engine]

@@ -32,15 +32,13 @@ class ServerMetrics:
         self.loop_lag = LoopLag(registry)
         self._events = Counter("gangline_events", "Durable events since the start.", ["kind"], registry=registry)
         self._ended = Counter("gangline_sessions_ended", "Sessions ended.", ["outcome"], registry=registry)
-        self._failures = Counter(
-            "gangline_failures", "Attempts that failed, by code.", ["code", "again"], registry=registry
-        )
+        self._failures = Counter("gangline_failures", "Failed attempts, by code.", ["code", "again"], registry=registry)
         self._requests = Counter(
-            "gangline_requests", "Requests answered.", ["method", "route", "status"], registry=registry
+            "gangline_requests", "Answered requests.", ["method", "route", "status"], registry=registry
         )
         self._request_s = Histogram(
             "gangline_request_seconds",
-            "How long requests took, long polls included.",
+            "Duration of requests, including long polls.",
             ["method", "route"],
             buckets=_REQUEST_BUCKETS_S,
             registry=registry,
@@ -91,15 +89,15 @@ class ServerMetrics:
         yield gauge("gangline_leased_sessions", "Leased sessions by stage.", "stage", stages)
         yield gauge("gangline_callbacks", "Callbacks by state.", "state", status.callbacks)
         oldest_s = status.oldest_queued_s or 0.0
-        yield GaugeMetricFamily("gangline_oldest_queued_seconds", "Age of the next in the queue.", oldest_s)
+        yield GaugeMetricFamily("gangline_oldest_queued_seconds", "Age of the next session in the queue.", oldest_s)
         yield from _of_nodes(status.nodes)
 
 
 def _of_nodes(nodes: Sequence[NodeView]) -> Iterable[Metric]:
     sessions = GaugeMetricFamily("gangline_node_sessions", "Sessions that a node holds.", labels=["node"])
-    capacity = GaugeMetricFamily("gangline_node_capacity", "Sessions that it would hold.", labels=["node"])
-    age_s = GaugeMetricFamily("gangline_node_age_seconds", "Since it was last heard.", labels=["node"])
-    draining = GaugeMetricFamily("gangline_node_draining", "1 while it takes no more sessions.", labels=["node"])
+    capacity = GaugeMetricFamily("gangline_node_capacity", "Sessions that the node can hold.", labels=["node"])
+    age_s = GaugeMetricFamily("gangline_node_age_seconds", "Seconds since the node's last message.", labels=["node"])
+    draining = GaugeMetricFamily("gangline_node_draining", "1 while the node takes no more sessions.", labels=["node"])
     for node in nodes:
         sessions.add_metric([node.node_id], node.num_sessions)
         capacity.add_metric([node.node_id], node.capacity)
