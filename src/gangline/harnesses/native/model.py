@@ -56,7 +56,7 @@ class ChatModel:
     async def ask(self, messages: Sequence[Message]) -> Message:
         """The assistant's next message. Transient errors are retried, as often as the official clients do.
 
-        HarnessError when the call is rejected, or not answered. HarnessError when the call is refused, or not answered.
+        Raises: HarnessError when the call is rejected, or not answered.
         """
         body = msgspec.json.encode({**self._fields, "messages": messages})
         pause_s = _FIRST_PAUSE_S
