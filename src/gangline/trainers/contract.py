@@ -1,10 +1,10 @@
-"""The contract with trainers: what an adapter takes, what it hands over, when it refuses.
+"""The contract with trainers: an adapter's input, its output, and its errors.
 
 An adapter (`gangline.trainers`) turns groups into the batch type of its trainer. It keeps three promises:
 
     1. Nothing is lost, changed or put in another order: each trace that may be trained on arrives once, with just its
-       ids, mask, log-probs, versions and reward, by group, by session, by trace (`rows_of` says which these are). What
-       the trainer's type has no place for is refused, not left out. Turns whose log-probs are not those of the
+       ids, mask, log-probs, versions and reward, by group, by session, by trace (`rows_of` says which these are).
+       Content that the trainer's type cannot hold is rejected, not left out. Turns whose log-probs are not those of the
        distribution that was sampled from (top-p, penalties, grammars, raw ones at a temperature) are masked.
     2. A group that is not whole is refused (`require_whole`), before the trainer sees any of it.
     3. Where the trainer moves its weights to the engines itself, the gates of all nodes are closed around that, and
@@ -48,7 +48,7 @@ CONTRACT_VERSION = 3
 
 @dataclass(frozen=True, eq=False)
 class TrainerRow:
-    """What a trainer must get of one trace. Arrays but `prompt_ids` are [T], T = len(response_ids)."""
+    """The data of one trace that a trainer must receive. Arrays but `prompt_ids` are [T], T = len(response_ids)."""
 
     task_id: str
     session_id: str
@@ -62,18 +62,18 @@ class TrainerRow:
     versions: Versions
     """-1 where masked."""
     reward: float
-    """The trace's own where the evaluator told traces apart, else the session's. Unshaped: shaping, credit and
-    advantages are the algorithm's."""
+    """The trace's own reward where the evaluator rewards traces separately, else the session's. Unshaped: shaping,
+    credit and advantages are the algorithm's."""
     session_reward: float
     """The session's, which sessions of a group are compared by."""
     outcome: Outcome
-    """Of the session."""
+    """Outcome of the session."""
     trace: Trace
-    """For what else a trainer has a place for. Its prompt is whole, its mask the row's."""
+    """For other fields that a trainer can use. Its prompt is whole, its mask the row's."""
 
 
 def require_whole(group: Group, num_samples: int) -> None:
-    """num_samples: sessions that the task has. Raises: InvalidGroup, with what is wrong with which session."""
+    """num_samples: sessions that the task has. Raises: InvalidGroup, with the problem of each session."""
     wrong = {one.session_id: why for one in group.sessions if (why := why_invalid(one)) is not None}
     times = Counter(session.session_id for session in group.sessions)
     wrong |= {session_id: f"it is there {number} times" for session_id, number in times.items() if number > 1}
@@ -91,8 +91,8 @@ def require_whole(group: Group, num_samples: int) -> None:
 def rows_of(group: Group, num_samples: int, *, temperature: float = 1.0) -> list[TrainerRow]:
     """The rows of a whole group: by session, and by trace as the session made them.
 
-    temperature: what the trainer divides logits by. Raises: as `require_whole`; InvalidGroup when log-probs are of
-    another temperature, for then the trainer's own would not be of the same distribution.
+    temperature: the trainer's divisor of logits. Raises: as `require_whole`; InvalidGroup when log-probs are of another
+    temperature, for then the trainer's own would not be of the same distribution.
     """
     require_whole(group, num_samples)
     rows = [row for session in group.sessions for row in _rows(group.task_id, session)]
@@ -102,7 +102,7 @@ def rows_of(group: Group, num_samples: int, *, temperature: float = 1.0) -> list
 
 
 def _require_temperature(row: TrainerRow, temperature: float) -> None:
-    """Of its log-probs."""
+    """Check that its log-probs are of this temperature."""
     for span, certificate in zip(row.trace.spans, row.trace.certificates, strict=True):
         if not row.loss_mask[span.start : span.end].any():
             continue
@@ -163,9 +163,9 @@ async def close_gates(gates: Sequence[Gate], *, lease_s: float = 600.0) -> None:
 
 
 async def open_gates(gates: Sequence[Gate], *, version: int | None = None) -> None:
-    """Let model calls go on; `version`: the policy version of what is sampled from now on, if it is another.
+    """Resume model calls; `version`: the policy version of tokens sampled from now on, if it changed.
 
-    Every gate is asked, whatever becomes of the others. Raises: the first one's error.
+    Every gate is asked, even if others fail. Raises: the first one's error.
     """
     answers = await asyncio.gather(*(_open(gate, version) for gate in gates), return_exceptions=True)
     for answer in answers:

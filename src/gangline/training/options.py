@@ -1,4 +1,4 @@
-"""What people write for training is strict: frozen, and an unknown field is an error."""
+"""Base of training options, which are strict: frozen, and an unknown field is an error."""
 
 from __future__ import annotations
 

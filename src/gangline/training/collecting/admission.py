@@ -22,7 +22,7 @@ class StalenessSettings(TrainingOptions):
     max_lag: int = Field(default=1, ge=0)
     """In versions. 0 is on-policy only."""
     measured_by: Literal["oldest_token", "start"] = "oldest_token"
-    """The oldest trained token, or the first one: what a trajectory began with."""
+    """The oldest trained token, or the first token of the trajectory."""
 
 
 def version_spans(versions: Versions) -> tuple[VersionSpan, ...]:

@@ -17,7 +17,7 @@ __all__ = ["BufferState", "ReplayBuffer"]
 
 
 class BufferState(msgspec.Struct, frozen=True):
-    """What a checkpoint needs of a buffer."""
+    """The part of a buffer that a checkpoint stores."""
 
     uses: dict[str, int]
     """task id -> how often the group was trained on, of all that ever were."""
@@ -42,7 +42,7 @@ class ReplayBuffer:
 
     @property
     def task_ids(self) -> frozenset[str]:
-        """Of the groups held."""
+        """Ids of the tasks whose groups are held."""
         return frozenset(self._groups)
 
     @property

@@ -1,13 +1,13 @@
-"""Collectors: tasks in, groups worth training on out. What they need of the service is four calls.
+"""Collectors: tasks in, groups worth training on out. They need four calls of the service.
 
-`PlainCollector` asks for a batch, waits for all of it, and asks again for what was not worth it.
+`PlainCollector` requests a batch, waits for all of it, and requests replacements for groups that were not admitted.
 `ReplenishingCollector` keeps a number of groups in flight, stops as soon as it has enough, and carries the rest over to
 the next call, or cancels it. Source: ProRL Agent, 3.4.
 
-Laws: a group is handed out once. A group that is not whole is refused, shrunk or run again, as the settings say, never
-passed on in silence. What a failure interrupts is not lost: groups found before it come with the next call. A server
-that does not answer is asked again until it does: every task has an id, so nothing runs twice. Every task still in
-flight when a collector is left is cancelled at the service.
+Laws: a group is handed out once. A group that is not whole is rejected, shrunk or rerun, as the settings say, never
+passed on silently. A failure loses nothing: groups found before it come with the next call. Requests to a server that
+does not answer are retried until it does: every task has an id, so nothing runs twice. Every task still in flight when
+a collector is left is cancelled at the service.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _MOST_RUNS = 3
-"""Of a task whose groups come back not whole, under `resubmit`."""
+"""Runs of a task whose groups come back incomplete, under `resubmit`."""
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -47,7 +47,7 @@ Task = TaskRequest | Mapping[str, Any]
 
 
 class RolloutClient(Protocol):
-    """What a collector asks of the service. `gangline.client.ServerClient` is one."""
+    """The calls of the service that a collector needs. `gangline.client.ServerClient` is one."""
 
     async def submit(self, task: Task) -> Submitted: ...
 
@@ -61,7 +61,7 @@ class RolloutClient(Protocol):
 
 
 async def answered(call: Callable[[A], Awaitable[T]], argument: A, retry_s: float) -> T:
-    """What the service says, however long it takes to come back."""
+    """The service's answer, after any number of retries."""
     while True:
         try:
             return await call(argument)
@@ -70,7 +70,7 @@ async def answered(call: Callable[[A], Awaitable[T]], argument: A, retry_s: floa
 
 
 Admit = Callable[[Group], Group | None]
-"""What of a whole group is worth training on; None when nothing is."""
+"""The part of a whole group that is worth training on; None when there is none."""
 
 
 def informative(group: Group) -> Group | None:
@@ -107,7 +107,7 @@ class _Rollout:
 
     task: Task
     task_id: str
-    """Of its last run: the service may have work for it."""
+    """Task id of its last run: the service may have work for it."""
     work: asyncio.Task[_Ended] = field(init=False)
 
 
@@ -146,7 +146,7 @@ class _Rollouts:
         return True
 
     async def next_groups(self, *, all_of_them: bool = False) -> list[Group]:
-        """What is ready as soon as something is, or when everything is. Raises: as `ready_groups`."""
+        """The ready groups, as soon as there is one, or when all are ready. Raises: as `ready_groups`."""
         if self._running:
             when = asyncio.ALL_COMPLETED if all_of_them else asyncio.FIRST_COMPLETED
             await asyncio.wait(self._running, return_when=when)
@@ -155,7 +155,7 @@ class _Rollouts:
     def ready_groups(self) -> list[Group]:
         """Admitted groups of the rollouts that have ended, in the order of their start.
 
-        Raises: what a rollout did, once those that started before it were handed over.
+        Raises: a rollout's error, once the groups started before it were handed over.
         """
         groups = list[Group]()
         for work in [work for work in self._running if work.done()]:
@@ -250,7 +250,7 @@ class _Collector:
 
 
 class PlainCollector(_Collector):
-    """Batch by batch, for comparison: all of a batch must end before the next begins, and what is too much is lost."""
+    """Batch by batch, for comparison: all of a batch must end before the next begins, and surplus groups are lost."""
 
     async def collect(self, num_groups: int) -> list[Group]:
         """Raises: InvalidGroup, OutOfTasks, the service's errors."""

@@ -1,8 +1,8 @@
 """Groups: the sessions of one task, and whether they may be compared with each other.
 
 A session is valid when it has a reward, at least one trace to train on, and we did not break: a fault of the
-infrastructure is no reward of 0, it is no reward. What a trainer does with a group that is not whole is its choice,
-named beforehand, and never a silently short group.
+infrastructure is no reward of 0, it is no reward. The treatment of an incomplete group is the trainer's choice, named
+beforehand, and never a silently short group.
 
 Turns whose log-probs are not those of the distribution that was sampled from are masked here, for every trainer: side
 calls of an agent may be of that kind. A session with nothing else is not valid, and a group of such sessions is an
@@ -44,7 +44,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 LOW_DEVIATION = 1e-5
-"""Of a group's rewards: below it there is nothing to learn from comparing them."""
+"""Standard deviation of a group's rewards below which comparing them teaches nothing."""
 
 
 class ValiditySettings(TrainingOptions):
@@ -63,7 +63,7 @@ class Group:
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """Of the sessions that have one."""
+        """Rewards of the sessions that have one."""
         return tuple(session.reward for session in self.sessions if session.reward is not None)
 
     @property
@@ -79,7 +79,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of a group. `group` has only its valid sessions; `reasons`: session id -> why it is not valid."""
+    """The decision on a group. `group` has only its valid sessions; `reasons`: session id -> why it is not valid."""
 
     action: Literal["keep", "drop", "resubmit"]
     group: Group

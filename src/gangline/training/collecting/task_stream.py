@@ -52,7 +52,7 @@ class TaskStream:
 
     @property
     def digest(self) -> str:
-        """Of the tasks, their order, their number of samples and what they sample by."""
+        """Digest of the tasks, their order, their number of samples and their sampling settings."""
         made_of = [self._tasks, self._num_samples, self._shuffle, self._seed, self._seeded]
         return hashlib.sha256(msgspec.json.encode(made_of, order="deterministic")).hexdigest()
 

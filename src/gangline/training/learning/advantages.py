@@ -31,9 +31,9 @@ class AdvantageSettings(TrainingOptions):
     """The default is GRPO's."""
 
     baseline: Literal["mean", "leave_one_out"] = "mean"
-    """What is subtracted: the mean of the group, or of its other sessions."""
+    """The subtracted baseline: the mean of the group, or of its other sessions."""
     scale: Literal["deviation", "none"] = "deviation"
-    """What is divided by: the deviation of the group, or nothing."""
+    """The divisor: the standard deviation of the group, or none."""
     deviation: Literal["population", "sample"] = "population"
     """Divided by G, or by G - 1 as TRL and verl do."""
     epsilon: float = Field(default=1e-6, ge=0)

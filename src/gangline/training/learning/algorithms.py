@@ -22,7 +22,7 @@ __all__ = ["OVERRIDES", "Algorithm", "algorithm", "differences"]
 
 
 class Algorithm(TrainingOptions):
-    """All that tells one policy-gradient method from another. The default is GRPO."""
+    """The settings that distinguish one policy-gradient method from another. The default is GRPO."""
 
     shaping: RewardShaping = RewardShaping()
     credit: CreditSettings = CreditSettings()

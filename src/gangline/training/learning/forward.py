@@ -19,7 +19,7 @@ __all__ = ["CausalModel", "loss_inputs", "token_logprobs"]
 
 
 class CausalModel(Protocol):
-    """A `transformers` causal language model, or what is called like one."""
+    """A `transformers` causal language model, or an object with the same call."""
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -30,7 +30,7 @@ class CausalModel(Protocol):
     def __call__(
         self, *, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, use_cache: bool, logits_to_keep: Any
     ) -> Any:
-        """What has `logits` [R, places, vocabulary]. logits_to_keep: 0 for all places, else their indices."""
+        """An object with `logits` [R, places, vocabulary]. logits_to_keep: 0 for all places, else their indices."""
         ...
 
 
@@ -72,7 +72,7 @@ def _attention_mask(batch: Batch, dtype: torch.dtype) -> Tensor:
 def loss_inputs(
     batch: Batch, logprobs: Tensor, *, old_logprobs: Tensor | None = None, reference_logprobs: Tensor | None = None
 ) -> LossInputs:
-    """What the loss takes, on the device of `logprobs` [N] and of its type. The others: [N], without gradient."""
+    """The input of the loss, on the device of `logprobs` [N] and of its type. The others: [N], without gradient."""
 
     def like(values: Any) -> Tensor:
         return torch.as_tensor(values, dtype=logprobs.dtype, device=logprobs.device)

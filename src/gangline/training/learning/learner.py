@@ -1,7 +1,7 @@
 """The learner: a Hugging Face causal model, its optimiser, and one update after another from samples.
 
 It knows nothing of services and engines: samples in, metrics out, and its weights as a folder that engines load.
-Weights, gradients and moments are float32, whatever the model was saved as and whatever type it computes in.
+Weights, gradients and moments are float32, independent of the saved type and the type of computation.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Learner:
             yield batch
 
     def _rate(self) -> float:
-        """Of the next update."""
+        """Learning rate of the next update."""
         return self._settings.learning_rate * min((self._num_updates + 1) / (self._settings.warmup_steps + 1), 1.0)
 
     def _update(self, batches: Sequence[Batch], totals: LossTotals, old: dict[int, Tensor], metrics: _Metrics) -> None:
@@ -147,7 +147,7 @@ class Learner:
         return [one for one in trained if one.session_id in sessions]
 
     def _old_logprobs(self, batches: Sequence[Batch], num_updates: int) -> dict[int, Tensor]:
-        """Of the policy before the first update; empty with one update, whose own are the same."""
+        """Log-probs of the policy before the first update; empty with one update, whose own are the same."""
         if num_updates == 1 or self._settings.old_logprobs == "engine":
             return {}
         with torch.no_grad():
@@ -175,7 +175,7 @@ class Learner:
         return {name: one for name, one in self._model.named_parameters() if one.requires_grad}
 
     def save_weights(self, folder: Path) -> None:
-        """The whole model as safetensors with its configuration, adapters merged: what engines load."""
+        """The whole model as safetensors with its configuration, adapters merged: the form that engines load."""
         folder.mkdir(parents=True, exist_ok=True)
         save_file(dict(whole_weights(self._base)), folder / "model.safetensors", metadata={"format": "pt"})
         self._base.config.save_pretrained(folder)
@@ -206,7 +206,7 @@ class Learner:
 
 
 class _Metrics:
-    """Means by weight, largest values of what ends in `_max`, and sums."""
+    """Means by weight, largest values of keys that end in `_max`, and sums."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}

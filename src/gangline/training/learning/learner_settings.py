@@ -27,14 +27,14 @@ class LearnerSettings(TrainingOptions):
 
     learning_rate: float = Field(default=1e-6, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
-    """Updates over which the rate grows to what it is."""
+    """Updates over which the rate grows to its full value."""
     weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[float, float] = (0.9, 0.999)
     max_grad_norm: float = Field(default=1.0, gt=0)
     updates_per_batch: int = Field(default=1, ge=1)
     """Optimiser steps that the sessions of one batch are split over."""
     old_logprobs: Literal["trainer", "engine"] = "trainer"
-    """What ratios are taken against: the trainer's policy at the start of the batch, or the engine's as reported."""
+    """The denominator of ratios: the trainer's policy at the start of the batch, or the engine's as reported."""
     lora: LoraSettings | None = None
     last_layers: int | None = Field(default=None, ge=1)
     """Train only so many decoder layers, the last ones; None trains every weight."""
@@ -45,7 +45,7 @@ class LearnerSettings(TrainingOptions):
     device: str = "auto"
     """As PyTorch names it; auto is the GPU where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the computation: bfloat16 multiplies matrices in it, under autocast. Weights, gradients and moments are
+    """Type of the computation: bfloat16 multiplies matrices in it, under autocast. Weights, gradients and moments are
     float32 either way: added to a bfloat16 weight, an update of a usual size rounds to nothing."""
 
     @model_validator(mode="after")

@@ -50,7 +50,7 @@ def whole_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def _deltas(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """What each adapter adds to its layer's weight."""
+    """The addition of each adapter to its layer's weight."""
     for name, module in cast("Any", model).named_modules():
         if hasattr(module, "get_delta_weight"):
             yield name, module.get_delta_weight("default").detach()

@@ -1,8 +1,8 @@
 """The one loss: a clipped policy gradient with settings (`LossSettings`), over flat arrays of tokens.
 
-Tokens of all traces stand in one array [N], so that padded, packed and tree batches share it; `traces` says which
-trace a token is of. Only tokens with a weight take part: whatever else stands in the arrays, NaN included, changes
-neither loss nor gradient. Equal to TRL's and verl's own functions where they do the same.
+Tokens of all traces stand in one array [N], so that padded, packed and tree batches share it; `traces` says which trace
+a token is of. Only tokens with a weight take part: other values in the arrays, NaN included, change neither loss nor
+gradient. Equal to TRL's and verl's own functions where they do the same.
 
 With pi the policy in training, pi_old the trainer's policy at the start of the update, and mu the policy that sampled,
 as the engine reported it: `ratio = pi / pi_old`, `correction = min(pi_old / mu, cap)`. Where pi_old is not given, it is
@@ -29,7 +29,7 @@ class LossInputs:
     """Arrays are [N], floating unless said otherwise. Log-probs are natural."""
 
     logprobs: Tensor
-    """Of the policy in training; gradients go through these."""
+    """Log-probs of the policy in training; gradients go through these."""
     behaviour_logprobs: Tensor
     """As the engine reported them when it sampled."""
     advantages: Tensor
@@ -40,14 +40,14 @@ class LossInputs:
     sessions: Tensor | None = None
     """[traces] int64: which session a trace is of. None: each is one of its own. Only for `session_mean`."""
     old_logprobs: Tensor | None = None
-    """Of the trainer's policy at the start of the update."""
+    """Log-probs of the trainer's policy at the start of the update."""
     reference_logprobs: Tensor | None = None
-    """Of the reference model; needed with a KL penalty."""
+    """Log-probs of the reference model; needed with a KL penalty."""
 
 
 @dataclass(frozen=True)
 class LossTotals:
-    """What the loss of a micro-batch is divided by: the whole batch's numbers, so that its parts' losses add up."""
+    """The divisors of a micro-batch's loss: the whole batch's numbers, so that its parts' losses add up."""
 
     num_tokens: int
     """Trained tokens."""

@@ -11,7 +11,7 @@ from gangline.training.options import TrainingOptions
 __all__ = ["Aggregation", "CorrectionSettings", "KLSettings", "LossSettings"]
 
 Aggregation = Literal["token_mean", "sequence_mean", "session_mean", "fixed_length"]
-"""Over what the loss of tokens is averaged.
+"""The average over the loss of tokens.
 
 token_mean: all trained tokens alike. sequence_mean: each trace its mean, then all traces alike. session_mean: each
 session its mean, then all sessions alike, however many traces they have; with one trace a session the same as
@@ -43,7 +43,7 @@ class LossSettings(TrainingOptions):
     """The default is GRPO's loss."""
 
     ratio_level: Literal["token", "sequence"] = "token"
-    """Of the importance ratio: each token's, or the geometric mean over its trace (GSPO)."""
+    """Level of the importance ratio: each token's, or the geometric mean over its trace (GSPO)."""
     clipping: Literal["surrogate", "weights"] = "surrogate"
     """surrogate: PPO's, a clipped token has no gradient. weights: the ratio is a clipped weight without gradient
     (CISPO), so every token keeps one."""

@@ -38,7 +38,7 @@ class Batch:
     visible: NDArray[np.bool_]
     """padded: [R, L], True where a token is; attention is causal. Else [L, L]: row sees column."""
     paths: tuple[NDArray[np.int64], ...]
-    """Of each sample, where its ids stand in `ids.reshape(-1)`."""
+    """Positions of each sample's ids in `ids.reshape(-1)`."""
     sources: NDArray[np.int64]
     """[N] the place in `ids.reshape(-1)` whose output predicts the token."""
     targets: NDArray[np.int64]
@@ -54,7 +54,7 @@ class Batch:
 
     @property
     def is_causal(self) -> bool:
-        """Whether `visible` only tells padding."""
+        """Whether `visible` only masks padding."""
         return self.visible.shape == self.ids.shape
 
     @property
@@ -98,7 +98,8 @@ def pack(samples: Sequence[Sample], kind: LayoutKind = "packed") -> Batch:
 def pack_all(samples: Iterable[Sample], kind: LayoutKind = "packed", *, max_places: int) -> Iterator[Batch]:
     """Batches of at most `max_places` computed tokens each, in which samples of one session stay together.
 
-    A session that is larger by itself is a batch by itself: cutting it would lose what its traces share, and its mean.
+    A session that is larger on its own forms its own batch: cutting it would lose its traces' shared prefixes, and its
+    mean.
     """
     chosen: list[Sample] = []
     for session in _by_session(samples):

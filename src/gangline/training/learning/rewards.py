@@ -83,7 +83,7 @@ class OverlongPenalty(TrainingOptions):
 
 
 class RewardShaping(TrainingOptions):
-    """What is done to a session's reward before it is compared, in this order; nothing by default."""
+    """Transformations of a session's reward before it is compared, in this order; none by default."""
 
     length_scaling: LengthScaling | None = None
     length_penalty: LengthPenalty | None = None

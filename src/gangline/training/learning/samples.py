@@ -1,4 +1,4 @@
-"""Samples: what a trainer trains on. One trace with its whole prompt, an advantage and a weight for each token."""
+"""Samples: the unit of training. One trace with its whole prompt, an advantage and a weight for each token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapley values: what each of several roles added to a common reward.
+"""Shapley values: the contribution of each of several roles to a common reward.
 
 `value(coalition)` is the reward that just these players would get; v of nobody is asked for too. Sources: Shapley
 (1953); M-GRPO; SHARP for the two-level form.

@@ -33,7 +33,7 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoints:
-    """Of one run. keep: how many stay."""
+    """Checkpoints of one run. keep: number of checkpoints to keep."""
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Control arms: what an experiment is compared with, to see that it learned from what it was meant to."""
+"""Control arms: comparisons that show whether an experiment learned from the intended signal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["shuffled_rewards"]
 def shuffled_rewards(seed: int, run: str) -> Callable[[Group], Group]:
     """Deals each group's rewards out to its sessions at random: the same rewards, of nobody's merit.
 
-    The same seed and number of the task give the same order, whatever the run is called.
+    The same seed and number of the task give the same order, independent of the run's name.
     """
 
     def prepare(group: Group) -> Group:

@@ -5,7 +5,7 @@ The means of single steps come from few tasks that differ much; of the same task
 Laws
 - A session counts only if all of its tokens were sampled by the weights that are measured. One that a killed trainer
   left at the service may have been run by an engine that had not got them yet.
-- What an earlier life of the trainer asked for is used when it is whole, else asked for again under another id.
+- Sessions requested before the trainer's restart are used when they are whole, else requested again under another id.
 - A session without a reward is left out of the mean and counted; it is never 0.
 
 Source: Miller, Adding error bars to evals (arXiv 2411.00640): errors clustered by task.
@@ -59,13 +59,13 @@ class _Judged(NamedTuple):
     """One task's sessions."""
 
     rewards: list[float]
-    """Of those that count."""
+    """Rewards of sessions that count."""
     reasons: dict[str, str]
     """session id -> why it does not count."""
 
 
 class Evaluation:
-    """Of one run."""
+    """The evaluation of one run."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class Evaluation:
         retry_s: float = 0.5,
     ) -> None:
         """tasks: bodies of `POST /v1/tasks`; their ids are replaced. seed: each task samples by a `capture.seed` made
-        from it and the task's number, the same one every time; None leaves them as they are. retry_s: between questions
-        to a server that does not answer.
+        from it and the task's number, the same one every time; None leaves them unchanged. retry_s: seconds between
+        retries to a server that does not answer.
 
         Raises: InvalidRequest of no tasks.
         """
@@ -95,7 +95,7 @@ class Evaluation:
 
     @property
     def digest(self) -> str:
-        """Of the tasks and their order."""
+        """Digest of the tasks and their order."""
         return hashlib.sha256(msgspec.json.encode(self._tasks, order="deterministic")).hexdigest()
 
     def is_due(self, step: int, num_steps: int) -> bool:
@@ -137,7 +137,7 @@ class Evaluation:
         return record
 
     async def _all(self, task_ids: list[str], version: int) -> list[_Judged]:
-        """Of tasks that were begun and are no longer wanted, none goes on at the service."""
+        """Tasks that were begun and are no longer needed are cancelled at the service."""
         asked = set[str]()
         works = [
             asyncio.create_task(self._one(task, task_id, version, asked))
@@ -176,7 +176,7 @@ class Evaluation:
 
 
 def require_disjoint(tasks: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]]) -> None:
-    """Raises: InvalidRequest when a held-out task is trained on too, under whatever id."""
+    """Raises: InvalidRequest when a held-out task is also trained on, under any id."""
     ids = {task["task_id"]: number for number, task in enumerate(tasks, 1) if task.get("task_id")}
     contents = {_content(task): number for number, task in enumerate(tasks, 1)}
     shared = [
@@ -194,7 +194,7 @@ def require_disjoint(tasks: Sequence[Mapping[str, Any]], held_out: Sequence[Mapp
 
 
 def _content(task: Mapping[str, Any]) -> bytes:
-    """What is asked, where, of which agent, and how it is judged; defaults written out."""
+    """The task's instruction, runtime, agent and evaluator, with defaults written out."""
     found = TaskRequest.model_validate(task).model_dump(mode="json", include=_ASKED)
     return hashlib.sha256(msgspec.json.encode(found, order="deterministic")).digest()
 

@@ -1,4 +1,4 @@
-"""An experiment: one YAML file that says what is trained, by which algorithm, on which tasks, through which service."""
+"""An experiment: one YAML file with the model, the algorithm, the tasks and the service."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class DataSettings(TrainingOptions):
 
 class ServiceSettings(TrainingOptions):
     url: str | None = None
-    """Of a running server, whose token is in GANGLINE_TOKEN; None brings one up for the run."""
+    """URL of a running server, whose token is in GANGLINE_TOKEN; None starts one for the run."""
     engine: str | None = None
     """Only for a service of its own: as `gangline up --engine`. None: the embedded engine with the model."""
     engine_options: Mapping[str, Any] = Field(default_factory=dict)
@@ -65,12 +65,12 @@ class ServiceSettings(TrainingOptions):
     weights: Path | None = None
     """Folder that trainer and engines both reach, for new weights. None: in the run's folder."""
     update_mode: Literal["drain", "keep"] = "drain"
-    """What becomes of calls in flight when new weights come: they end first, or go on under the new ones."""
+    """The treatment of calls in flight when new weights come: they end first, or continue under the new ones."""
 
 
 class Experiment(TrainingOptions):
     name: str
-    """Of the run, and of its tasks."""
+    """Name of the run, and of its tasks."""
     model: str
     """smollm2, or a folder."""
     algorithm: AlgorithmChoice = AlgorithmChoice()
@@ -94,7 +94,7 @@ S = TypeVar("S", DataSettings, EvaluationSettings)
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Raises: InvalidRequest, which says what is wrong at which setting."""
+    """Raises: InvalidRequest, which names the setting and its problem."""
     import yaml  # noqa: PLC0415 - of the extra `training`
 
     try:
@@ -148,8 +148,8 @@ def warnings_about(experiment: Experiment) -> list[str]:
 
 
 def digest_of(experiment: Experiment) -> str:
-    """The same for what is the same experiment, whatever order it was written in, wherever its files lie, and however
-    many steps it has: a run may be made longer."""
+    """A digest that does not depend on the order of settings, the location of the files, or the number of steps: a run
+    may be made longer."""
     left_out: Any = {"schedule": {"steps"}, "data": {"tasks"}, "evaluation": {"tasks"}, "service": True}
     said = experiment.model_dump(mode="json", exclude=left_out)
     return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()

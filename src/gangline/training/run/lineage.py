@@ -1,7 +1,7 @@
-"""Lineage: what a run was made of, kept beside what it made.
+"""Lineage: the inputs of a run, stored beside its output.
 
-`experiment.json` is the resolved specification, `lineage.json` one entry for each life of the run, `results.json` what
-came out. A folder belongs to one experiment on one set of tasks; only its number of steps may grow.
+`experiment.json` is the resolved specification, `lineage.json` one entry for each start of the run, `results.json` the
+result. A folder belongs to one experiment on one set of tasks; only its number of steps may grow.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
     """One start of a run."""
 
     key: str
-    """Of the run; in the ids of its tasks. The service still has those of a run whose folder was removed, and answers
-    with what other weights did."""
+    """Key of the run; in the ids of its tasks. The service may still have the tasks of a run whose folder was removed,
+    and would answer with results of other weights."""
     started_at: str
     """UTC, ISO 8601."""
     first_step: int
@@ -43,19 +43,19 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
     experiment_digest: str
     tasks_digest: str
     held_out_digest: str | None
-    """Of the tasks that it is evaluated on."""
+    """Digest of the tasks that it is evaluated on."""
     model_digest: str
-    """Of the weights' files and the configuration that training began with."""
+    """Digest of the initial weights' files and their configuration."""
     gangline: str
     commit: str | None
-    """Of the checkout that the code comes from, `+` behind it where files were changed; None: it is no checkout."""
+    """Commit of the code's checkout, followed by `+` where files were changed; None: it is no checkout."""
     python: str
     machine: str
     packages: dict[str, str]
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a run that did all its steps."""
+    """Results of a run that has completed all steps."""
 
     num_steps: int
     last_version: int
@@ -66,7 +66,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     last_evaluation: float | None
     """Mean rewards on held-out tasks; None where there are none."""
     held_out_difference: PairedDifference | None
-    """The last evaluation against the first, task by task: what the run came to."""
+    """The last evaluation against the first, task by task: the result of the run."""
     wall_s: float
     """Evaluations included."""
     weights: str

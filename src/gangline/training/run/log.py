@@ -1,4 +1,4 @@
-"""What a run writes about itself: a line of JSON a step, one an evaluation, and the same for TensorBoard."""
+"""A run's own records: a line of JSON per step, one per evaluation, and the same for TensorBoard."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Over all whole groups that ended since the step before, those that were not admitted included."""
     num_groups: int
     num_one_reward: int
-    """Of them, those in which no session did better than another: there is nothing to learn from them."""
+    """Groups in which no session did better than another: there is nothing to learn from them."""
     num_sessions: int
     num_trained_tokens: int
     left_out: dict[str, int]
-    """Why tokens must not be trained on -> their number: their log-probs are not of what they were drawn from."""
+    """Reason why tokens must not be trained on -> their number: their log-probs are of another distribution."""
     lag: dict[int, int]
     """versions behind -> trained tokens."""
     num_not_admitted: int
@@ -59,7 +59,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """For groups."""
     trained_s: float
     checkpoint_s: float
-    """Of the step before."""
+    """Seconds that the checkpoint of the previous step took."""
     update: UpdateProfile | None
     """The weight update that followed; None where there was nothing to learn, and the policy kept its version."""
     learner: dict[str, float]
@@ -91,9 +91,10 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True):
     reward_mean: float
     """Over the tasks, of the mean over each one's sessions."""
     standard_error: float | None
-    """Of that mean, over tasks: sessions of one task are no independent draws. None of a single task."""
+    """Standard error of that mean, over tasks: sessions of one task are no independent draws. None for a single
+    task."""
     task_means: tuple[float | None, ...]
-    """Of each task's sessions, in the order of the tasks; None where none counts."""
+    """Mean of each task's sessions, in the order of the tasks; None where none counts."""
     num_tasks: int
     """With a session that counts."""
     num_sessions: int
@@ -113,12 +114,13 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PairedDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """How much better one evaluation is than another, task by task: what tasks differ by themselves is not in it."""
+    """The improvement of one evaluation over another, task by task, free of the differences between tasks."""
 
     mean: float
-    """Mean over the tasks of what each one's mean reward gained."""
+    """Mean over the tasks of the gain in each one's mean reward."""
     standard_error: float | None
-    """Of that mean, over tasks: sessions of one task are no independent draws. None of a single task."""
+    """Standard error of that mean, over tasks: sessions of one task are no independent draws. None for a single
+    task."""
     num_tasks: int
     """With a session that counts in both."""
 
@@ -141,7 +143,7 @@ class RunLog:
     """`metrics.jsonl`, `evaluations.jsonl` and a folder `tensorboard` in the run's folder."""
 
     def __init__(self, folder: Path, *, last_step: int = 0) -> None:
-        """last_step: that a checkpoint has; what was written of later ones is taken back, for they come again."""
+        """last_step: step of the checkpoint; records of later steps are removed, since those steps are repeated."""
         make_private_folder(folder)
         self._metrics, self._evaluations = folder / "metrics.jsonl", folder / "evaluations.jsonl"
         _keep(self._metrics, [record for record in read_records(self._metrics) if record.step <= last_step])
@@ -174,12 +176,12 @@ class RunLog:
 
 
 def read_records(path: Path) -> list[StepRecord]:
-    """Of a `metrics.jsonl`; a last line that was cut off is left out."""
+    """Records of a `metrics.jsonl`; an incomplete last line is left out."""
     return _read(path, StepRecord)
 
 
 def read_evaluations(path: Path) -> list[EvaluationRecord]:
-    """Of an `evaluations.jsonl`; a last line that was cut off is left out."""
+    """Records of an `evaluations.jsonl`; an incomplete last line is left out."""
     return _read(path, EvaluationRecord)
 
 

@@ -5,10 +5,10 @@
 
 A step: take groups, make samples, update, push the weights under the next version, write the step down, save a
 checkpoint, and where one is due, evaluate. Groups of one reward teach nothing: a step of nothing else has no update, no
-push and no new version. Killed at any moment, it goes on from its last checkpoint: a group that those weights have seen
-is not trained on again, what the service collected meanwhile is taken from there, and the weights are pushed anew,
-whatever the engines hold. What is evaluated has a checkpoint, or is what training began with: the evaluation of a step
-is of the same weights in every life.
+push and no new version. Killed at any moment, it resumes from its last checkpoint: a group that those weights have seen
+is not trained on again, groups that the service collected meanwhile are used, and the weights are pushed again,
+regardless of the engines' current ones. Evaluated weights have a checkpoint, or are the initial ones: the evaluation of
+a step uses the same weights after every restart.
 
 Source: learning.md of the design; 003, asynchronous training.
 """
@@ -81,7 +81,7 @@ class ScheduleSettings(TrainingOptions):
 
 
 class Learning(Protocol):
-    """What is trained; `gangline.training.learning.learner.Learner` is one. Called in a thread, one call at a time."""
+    """The object of training; `gangline.training.learning.learner.Learner` is one. Called in a thread, one call at a time."""
 
     def step(self, samples: Sequence[Sample]) -> dict[str, float]: ...
 
@@ -97,7 +97,8 @@ class Learning(Protocol):
 
 
 class Weights(WeightUpdater, Protocol):
-    """Where new weights go; `ServiceWeights` is one. save: writes the weights into a folder; called in a thread."""
+    """The destination of new weights; `ServiceWeights` is one. save: writes the weights into a folder; called in a
+    thread."""
 
     async def latest_version(self) -> int | None:
         """The highest policy version that was ever set; None where none was."""
@@ -113,7 +114,7 @@ Prepare = Callable[[Group], Group]
 
 
 class _Learned(NamedTuple):
-    """What a step did."""
+    """The result of a step."""
 
     num_one_reward: int
     num_tokens: int
@@ -174,7 +175,7 @@ class Trainer:
         self._num_stale = 0
         self._collected_rewards = list[float]()
         self._counted = CollectionCounts()
-        """What the step before had seen."""
+        """Counts as of the previous step."""
         self._checkpoint_s = 0.0
         self._wall_before_s = 0.0
         self._started = time.monotonic()
@@ -186,7 +187,7 @@ class Trainer:
     async def run(self) -> int:
         """Until all steps are done. Returns the last policy version.
 
-        Raises: what the learner or the service did; made again, the trainer goes on from its last checkpoint.
+        Raises: errors of the learner or the service; a new trainer resumes from the last checkpoint.
         """
         await self._restore()
         with RunLog(self._folder, last_step=self._step) as run_log:
@@ -350,7 +351,7 @@ class Trainer:
         return record
 
     async def _push(self) -> UpdateProfile:
-        """Until every engine has them. Raises: what the last attempt did."""
+        """Until every engine has them. Raises: the error of the last attempt."""
 
         async def push() -> UpdateProfile:
             async with self._engines_change:
@@ -361,7 +362,7 @@ class Trainer:
         return await self._patiently(push)
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Engines, nodes and server may be down for a while. Raises: what the last attempt did."""
+        """Engines, nodes and server may be down for a while. Raises: the error of the last attempt."""
         ends_at = time.monotonic() + self._schedule.patience_s
         while True:
             try:

@@ -1,7 +1,7 @@
-"""What a weight update has to do with: the nodes that the server knows, their gates, and the engines behind them.
+"""The parties of a weight update: the nodes that the server knows, their gates, and the engines behind them.
 
 An engine that serves several nodes is one engine here. One at a loopback address belongs to its node's machine, and is
-asked for at that machine's name. Engines that a node holds for dead are left out: they come back without the weights,
+asked for at that machine's name. Engines that a node considers dead are left out: they come back without the weights,
 and their node knows.
 """
 
@@ -30,11 +30,11 @@ _DRAIN_POLL_S = 30.0
 
 Mode = Literal["drain", "keep"]
 Failed = tuple[str, GanglineError]
-"""Who, and what it said."""
+"""The party that failed, and its error."""
 
 
 class Roster(Protocol):
-    """What is asked of the service. `gangline.client.ServerClient` is one."""
+    """The calls of the service that a weight update needs. `gangline.client.ServerClient` is one."""
 
     async def status(self) -> ServiceStatus: ...
 
@@ -44,7 +44,7 @@ class FleetNode:
     node_id: str
     client: NodeClient
     gate: dict[str, Any]
-    """Its state, as last told."""
+    """Its state, as last reported."""
 
     @property
     def name(self) -> str:
@@ -80,7 +80,7 @@ class FleetEngine:
     places: list[Place] = field(default_factory=list["Place"])
     """One for each node that has it."""
     has: Literal["old", "loading", "new"] = "old"
-    """Weights in this update; `loading` is also what is left of a load that broke."""
+    """Weights in this update; `loading` also remains after a failed load."""
 
     @property
     def is_known(self) -> bool:
@@ -142,7 +142,7 @@ class Fleet:
         return failed or await _failures((engine.url, engine.load(folder, version)) for engine in self.engines)
 
     async def tell_version(self, version: int) -> list[Failed]:
-        """Each node what is known of its engines, however far the update came."""
+        """Report to each node the known versions of its engines, at any stage of the update."""
         return await _failures((node.name, self._tell(node, version)) for node in self.nodes)
 
     async def _tell(self, node: FleetNode, version: int) -> None:
@@ -171,7 +171,7 @@ async def open_fleet(roster: Roster, token: str | None, lost_after_s: float) -> 
     """lost_after_s: a node that the server has not heard for so long is left out.
 
     Raises: ServerUnavailable when server or node do not answer; EngineUnavailable when there is no engine;
-    EngineIncapable when one cannot be given weights.
+    EngineIncapable when one cannot load weights.
     """
     async with AsyncExitStack() as stack:
         heard = [view for view in (await roster.status()).nodes if view.age_s <= lost_after_s]

@@ -25,7 +25,8 @@ class WeightFolders:
         self._keep_last = keep_last
 
     def write(self, save: Callable[[Path], None], version: int) -> Path:
-        """A new folder with what `save` wrote; a second one of a version does not touch the first. Blocking.
+        """A new folder with the files that `save` writes; a second one of a version does not change the first.
+        Blocking.
 
         Raises: InvalidRequest when there are no safetensors: vLLM 0.32 takes such a folder, and dies at its next call.
         """

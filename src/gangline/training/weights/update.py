@@ -1,14 +1,14 @@
 """New weights for the engines of a service that goes on: over HTTP, through a folder that trainer and engines share.
 
 Order, by cost: the weights are written first, while everything samples. Then all gates close at once, calls in flight
-end (`drain`) or are kept as they are (`keep`), the engines are held and load, the gates learn the version, and all go
-on. Each phase is timed.
+end (`drain`) or are kept (`keep`), the engines are paused and load, the gates learn the version, and all resume. Each
+phase is timed.
 
 Laws
-- Whatever fails, engines are let go and gates opened again; a trainer that died leaves that to the gates' leases.
-- A token is stamped with the weights that drew it or with none. What is known of an engine's weights is told to its
-  nodes also when an update fails.
-- An update that was done by halves is an error that says which engine has what; pushing again repairs it.
+- After any failure engines are resumed and gates reopened; if the trainer died, the gates' leases do that.
+- A token is stamped with the weights that drew it or with none. The known versions of an engine's weights are reported
+  to its nodes also when an update fails.
+- An incomplete update is an error that lists each engine's version; pushing again repairs it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Save = Callable[[Path], None]
 
 
 class UpdateProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """What one update took."""
+    """Durations of one update."""
 
     version: int
     transfer_s: float
@@ -66,11 +66,11 @@ class LostEngine(msgspec.Struct, frozen=True):
 
     url: str
     version: int | None
-    """Of the weights that it has; None: unknown."""
+    """Version of its weights; None: unknown."""
 
 
 class WeightUpdater(Protocol):
-    """What a trainer needs of whatever serves its policy."""
+    """The operations that a trainer needs of the server of its policy."""
 
     async def push(self, save: Save, version: int) -> UpdateProfile:
         """Serve the weights that `save` writes, as policy version `version`.
@@ -116,11 +116,11 @@ class ServiceWeights:
         self._written: tuple[int, Path] | None = None
         """Version and folder of the last weights."""
         self._reading: dict[str, Path] = {}
-        """URL of an engine -> what it was told to read, and never answered."""
+        """URL of an engine -> the folder that it was asked to load without ever answering."""
         self._lock = asyncio.Lock()
 
     async def push(self, save: Save, version: int) -> UpdateProfile:
-        """See `WeightUpdater`. Also raises what `save` does, and ServerUnavailable."""
+        """See `WeightUpdater`. Also raises the errors of `save`, and ServerUnavailable."""
         async with self._lock:
             began = time.monotonic()
             path = await self._write(save, version)
@@ -129,8 +129,8 @@ class ServiceWeights:
                 return await self._change(fleet, path, version, transfer_s)
 
     async def lost(self, version: int) -> list[LostEngine]:
-        """Engines that do not have `version`: started again, or added, since. One that does not answer is not told of:
-        its node waits for it, and knows what it comes back without.
+        """Engines that do not have `version`: started again, or added, since. One that does not answer is not listed:
+        its node waits for it, and knows its version when it returns.
 
         An engine is asked; of one that knows no versions its node knows whether it was down.
 
@@ -140,8 +140,9 @@ class ServiceWeights:
             return [LostEngine(engine.url, has) for engine, has in await _lost(fleet, version)]
 
     async def ensure(self, version: int, save: Save) -> UpdateProfile | None:
-        """Give `version` to the engines that lost it, and tell it to nodes that do not know it; None: all was well.
-        Weights of that version that this object pushed are still there, else `save` writes them. Raises: as `push`.
+        """Give `version` to the engines that lost it, and report it to nodes that do not know it; None: nothing was
+        lost. Weights of that version that this object pushed are still there, else `save` writes them. Raises: as
+        `push`.
         """
         async with self._lock:
             async with self._fleet() as fleet:
@@ -250,7 +251,7 @@ class ServiceWeights:
 
 
 async def _lost(fleet: Fleet, version: int) -> list[tuple[FleetEngine, int | None]]:
-    """With what they have instead."""
+    """The engines that lost `version`, each with its current one."""
     found = await asyncio.gather(*(_version_of(engine) for engine in fleet.engines))
     return [
         (engine, has) for engine, (answers, has) in zip(fleet.engines, found, strict=True) if answers and has != version
@@ -258,7 +259,7 @@ async def _lost(fleet: Fleet, version: int) -> list[tuple[FleetEngine, int | Non
 
 
 async def _version_of(engine: FleetEngine) -> tuple[bool, int | None]:
-    """Whether it answers, and what."""
+    """Whether it answers, and its version."""
     try:
         return True, await engine.version()
     except EngineError as error:
