@@ -23,9 +23,9 @@ from gangline.store import audit as actions
 _INTRODUCTION = """\
 # Limits
 
-What a stranger, an agent or a client may send, and what he is told beyond it. Errors are problem+json with `code`; on
+Limits on requests of strangers, agents and clients, and the answer beyond each limit. Errors are problem+json with `code`; on
 the routes of models they have the shape of the provider whose API was called. `LimitExceeded` is 413
-(`limit_exceeded`), `TooMany` 429 (`too_many`, worth another try), `RequestTimeout` 408 (`request_timeout`).
+(`limit_exceeded`), `TooMany` 429 (`too_many`, retryable), `RequestTimeout` 408 (`request_timeout`).
 """
 
 
@@ -100,10 +100,10 @@ def _rows() -> list[tuple[str, list[tuple[str, str, str]]]]:
         (
             "output of a harness that is kept, each stream",
             _size(harness_run.MAX_LOG_BYTES),
-            "what comes after it is dropped",
+            "later output is dropped",
         ),
         ("log files of a harness that are kept", f"{harness_logs.MAX_FILES}", "the others are left out"),
-        ("each of them", _size(harness_logs.MAX_FILE_BYTES), "what comes before the end is dropped"),
+        ("each of them", _size(harness_logs.MAX_FILE_BYTES), "only the end is kept"),
     ]
     usual = LimitsSpec()
     assert usual.memory_bytes is not None
@@ -119,7 +119,7 @@ def _rows() -> list[tuple[str, list[tuple[str, str, str]]]]:
         ("/dev/shm", _size(bubblewrap.SHM_BYTES), "the write fails (ENOSPC)"),
     ]
     return [
-        ("Server and node, before anyone asks who it is", before),
+        ("Server and node, before authentication", before),
         ("Server", server),
         ("Node", node),
         ("Sandbox, where its task names no others in `runtime.limits`", sandbox),
@@ -130,7 +130,7 @@ def limits() -> str:
     """docs/reference/limits.md"""
     parts = [_INTRODUCTION]
     for title, rows in _rows():
-        parts += [f"## {title}\n", "| what | limit | beyond it |\n|---|---|---|"]
+        parts += [f"## {title}\n", "| subject | limit | beyond it |\n|---|---|---|"]
         parts += [f"| {what} | {limit} | {told} |" for what, limit, told in rows]
         parts.append("")
     parts.append(_MORE)
@@ -138,6 +138,6 @@ def limits() -> str:
 
 
 _MORE = """\
-What a task allows its own agent beside that (time, turns, tokens) stands in the task. Which limits of a sandbox a
-runtime enforces, and how, `limits()` reports with each result: [runtimes](../guides/runtimes.md#limits).
+A task sets further limits for its own agent (time, turns, tokens). The limits of a sandbox that a
+runtime enforces, and their mechanism, are reported by `limits()` with each result: [runtimes](../guides/runtimes.md#limits).
 """
