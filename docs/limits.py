@@ -23,8 +23,8 @@ from gangline.store import audit as actions
 _INTRODUCTION = """\
 # Limits
 
-Limits on requests of strangers, agents and clients, and the answer beyond each limit. Errors are problem+json with `code`; on
-the routes of models they have the shape of the provider whose API was called. `LimitExceeded` is 413
+Limits on requests of strangers, agents and clients, and the answer beyond each limit. Errors are problem+json with
+`code`; on the routes of models they have the shape of the provider whose API was called. `LimitExceeded` is 413
 (`limit_exceeded`), `TooMany` 429 (`too_many`, retryable), `RequestTimeout` 408 (`request_timeout`).
 """
 
@@ -138,6 +138,6 @@ def limits() -> str:
 
 
 _MORE = """\
-A task sets further limits for its own agent (time, turns, tokens). The limits of a sandbox that a
-runtime enforces, and their mechanism, are reported by `limits()` with each result: [runtimes](../guides/runtimes.md#limits).
+A task sets further limits for its own agent (time, turns, tokens). `limits()` reports with each result the limits of
+a sandbox that its runtime enforces, and their mechanism: [runtimes](../guides/runtimes.md#limits).
 """
