@@ -1,12 +1,12 @@
-"""What must hold of a runtime in a node's keeper, as checks that the author of a keepable runtime can run.
+"""Requirements on a runtime in a node's keeper, as checks that the author of a keepable runtime can run.
 
     @pytest.mark.parametrize("check", adoption_checks(), ids=lambda check: check.__name__)
     async def test_my_runtime_outlives_its_node(check, tmp_path):
         await run_adoption_check(check, "my_runtime", tmp_path)
 
 The keeper finds the runtime by the name of its entry point. `in_keeper` gives it as a node has it, for the checks of
-`runtime_conformance`. A node's death is, as the keeper sees it, a connection that ends without a word. What happens
-inside while there is no node is told by connections to the agents' port, which the check itself accepts.
+`runtime_conformance`. A node's death is, for the keeper, a connection that ends without a message. While there is no
+node, events inside show through connections to the agents' port, which the check itself accepts.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Lives:
         self.agents.close()
 
     async def next(self) -> list[KeptHandle]:
-        """Die, and live again; gives what outlived it."""
+        """End this node and start the next one; returns the handles that outlived it."""
         await self.die()
         self.keeper = self._keeper()
         await self.begin()
@@ -149,7 +149,7 @@ def adoption_checks() -> list[AdoptionCheck]:
 
 
 async def run_adoption_check(check: AdoptionCheck, runtime: str, root: Path, *, image: str | None = None) -> None:
-    """`root` is an empty folder. A check that fails raises AssertionError with what was expected."""
+    """`root` is an empty folder. A failed check raises AssertionError with the expectation."""
     lives = Lives(runtime, root, image=image)
     await lives.begin()
     try:
@@ -189,7 +189,7 @@ async def in_keeper(runtime: str, root: Path) -> AsyncGenerator[Runtime]:
 
 
 async def _running(handle: KeptHandle, command: str = _UNTIL_GO, note: bytes = b"note") -> asyncio.Task[object]:
-    """A command that outlives the node, once it has touched `ready`. What this life hears of it is dropped."""
+    """A command that outlives the node, once it has touched `ready`. Its output during this node's life is dropped."""
     task: asyncio.Task[object] = asyncio.create_task(handle.exec_lasting(command, note=note))
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     await until_present(handle, "ready")
@@ -321,7 +321,7 @@ async def who_waits_for_the_command_can_end_it(lives: Lives) -> None:
 
 @_check
 async def calls_wait_for_the_next_life(lives: Lives) -> None:
-    """What dials the agents' port while nobody is there is answered by whoever comes."""
+    """Connections to the agents' port made without a node are answered by the next one."""
     program = (
         "first.readline(); second = call(); print('call', file=second, flush=True)\n"
         "print('dialled', file=first, flush=True); print(second.readline(), end='')"

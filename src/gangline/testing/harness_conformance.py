@@ -1,4 +1,4 @@
-"""What every harness adapter must do, as checks that any adapter's author can run.
+"""Requirements on every harness adapter, as checks that any adapter's author can run.
 
     SUBJECT = Subject(
         harness=MyHarness,
@@ -11,8 +11,8 @@
     async def test_my_harness(check, tmp_path):
         await run_check(check, SUBJECT, tmp_path)
 
-The program itself is not needed: a stand-in of its name tells its version, and notes what it is given. `worked` and
-`failed` are what the real one left behind. A check that fails raises AssertionError with what was expected.
+The program itself is not needed: a stand-in of its name prints its version, and records its input. `worked` and
+`failed` are recorded output of the real one. A failed check raises AssertionError with the expectation.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ INSTRUCTIONS = {
     "lines": "one\n\ntwo\n\tthree",
     "a slash command": "/help",
 }
-"""What instructions may look like: each must arrive as it is."""
+"""Difficult instructions: each must arrive unchanged."""
 _LONG = "a long way, " * 20_000
 _OTHER_VALUES: tuple[Any, ...] = (None, 1, "x", [], {}, [None], {"x": []})
 
@@ -80,7 +80,7 @@ with open({noted!r}, "w") as file:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """An adapter, and what is known of its program."""
+    """An adapter, and the facts about its program."""
 
     harness: type[Harness]
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -90,12 +90,12 @@ class Subject:
     worked: ExecResult
     """A run that came to its end."""
     failed: Mapping[str, ExecResult]
-    """Runs that did not: what happened -> what was left. At least that its model API failed, and that it was ended by
-    its own fault."""
+    """Runs that failed: event -> remaining output. At least that its model API failed, and that it was ended by its own
+    fault."""
 
 
 class Given(msgspec.Struct, frozen=True):
-    """What the stand-in was given."""
+    """The input of the stand-in."""
 
     argv: list[str]
     stdin: str
@@ -177,7 +177,7 @@ class Bench:
         return handle, launch
 
     async def launched(self, **changes: Any) -> tuple[RuntimeHandle, Given]:
-        """Prepare, run, and what the stand-in was given."""
+        """Prepare and run; returns the runtime's handle and the stand-in's input."""
         handle, launch = await self.prepared(**changes)
         self._noted.unlink(missing_ok=True)
         result = await handle.exec(launch.command, env=launch.env, stdin=launch.stdin, timeout_s=_PATIENCE_S)

@@ -1,4 +1,4 @@
-"""What every adapter to a trainer must do, as checks that any adapter's author can run.
+"""Requirements on every adapter to a trainer, as checks that any adapter's author can run.
 
     SUBJECT = Subject(convert=my_adapter.to_batch, read=rows_of_my_batch)
 
@@ -7,8 +7,8 @@
         run_check(check, SUBJECT)
 
 `convert` is the adapter; `read` is the author's: it reads a batch as the trainer does, by the trainer's own masks and
-lengths, back into rows. A check that fails raises AssertionError with what was expected. Neither PyTorch nor the
-trainer is needed here.
+lengths, back into rows. A failed check raises AssertionError with the expectation. Neither PyTorch nor the trainer is
+needed here.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class ReadRow:
     """A row as it is read back from a batch. Lists but `prompt_ids` are [T], T = len(response_ids)."""
 
     task_id: str
-    """Any label that tells groups apart."""
+    """Any label that distinguishes groups."""
     session_id: str
-    """Any label that tells sessions of a group apart."""
+    """Any label that distinguishes sessions of a group."""
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
     loss_mask: Sequence[int]
@@ -85,7 +85,7 @@ def checks() -> list[Check]:
 
 
 def run_check(check: Check, subject: Subject[Any]) -> None:
-    """Raises: AssertionError with what was expected."""
+    """Raises: AssertionError with the expectation."""
     check(subject)
 
 
@@ -275,7 +275,7 @@ def keeps_rewards_as_they_are(subject: Subject[Any]) -> None:
 
 @_check
 def keeps_the_rewards_that_traces_have_of_their_own(subject: Subject[Any]) -> None:
-    """An evaluator of the process told traces apart: what it gave them arrives, not the session's reward."""
+    """An evaluator of the process rewarded traces separately: their own rewards arrive, not the session's."""
     own = _trace(turns=[(10, 2)], reward=0.25)
     traces = [own] if subject.one_trace_per_session else [own, _trace(turns=[(11, 2)], number=1, reward=0.75)]
     _handed_over(subject, _group(_session(0, 1.0, *traces), _session(1, 0.0, _trace(turns=[(12, 2)], number=2))))
@@ -387,7 +387,7 @@ _NOT_AS_SAMPLED: dict[str, Certificate] = {
 
 @_check
 def refuses_log_probs_that_are_not_the_trainers_kind(subject: Subject[Any]) -> None:
-    """Of another temperature they are of another distribution, and every ratio is wrong."""
+    """Log-probs of another temperature are of another distribution, and every ratio is wrong."""
     cool = _certified("processed", sampling=SamplingParams(temperature=0.7))
     _handed_over(subject, _turns_certified(_certified("raw", sampling=_WARM), _certified("processed", sampling=_WARM)))
     _refused(subject, "all turns at another temperature", 2, _turns_certified(cool, cool))
@@ -405,7 +405,7 @@ def masks_turns_that_were_not_sampled_from_what_their_log_probs_are_of(subject: 
 
 @_check
 def leaves_groups_as_they_were(subject: Subject[Any]) -> None:
-    """And makes the same batch of them again: what failed to be sent is converted once more."""
+    """Converting the same groups again gives the same batch: a batch that could not be sent is converted once more."""
     group = _group(_session(0, 1.0, _trace(turns=[(10, 2), (11, 2)])), _plain(1, 0.0))
     before = [encode_msgpack(session) for session in group.sessions]
     subject.convert([group], 2)

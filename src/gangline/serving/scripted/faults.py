@@ -1,8 +1,8 @@
 """Faults of a scripted engine that lie outside token sampling.
 
-A middleware looks up the reply that the script has for a model call and misbehaves as it says; what the sampler
-must do (hang, drop after k tokens, NaN) reaches it through `current_faults`. How often a fault has struck is
-counted per rule and per request content, so that it does not depend on what other clients do.
+A middleware looks up the script's reply to a model call and applies its faults; those that the sampler must apply
+(hang, drop after k tokens, NaN) reach it through `current_faults`. How often a fault has struck is counted per rule and
+per request content, so that it does not depend on what other clients do.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _fields(body: bytes) -> dict[str, Any]:
 
 
 def _lasting(faults: Faults) -> Faults:
-    """What is left of `faults` when those that strike a number of times have done so."""
+    """The rest of `faults` when those with a count have been used up."""
     spent = {"status": None, "drop_connection": None, "garbage": False, "hang": False}
     return faults.model_copy(update=spent)
 

@@ -78,7 +78,7 @@ ToolUse = CallTool | RunCommand | WriteFile | ReadFile
 
 
 class Faults(_Frozen):
-    """What goes wrong with a reply."""
+    """The faults of a reply."""
 
     status: int | None = Field(default=None, ge=400, le=599)
     """Answer with this HTTP status instead."""
@@ -112,7 +112,7 @@ class Reply(_Frozen):
     token_delay_s: NonNegativeFloat = 0.0
     """Before each further token."""
     logprob: float | None = None
-    """Of every token; where not given it follows from position and id."""
+    """Log-prob of every token; by default it follows from position and id."""
     split: Literal["bytes", "chars"] | None = None
     """Sample the text as one token per byte or character: same text, ids that no tokenizer would choose."""
     faults: Faults = Faults()
@@ -149,7 +149,7 @@ class Rule(Reply):
 class Script(_Frozen):
     rules: tuple[Rule, ...] = ()
     default: Reply = Reply(text="Done.")
-    """Answers what no rule matches."""
+    """The reply where no rule matches."""
     model: str = "scripted"
     """Name under which the model is served."""
     context_length: PositiveInt = 32768

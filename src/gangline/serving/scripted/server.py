@@ -75,7 +75,7 @@ async def scripted_server(
 ) -> AsyncGenerator[str, None]:
     """A running scripted engine on a free loopback port; gives its base URL (without `/v1`).
 
-    parsers: what it reads out of its replies; `Parsers()` leaves it to the client.
+    parsers: formats that it parses in its replies; `Parsers()` leaves parsing to the client.
     """
     checked = script if isinstance(script, Script) else Script.model_validate(script)
     opened = open_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer

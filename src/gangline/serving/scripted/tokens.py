@@ -78,7 +78,7 @@ def _end_of_turn(tokenizer: ChatTokenizer) -> int:
 
 
 def _learn_byte_ids(tokenizer: ChatTokenizer) -> dict[int, int]:
-    """Byte -> id of a byte-level vocabulary, found by looking at what ids decode to.
+    """Byte -> id of a byte-level vocabulary, found by decoding ids.
 
     ASCII encodes to itself. Of the other bytes the second halves are read off two-byte characters that nobody
     merges, and each first byte is then the id that completes a character before known second halves.

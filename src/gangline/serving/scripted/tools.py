@@ -1,4 +1,4 @@
-"""Choosing, among whatever tools a request offers, the one that does what the script wants.
+"""Choice of the tool that fits the script's action, among all tools that a request offers.
 
 Tools are recognised by their parameters: a command is a text (or list of texts) parameter named `command`, `cmd`
 or alike; a file tool has a path, and a content if it writes. Other required parameters get harmless values.

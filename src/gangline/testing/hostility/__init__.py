@@ -13,14 +13,14 @@
 
 `attacked_grounds` plants secrets wherever a process can have one, on the host and in a second sandbox, and starts the
 sandbox that most attacks share. An attack is a program that runs inside, or a use of the runtime from outside while the
-agent misbehaves inside; it returns evidence when it succeeded. Programs inside print a verdict: one that says nothing
+agent misbehaves inside; it returns evidence when it succeeded. Programs inside print a verdict: one without a verdict
 is a failure of the attack, never a pass.
 
 An attack that cannot succeed is no check. `open_runtime.OpenRuntime` has no walls, and every attack succeeds in it but
 those on things that this machine's kernel does not have: run them there too when you add one. It needs root.
 
-`attack` says what an attack is, `grounds` where it happens, and `suites/` has the attacks. Start with `attack`.
-What a sandbox must have inside: `sh`, coreutils, util-linux and `python3`.
+`attack` defines an attack, `grounds` is its place, and `suites/` has the attacks. Start with `attack`.
+Programs that a sandbox must contain: `sh`, coreutils, util-linux and `python3`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One attack: its name, the asset it is after, and its run, which returns the evidence when it succeeded.
 
 An attack from inside is a plain function in our own source: its source goes into the sandbox behind that of `kit`, so
-it may use only what `kit` has, its argument, and what it imports itself.
+it may use only the names of `kit`, its argument, and its own imports.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Attacks:
 
 
 def program_source(programs: Mapping[str, tuple[Program, Mapping[str, Any]]]) -> str:
-    """All that `python3 -` is fed to run programs one after the other: name -> program and what it is given."""
+    """The whole input of `python3 -` to run programs one after the other: name -> program and its argument."""
     sources = dict.fromkeys(_source(program) for program, _given in programs.values())
     calls = [
         f"    {name!r}: ({program.__name__}, {json.dumps(given)!r})," for name, (program, given) in programs.items()

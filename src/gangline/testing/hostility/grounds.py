@@ -1,4 +1,4 @@
-"""The place where attacks happen: the sandbox that they share, its neighbour, and what is planted on the host."""
+"""The place of the attacks: the sandbox that they share, its neighbour, and the secrets planted on the host."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Grounds:
         """In the arguments of every process that an attack leaves behind."""
         self.host: dict[str, Any] = {}
         self.other: dict[str, Any] = {}
-        """What the victim on the host, and the one in the other sandbox, have told of themselves."""
+        """The facts that the victim on the host, and the one in the other sandbox, reported about themselves."""
         self.handle: RuntimeHandle
         self.neighbour: RuntimeHandle
         self._victim: subprocess.Popen[str] | None = None
@@ -95,7 +95,7 @@ class Grounds:
         return verdict.told if verdict.outcome == "breached" else None
 
     async def _judged(self, attack: Attack) -> Verdict:
-        """Of a program. All of one place run by one command, the first time that one is asked for."""
+        """The verdict on a program. All of one place run by one command, the first time that one is asked for."""
         if attack.name not in self._verdicts:
             handle = self.handle if attack.place == "shared" else await self._listed()
             programs = {
@@ -149,7 +149,8 @@ class Grounds:
         return promised(handle, limit)
 
     async def ask_victim(self, line: str) -> bytes:
-        """Ask the victim on the host: `signals` is the number that it got, `memory` what it has in its memory."""
+        """Query the victim on the host: `signals` returns the number that it received, `memory` the content of its
+        memory."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.host["tcp"])
         writer.write(line.encode() + b"\n")
         try:
@@ -261,7 +262,7 @@ victim.main(sys.argv[1])
 async def attacked_grounds(
     runtime: Runtime, root: Path, attacks: Sequence[Attack], *, isolated: bool = True, image: str | None = None
 ) -> AsyncGenerator[Grounds]:
-    """Plant what is attacked, and start the sandboxes. `root`: an empty folder that only this user may enter."""
+    """Plant the targets, and start the sandboxes. `root`: an empty folder that only this user may enter."""
     folder, sandboxes = root / "host", root / "sandboxes"
     folder.mkdir(mode=0o700)
     sandboxes.mkdir()

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Given = dict[str, Any]
-"""What the outside passes: secrets to look for, process ids, ports, paths."""
+"""Facts passed from outside: secrets to look for, process ids, ports, paths."""
 
 _NUMBERS = {
     "acct": (163, 89),
@@ -96,7 +96,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 class Absent(Exception):
-    """The kernel or the sandbox does not have what is attacked."""
+    """The kernel or the sandbox does not have the target."""
 
 
 def syscall(name: str, *args: Any) -> int:
@@ -131,7 +131,7 @@ def pids() -> list[int]:
 
 
 def contents(path: str, max_bytes: int = 1 << 20) -> bytes:
-    """What a file has, or nothing when it cannot be read. Does not wait for anybody."""
+    """The content of a file, or nothing when it cannot be read. Never blocks."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -162,7 +162,7 @@ def removed_file(folder: str, size_bytes: int) -> int:
 
 
 def said_by(address: Any, family: int, kind: int = socket.SOCK_STREAM, line: bytes = b"tell\n") -> bytes:
-    """What a service answers to a line."""
+    """A service's answer to a line."""
     with socket.socket(family, kind) as talk:
         talk.settimeout(3)
         talk.connect(address)

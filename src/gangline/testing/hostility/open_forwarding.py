@@ -1,7 +1,7 @@
 """A forward proxy that forwards anything to anywhere: the missing wall of network `list`.
 
-Whatever is not on loopback stands for an address of a cloud, and is answered by a stand-in with `INSIDE`: no packet
-leaves this machine.
+An address outside loopback stands for one of a cloud, and is answered by a stand-in with `INSIDE`: no packet leaves
+this machine.
 """
 
 from __future__ import annotations

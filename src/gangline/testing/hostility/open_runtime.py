@@ -1,7 +1,7 @@
 """A runtime without a single wall, in which every attack must succeed: an attack that cannot is no check.
 
 Never use it for an agent. Commands run on this machine with all rights, all descriptors and the whole environment of
-this process; files are moved through links; `kill` and `stop` know only the processes that they started, and clean up
+this process. Files are moved through links. `kill` and `stop` know only the processes that they started, and clean up
 as the files' owner would, without privileges, so that modes of files stand in the way.
 """
 

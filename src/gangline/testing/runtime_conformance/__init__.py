@@ -1,14 +1,14 @@
-"""What every runtime must do, as checks that any runtime's author can run.
+"""Requirements on every runtime, as checks that any runtime's author can run.
 
     @pytest.mark.parametrize("check", checks(isolated=True), ids=lambda check: check.__name__)
     async def test_my_runtime(check, tmp_path):
         await run_check(check, MyRuntime(), tmp_path, isolated=True)
 
-`isolated` says that the runtime promises isolation (own processes, own files). What else it may lack it must say by
-`limits()`: a limit or a network that is `not enforced` is not checked, and the check raises `unittest.SkipTest`, which
-pytest tells as a skip. A check that fails raises AssertionError with what was expected.
+`isolated` says that the runtime promises isolation (own processes, own files). Other missing features must be reported
+by `limits()`: a limit or a network that is `not enforced` is not checked, and the check raises `unittest.SkipTest`,
+which pytest reports as a skip. A failed check raises AssertionError with the expectation.
 
-What a sandbox must have inside: `sh`, coreutils, grep, findutils, util-linux (`setsid`, `flock`) and `python3`. A
+Programs that a sandbox must contain: `sh`, coreutils, grep, findutils, util-linux (`setsid`, `flock`) and `python3`. A
 runtime that starts nothing without an image is given one by `image`.
 
 No check sleeps in the hope that something has happened. Whether a process lives is asked of a lock that it holds: a

@@ -1,4 +1,5 @@
-"""Where a check works: sandboxes of the runtime under test, a proxy for them to reach, and ways to ask what lives."""
+"""The environment of a check: sandboxes of the runtime under test, a proxy for them to reach, and ways to find live
+processes."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 NOT_ENFORCED = "not enforced"
-"""What `limits()` says of a limit, or of the network, that the runtime cannot hold."""
+"""The value in `limits()` for a limit, or the network, that the runtime cannot enforce."""
 _PATIENCE_S = 120.0
 _PAUSE_S = 0.02
 """Between two looks at something that is going to happen."""
@@ -119,7 +120,7 @@ class Checks:
 async def run_check(check: Check, runtime: Runtime, root: Path, *, isolated: bool, image: str | None = None) -> None:
     """Run one check against a runtime; `root` is an empty folder.
 
-    Raises: AssertionError; unittest.SkipTest when the runtime says that it does not do what is checked.
+    Raises: AssertionError; unittest.SkipTest when the runtime reports that it lacks the checked feature.
     """
     async with proxies() as proxy:
         bench = Bench(runtime, root, proxy, isolated=isolated, image=image)
@@ -135,7 +136,7 @@ async def run_check(check: Check, runtime: Runtime, root: Path, *, isolated: boo
 class Proxy:
     """Stands for the node's: answers a line with `proxy:` and the line.
 
-    A connection that has said `hold NAME` tells of the process that has it: it ends with that process.
+    A connection that has sent `hold NAME` shows whether the process that has it lives: it ends with that process.
     """
 
     def __init__(self) -> None:
@@ -192,7 +193,7 @@ def dial(url_or_port: str | int | None, line: str = "hello", host: str = "127.0.
 def daemon(lock: str = "lock", prelude: str = "") -> str:
     """A shell command that leaves a grandchild in a session of its own, whose parent is gone, holding a lock.
 
-    `prelude`: what the grandchild does first.
+    `prelude`: the grandchild's first commands.
     """
     inner = f"{prelude}exec 9> {lock}; flock 9; touch {lock}.held; sleep 100000"
     return f"setsid sh -c '({inner}) &' > /dev/null 2>&1 < /dev/null"

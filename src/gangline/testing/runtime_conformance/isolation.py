@@ -1,4 +1,4 @@
-"""What an untrusted program must not be, see, or change."""
+"""Isolation: identities, sights and changes that an untrusted program must not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sandbox may use: what `limits()` says is enforced, is."""
+"""Limits of a sandbox: a limit that `limits()` reports as enforced is enforced."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def a_files_size_is_limited(bench: Bench) -> None:
 
 @CHECKS.add
 async def what_a_sandbox_takes_of_the_disk_is_limited(bench: Bench) -> None:
-    """Its processes end, and what they wrote is kept. What lies in a folder that is closed to everyone counts."""
+    """Its processes end, and their files are kept. Files in a folder that is closed to everyone count."""
     handle = await bench.start(limits=LimitsSpec(disk_bytes=24 << 20))
     promised(handle, "disk_bytes")
     write = "for n in $(seq 16); do head -c 1M /dev/urandom > $n || exit 3; done"
@@ -143,7 +143,7 @@ async def a_sandbox_within_its_limits_is_left_alone(bench: Bench) -> None:
 
 @CHECKS.isolation
 async def file_systems_in_memory_have_a_size(bench: Bench) -> None:
-    """Of all that an agent can write to; what they hold counts as memory, where that is limited."""
+    """All those that an agent can write to; their content counts as memory, where that is limited."""
     handle = await bench.start()
     seen = await handle.exec(
         "awk '$3 == \"tmpfs\" {print $2}' /proc/mounts | while read -r at; do"

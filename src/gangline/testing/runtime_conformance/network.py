@@ -1,4 +1,5 @@
-"""What a sandbox reaches under each network policy. A runtime that says its network is `not enforced` is not asked."""
+"""The hosts that a sandbox reaches under each network policy. A runtime that reports its network as `not enforced` is
+not checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What network `list` means. A runtime that refuses it, or says that its network is `not enforced`, is not asked.
+"""The meaning of network `list`. A runtime that rejects it, or reports its network as `not enforced`, is not checked.
 
 All hosts are on this machine's loopback, and listed as such.
 """
@@ -59,7 +59,7 @@ async def _host(name: str) -> AsyncGenerator[int]:
 
 
 async def _fetch(handle: RuntimeHandle, url: str, **env: str) -> ExecResult:
-    """As a program does that heeds the proxy variables also for what looks local."""
+    """Fetch like a program that heeds the proxy variables also for local-looking hosts."""
     return await handle.exec(["python3", "-c", _FETCH, url], env={"NO_PROXY": "", "no_proxy": "", **env})
 
 

@@ -1,4 +1,4 @@
-"""What an untrusted program may ask of the kernel: interfaces that reach over a sandbox's walls are closed to it."""
+"""System calls of an untrusted program: kernel interfaces that reach beyond a sandbox's walls are closed to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whatever two processes of one machine can meet at: shared memory, queues, semaphores, temporary files, sockets."""
+"""Means of contact between two processes of one machine: shared memory, queues, semaphores, temporary files,
+sockets."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ def reads_files_in_folders_for_everyone(given: Given) -> str | None:
 
 @ATTACKS.against_both
 def writes_files_in_folders_for_everyone(given: Given) -> str | None:
-    """Opened only: what is there stays."""
+    """Only opens them, so that existing content stays."""
     for path in given["victim"]["files"]:
         with contextlib.suppress(OSError):
             os.close(os.open(path, os.O_WRONLY))

@@ -1,6 +1,7 @@
-"""The forward proxy of network `list`: ways to make it dial what is not on the list, or what no list may mean.
+"""The forward proxy of network `list`: ways to make it dial hosts that are not on the list, or that no list may mean.
 
-The list has the victim's port of `localhost`, but no address: a name alone must not lead to what is not public.
+The list has the victim's port of `localhost`, but no address: a name alone must not lead to an address that is not
+public.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ def fetches_by_another_method(given: Given) -> str | None:
 
 @ATTACKS.listed
 def names_two_lengths_of_a_body(given: Given) -> str | None:
-    """What follows the shorter one would be a request of its own."""
+    """The bytes after the shorter one would be a request of its own."""
     port = given["victim"]["tcp"]
     url = f"http://127.0.0.1:{port}/"
     head = f"GET {url} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nContent-Length: 9\r\n\r\n"

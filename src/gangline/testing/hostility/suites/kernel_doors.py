@@ -26,7 +26,7 @@ def handles_page_faults_itself(given: Given) -> str | None:
 
 @ATTACKS.inside
 def handles_its_own_page_faults(given: Given) -> str | None:
-    """UFFD_USER_MODE_ONLY is what the kernel allows to everyone."""
+    """The kernel allows UFFD_USER_MODE_ONLY to everyone."""
     return f"descriptor {syscall('userfaultfd', 1)}"
 
 

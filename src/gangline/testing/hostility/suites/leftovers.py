@@ -27,7 +27,7 @@ _MESSES = {
         "(unshare -Urm sh -c 'mount -t tmpfs none m; touch m/x ready; sleep 1000' >/dev/null 2>&1 </dev/null &); true"
     ),
 }
-"""What an agent does -> the name says what would stay."""
+"""The agent's action -> the name of a possible leftover."""
 
 
 def _leaves(shell: str) -> Assault:

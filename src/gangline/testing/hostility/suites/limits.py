@@ -1,7 +1,7 @@
-"""What a sandbox may use of the machine: an agent that takes more takes it from everyone.
+"""Limits on a sandbox's use of the machine: an agent that takes more takes it from everyone.
 
-Each attack has a sandbox of its own, with limits that it must not pass; a limit that the runtime says not to enforce is
-not attacked.
+Each attack has a sandbox of its own, with limits that it must not pass; a limit that the runtime reports as not
+enforced is not attacked.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ _SEEN_BY_NAMESPACES = (
     keeps_removed_files_open,
     keeps_removed_files_mapped,
 )
-"""What they take is known to be one sandbox's only where it has file systems and processes of its own."""
+"""Their use can be attributed to one sandbox only where it has file systems and processes of its own."""
 _TAKEN_TOGETHER = (takes_memory_as_a_file_without_a_name, takes_memory_with_many_processes)
 for _program, (_limit, _limits) in _LIMITED.items():
     ATTACKS.add(
@@ -229,7 +229,7 @@ def takes_connections_to_the_proxy_without_end(given: Given) -> str | None:
 
 @ATTACKS.inside
 def fills_file_systems_in_memory(given: Given) -> str | None:
-    """Every one that it may write: what is written there is the machine's memory."""
+    """Every one that it may write: their content is in the machine's memory."""
     block = b"1" * (1 << 20)
     mounts = [line.split() for line in contents("/proc/self/mounts").decode(errors="replace").splitlines()]
     root = [f"/{name}" for name in ("run", "var/tmp", "var", "home", "mnt", "srv", "")] if "tmpfs" in mounts[0] else []

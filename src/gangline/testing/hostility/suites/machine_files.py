@@ -110,7 +110,7 @@ def puts_modules_where_others_import_them(given: Given) -> str | None:
 
 @ATTACKS.inside
 def changes_modes_and_times_of_programs(given: Given) -> str | None:
-    """To what they are."""
+    """Sets them to their current values."""
     path = os.path.realpath("/usr/bin/env")
     os.chmod(path, os.stat(path).st_mode & 0o7777)
     return f"the mode of {path} was set"

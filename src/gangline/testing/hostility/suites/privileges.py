@@ -199,7 +199,7 @@ def mounts_a_folder_elsewhere(given: Given) -> str | None:
 
 @ATTACKS.inside
 def makes_a_mount_writable_again(given: Given) -> str | None:
-    """On what is no mount, so that nothing happens."""
+    """On a path that is no mount, so that nothing happens."""
     return passed_permission("mount", None, given["workdir"].encode() + b"/.", None, 32 | 4096 | 1, None)
 
 
@@ -373,7 +373,7 @@ def takes_a_place_before_all_others(given: Given) -> str | None:
 
 @ATTACKS.inside
 def sets_the_program_that_gets_core_dumps(given: Given) -> str | None:
-    """To what it is. It runs on the host, as root."""
+    """Sets it to its current value. It runs on the host, as root."""
     path = "/proc/sys/kernel/core_pattern"
     value = contents(path)
     with open(path, "wb") as file:

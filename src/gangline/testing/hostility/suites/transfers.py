@@ -115,7 +115,7 @@ def _uploads(shell: str, path: str) -> Assault:
 
 
 def _planted(grounds: Grounds) -> str | None:
-    """What an upload left among the node's own files. It is removed."""
+    """The file that an upload left among the node's own files. It is removed."""
     found = [path for path in Path(grounds.host["folder"]).rglob("*") if path.name not in ("secret", "more")]
     for path in found:
         path.unlink()
