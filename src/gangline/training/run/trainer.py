@@ -81,7 +81,7 @@ class ScheduleSettings(TrainingOptions):
 
 
 class Learning(Protocol):
-    """The object of training, such as `gangline.training.learning.learner.Learner`. Called in a thread, once at a time."""
+    """The object of training, such as `training.learning.learner.Learner`. Called in a thread, once at a time."""
 
     def step(self, samples: Sequence[Sample]) -> dict[str, float]: ...
 
