@@ -2,6 +2,6 @@
 
 Each of the four has a folder with a `runtime`; `process` and `namespaced`, on which all that isolate are built, stand
 here. `commands/` runs a command, `confinement/` limits it, `network/` connects it, `shared/` has the host's side,
-`keeping/` lets sandboxes outlive the node, and `images/` builds what containers start from. Start with `process`, the
+`keeping/` lets sandboxes outlive the node, and `images/` builds the images of containers. Start with `process`, the
 smallest runtime, then `namespaced`.
 """

@@ -1,7 +1,7 @@
 """Sandboxes made of namespaces that a launcher makes, and that our supervisors enter from outside.
 
-What `sandbox` and `apptainer` share: the folders, the commands, the proxies, the limits, the end. What differs between
-them is an `Enclosure`.
+The common part of `sandbox` and `apptainer`: the folders, the commands, the proxies, the limits, the end. Their
+difference is an `Enclosure`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Enclosure(Protocol):
     no filter of system calls."""
 
     def make_folders(self) -> None:
-        """What it needs in the sandbox's folder, once, beside the shared folders and the files of users."""
+        """Make its own folders in the sandbox's folder, once, beside the shared folders and the files of users."""
         ...
 
     def launch(self) -> Launch:
@@ -62,7 +62,7 @@ class Enclosure(Protocol):
         ...
 
     def entered(self, proc_fd: int) -> None:
-        """Look at what was started. `proc_fd`: the open `/proc/<pid>` folder of its first process."""
+        """Inspect the started sandbox. `proc_fd`: the open `/proc/<pid>` folder of its first process."""
         ...
 
     def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
@@ -70,12 +70,12 @@ class Enclosure(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what it holds; nothing lives in it any more."""
+        """Release its resources; nothing lives in it any more."""
         ...
 
 
 def checked_folders(start: RuntimeStart, reserved: Sequence[str]) -> dict[str, Path]:
-    """What the sandbox writes and the host reads: path inside -> host folder.
+    """Folders that the sandbox writes and the host reads: path inside -> host folder.
 
     reserved: where none of them can be. Raises: InvalidRequest, also when `start` is wrong elsewhere.
     """

@@ -153,7 +153,7 @@ class _ProcessHandle:
             raise RuntimeFailed(f"runtime {self.runtime_id} was stopped.")
 
     async def kill(self) -> None:
-        """Supervisors first: each ends its own tree, labelled or not; then what was left behind earlier."""
+        """Supervisors first: each ends its own tree, labelled or not; then processes left behind earlier."""
         async with self._lock:
             await self._executions.close()
             await asyncio.to_thread(self._kill_labelled)

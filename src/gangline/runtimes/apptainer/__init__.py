@@ -1,4 +1,4 @@
 """The runtime `apptainer`: images run by Apptainer.
 
-`runtime` starts a sandbox, and `command_line` decides what it sees. Start with `runtime`.
+`runtime` starts a sandbox, and `command_line` decides which files it sees. Start with `runtime`.
 """

@@ -26,16 +26,16 @@ __all__ = ["ApptainerLaunch", "View", "checked_image", "container_environment", 
 _OF_APPTAINER = ("APPTAINER_", "SINGULARITY_", "GANGLINE_")
 _OF_ITS_SHELL = {"PS1", "PROMPT_COMMAND", "PWD", "OLDPWD", "HOME", "TERM", "SHLVL", "_", "USER_PATH"}
 _ITS_DEFAULTS = {("LANG", "C"), ("LD_LIBRARY_PATH", "/.singularity.d/libs")}
-"""What it sets where the image sets nothing."""
+"""Its values where the image sets none."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that decides what a container sees."""
+    """The view of a container: every setting that decides which files it sees."""
 
     image: str
     """A file of Apptainer's, or a folder with a root file system."""
     overlay: Path
-    """Folder that takes what is written to the image's own paths."""
+    """Folder for files written to the image's own paths."""
     shared: Mapping[str, Path]
     """Path inside -> host folder, writable."""
     expose: Sequence[Path]
@@ -115,7 +115,7 @@ class ApptainerLaunch:
     """See `holder.Launch`. It clears its environment, and with it our label, so a reaper finds it by its mounts."""
 
     def __init__(self, arguments: Sequence[str], folder: Path) -> None:
-        """`folder`: what Apptainer keeps of its own goes there."""
+        """`folder`: for Apptainer's own files."""
         self._arguments = arguments
         self._folder = folder
 
@@ -150,7 +150,7 @@ class ApptainerLaunch:
 
 
 def _numbers(pid: int) -> list[str]:
-    """Of a process in the namespaces that it is in, outermost first; none of one that is gone."""
+    """Numbers of a process in its namespaces, outermost first; none if it is gone."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("NSpid:"):
@@ -177,7 +177,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def container_environment(first_pid: int) -> dict[str, str]:
-    """What the image sets: the environment of the waiting shell, without what is Apptainer's own."""
+    """The image's variables: the environment of the waiting shell, without Apptainer's own."""
     for pid in _descendants(first_pid):
         with suppress(OSError):
             lines = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape").split("\0")

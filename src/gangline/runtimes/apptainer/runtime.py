@@ -5,7 +5,7 @@ Laws:
   instances that would outlive us. Commands enter it from outside, each under a supervisor: see `namespaced`.
 - Started by root, each container's commands are a numeric user of its own; started by a user, they are that user, or,
   where the operator allows it (`GANGLINE_APPTAINER_FAKEROOT`), root of a user namespace, which may install packages.
-- The image stays as it is: what is written beside the shared folders goes to an overlay that ends with the sandbox. An
+- The image never changes: files written beside the shared folders go to an overlay that ends with the sandbox. An
   ordinary user's container is all the agent's own then, which may write to any of its image's files, as it sees them.
 - Without an image it sees the host's programs, as `sandbox` does.
 - Networks `none`, `proxy` and `list` are a network namespace with only `lo`. Under `full` it is the host's network, and
@@ -53,7 +53,7 @@ _RESERVED = ("/proc", "/dev", "/sys", "/etc", "/.singularity.d")
 
 
 class ApptainerRuntime:
-    """Starts containers with `apptainer`, or what `GANGLINE_APPTAINER` names."""
+    """Starts containers with `apptainer`, or the command in `GANGLINE_APPTAINER`."""
 
     name: ClassVar[str] = "apptainer"
     is_keepable: ClassVar[bool] = True

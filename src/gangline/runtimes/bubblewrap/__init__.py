@@ -1,5 +1,5 @@
 """The runtime `sandbox`: namespaces made by bubblewrap.
 
-`runtime` starts a sandbox, `command_line` decides what it sees, and `obstacles` explains a machine that cannot do it.
-Start with `runtime`.
+`runtime` starts a sandbox, `command_line` decides which files it sees, and `obstacles` explains why a machine cannot
+run it. Start with `runtime`.
 """

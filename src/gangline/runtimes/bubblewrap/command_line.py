@@ -1,4 +1,4 @@
-"""What a sandbox sees, as the command line of `bwrap`, and `bwrap` as a launcher of namespaces.
+"""The view of a sandbox as the command line of `bwrap`, and `bwrap` as a launcher of namespaces.
 
 The root is an empty, read-only file system in memory; every host path in it is bound, read-only, by name. A folder
 that must hold a mount point of ours cannot be bound whole, for nothing can be created in it: its entries are bound one
@@ -44,7 +44,7 @@ SHM_BYTES = 256 << 20
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that decides what a sandbox sees."""
+    """The view of a sandbox: every setting that decides which files it sees."""
 
     image: Path | None
     """Folder used as root file system; None is the host's own."""
@@ -97,7 +97,7 @@ class BubblewrapLaunch:
 
 
 _LISTS_OF_KEYS = ("/proc/keys", "/proc/key-users")
-"""The kernel shows a user's keys to all processes of that user, in whatever namespaces."""
+"""The kernel shows a user's keys to all processes of that user, in any namespaces."""
 
 
 def arguments(view: View) -> list[str]:
@@ -119,7 +119,7 @@ def _tops(view: View) -> list[Path]:
 
 
 def _seen(view: View) -> dict[str, Path]:
-    """Path inside -> host folder, of what is bound read-only; links are links inside too."""
+    """Path inside -> host folder, for the paths bound read-only; links are links inside too."""
     tops = {f"/{top.name}": top for top in _tops(view) if not top.is_symlink()}
     return tops | {str(path): path for path in view.expose}
 
@@ -202,9 +202,9 @@ def _folders(view: View, empty: Sequence[str]) -> list[str]:
 
 
 def private_files(etc: Path = Path("/etc")) -> list[Path]:
-    """Files under `etc` that not everyone may read: what a sandbox run as their owner must not see.
+    """Files under `etc` that not everyone may read, which a sandbox run as their owner must not see.
 
-    Folders that not everyone may enter are told as their files.
+    Folders that not everyone may enter are listed as well.
     """
     found: list[Path] = []
     for name, folders, files in os.walk(etc):

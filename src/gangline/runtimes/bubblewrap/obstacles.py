@@ -15,7 +15,7 @@ _SYSCTLS = (
 
 
 def obstacle(complaint: str, proc_sys: Path = Path("/proc/sys"), path: str | None = None) -> str:
-    """A message for people. `complaint`: what the attempt said; `path`: where programs are looked for."""
+    """A message for people. `complaint`: the error output of the attempt; `path`: where programs are looked for."""
     if shutil.which("bwrap", path=path) is None:
         return "bubblewrap is not installed. Run, as root: apt-get install -y bubblewrap"
     for name, closed, line in _SYSCTLS:

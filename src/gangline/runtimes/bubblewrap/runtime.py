@@ -123,7 +123,7 @@ class _Bubblewrap:
         return BubblewrapLaunch([*arguments(view), *(["--uid", uid, "--gid", uid] if as_root else [])])
 
     def entered(self, proc_fd: int) -> None:
-        """What is inside is the host's."""
+        """Files inside are the host's."""
 
     def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
         return clean_environment(self._expose, HOME, extra)

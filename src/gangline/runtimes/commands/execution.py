@@ -1,7 +1,8 @@
-"""One command in a runtime: started under a supervisor of its own, its output bounded, its end told apart.
+"""One command in a runtime: started under a supervisor of its own, with bounded output and a classified end.
 
-Who starts it keeps one end of a control socket: closing it, on purpose or by dying, kills the command's whole tree. All
-that happens between a call and its process being started is synchronous, so a cancelled caller never loses a process.
+The process that starts it keeps one end of a control socket: closing it, on purpose or by dying, kills the command's
+whole tree. All that happens between a call and its process being started is synchronous, so a cancelled caller never
+loses a process.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _SOURCE = str(Path(gangline.__file__).parents[1])
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor is told."""
+    """The supervisor's order."""
 
     argv: Sequence[str]
     cwd: str
@@ -135,7 +136,7 @@ class Executions:
         return "killed"
 
     async def close(self) -> None:
-        """Kill what runs, and let go of every pipe."""
+        """Kill running processes, and close every pipe."""
         for execution in tuple(self._running):
             execution.order_kill()
         await asyncio.gather(*(execution.answer() for execution in tuple(self._running)), *self._killing)
@@ -246,7 +247,7 @@ def _input(data: bytes | None):
 class _Pipe:
     """Reads a command's output for as long as anyone can write it: the front is kept, the rest is drained.
 
-    What background processes write after the command's end is drained too: closing the pipe would kill them.
+    Output of background processes after the command's end is drained too: closing the pipe would kill them.
     """
 
     def __init__(
@@ -293,7 +294,7 @@ class _Pipe:
             self._sink(self._name, piece)
 
     def finish(self) -> None:
-        """Take what the command wrote before it ended, which is in the pipe by now; then only drain."""
+        """Read the output from before the command's end, which is in the pipe by now; then only drain."""
         if self._fd >= 0:
             waiting = int.from_bytes(fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)), sys.byteorder)
             if waiting:

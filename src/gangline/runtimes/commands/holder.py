@@ -28,7 +28,7 @@ _MAX_COMPLAINT_BYTES = 4096
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 """Where a launcher and its programs are looked for."""
 WAITING = ("sh", "-c", "echo ready; read _")
-"""What a launcher runs inside."""
+"""The command that a launcher runs inside."""
 
 
 class Launch(Protocol):
@@ -43,7 +43,7 @@ class Launch(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what the start needed. Called once, at its end, however it ended."""
+        """Release the resources of the start. Called once, at its end, however it ended."""
         ...
 
 
@@ -59,7 +59,7 @@ class Holder:
 
     @classmethod
     async def start(cls, launch: Launch, label: str) -> Holder:
-        """Start the launcher and wait until the sandbox is complete. Raises: RuntimeFailed with what it said.
+        """Start the launcher and wait until the sandbox is complete. Raises: RuntimeFailed with its error output.
 
         A cancelled caller waits for that too: `bwrap` killed halfway can leave a child that waits for it for ever.
         """

@@ -1,5 +1,5 @@
 """The limits and walls around a command.
 
-`limits` and `cgroups` bound memory, processes and time on the processor; `system_calls` and `seccomp` filter the
-kernel's doors; `masks` hides folders of the host. Start with `limits`.
+`limits` and `cgroups` bound memory, processes and processor time; `system_calls` and `seccomp` filter system calls;
+`masks` hides folders of the host. Start with `limits`.
 """

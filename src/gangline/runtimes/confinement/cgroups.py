@@ -1,7 +1,7 @@
 """Limits by control group, version 1 or 2, where this process may make groups; each controller for itself.
 
 A sandbox's groups are called `gangline@<owner>@<hash of its id>` beside or below the node's own, so that a reaper finds
-them by name alone. What could not be limited is simply absent from `Cgroups.enforced`: the caller falls back.
+them by name alone. Limits that could not be set are absent from `Cgroups.enforced`: the caller falls back.
 
 Version 2 lets only a group without processes of its own hand controllers down, so groups are made in the nearest
 ancestor of the node's that hands down any of those that are needed, or may be told to.
@@ -69,7 +69,7 @@ def make_groups(
 def joined_groups(
     membership: Path, limits: LimitsSpec, root: Path = ROOT, own_membership: Path = Path("/proc/self/cgroup")
 ) -> Cgroups:
-    """The groups that somebody else made for a process and that we may join; what they hold is read back.
+    """The groups that another program made for a process and that we may join; their limits are read back.
 
     membership: that process's `/proc/<pid>/cgroup`.
     """

@@ -1,4 +1,4 @@
-"""What a sandbox may use, and the truth about how each limit is enforced.
+"""Limits of a sandbox, and the truth about the enforcement of each.
 
 A control group limits a sandbox as a whole. Where there is none, an rlimit limits each process: memory as
 RLIMIT_DATA (RLIMIT_AS would stop programs that only reserve address space, as every JavaScript engine does), the
@@ -22,7 +22,7 @@ PER_PROCESS = "rlimit, per process"
 
 
 def grader_enforcement(grader_home: str | None) -> dict[str, str]:
-    """What `limits()` says of the user `grader`."""
+    """The value in `limits()` for the user `grader`."""
     return {"grader_user": NOT_ENFORCED if grader_home is None else "user of its own"}
 
 
@@ -44,7 +44,7 @@ class Enforcement:
 
 
 def enforcement(limits: LimitsSpec, held: Mapping[str, str], *, own_user: bool) -> Enforcement:
-    """Choose for each limit what enforces it.
+    """Choose the enforcement of each limit.
 
     `held`: limit name -> how, for those that a control group or a watch holds. `own_user`: processes of other
     sandboxes and of the node do not count against this one's RLIMIT_NPROC.

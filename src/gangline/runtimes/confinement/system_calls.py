@@ -1,8 +1,8 @@
-"""The filter of system calls that every command runs under, whatever made its sandbox.
+"""The filter of system calls for every command, in any sandbox.
 
 Laws:
-- Refused are interfaces to the kernel that reach over a sandbox's walls, or have often been the way through them. Each
-  has a name by which a task may ask for it (`SystemCall`).
+- Interfaces to the kernel that reach over a sandbox's walls, or have often been the way through them, are rejected.
+  Each has a name by which a task may ask for it (`SystemCall`).
 - Only the machine's own ABI is served: the same calls under another one's numbers (i386, x32, 32-bit ARM) do not exist.
 - `clone3`, whose flags are in memory that a filter cannot read, does not exist while user namespaces are refused: C
   libraries then use `clone`.
@@ -83,7 +83,7 @@ _WHOLE: Mapping[SystemCall, tuple[tuple[str, int], ...]] = {
     "bpf": (("bpf", errno.EPERM),),
     "user_namespaces": (("clone3", errno.ENOSYS), ("setns", errno.EPERM)),
 }
-"""Calls that are refused whatever their arguments, and the error that they return."""
+"""Calls that are rejected for any arguments, and the error that they return."""
 
 _IN_PART: Mapping[SystemCall, tuple[tuple[str, int, int, int], ...]] = {
     "vsock": (("socket", _EQUALS, _AF_VSOCK, errno.EAFNOSUPPORT),),
@@ -92,7 +92,7 @@ _IN_PART: Mapping[SystemCall, tuple[tuple[str, int, int, int], ...]] = {
         ("unshare", _HAS_BIT, _NEW_USER, errno.EPERM),
     ),
 }
-"""Calls that are refused for what their first argument is, or has set."""
+"""Calls that are rejected for the value, or the bits, of their first argument."""
 
 
 def filter_for(allowed: Collection[SystemCall], machine: str | None = None) -> bytes | None:
@@ -137,6 +137,6 @@ def _kernel_filters() -> bool:
 
 
 def enforced(allowed: Collection[SystemCall]) -> str:
-    """What `limits()` reports of the filter."""
+    """The value in `limits()` for the filter."""
     but = f", without {', '.join(sorted(allowed))}" if allowed else ""
     return f"seccomp filter{but}"

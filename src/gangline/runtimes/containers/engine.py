@@ -1,7 +1,7 @@
 """Docker and podman, asked by their command line: both understand the same few commands.
 
 Nothing is asked of them between a sandbox's start and its end, so that a process of theirs for each question costs
-little; and podman needs no service then. What they say when they fail is told as it is, with what to do where that is
+little; and podman needs no service then. Their error messages are passed on unchanged, with a remedy where one is
 known.
 """
 
@@ -33,14 +33,15 @@ _PREFIX = "gangline-"
 
 
 class Inspected(msgspec.Struct, frozen=True):
-    """What we ask of a running container."""
+    """The queried facts about a running container."""
 
     pid: int
-    """Of its first process, on this machine."""
+    """Id of its first process, on this machine."""
     env: dict[str, str]
-    """What its image sets, and we at its start."""
+    """Environment set by its image, and by us at its start."""
     folders: list[Path]
-    """On this machine, with what the container has written: its layer and its volumes; none where they are not told."""
+    """Folders on this machine with the files that the container has written: its layer and its volumes; none where they
+    are unknown."""
 
 
 class Engine:
@@ -107,7 +108,7 @@ class Engine:
         return {name.removeprefix(_PREFIX) for name in names.split() if name.startswith(_PREFIX)}
 
     async def _done(self, *argv: str, folder: Path | None = None) -> str:
-        """What it prints. Raises: RuntimeFailed."""
+        """Its output. Raises: RuntimeFailed."""
         code, printed, complaint = await self._said(*argv, folder=folder)
         if code != 0:
             raise RuntimeFailed(f"{self.name} {argv[0]}: {complaint}")
@@ -145,12 +146,13 @@ class Engine:
 
 
 def _environment() -> dict[str, str]:
-    """The node's. Not its label: what an engine leaves running is not the node's; nor what opens the control plane."""
+    """The node's environment. Without its label, since processes that an engine leaves running are not the node's; and
+    without the keys of the control plane."""
     return {name: value for name, value in os.environ.items() if name not in (LABEL, "GANGLINE_TOKEN")}
 
 
 def checked_image(image: str | None, engine: str) -> str:
-    """Raises: InvalidRequest when there is none, or what is there is no name of an image."""
+    """Raises: InvalidRequest when there is none, or it is no name of an image."""
     if image is None:
         raise InvalidRequest(f"runtime `{engine}` needs an image: set runtime.image, such as debian:12.")
     if not _IMAGE.fullmatch(image):

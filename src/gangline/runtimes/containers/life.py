@@ -2,8 +2,8 @@
 
 Laws:
 - The first process is a shell of the image, root without privileges, that runs nothing of the agent's. It reads from a
-  pipe whose other end only this process holds: when that is gone, however it went, so is the container.
-- It reaps what is orphaned, and the agent, being another user, cannot end it.
+  pipe whose other end only this process holds: when that closes for any reason, the container ends.
+- It reaps orphaned processes, and the agent, being another user, cannot end it.
 - The pipes have no name any more once they are open, so that nobody else opens them.
 """
 
@@ -111,7 +111,7 @@ class ContainerLife:
 
     @classmethod
     async def begin(cls, pipes: Pipes, start: Callable[[], Awaitable[int]]) -> ContainerLife:
-        """`start` starts the container and returns its first process. Raises: what it raises, RuntimeFailed."""
+        """`start` starts the container and returns its first process. Raises: its errors, RuntimeFailed."""
         try:
             pid = await start()
             life = cls(pid, pipes)
@@ -163,7 +163,7 @@ class ContainerLife:
         return os.dup(self._root)
 
     def host_uid(self, uid: int) -> int | None:
-        """What the user `uid` of the container is on the host; None when it is nobody."""
+        """The host's user for the user `uid` of the container; None when there is none."""
         for line in Path(f"/proc/{self.pid}/uid_map").read_text().splitlines():
             inside, outside, count = map(int, line.split())
             if inside <= uid < inside + count:

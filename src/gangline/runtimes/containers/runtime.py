@@ -6,7 +6,7 @@ host, and the node's proxy is a listener opened in its network. So the contract 
 image; it needs `sh` and coreutils.
 
 Laws:
-- The agent is never root inside. Its folders are in the container's own layer, with what the image has there.
+- The agent is never root inside. Its folders are in the container's own layer, with the image's content there.
 - Nothing is pulled. Who submits a task names an image, and nothing else of the engine's command line.
 - Nothing outlives the process that started it: see `container_life`. That is the node's keeper: see `keeper`. A layer
   that it leaves is found by its labels.
@@ -69,7 +69,7 @@ _CONFINED = (
 
 
 class _ContainerRuntime:
-    """What both have in common."""
+    """The common part of both."""
 
     name: ClassVar[str]
     is_keepable: ClassVar[bool] = True
@@ -118,7 +118,7 @@ class _ContainerRuntime:
         return handle
 
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
-        """The engine is asked only where a folder tells that it was used: elsewhere it may be broken, or not there."""
+        """The engine is queried only where a folder shows that it was used: elsewhere it may be broken, or missing."""
         found: set[str] = set()
         if await asyncio.to_thread(_was_used, self.name, owner, root):
             labelled = await self._engine.containers([f"gangline.owner={owner}", f"gangline.runtime={self.name}"])
@@ -190,15 +190,15 @@ class _ContainerHandle:
         self._expose = expose
         self._options = options
         self._env: dict[str, str] = {}
-        """What the image sets."""
+        """Variables set by the image."""
         program = filter_for(start.spec.system_calls_allow)
         self._own_filters = [] if program is None else [program]
         self._engine_filters: list[bytes] = []
-        """Of system calls; none where they cannot be read."""
+        """Filters of system calls; none where they cannot be read."""
         self._groups = Cgroups()
         self._limits = enforcement(start.spec.limits, {}, own_user=True)
         self._written: list[Path] = []
-        """Host folders with what it has written; none where the engine does not tell."""
+        """Host folders with the files that it has written; none where the engine does not report them."""
         self._disk = DiskWatch(start.spec.limits, lambda: self._written, self.kill, root=self._root)
         self._executions = Executions(mark.label)
         self._life: ContainerLife | None = None
@@ -251,7 +251,7 @@ class _ContainerHandle:
         return self._life
 
     async def _first_pid(self) -> int:
-        """Start the container. Its first process, and what its image sets."""
+        """Start the container. Returns its first process, and the image's variables."""
         if self._was_made:
             await self._engine.start(self.runtime_id, self._start.folder)
         else:
@@ -265,7 +265,7 @@ class _ContainerHandle:
         return inspected.pid
 
     def _run_options(self) -> list[str]:
-        """What `start` asks for; the rest was given."""
+        """Options from `start`; the others were given before."""
         network = [] if self._start.spec.network == "full" else ["--network", "none"]
         return [*network, *_limits_options(self._inner_limits()), *self._mounts(), *self._options]
 
@@ -273,7 +273,7 @@ class _ContainerHandle:
         return None if self._life is None else root_inside(self._life.proc_fd)
 
     def _inner_limits(self) -> LimitsSpec:
-        """With room for what is not the agent's."""
+        """Limits with room for processes that are not the agent's."""
         limits = self._start.spec.limits
         num_pids = None if limits.max_pids is None else limits.max_pids + _OURS
         return limits.model_copy(update={"max_pids": num_pids})
@@ -422,7 +422,7 @@ def _filters(pid: int) -> list[bytes]:
 
 
 async def _to_end(work: Coroutine[Any, Any, _T]) -> _T:
-    """An engine that is told to stop halfway leaves a container that nobody knows. Cancelled, wait for the end."""
+    """An engine that is stopped halfway leaves an unknown container. Cancelled, wait for the end."""
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)

@@ -1,5 +1,5 @@
-"""Images for runtimes: what goes into one, when an old one will do, and how it is built.
+"""Images for runtimes: their content, the rules for reusing one, and their construction.
 
-`recipe` says what is asked for, `rendering` writes the definition from the Jinja2 templates in `templates/`, `building`
-runs `apptainer build` or `docker build`, and `shelf` records the images that are there. Start with `recipe`.
+`recipe` describes the request, `rendering` writes the definition from the Jinja2 templates in `templates/`, `building`
+runs `apptainer build` or `docker build`, and `shelf` records the existing images. Start with `recipe`.
 """

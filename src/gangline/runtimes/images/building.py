@@ -1,4 +1,4 @@
-"""Builds images, or finds that one is there. Blocking; what the program that builds says goes to stderr."""
+"""Builds images, or finds an existing one. Blocking; output of the building program goes to stderr."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ImageBuilder:
         self._docker = tuple(docker)
 
     def definition(self, recipe: Recipe) -> str:
-        """What would be built. Raises: InvalidRequest."""
+        """The definition that would be built. Raises: InvalidRequest."""
         return render(recipe, Inputs.read(recipe, self._base_identity(recipe)))
 
     def build(self, recipe: Recipe) -> Built:
@@ -78,7 +78,7 @@ class ImageBuilder:
         return Built(record=record, is_new=True)
 
     def prune(self, num_kept: int) -> list[ImageRecord]:
-        """Remove all but the newest images of each name and kind, and what broken builds left.
+        """Remove all but the newest images of each name and kind, and the remains of failed builds.
 
         Raises: RuntimeUnavailable when docker's images are among them, and docker is not there.
         """
@@ -108,7 +108,8 @@ class ImageBuilder:
         return self._docker_id(record.image) is not None
 
     def _base_identity(self, recipe: Recipe) -> str:
-        """A file's content, or what docker has under the name; a folder, or what is not here yet, by its name."""
+        """Digest of a file's content, or of docker's image of that name; for a folder, or an image that is not here
+        yet, its name."""
         path = Path(recipe.base)
         if path.is_file():
             with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What goes into an image, and what decides whether one that is there will do. Pure, but that it reads files.
+"""The content of an image, and the conditions for reusing an existing one. Pure, but that it reads files.
 
 Source: ProRL Agent, 3.2.2 (three caching modes).
 """
@@ -47,12 +47,12 @@ class Tool(BaseModel):
 
 
 class Recipe(BaseModel):
-    """What an image is asked to be."""
+    """The requested content of an image."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$")
-    """Of the image; each build of it has a digest beside its name."""
+    """Name of the image; each build of it has a digest beside its name."""
     kind: ImageKind = "apptainer"
     base: Annotated[str, AfterValidator(_one_word)] = "docker://debian:bookworm-slim"
     """Image to start from: a name in a registry, with or without `docker://`; an image file or root folder."""
@@ -88,10 +88,10 @@ class Recipe(BaseModel):
 
 
 class Inputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a recipe's files and base image hold right now."""
+    """The current content of a recipe's files and base image."""
 
     base: str
-    """What the base's name means: a digest where that can be known, else the name."""
+    """The base image: a digest where it is known, else the name."""
     lock_sha256: str | None
     definition_sha256: str | None
     framework: str = __version__
@@ -119,7 +119,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def digest_of(parts: Iterable[str]) -> str:
-    """Of text in pieces; where one ends and the next begins counts."""
+    """Digest of text in pieces; their boundaries count."""
     return hashlib.sha256(msgspec.json.encode(list(parts))).hexdigest()
 
 

@@ -1,6 +1,6 @@
 """Recipe -> the text of a definition file (Apptainer) or a Dockerfile, by Jinja2. Builds nothing.
 
-Whatever a recipe holds is quoted for the shell it ends up in; a name that a template does not know is an error.
+All values of a recipe are quoted for their shell; a name that a template does not know is an error.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _filled(text: str, name: str, variables: dict[str, Any]) -> str:
 
 
 def _variables(recipe: Recipe, inputs: Inputs) -> dict[str, Any]:
-    """What templates know; docs/guides/images.md lists it."""
+    """Variables of the templates; docs/guides/images.md lists them."""
     npm = [tool for tool in recipe.tools if tool.source == "npm"]
     return {
         "name": recipe.name,

@@ -1,6 +1,6 @@
 """The images that are there: one record beside each. Blocking.
 
-A record is written when its image is whole, in one step; an image without one is what a broken build left.
+A record is written in one step when its image is whole; an image without one remains from a failed build.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["ImageRecord", "Shelf"]
 
 
 class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What an image was made of."""
+    """The parts from which an image was made."""
 
     name: str
     kind: ImageKind
     digest: str
-    """Of all that went in: names the image."""
+    """Digest of all parts: names the image."""
     image: str
-    """What `runtime.image` of a task is set to: a path, or a name with a tag."""
+    """The value for `runtime.image` of a task: a path, or a name with a tag."""
     caching: Caching
     key: str | None
     base: str
@@ -80,7 +80,7 @@ class Shelf:
 
     @contextmanager
     def alone(self) -> Generator[None]:
-        """One builder at a time: the second finds what the first has made."""
+        """One builder at a time: the second finds the first one's image."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder / ".lock", wait=True):
             yield

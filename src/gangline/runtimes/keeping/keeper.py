@@ -7,11 +7,11 @@ next life.
 
 Laws
 - Nothing outlives the node by more than the grace. A node that stops in order ends the keeper; when the connection is
-  lost, what was not meant to outlive the node is removed at once, and all else when the grace has passed.
+  lost, sandboxes that were not meant to outlive the node are removed at once, and the others when the grace has passed.
 - Nothing outlives the node's interest in it: from time to time the node says which sandboxes it holds, in the order of
   its requests; any other is stopped, be it that its handle was lost or that stopping it failed.
 - Nothing outlives the keeper: every sandbox dies with its parent, and that is this process's only thread that starts
-  any. What a killed keeper leaves (folders, control groups) its node reaps.
+  any. Leftovers of a killed keeper (folders, control groups) are reaped by its node.
 - One node at a time, of the same user; the next one is heard when all that the last one left undone is removed.
 - It knows nothing of sessions: a note of the node's is kept in memory beside a sandbox and given back as it is.
 """
@@ -49,14 +49,14 @@ _UNDISTURBED = (wire.Stop, wire.Kill, wire.Annotate)
 
 
 class KeeperOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What a keeper is started with: its one argument, as JSON."""
+    """The start options of a keeper: its one argument, as JSON."""
 
     listening_fd: int
-    """Of the Unix socket where nodes connect."""
+    """Descriptor of the Unix socket where nodes connect."""
     folder: str
     """Where that socket is."""
     agents_fd: int
-    """Of the listening socket that agents reach."""
+    """Descriptor of the listening socket that agents reach."""
     grace_s: float
     """How long a node may be away."""
 
@@ -107,7 +107,7 @@ class _Keeper:
             node = await self._next_node(self.grace_s)
 
     def forget_all_but(self, held: Collection[str]) -> None:
-        """Stop what the node has forgotten."""
+        """Stop the sandboxes that the node has forgotten."""
         forgotten = [one for runtime_id, one in self.sandboxes.items() if runtime_id not in held]
         if forgotten:
             log.warning("keeper.forgotten runtimes=%s", [one.handle.runtime_id for one in forgotten])
@@ -152,7 +152,7 @@ class _Keeper:
             writer.close()
 
     async def _stop(self, sandboxes: Iterable[_Sandbox]) -> None:
-        """What cannot be stopped is left to the reaper."""
+        """Sandboxes that cannot be stopped are left to the reaper."""
         stopping = tuple(sandboxes)
         for sandbox in stopping:
             del self.sandboxes[sandbox.handle.runtime_id]
@@ -162,7 +162,7 @@ class _Keeper:
 
 
 class _Service:
-    """What one node asks for, each request a task."""
+    """The requests of one node, each a task."""
 
     def __init__(self, keeper: _Keeper, writer: asyncio.StreamWriter) -> None:
         self._keeper = keeper
@@ -201,7 +201,7 @@ class _Service:
         task.cancel()
 
     async def close(self) -> None:
-        """The node is gone: what it waited for is undone, but for commands that outlive it."""
+        """Undo the pending requests of a node that is gone, except commands that outlive it."""
         for request, task in tuple(self._tasks.values()):
             if not isinstance(request, _UNDISTURBED):
                 task.cancel()
@@ -220,7 +220,7 @@ class _Service:
         wire.write_message(self._writer, wire.refusal(number, told))
 
     async def _do(self, number: int, request: wire.Request) -> Any:
-        """Raises: what the runtime raises."""
+        """Raises: the runtime's errors."""
         match request:
             case wire.Start():
                 return await self._start(request)
@@ -303,7 +303,7 @@ async def _ended(sandbox: _Sandbox) -> ExecResult:
 
 
 def _seen(task: asyncio.Task[ExecResult]) -> None:
-    """Its error is told to whoever waits for it, perhaps nobody."""
+    """Mark its error as retrieved, since perhaps nobody awaits it."""
     if not task.cancelled():
         task.exception()
 

@@ -1,6 +1,6 @@
 """The node's side of its keeper: runtimes whose sandboxes live there, and the sandboxes that outlived the node.
 
-A keeper that dies takes its sandboxes along. What it leaves is reaped before another one is started, with the next
+A keeper that dies takes its sandboxes along. Its leftovers are reaped before another one is started, with the next
 sandbox; until then its sandboxes answer `RuntimeFailed`.
 """
 
@@ -53,7 +53,7 @@ def _label(owner: str) -> str:
 
 
 def _environment(owner: str) -> dict[str, str]:
-    """The node's, which runtimes read their settings from, without what opens the control plane."""
+    """The node's environment, from which runtimes read their settings, without the keys of the control plane."""
     return {name: value for name, value in os.environ.items() if name != "GANGLINE_TOKEN"} | {LABEL: _label(owner)}
 
 
@@ -82,7 +82,7 @@ class Keeper:
         self._link: Link | None = None
         self._lock = asyncio.Lock()
         self._pid: int | None = None
-        """Of the keeper, where it is our child."""
+        """Process id of the keeper, where it is our child."""
 
     async def join(self, bind: Callable[[], socket.socket]) -> socket.socket:
         """Connect to the keeper of an earlier life of this node; where there is none, one is started when it is needed.
@@ -102,7 +102,7 @@ class Keeper:
     async def start(self, runtime: str, start: RuntimeStart) -> RuntimeHandle:
         """Start a sandbox of the runtime of that name: in the keeper, where it may live there.
 
-        Raises: UnknownPlugin, RuntimeFailed, and what the runtime raises.
+        Raises: UnknownPlugin, RuntimeFailed, and the runtime's errors.
         """
         plugin = self._plugin(runtime)
         if self._grace_s <= 0 or not (isinstance(plugin, Keepable) and plugin.is_keepable):
@@ -128,7 +128,7 @@ class Keeper:
         return plugin
 
     def hold(self, handle: KeptHandle) -> Callable[[], object]:
-        """Until nobody has the handle any more, or what this returns is called."""
+        """Keep the sandbox until the handle is garbage, or the returned function is called."""
         key = object()
         self._held[key] = handle.runtime_id
         let_go = weakref.finalize(handle, self._held.pop, key)
@@ -136,7 +136,7 @@ class Keeper:
         return let_go
 
     def tell_held(self) -> None:
-        """Have what this process forgot stopped. Call it from time to time."""
+        """Have forgotten sandboxes stopped. Call it from time to time."""
         if self._link is not None:
             self._link.send(wire.Held(list(self._held.values())))
 
@@ -155,7 +155,7 @@ class Keeper:
         await self._end_process()
 
     async def leave(self) -> None:
-        """Go, as if this process had died: what was to outlive it waits for another life of the node."""
+        """Disconnect as if this process had died: sandboxes that may outlive it wait for the node's next start."""
         link, self._link = self._link, None
         if link is not None:
             await link.close()
@@ -189,7 +189,7 @@ class Keeper:
         self._link = None
 
     async def _end_process(self) -> None:
-        """Of a keeper that is gone, or is to go."""
+        """End a keeper that is gone, or is to go."""
         await asyncio.to_thread(reap_keeper, self._owner)
         forget(self._folder)
         if self._pid is not None:
@@ -244,9 +244,9 @@ class KeptHandle:
         self.grader_home = facts.grader_home
         self.proxy_url = facts.proxy_url
         self.note = None if kept is None else kept.note
-        """What the node was to remember of it."""
+        """The node's note for its next start."""
         self.spent_s = 0.0 if kept is None else kept.spent_s
-        """As it was last told."""
+        """Seconds, as last reported."""
         self._limits = facts.limits
         self._keeper = keeper
         self._link = link

@@ -21,7 +21,7 @@ from gangline.runtimes.keeping import wire
 __all__ = ["Begun", "Link", "connect", "forget", "listen", "peer_uid"]
 
 _FIRST_WORD_S = 60.0
-"""A keeper that starts loads its code; one that lost a node first removes what that one left undone."""
+"""Seconds until a keeper's first message: it loads its code, or removes the previous node's unfinished work."""
 _SOCKET = "socket"
 _T = TypeVar("_T")
 
@@ -60,9 +60,9 @@ class Link:
     async def ask(self, request: wire.Request, kind: None) -> None: ...
 
     async def ask(self, request: wire.Request, kind: Any, sink: OutputSink | None = None) -> Any:
-        """The answer, of type `kind`. A caller that is cancelled waits until what it asked for is undone, or done.
+        """The answer, of type `kind`. A cancelled caller waits until its request is undone, or done.
 
-        Raises: RuntimeFailed when the keeper is gone; what the runtime raised.
+        Raises: RuntimeFailed when the keeper is gone; the runtime's errors.
         """
         if self.is_lost:
             raise _gone()
@@ -141,7 +141,7 @@ def listen(folder: Path) -> socket.socket:
 
 
 def forget(folder: Path) -> None:
-    """Take the socket away: who connects from here on is told at once that nobody is there."""
+    """Remove the socket: later connections fail at once."""
     (folder / _SOCKET).unlink(missing_ok=True)
 
 

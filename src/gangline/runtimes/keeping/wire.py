@@ -1,4 +1,4 @@
-"""What a node and its keeper say to each other, over a Unix socket: MessagePack, each message after its length.
+"""The messages between a node and its keeper, over a Unix socket: MessagePack, each message after its length.
 
 The keeper begins with one byte, which carries the listening socket of the agents' port, and a `Hello`. Then the node
 asks, and every question has one answer; they come in any order.
@@ -60,7 +60,7 @@ _LENGTH_BYTES = 4
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is true of a sandbox from its start to its end."""
+    """Facts about a sandbox that hold from its start to its end."""
 
     runtime_id: str
     workdir: str
@@ -103,7 +103,7 @@ class Exec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     max_output_bytes: int
     user: RuntimeUser = "agent"
     streams: bool = False
-    """Whether output is told as it comes."""
+    """Whether output is sent as it comes."""
     note: bytes | None = None
     """Given, the command and its sandbox outlive the node, with the note."""
 
@@ -162,7 +162,7 @@ class Asked(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Of a question; it is still answered, when what it asked for is undone."""
+    """Cancels a request, which is still answered, once it is undone."""
 
     number: int
 
@@ -175,13 +175,13 @@ class Tell(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Held(msgspec.Struct, frozen=True, tag=True):
-    """All sandboxes that the node still has to do with, those among them that it asks for; told from time to time."""
+    """All sandboxes that the node still holds, including those it has requested; sent periodically."""
 
     runtime_ids: list[str]
 
 
 class Stopping(msgspec.Struct, frozen=True, tag=True):
-    """Whatever becomes of the node from here on, nothing is to outlive it."""
+    """From here on nothing is to outlive the node."""
 
 
 class End(msgspec.Struct, frozen=True, tag=True):

@@ -5,9 +5,9 @@ It serves a socket that was opened inside the sandbox's network, so nobody else 
 
 Laws
 - A connection goes to an address that was checked, never to a name that could by then mean another one.
-- What is dialled is what the request's target says. A `Host` header is the target's, whatever was sent.
+- The dialled address is that of the request's target. The `Host` header is always replaced by the target.
 - One connection carries one request or one tunnel: there is no second request to smuggle.
-- Each refusal is counted and answered with what to write in `runtime.network_allow`.
+- Each rejection is counted and answered with the entry to add to `runtime.network_allow`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _MAX_REFUSALS_LOGGED = 50
 
 
 def proxy_variables(port: int) -> dict[str, str]:
-    """What makes programs use a forward proxy on this port of their loopback; Node.js heeds it when told to."""
+    """Variables by which programs use a forward proxy on this port of their loopback; Node.js needs one more to honour
+    them."""
     url, direct = f"http://127.0.0.1:{port}", "127.0.0.1,localhost,::1"
     variables = {"HTTP_PROXY": url, "HTTPS_PROXY": url, "NO_PROXY": direct}
     return {**variables, **{name.lower(): value for name, value in variables.items()}, "NODE_USE_ENV_PROXY": "1"}

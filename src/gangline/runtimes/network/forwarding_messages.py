@@ -1,4 +1,4 @@
-"""What the forward proxy makes of HTTP messages on their way; h11 reads and writes them. Dials nothing."""
+"""The forward proxy's changes to HTTP messages; h11 reads and writes them. Dials nothing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _OF_ONE_HOP = {
     b"trailer",
     b"upgrade",
 }
-"""Transfer-Encoding is one too, but h11 frames what it sends by it."""
+"""Transfer-Encoding is one too, but h11 uses it to frame its output."""
 _PIECE_BYTES = 1 << 16
 
 
 class Refused(Exception):
-    """A request that is not carried. `status`: of the answer; the text says why, and what to do."""
+    """A request that is not carried. `status`: status of the answer; the text gives the reason and the remedy."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)

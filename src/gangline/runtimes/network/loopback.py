@@ -1,7 +1,7 @@
 """A loopback address of its own for each sandbox that shares the host's network, so that their ports do not collide.
 
-What is taken is known to the kernel: an address is held by an abstract Unix socket of its name, which all processes of
-the machine see, and which is free again when its holder is gone, however it went.
+The kernel knows the addresses in use: each is held by an abstract Unix socket of its name, which all processes of the
+machine see, and which is free again when its holder is gone for any reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a sandbox that has a network of its own reaches outside: the node's proxy, and the hosts of its list."""
+"""The hosts that a sandbox with its own network reaches outside: the node's proxy, and the hosts of its list."""
 
 from __future__ import annotations
 

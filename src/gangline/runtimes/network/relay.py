@@ -1,7 +1,7 @@
 """Bring the node's proxy into a network that has only `lo`.
 
 A helper opens a listening socket inside the sandbox's network namespace and hands it over; from then on the node's own
-event loop accepts what the sandbox dials and carries the bytes to the proxy's port on the host's loopback. Nothing
+event loop accepts the sandbox's connections and carries the bytes to the proxy's port on the host's loopback. Nothing
 runs inside the sandbox, and nothing else can be reached from it.
 """
 
@@ -116,7 +116,7 @@ class Relay:
 
 
 class _Side(asyncio.Protocol):
-    """One end of a relayed connection: what it reads, its peer writes; a slow peer slows it down."""
+    """One end of a relayed connection: its input goes to its peer; a slow peer slows it down."""
 
     transport: asyncio.Transport
 

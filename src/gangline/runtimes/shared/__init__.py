@@ -1,4 +1,4 @@
-"""What every runtime needs on the host.
+"""The host's part of every runtime.
 
 It copies files in and out, watches the disk, gives each sandbox a user, and clears away leftovers of a crash. Start
 with `files` or `leftovers`.

@@ -2,7 +2,7 @@
 
 A socket belongs for ever to the namespace it was opened in, so the node can serve it from outside: nothing of ours runs
 in the sandbox. Usage: `main(control_fd)`; for each message, a `port` with an open `/proc/<pid>` folder, the node gets a
-socket; port 0 is any that is free. It ends with its control socket.
+socket; port 0 picks a free one. It ends with its control socket.
 """
 
 from __future__ import annotations

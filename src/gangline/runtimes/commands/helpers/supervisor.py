@@ -1,4 +1,4 @@
-"""Run one command, watch it, and kill its whole process tree when told to.
+"""Run one command, watch it, and kill its whole process tree on request.
 
 Laws:
 - The command's descendants never escape: this process is their subreaper, so that a daemonised grandchild becomes our
@@ -105,7 +105,7 @@ def _supervise(control_fd: int, order: dict[str, Any], cgroup_fds: list[int], us
 
 
 def _noted(_number: int, _frame: object) -> None:
-    """The wakeup descriptor has told already; without a handler there would be no wakeup."""
+    """The wakeup descriptor has reported it already; without a handler there would be no wakeup."""
 
 
 def _told(status: int) -> str:
@@ -138,7 +138,8 @@ def _reap() -> tuple[int, int] | None:
 
 
 def _kill_tree() -> str:
-    """Stop every descendant, so that none can fork while we look for the next; then kill; until no child is left."""
+    """Stop every descendant, so that none can fork during the search for the next; then kill; until no child is
+    left."""
     for _sweep in range(_MAX_SWEEPS):
         seen: set[int] = set()
         while new := _descendants() - seen:
