@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Usage
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta
-from gangline.gateway.calls.in_flight import RETRY_KEY, whole_delta
+from gangline.gateway.calls.chat_call import RETRY_KEY, whole_delta
 
 __all__ = ["AnsweredCall", "answered_calls"]
 

@@ -18,9 +18,9 @@ from gangline.domain.task import SamplingPolicy
 from gangline.engines.contract import Engine
 from gangline.gateway.backends.gate import Gate, GateMeter
 from gangline.gateway.calls.answered import answered_calls
+from gangline.gateway.calls.chat_call import CallInFlight, call_in_flight
 from gangline.gateway.calls.failures import SessionFailures
 from gangline.gateway.calls.flight import Flight
-from gangline.gateway.calls.in_flight import CallInFlight, call_in_flight
 from gangline.gateway.calls.retries import MAX_FINISHED, Attendance, CallMark, Retries
 from gangline.gateway.calls.sampling_policy import SamplingRules
 from gangline.gateway.calls.session_spec import SessionSpec
