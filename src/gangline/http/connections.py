@@ -22,11 +22,11 @@ from gangline.telemetry.logs import request_in_logs, stays_request_in_logs
 __all__ = ["Connection", "Shape", "numbered", "with_request_id"]
 
 Shape = Callable[[str, str, GanglineError], web.Response]
-"""(method, path, error) -> an answer as the clients of that path read it; both are empty where nobody can tell."""
+"""(method, path, error) -> an answer in the format of that path's clients; both are empty where they are unknown."""
 
 _FIRST_LINE = re.compile(rb"([A-Z]{1,20}) ([!-~]+)")
 _PEEKED_BYTES = 1024
-"""Of what came last, kept to find out whose path a request has that cannot be parsed."""
+"""Bytes of the last data received, kept to find the path of a request that cannot be parsed."""
 _MAX_WHY_CHARS = 300
 
 

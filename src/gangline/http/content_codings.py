@@ -23,7 +23,7 @@ _ZSTD_WINDOW_LOG = 23
 """8 MiB, the most that RFC 9659 lets a sender of zstd ask of a receiver's memory."""
 
 _PIECE_BYTES = 256 << 10
-"""Of plain text, made at once: a thread that makes more holds the interpreter for long."""
+"""Bytes of plain text decompressed at once: a thread that makes more holds the interpreter for long."""
 
 Pieces = Sequence[bytes | bytearray]
 Decoder = Callable[[Pieces], Iterator[bytes]]

@@ -40,15 +40,15 @@ _PIECE_BYTES = 128 << 10
 
 
 class ListenLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one listening address."""
+    """Limits of one listening address."""
 
     max_connections: int = 8192
     """Beyond it one without a request gives way, first those that never had one; where there is none, the new one. At
     most a quarter of the files that the process may have open."""
     max_line_bytes: int = 8190
-    """Of a request's first line: method, path and query."""
+    """Bytes of a request's first line: method, path and query."""
     max_header_bytes: int = 8190
-    """Of one header."""
+    """Bytes of one header."""
     max_headers: int = 128
     head_s: float = 30.0
     """How long the head of a connection's first request may take."""
@@ -215,7 +215,7 @@ class _Door:
 
 
 class _TurnedAway(asyncio.Protocol):
-    """One connection too many: told so, whatever it asks."""
+    """A connection above the limit: it gets an error for any request."""
 
     def __init__(self, max_connections: int) -> None:
         self._max_connections = max_connections
@@ -241,7 +241,7 @@ async def read_body(
     body_s: float = LIMITS.body_s,
     on_piece: Callable[[int], None] = lambda _num_bytes: None,
 ) -> bytes:
-    """As `read_pieces`, as bytes: copied, so not for what may be long."""
+    """As `read_pieces`, as bytes: copied, so only for short bodies."""
     return b"".join(await read_pieces(request, max_bytes, idle_s=idle_s, body_s=body_s, on_piece=on_piece))
 
 
@@ -255,12 +255,12 @@ async def read_pieces(
 ) -> Sequence[bytes | bytearray]:
     """The whole body, decompressed, in pieces: joining a long one would hold up the event loop.
 
-    on_piece: called with the length of each piece that comes, and of what a compressed body has more than came; what it
-    raises ends the reading.
+    on_piece: called with the length of each piece that arrives, and with the additional length of a decompressed body;
+    an error of its own ends the reading.
 
     Raises: LimitExceeded, before much more than `max_bytes` are held; RequestTimeout when nothing comes for `idle_s`,
-    or not all within `body_s`; InvalidRequest for a body that is not compressed as its head says; UnsupportedMediaType,
-    before anything is read, for a coding that is not known.
+    or not all within `body_s`; InvalidRequest for a body that is not compressed as its head claims;
+    UnsupportedMediaType, before anything is read, for an unknown coding.
     """
     coding = checked_coding(", ".join(request.headers.getall("Content-Encoding", ())))
     if (request.content_length or 0) > max_bytes:

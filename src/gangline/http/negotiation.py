@@ -63,7 +63,7 @@ def _weighted(part: str) -> tuple[str, float]:
 
 
 async def read_record(request: web.Request, kind: type[T], *, max_bytes: int = MAX_CONTROL_BYTES) -> T:
-    """The JSON body as a pydantic model, a struct or what else msgspec decodes; an empty body is `{}`.
+    """The JSON body as a pydantic model, a struct or another type that msgspec decodes; an empty body is `{}`.
 
     Raises: LimitExceeded, RequestTimeout, InvalidRequest, ValidationError (pydantic's or msgspec's).
     """

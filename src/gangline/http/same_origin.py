@@ -1,13 +1,14 @@
 """Which requests to control routes come from a web page of somebody else, and are refused.
 
-A browser on the operator's machine reaches every address that the operator reaches, loopback too, and sends what any
-page asks for. The control token stops such a page; these rules hold without one, and on routes that never had one:
+A browser on the operator's machine reaches every address that the operator reaches, loopback too, and sends requests
+for any page. The control token stops such a page; these rules hold without one, and on routes that never had one:
 
 - `Host` names this service (DNS rebinding: the page's own name resolves to our address).
 - `Origin`, where there is one, is this service's own, and `Sec-Fetch-Site` names no other site or port.
 - A body is JSON: the types that forms and plain `fetch` send need no preflight, and none is ever granted.
 
-Model calls are opened by the session's key alone: agents reach them under whatever name their sandbox gives the proxy.
+Model calls are authorised by the session's key alone: agents reach them under any name that their sandbox gives the
+proxy.
 """
 
 from __future__ import annotations

@@ -48,9 +48,9 @@ def create_app(
     control_token: asked for on every route but /health; None asks for nothing (then listen on loopback only).
     names: under which the server is reached; None is loopback. Requests for others, and of web pages, are refused.
     handlers_folder: task templates by data source, for `/process`.
-    engines: what `/add_llm_server` adds; its owner hands them to nodes that join later.
-    polar: what sends sessions to Polar's gateways; its owner lets it.
-    actions: where every change, and every refusal, is written down.
+    engines: the target of `/add_llm_server`; its owner hands the engines to nodes that join later.
+    polar: sends sessions to Polar's gateways; its owner runs it.
+    actions: the log of every change, and of every rejected request.
     max_task_bytes, max_result_bytes: of one request's body.
     keep_alive_s: between comments on an event stream on which nothing happens.
     """

@@ -46,7 +46,7 @@ class Running(NamedTuple):
     work: Sequence[asyncio.Task[None]]
 
     async def wait(self) -> None:
-        """Until cancelled. Raises: what ended its background work, which is a defect of ours."""
+        """Until cancelled. Raises: the error that ended its background work, which is a defect of ours."""
         done, _ = await asyncio.wait(self.work, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
@@ -93,7 +93,7 @@ async def serve(
     control_token: asked for on every route but /health; None asks for nothing.
     public_url: as others do, for callbacks; None is the address that it listens on, or the machine's name.
     allowed_hosts: more names under which the server is reached.
-    on_task_ended: told of each task that this server ended, on the event loop.
+    on_task_ended: called with each task that this server ended, on the event loop.
 
     Raises: PortUnavailable; InvalidRequest when the address would be open to others without a control token;
     Conflict when another server has the data folder; StoreError, DiskFull.

@@ -1,5 +1,5 @@
 """The server's own HTTP routes.
 
-`tasks`, `nodes`, `sessions`, `events` and `metrics` have the handlers; what a route is, and what stands before it, is
-in `gangline.http`. Start with `tasks`.
+`tasks`, `nodes`, `sessions`, `events` and `metrics` have the handlers; the definition of a route, and the checks before
+it, are in `gangline.http`. Start with `tasks`.
 """

@@ -44,7 +44,7 @@ class TaskResults(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: tuple[str | None, ...]
     """[num_samples]"""
     results: list[SessionResult]
-    """Of ended sessions, by sample index."""
+    """Results of ended sessions, by sample index."""
 
 
 class UserRoutes:

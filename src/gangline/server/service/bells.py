@@ -39,7 +39,7 @@ class Bells:
 
 
 class Listener:
-    """`with bells.listen(name) as listener:` look; `await listener.wait(timeout_s)`; look again."""
+    """`with bells.listen(name) as listener:` check; `await listener.wait(timeout_s)`; check again."""
 
     def __init__(self, bells: Bells, name: str) -> None:
         self._bells = bells

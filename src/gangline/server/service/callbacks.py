@@ -1,4 +1,4 @@
-"""Delivering callbacks: what is in the outbox is posted until its receiver acknowledges with 2xx, or it expires."""
+"""Delivering callbacks: entries of the outbox are posted until their receiver acknowledges with 2xx, or they expire."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Courier:
                     await listener.wait(await self._send_due(http, sending))
 
     async def _send_due(self, http: aiohttp.ClientSession, sending: asyncio.TaskGroup) -> float:
-        """Begin to send what is due, beside what is still on its way; gives how long to rest then."""
+        """Begin to send due callbacks, beside those still in flight; returns the seconds to rest then."""
         if len(self._on_the_way) >= _AT_ONCE:
             return _IDLE_S  # the next one to arrive rings
         database = self._outbox.database
@@ -123,7 +123,7 @@ class Courier:
         await self._outbox.database.run(lambda: self._outbox.failed(callback, now=now, next_at=next_at, error=error))
 
     async def _post(self, http: aiohttp.ClientSession, callback: Callback) -> str | None:
-        """What went wrong, or None."""
+        """The error, or None."""
         headers = {"Content-Type": "application/json", "Idempotency-Key": callback.key}
         try:
             body = await self._body(callback)

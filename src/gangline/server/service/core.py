@@ -1,6 +1,6 @@
 """The rollout service, without HTTP: admission, leases, results, cancelling, and the sweeping of lost leases.
 
-Long polls wait on bells that durable events ring; nothing here decides what follows what (see `store.standing`).
+Long polls wait on bells that durable events ring; `store.standing` decides on transitions.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def task_bell(task_id: str) -> str:
 
 
 class RolloutService:
-    """What the server does. `stop` is idempotent and wakes every long poll.
+    """The operations of the server. `stop` is idempotent and wakes every long poll.
 
     store: its `on_events` is taken over by the service.
     check_task: raises UnknownPlugin or InvalidRequest for a task that no node could run.

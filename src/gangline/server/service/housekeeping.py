@@ -1,4 +1,4 @@
-"""What a server does beside its requests: forgetting what need not be kept, and hearing of other servers' events."""
+"""A server's background work: deleting data beyond the retention limits, and following other servers' events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PAGE = 500
 
 
 class Housekeeper:
-    """Forgets tasks beyond what is to be kept: their results first, so that a crash leaves nothing nobody knows of."""
+    """Deletes tasks beyond the retention limits: their results first, so that a crash leaves no unreferenced data."""
 
     def __init__(
         self, service: RolloutService, keep: Keep, *, every_s: float = 60.0, clock: Callable[[], float] = time.time
@@ -40,7 +40,7 @@ class Housekeeper:
             await asyncio.sleep(self._every_s)
 
     async def tidy(self) -> int:
-        """Forget what is due; gives how many tasks. Other work on the store goes between two portions."""
+        """Delete due tasks; returns their number. Other work on the store goes between two portions."""
         store, total = self._service.store, 0
         if self._keep.for_s is not None:
             await store.run(store.forget_events, self._clock() - self._keep.for_s)
@@ -57,7 +57,7 @@ class Housekeeper:
 
 
 async def follow_forever(service: RolloutService, *, every_s: float = 0.2) -> None:
-    """Wake those who wait here for what another server over the same database did."""
+    """Wake callers that wait here when another server over the same database has made a change."""
     store = service.store
     last: int | None = None
     while True:

@@ -1,6 +1,6 @@
 """The server's numbers for Prometheus: queues, stages, outcomes, callbacks, nodes, its own requests.
 
-What is durable is read from the store at the scrape, so that it is true after a restart too; what happens is counted
+Durable numbers are read from the store at the scrape, so that they are true after a restart too; others are counted
 from durable events. No label is of a session or a task.
 """
 
@@ -54,7 +54,8 @@ class ServerMetrics:
                 self._failures.labels(str(event.data["code"]), str(event.kind == "session.requeued").lower()).inc()
 
     def middleware(self) -> Middleware:
-        """Counts requests by the route's pattern, never by the path: that holds ids, and whatever strangers ask for."""
+        """Counts requests by the route's pattern, never by the path, which holds ids and any text that strangers
+        send."""
 
         @web.middleware
         async def count(request: web.Request, handler: Handler) -> web.StreamResponse:

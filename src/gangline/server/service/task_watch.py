@@ -15,7 +15,7 @@ _MAX_WAITING = 10_000
 
 
 class TaskWatch:
-    """Events never wait for it. Past `_MAX_WAITING` tasks the newest are not told."""
+    """Events never wait for it. Past `_MAX_WAITING` tasks the newest are not reported."""
 
     def __init__(self, service: RolloutService, on_task_ended: Callable[[TaskView], None]) -> None:
         self._service = service
@@ -29,7 +29,7 @@ class TaskWatch:
                 self._ended.put_nowait(event.task_id)
 
     async def tell_forever(self) -> None:
-        """Until cancelled. A task that cannot be read is not told."""
+        """Until cancelled. A task that cannot be read is not reported."""
         while True:
             task_id = await self._ended.get()
             try:

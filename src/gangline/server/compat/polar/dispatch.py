@@ -2,8 +2,9 @@
 
 A gateway of Polar's waits to be given its sessions, where a node of ours asks for them. The paper prints the gateway's
 control surface in words only (session creation, status, deletion), so its paths here are ours: `POST URL/sessions` with
-what 3.1 says a session has, and `DELETE URL/sessions/SESSION` when the session is over. What a gateway refuses (4xx)
-has failed with the gateway's reason; one that does not answer gets nothing for a while, and its sessions go elsewhere.
+the fields of a session in 3.1, and `DELETE URL/sessions/SESSION` when the session is over. A session that a gateway
+rejects (4xx) has failed with the gateway's reason; a gateway that does not answer gets nothing for a while, and its
+sessions go elsewhere.
 
 Source: Polar, 3.1, A.5.
 """
@@ -42,7 +43,7 @@ _MAX_TASKS = 500
 
 
 def _judged(requests: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:
-    """Of those whose request is there; see `needs_of_ours`."""
+    """Needs of the tasks whose request is there; see `needs_of_ours`."""
     return {
         task_id: needs_of_ours(TaskRequest.model_validate_json(body))
         for task_id, body in requests.items()
@@ -72,7 +73,7 @@ class PolarDispatch:
         self._needs: dict[str, tuple[str, ...]] = {}
         """Queued task -> the fields by which only a node of ours can run it."""
         self._passed_over: set[str] = set()
-        """Tasks whose submitter was told that."""
+        """Tasks whose submitter has been informed of that."""
 
     def heard(self, node_id: str, url: str, *, slots: int, interval_s: float) -> None:
         """A gateway registered, or beat."""
@@ -85,7 +86,7 @@ class PolarDispatch:
         self._service.bells.ring(WORK)
 
     def held(self, node_id: str) -> dict[str, tuple[int, Stage]]:
-        """What the gateway has been sent, as a heartbeat names it."""
+        """The sessions sent to the gateway, in the form of a heartbeat."""
         gateway = self._gateways.get(node_id)
         sent = {} if gateway is None or gateway.sent is None else gateway.sent
         return {session_id: (fence, "run") for session_id, fence in sent.items()}
@@ -122,8 +123,8 @@ class PolarDispatch:
             log.error("polar.id_taken node=%s message=%s", gateway.node_id, error)
 
     async def _suited_tasks(self) -> list[str]:
-        """Queued tasks that a gateway can run, from the head of the queue. Submitters of others are told, if no node of
-        ours is there.
+        """Queued tasks that a gateway can run, from the head of the queue. Submitters of others are informed, if no
+        node of ours is there.
 
         Raises: StoreError.
         """
@@ -147,7 +148,7 @@ class PolarDispatch:
         return gateway.sent
 
     async def _renew(self, http: aiohttp.ClientSession, gateway: _Gateway, sent: dict[str, int]) -> None:
-        """Also lets go of what is over: ended, cancelled, or another node's by now."""
+        """Also deletes sessions that are over: ended, cancelled, or another node's by now."""
         beat = Heartbeat(node_id=gateway.node_id, url=gateway.url, sessions=self.held(gateway.node_id), capacity=0)
         kept = await self._service.store.run(self._service.store.renew, beat) if sent else set[str]()
         over = [session_id for session_id in sent if session_id not in kept]

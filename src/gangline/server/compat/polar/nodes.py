@@ -61,7 +61,7 @@ class PolarBeat(_Record):
     """A gateway node's heartbeat."""
 
     metrics: dict[str, float] = Field(default={}, max_length=256)
-    """Queue depths and what is in flight, by name."""
+    """Queue depths and numbers in flight, by name."""
 
 
 class PolarTrace(_Record):
@@ -85,7 +85,7 @@ class PolarTrajectory(_Record):
 
 
 class PolarSessionResult(_Record):
-    """What a gateway node reports of a session."""
+    """A gateway node's report about a session."""
 
     session_id: str = Field(pattern=ID_PATTERN)
     task_id: str = Field(pattern=ID_PATTERN)
@@ -234,7 +234,7 @@ def _result(told: PolarSessionResult, session: SessionView) -> SessionResult:
 
 
 def _trace(told: PolarTrace, result: PolarSessionResult, index: int) -> Trace:
-    """Its certificates are none: what another gateway captured was not watched here. Raises: InvalidRequest."""
+    """It has no certificates, since another gateway's capture was not observed here. Raises: InvalidRequest."""
     length = len(told.response_ids)
     mask = told.loss_mask or [1] * length
     logprobs = told.response_logprobs or [0.0] * length

@@ -1,6 +1,6 @@
 """Polar's routes for those who want tasks solved, over the same core as ours: submit, poll, look around.
 
-Source: Polar, A.5. What is submitted here is a task like any other, and can be seen on every other route.
+Source: Polar, A.5. A task submitted here is a task like any other, and can be seen on every other route.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PolarTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolarStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Tasks, nodes and what waits."""
+    """Tasks, nodes and pending sessions."""
 
     tasks: dict[str, str]
     """task id -> status, of the newest thousand."""
@@ -62,7 +62,7 @@ class PolarStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions that no node has yet."""
     running_sessions: int
     nodes: dict[str, dict[str, Any]]
-    """node id -> where it answers, what it told, how long ago."""
+    """node id -> its address, its last report, the age of that report."""
 
 
 class PolarRoutes:

@@ -22,18 +22,18 @@ _BACKENDS = ("docker", "apptainer")
 _HARNESSES = ("shell", "claude_code", "codex", "gemini_cli", "qwen_code", "opencode", "pi")
 _BUILDERS = ("per_request", "prefix_merging")
 _GATEWAY_EVALUATORS = ("session_completed", "test_on_output", "swe_bench")
-"""What the paper names (3.2, 3.5)."""
+"""The evaluators that the paper names (3.2, 3.5)."""
 _EVALUATORS = {"swebench_harness": "swe_bench"}
 _HTTP_TRANSPORTS = ("http", "streamable-http", "streamable_http")
 _GRADING_MARGIN_S = 60.0
-"""What an evaluation has beside the tests' own time."""
+"""Seconds of an evaluation beside the tests' own time."""
 _RUNTIME_FIELDS = ("backend", "image", "network", "workdir", "env", "prepare")
 _EVALUATOR_FIELDS = ("strategy", "refresh_runtime", "config")
 _MEBIBYTE = 1024**2
 
 
 def task_from_polar(payload: Any) -> TaskRequest:
-    """A task as in A.3. Raises: InvalidRequest, pydantic.ValidationError; both name what is not understood."""
+    """A task as in A.3. Raises: InvalidRequest, pydantic.ValidationError; both name the unsupported field."""
     if not isinstance(payload, dict):
         return TaskRequest.model_validate(payload)
     task = _given(cast("dict[str, Any]", payload))
@@ -138,8 +138,8 @@ def _evaluator(given: Mapping[str, Any]) -> dict[str, Any]:
 def needs_of_ours(task: TaskRequest) -> tuple[str, ...]:
     """Fields of a task by which only a node of ours can run it; empty where a gateway of Polar's can.
 
-    A gateway says nothing of what it runs. So it is given what the paper has words for: what is the same task again
-    when it was put into them and read back.
+    A gateway does not report its capabilities. So it is given only tasks that the paper's fields can express: those
+    that are unchanged when converted to them and back.
     """
     names = {
         "runtime.backend": (task.runtime.backend, _BACKENDS),
@@ -171,13 +171,13 @@ def _differences(where: str, one: Any, other: Any) -> list[str]:
 
 
 def session_for_gateway(lease: Lease, callback_url: str) -> dict[str, Any]:
-    """What a gateway needs to run a session, by 3.1: ids, budget, specifications, evaluator, callback."""
+    """The fields that a gateway needs to run a session, by 3.1: ids, budget, specifications, evaluator, callback."""
     ids = {"session_id": lease.session_id, "task_id": lease.task_id, "sample_index": lease.sample_index}
     return ids | _words(lease.task) | {"callback_url": callback_url}
 
 
 def _words(task: Mapping[str, Any]) -> dict[str, Any]:
-    """A `TaskRequest`, as JSON data, in the words of A.3: what one session of it is."""
+    """A `TaskRequest`, as JSON data, with the field names of A.3, for one session of it."""
     runtime = _set({name: task["runtime"].get(name) for name in _RUNTIME_FIELDS})
     limits, usual = task["runtime"].get("limits", {}), LimitsSpec()
     if (cpus := limits.get("cpus", usual.cpus)) != usual.cpus:
@@ -205,5 +205,5 @@ def _words(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _set(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what says nothing."""
+    """The fields without empty ones."""
     return {name: value for name, value in fields.items() if value not in (None, [], {}, ())}

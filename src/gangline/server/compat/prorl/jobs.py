@@ -27,7 +27,7 @@ from gangline.trajectories.shared_prefixes import with_whole_prompts
 __all__ = ["JOB_PREFIX", "job_result", "task_id_of", "task_of_instance"]
 
 JOB_PREFIX = "job-"
-"""Of the task of a job: `/stop` finds them by it, also after a restart."""
+"""Prefix of the task id of a job: `/stop` finds jobs by it, also after a restart."""
 
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "presence_penalty", "frequency_penalty")
 _ALIASES = {"max_new_tokens": "max_tokens", "max_completion_tokens": "max_tokens"}
@@ -88,7 +88,8 @@ def _text(instance: Mapping[str, Any], name: str, otherwise: str) -> str:
 
 
 def _apply(sampling: Mapping[str, Any], task: dict[str, Any]) -> list[str]:
-    """Write what has a meaning into `task`. A key for the model (`api_key`) is never kept: nodes have their own."""
+    """Copy the supported parameters into `task`. A key for the model (`api_key`) is never kept: nodes have their
+    own."""
     rules: dict[str, Any] = {}
     ignored: list[str] = []
     agent = dict(cast("dict[str, Any]", task["agent"])) if isinstance(task.get("agent"), dict) else {}
@@ -113,7 +114,7 @@ def _apply(sampling: Mapping[str, Any], task: dict[str, Any]) -> list[str]:
 def job_result(
     result: SessionResult, job_id: str, request: Mapping[str, Any], ignored: Sequence[str]
 ) -> dict[str, Any]:
-    """What `/process` answers: reward, trajectory, messages with their ids, and what went wrong where."""
+    """The answer of `/process`: reward, trajectory, messages with their ids, and any failure with its boundary."""
     instance = cast("dict[str, Any]", request.get("metadata", {})).get("instance", {})
     messages, tools = _messages(result)
     told = polar_result(result, str(request.get("agent", {}).get("harness")), "floats")

@@ -1,7 +1,7 @@
-"""The engines behind all nodes at once, as ProRL Agent's routes ask for them: each node is told over its own routes.
+"""The engines behind all nodes at once, for ProRL Agent's routes: changes go to each node over its own routes.
 
-What was added is remembered, so that a node which joins later, or was away meanwhile, is given it too; and so is that
-all were cleared. An engine that an operator takes away from one node stays away from it.
+Added engines are stored, so that a node which joins later, or was away meanwhile, gets them too; a clearing of all is
+stored as well. An engine that an operator takes away from one node stays away from it.
 
 Source: ProRL Agent, 3.3.2 (dynamic registration, checkpoint swapping).
 """
@@ -28,18 +28,18 @@ log = logging.getLogger("gangline.server")
 _KEY = "engines"
 _LOOK_EVERY_S = 5.0
 _FIRST_REST_S, _LONGEST_REST_S = 2.0, 120.0
-"""Of a node that could not do it."""
+"""Seconds before a failed node is retried."""
 
 
 class _Given(msgspec.Struct, frozen=True):
-    """What one node has been told."""
+    """The state last sent to one node."""
 
     num_clears: int = 0
     urls: tuple[str, ...] = ()
 
 
 class _Wanted(msgspec.Struct, frozen=True):
-    """What all nodes are to have, and what each has been told of it."""
+    """The wanted engines of all nodes, and the state sent to each."""
 
     num_clears: int = 0
     urls: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class _Wanted(msgspec.Struct, frozen=True):
         return given.num_clears < self.num_clears or bool(set(self.urls) - set(given.urls))
 
     def anew(self, url: str) -> _Wanted:
-        """With the engine, which every node is told of, again where it was before."""
+        """With the engine, which is sent to every node, even to those that had it before."""
         given = {name: _Given(one.num_clears, _others(one.urls, url)) for name, one in self.given.items()}
         return msgspec.structs.replace(self, urls=(*_others(self.urls, url), url), given=given)
 
@@ -107,7 +107,7 @@ class NodeEngines:
             return told
 
     async def hand_out_forever(self) -> None:
-        """Tell nodes that joined, or came back, what they have missed."""
+        """Send missed changes to nodes that joined, or came back."""
         with self._service.bells.listen(NODES) as listener:
             while True:
                 try:
@@ -126,7 +126,7 @@ class NodeEngines:
             await self._tell([node for node in behind if self._rests.get(node.node_id, (0.0, 0.0))[0] <= now])
 
     async def _tell(self, nodes: Sequence[NodeView]) -> tuple[list[str], list[GanglineError]]:
-        """Bring nodes up to what is wanted. Returns the ids of those that are, and what the others said."""
+        """Bring nodes to the wanted state. Returns the ids of the nodes that have it, and the errors of the others."""
         wanted = await self._change(lambda wanted: wanted)
         answers = await asyncio.gather(*(self._bring(node, wanted) for node in nodes))
         told = [node.node_id for node, error in zip(nodes, answers, strict=True) if error is None]

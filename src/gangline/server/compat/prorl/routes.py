@@ -1,8 +1,8 @@
 """ProRL Agent's routes, over the same core as ours: a job is a task of one session, waited for.
 
 A job outlives its connection: sent again with its id and the same content, it is waited for again. Engines are added on
-and cleared from all nodes, those included that join later. `/stop` cancels what `/process` has in flight and takes no
-more until `/start`; tasks that came in by other routes go on.
+and cleared from all nodes, those included that join later. `/stop` cancels the jobs of `/process` in flight and takes
+no more until `/start`; tasks that came in by other routes continue.
 
 Source: ProRL Agent, listing 3 and 3.3.4.
 """
