@@ -78,7 +78,7 @@ def write_once(path: Path, data: bytes) -> bool:
 def write_new(path: Path, data: bytes) -> None:
     """Write a new file that only its owner may read. Its bytes are synced; its name is not, for it is renamed later.
 
-    Raises: FileExistsError; OSError, with what was written left behind.
+    Raises: FileExistsError; OSError, after which a partial file may remain.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE)
     with open(descriptor, "wb") as file:
@@ -107,7 +107,7 @@ def remove_unfinished(folder: Path) -> None:
 def make_folder(folder: Path, mode: int | None = None) -> None:
     """Make a folder and its missing parents durably; existing ones stay as they are.
 
-    mode: permissions of the folders made, whatever the umask is; None gives each those of its parent.
+    mode: permissions of the folders made, independent of the umask; None gives each those of its parent.
     """
     if folder.is_dir():
         return

@@ -79,7 +79,7 @@ def _is_new(kind: Kind, name: str) -> bool:
 
 
 def _missing(kind: Kind, entry: EntryPoint, module: str) -> str:
-    """What to install for a plug-in that lacks a Python package."""
+    """The package to install for a plug-in that lacks one."""
     what = f"{kind} {entry.name!r} needs the Python package {module!r}, which is not installed."
     distribution = entry.dist.name if entry.dist is not None else "gangline"
     if distribution != "gangline":
@@ -99,7 +99,7 @@ def _configured(kind: Kind, name: str, config: dict[str, Any]) -> Any:
 
 
 def explain(error: ValidationError) -> str:
-    """A validation error as one line for people: where, what."""
+    """A validation error as one line for people: place and problem."""
     found = [f"{'.'.join(str(step) for step in item['loc']) or 'body'}: {item['msg']}" for item in error.errors()[:8]]
     return "; ".join(found)
 
@@ -138,7 +138,7 @@ def _check_refresh(spec: EvaluatorSpec, evaluator: Evaluator) -> None:
 
 
 def _check_wishes(agent: AgentSpec, harness: Harness) -> None:
-    """Raises: InvalidRequest when the harness would have to drop what the task asks for."""
+    """Raises: InvalidRequest when the harness would have to drop a field of the task."""
     asked: dict[Wish, bool] = {"mcp_servers": bool(agent.mcp_servers), "skills": bool(agent.skills)}
     takes = harness.takes if isinstance(harness, Taker) else frozenset[Wish]()
     refused = [f"`agent.{wish}`" for wish, is_asked in asked.items() if is_asked and wish not in takes]

@@ -1,7 +1,7 @@
-"""Folders and files of a data folder: 0700 and 0600, whatever the umask is, and whatever was there before.
+"""Folders and files of a data folder: 0700 and 0600, for any umask, also where they existed before.
 
-On a shared machine, prompts, answers, results and logs are nobody else's. What is made is made private; a folder that
-was there before is closed once, with all that is in it. Files that a user names (exports) have the user's umask.
+On a shared machine, prompts, answers, results and logs are nobody else's. New files and folders are private; an
+existing folder is closed once, with its whole content. Files that a user names (exports) have the user's umask.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("gangline.private")
 
 _OTHERS = 0o077
 _OURS = frozenset({"control_token", "demo", "logs", "nodes", "runs", "server", "up.json", "up.lock"})
-"""What Gangline itself puts into a data folder."""
+"""Names of Gangline's own files in a data folder."""
 
 
 def open_private(path: str, flags: int) -> int:
@@ -41,7 +41,7 @@ def open_private(path: str, flags: int) -> int:
 
 
 def make_private_file(path: Path) -> None:
-    """An empty one, if there is none; one that is there keeps what is in it. Raises: OSError."""
+    """Make an empty file, if there is none; an existing one keeps its content. Raises: OSError."""
     os.close(open_private(str(path), os.O_WRONLY | os.O_CREAT))
 
 
@@ -53,8 +53,8 @@ def make_private_folder(path: Path) -> None:
 def close_to_others(folder: Path, *, leave: Collection[str] = ()) -> None:
     """Make a folder, or close one that was there before, and all in it, to other users. Blocking.
 
-    A folder that is closed already is not searched: what is in it cannot be reached. Links are not followed.
-    leave: names of folders that are closed, and not entered: what is in them has owners of its own. Raises: OSError.
+    A folder that is closed already is not searched: its content cannot be reached. Links are not followed.
+    leave: names of folders that are closed, and not entered: their content has owners of its own. Raises: OSError.
     """
     make_private_folder(folder)
     if not _is_open(folder.stat()):
@@ -64,7 +64,7 @@ def close_to_others(folder: Path, *, leave: Collection[str] = ()) -> None:
 
 
 def close_files(folder: Path, *, leave: Collection[str] = ()) -> None:
-    """Close all that is in a folder, such as what a library wrote. Blocking."""
+    """Close the whole content of a folder, such as files written by a library. Blocking."""
     for name, folders, files in os.walk(folder):
         for entry in (*folders, *files):
             _close(Path(name, entry))
@@ -74,7 +74,7 @@ def close_files(folder: Path, *, leave: Collection[str] = ()) -> None:
 def open_data_folder(data_dir: Path) -> None:
     """Make a data folder, or close one that was there before. Raises: OSError.
 
-    One that holds things that are not ours, such as a home directory, stays as it is; what we put there is private.
+    One that holds other files, such as a home directory, stays as it is; our own files in it are private.
     """
     make_private_folder(data_dir)
     if {entry.name for entry in data_dir.iterdir()} <= _OURS:

@@ -94,7 +94,7 @@ class Settings(BaseModel):
 
 
 def read_secret(name: str, environ: Mapping[str, str] | None = None) -> str:
-    """What the environment variable `name` holds; requests and files name secrets and never hold them.
+    """The value of the environment variable `name`; requests and files name secrets and never hold them.
 
     Raises: InvalidRequest when it is not set, or is one that opens Gangline itself.
     """
@@ -109,7 +109,8 @@ _EVERYWHERE = ("0.0.0.0", "::", "")
 
 
 def reachable_url(host: str, port: int, given: str | None = None) -> str:
-    """How other machines reach what listens on `host`: the given URL, else the host, else this machine's name."""
+    """The URL under which other machines reach a service that listens on `host`: the given URL, else the host, else
+    this machine's name."""
     return given.rstrip("/") if given else _url(socket.gethostname() if host in _EVERYWHERE else host, port)
 
 

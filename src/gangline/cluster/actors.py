@@ -1,4 +1,4 @@
-"""The actor that runs one node on whatever machine Ray chose for it.
+"""The actor that runs one node on the machine that Ray chose for it.
 
 A life of the actor is a process that Ray starts. `run` is called in each: by us in the first, by Ray in those that
 follow. Work is asked to end by cancelling it, and has then cleaned up when `stop` returns.
@@ -30,10 +30,11 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class NodeWork(Protocol):
-    """What an actor does; it is sent there by pickle."""
+    """The work of an actor; it is sent there by pickle."""
 
     async def run(self, place: Place, on_ready: Callable[[str], None]) -> None:
-        """Keep a node running until cancelled; `on_ready` is told its URL. Raises: GanglineError when it cannot."""
+        """Keep a node running until cancelled; `on_ready` is called with its URL. Raises: GanglineError when it
+        cannot."""
         ...
 
 

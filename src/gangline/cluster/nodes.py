@@ -35,7 +35,7 @@ class RayNodes:
     def __init__(
         self, work: NodeWork, *, num_nodes: int, needs: Needs, stop_wait_s: float, on_ready: Callable[[], None]
     ) -> None:
-        """`on_ready` is told once, of the first node. A node may take `stop_wait_s` to clean up at the end."""
+        """`on_ready` is called once, for the first node. A node may take `stop_wait_s` to clean up at the end."""
         self._work = work
         self._num_nodes = num_nodes
         self._needs = needs
@@ -115,7 +115,7 @@ class _Actor:
         self._handle: Any = placed.remote(work, index)
 
     async def run(self) -> None:
-        """Raises: NodeError when it cannot be kept; what the node's work raised."""
+        """Raises: NodeError when it cannot be kept; errors of the node's work."""
         with _our_errors(self.index):
             await self._handle.run.remote()
 

@@ -1,4 +1,4 @@
-"""A running Ray cluster, seen from one of its machines: how it is entered, and what its machines have."""
+"""A running Ray cluster, seen from one of its machines: the connection, and the machines' resources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ANSWERS_WITHIN_S = 10.0
 
 
 class Needs(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node asks of Ray. Ray counts; it limits nothing."""
+    """The resources that one node requests from Ray. Ray counts; it limits nothing."""
 
     cpus: float = 1.0
     resources: dict[str, float] = {}
@@ -40,9 +40,10 @@ class Machine(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def connected(address: str | None) -> AsyncGenerator[str]:
-    """Within the block this process is a driver of the cluster, whose address it gets; what it started ends with it.
+    """Within the block this process is a driver of the cluster, whose address it gets; actors that it started end with
+    it.
 
-    address: HOST:PORT; None is what `RAY_ADDRESS` says, else the cluster of this machine.
+    address: HOST:PORT; None is the value of `RAY_ADDRESS`, else the cluster of this machine.
     Raises: ClusterUnavailable; InvalidRequest for an address of Ray Client, whose driver is elsewhere.
     """
     if address is not None and "://" in address:
@@ -106,5 +107,5 @@ def _alive() -> list[dict[str, Any]]:
 
 
 def fitting(needs: Needs, found: Sequence[Machine]) -> list[Machine]:
-    """Those that have what one node asks for."""
+    """Machines with the resources that one node needs."""
     return [one for one in found if all(one.resources.get(name, 0.0) >= much for name, much in needs.all().items())]

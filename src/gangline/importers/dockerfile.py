@@ -1,4 +1,4 @@
-"""What a Dockerfile says that a runtime must know, and whether a runtime without that image can do what it says.
+"""The facts in a Dockerfile that a runtime needs, and whether a runtime without that image can satisfy them.
 
 No image is built here. Without one, a working folder, variables and copied files can be had anywhere; programs that
 `RUN` installs cannot.
@@ -17,7 +17,7 @@ from gangline.importers.files import read_text
 __all__ = ["Copy", "Dockerfile", "read_dockerfile"]
 
 _HARMLESS = {"LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL", "CMD"}
-"""What is nothing to a runtime that runs its own commands."""
+"""Instructions without meaning for a runtime that runs its own commands."""
 
 
 class Copy(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ def read_dockerfile(path: Path) -> Dockerfile:
 
 
 def _instructions(text: str) -> list[tuple[int, str, str]]:
-    """(line, name, rest) of each, continued lines joined. A heredoc is told as instructions of no known name."""
+    """(line, name, rest) of each, continued lines joined. A heredoc is returned as instructions of no known name."""
     found: list[tuple[int, str, str]] = []
     pending, began = "", 0
     for number, line in enumerate(text.splitlines(), 1):

@@ -27,7 +27,7 @@ class OwnFolders(msgspec.Struct, frozen=True):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task's folder says of where it runs."""
+    """The environment described by a task's folder."""
 
     name: str
     """The task's, for messages and image names."""

@@ -21,7 +21,7 @@ def read_text(path: Path) -> str:
 
 
 def written(path: Path, *, mode: int | None = None) -> dict[str, Any]:
-    """`content`, `encoding` and `mode` of a file, what has its default left out. Raises: InvalidRequest for a link."""
+    """`content`, `encoding` and `mode` of a file, without default values. Raises: InvalidRequest for a link."""
     if path.is_symlink() or not path.is_file():
         raise InvalidRequest(f"{path} is a link or no regular file: only files can be sent along.")
     data = path.read_bytes()

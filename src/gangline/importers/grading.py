@@ -11,7 +11,7 @@ from gangline.importers.files import hidden_files, written_folder
 __all__ = ["GRADING_MARGIN_S", "oracle", "script_evaluator", "tests_of"]
 
 GRADING_MARGIN_S = 60.0
-"""What the evaluation has beside the tests' own time: to clear, upload and read."""
+"""Seconds of the evaluation beside the tests' own time: to clear, upload and read."""
 _LONGEST_FILES_BYTES = 48 << 20
 """A submit is at most 64 MiB."""
 
@@ -29,7 +29,7 @@ def tests_of(folder: Path, inside: str) -> dict[str, dict[str, Any]]:
 def script_evaluator(
     command: str, files: dict[str, dict[str, Any]], *, clear: list[str], timeout_s: float, env: dict[str, str]
 ) -> dict[str, Any]:
-    """The body's `evaluator`: graded where the agent worked, for that is what these tests look at."""
+    """The body's `evaluator`: graded where the agent worked, since these tests look at that place."""
     return {
         "strategy": "script",
         "config": {

@@ -1,7 +1,7 @@
 """Harbor task folders: `task.toml`, `instruction.md`, `environment/`, `tests/`, `solution/`.
 
-Graded as Harbor does: `/tests/test.sh` runs in the agent's runtime when its processes are gone, whatever it exits with;
-the number is in `/logs/verifier/reward.json` or `reward.txt`. No such number is no reward at all.
+Graded as Harbor does: `/tests/test.sh` runs in the agent's runtime when its processes are gone, with any exit code; the
+number is in `/logs/verifier/reward.json` or `reward.txt`. No such number is no reward at all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def is_harbor_task(folder: Path) -> bool:
 
 
 def read_harbor_task(folder: Path, choices: Choices) -> Imported:
-    """Raises: InvalidRequest, naming what is missing, or what is asked for and cannot be given."""
+    """Raises: InvalidRequest, naming the missing or unsupported field."""
     config = read_config(folder / "task.toml")
     name = str((config.task or {}).get("name") or folder.name)
     _refuse_uncarried(folder, name, config)

@@ -84,7 +84,7 @@ class HarborEnvironment(_Policy):
     @model_validator(mode="before")
     @classmethod
     def _read_sizes(cls, given: Any) -> Any:
-        """`memory` and `storage` are what they were called once: `2G`, `512M`."""
+        """`memory` and `storage` are older names: `2G`, `512M`."""
         if not isinstance(given, dict):
             return given
         table = dict(cast("dict[str, Any]", given))
@@ -103,7 +103,7 @@ class HarborConfig(_Table):
 
     schema_version: str = "1.4"
     version: str | None = None
-    """What `schema_version` was called once."""
+    """The older name of `schema_version`."""
     task: dict[str, Any] | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     verifier: HarborVerifier = HarborVerifier()
@@ -116,7 +116,7 @@ class HarborConfig(_Table):
     artifacts: list[Any] = Field(default_factory=list)
 
     def uncarried(self) -> list[str]:
-        """Names of what this task asks for and cannot be given here."""
+        """Names of this task's fields that are not supported here."""
         environment, verifier = self.environment, self.verifier
         asked = {
             "steps": self.steps,
@@ -134,7 +134,7 @@ class HarborConfig(_Table):
         return [name for name, value in asked.items() if value]
 
     def wants_network(self) -> str | None:
-        """What it says of the network beyond the model, in its own words; None when it wants none."""
+        """Its network settings beyond the model, in its own words; None when it needs none."""
         environment = self.environment
         mode = environment.network_mode or ("no-network" if environment.allow_internet is False else "public")
         others = {self.agent.network_mode, self.verifier.network_mode} - {None}
@@ -171,7 +171,7 @@ def resolved(env: dict[str, str], where: str) -> dict[str, str]:
 
 
 def _megabytes(size: str) -> int | str:
-    """What is no size is left to be refused."""
+    """A text that is no size stays, and validation rejects it."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG])B?\s*", size, re.IGNORECASE)
     if match is None:
         return size

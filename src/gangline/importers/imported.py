@@ -1,4 +1,4 @@
-"""What an importer is told, and what it gives back."""
+"""An importer's options, and its result."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Choices", "Imported"]
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True):
-    """What the one who imports decides."""
+    """The choices of the importing user."""
 
     runtime: str | None = None
-    """Name of a runtime plug-in; None is what the task needs."""
+    """Name of a runtime plug-in; None is the one that the task needs."""
     image: str | None = None
     """In place of the task's own: an image name, or a folder, as the runtime understands it."""
     network: NetworkPolicy | None = None
@@ -29,6 +29,6 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     body: dict[str, Any]
-    """Of `POST /v1/tasks`; without the agent's harness, unless the oracle is it."""
+    """Body of `POST /v1/tasks`; without the agent's harness, unless the oracle is it."""
     notes: tuple[str, ...] = ()
-    """What is otherwise than where the task comes from."""
+    """Differences from the task's source."""

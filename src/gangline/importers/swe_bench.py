@@ -1,8 +1,8 @@
 """SWE-bench style instances: one row of a dataset (JSON lines, JSON or Parquet) is one task.
 
 A row names its image (`image`, `image_name` or `docker_image`), else the name follows SWE-bench's pattern. The agent
-finds the repository at its base commit, without what came later: the fix itself lies in many images' history. Rows of
-SWE-bench 5 bring their `eval_script` and `log_parser`; others their `test_cmd`; all else is taken for pytest.
+finds the repository at its base commit, without later commits: many images contain the fix in their history. Rows of
+SWE-bench 5 contain `eval_script` and `log_parser`, others `test_cmd`; for all else pytest is assumed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FETCH = """
 git config --global safe.directory '*' && git init -q . && git fetch -q {repository} {commit} &&
 git checkout -q --detach FETCH_HEAD && rm .git/FETCH_HEAD
 """
-"""Only what leads to the commit comes along."""
+"""Only objects that lead to the commit are copied."""
 
 _FORGET = """
 git config --global safe.directory '*' && git checkout -q --detach || exit
@@ -43,7 +43,7 @@ git for-each-ref --format='delete %(refname)' | git update-ref --stdin || exit
 rm -f .git/FETCH_HEAD .git/ORIG_HEAD
 [ -z "$later" ] || { git reflog expire --expire=now --all && git gc -q --prune=now; }
 """
-"""Branches, tags and reflogs lead to what came after the base commit."""
+"""Branches, tags and reflogs lead to later commits."""
 
 _INSTRUCTION = """The repository {repo} is checked out in the working folder. Resolve the issue below by changing its \
 source files. Hidden tests decide; changes to tests do not count.
@@ -55,7 +55,7 @@ source files. Hidden tests decide; changes to tests do not count.
 
 
 class InstanceChoices(msgspec.Struct, frozen=True, kw_only=True):
-    """What is decided for SWE-bench rows only."""
+    """Options for SWE-bench rows only."""
 
     repositories: str | None = None
     """A folder, as it is seen inside the runtime, with a clone of each `owner/name` as `owner__name`: for runtimes

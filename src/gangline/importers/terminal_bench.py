@@ -32,11 +32,11 @@ grep -qE '^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) ' $out.summary || { echo 'p
 if grep -qE '^(FAILED|ERROR|XPASS) ' $out.summary; then echo 0; else echo 1; fi >/logs/verifier/reward.txt
 """
 _COMPOSE_FIELDS = {"build", "image", "container_name", "command", "environment", "volumes"}
-"""Of its one service: what only says how Terminal-Bench starts it."""
+"""Fields of its one service that only concern Terminal-Bench's own start."""
 
 
 class _TaskYaml(BaseModel):
-    """What is carried of `task.yaml`; the rest describes the task to people."""
+    """The supported part of `task.yaml`; the rest describes the task to people."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -51,7 +51,7 @@ def is_terminal_bench_task(folder: Path) -> bool:
 
 
 def read_terminal_bench_task(folder: Path, choices: Choices) -> Imported:
-    """Raises: InvalidRequest, naming what is missing, or what is asked for and cannot be given."""
+    """Raises: InvalidRequest, naming the missing or unsupported field."""
     config = _read_config(folder / "task.yaml")
     if config.parser_name != "pytest":
         raise InvalidRequest(

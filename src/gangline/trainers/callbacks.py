@@ -1,8 +1,8 @@
-"""A trainer that is called back: it submits tasks with an address of its own, and is told when they end.
+"""A trainer that receives callbacks: it submits tasks with an address of its own, and is called when they end.
 
 `receiving` listens, and gives a client that collectors take instead of `ServerClient`. A callback counts only when its
 signature does; then the group's results are fetched and stored in a folder, and only then is it acknowledged. One that
-comes twice changes nothing. What a callback says is never taken for a result: results come from the server alone. A
+comes twice changes nothing. A callback's content is never used as a result: results come from the server alone. A
 callback that was lost costs time, no group: the server is also asked, seldom.
 """
 
@@ -41,7 +41,7 @@ _PATH = "/callback/task_result"
 
 
 class _Callback(msgspec.Struct):
-    """What is read of a callback's body."""
+    """The fields read from a callback's body."""
 
     task_id: str
 
@@ -96,7 +96,7 @@ class CallbackClient:
             self._arrived.pop(task_id, None)
 
     async def result(self, task_id: str) -> list[SessionResult]:
-        """What was stored, else the server's. Raises: as `ServerClient.result`."""
+        """The stored result, else the server's. Raises: as `ServerClient.result`."""
         path = self._path(task_id)
         if path.exists():
             return decode_msgpack(await asyncio.to_thread(path.read_bytes), list[SessionResult])
@@ -107,7 +107,7 @@ class CallbackClient:
         return await self._service.cancel(task_id)
 
     def forget(self, task_id: str) -> None:
-        """Remove what is stored of a task; the server still has it."""
+        """Remove a task's stored results; the server still has them."""
         self._path(task_id).unlink(missing_ok=True)
 
     # What the server is answered.
@@ -158,7 +158,7 @@ class CallbackClient:
             work.exception()  # told to the sender, if it is still there
 
     async def stop(self) -> None:
-        """End what is being stored; idempotent."""
+        """Finish pending writes; idempotent."""
         works = list(self._storing.values())
         for work in works:
             work.cancel()
@@ -182,10 +182,10 @@ async def receiving(
 ) -> AsyncGenerator[CallbackClient]:
     """Listen for callbacks inside the block.
 
-    folder: where groups are kept until they are forgotten. key: what callbacks are signed with, the control token or
-    what the server has under the name `secret`; None where the server has no token. port, public_url: give both a fixed
-    value where tasks must be known again after a restart, for the address is part of the task. recheck_s: how often the
-    server is asked about a task whose callback does not come. Raises: OSError when the address is taken.
+    folder: where groups are kept until they are forgotten. key: the key that signs callbacks, the control token or the
+    server's secret of the name `secret`; None where the server has no token. port, public_url: give both a fixed value
+    where tasks must be recognised after a restart, for the address is part of the task. recheck_s: seconds between
+    queries about a task whose callback does not come. Raises: OSError when the address is taken.
     """
     client = CallbackClient(service, folder, key=key, secret=secret, recheck_s=recheck_s)
     app = web.Application()

@@ -3,8 +3,8 @@
     collector = ray.remote(NemoActor).remote(ServerClient(url), [NodeClient(node)], push, settings, tasks_of)
 
 NeMo RL keeps the trainer, the buffer, the importance correction and the transfer of weights; here tasks are run, and
-groups handed over for the step that will train on them. What its batches cannot say is refused: a row is a session, so
-each has one trace; rows are compared by their prompts' tokens, so those of a group are the same.
+groups handed over for the step that will train on them. Groups that its batches cannot represent are rejected: a row is
+a session, so each has one trace; rows are compared by their prompts' tokens, so those of a group are the same.
 
 Laws: every step gets just as many groups as it trains on, of which no token is older than `max_age` versions; no more
 tasks are started than steps within that age need. Source: NeMo RL, github.com/NVIDIA-NeMo/RL at 0a27b1f,
@@ -53,8 +53,8 @@ Push = Callable[[dict[str, Any], int, int], Awaitable[str]]
 def to_batch(group: Group, num_samples: int, *, temperature: float = 1.0) -> dict[str, Any]:
     """A group's rows in the order of its sessions, as NeMo RL's rollouts end: fields of its `BatchedDataDict`.
 
-    `message_log`: for each row the prompt as one `user` message, then `assistant` messages of what is trained on, with
-    `generation_logprobs`, and `tool` messages of what is not; by `token_ids`, for text was never tokenised again.
+    `message_log`: for each row the prompt as one `user` message, then `assistant` messages of trained tokens, with
+    `generation_logprobs`, and `tool` messages of the others; by `token_ids`, for text was never tokenised again.
     `length` [B]: ids of the prompt. `total_reward`, `loss_multiplier`, `truncated` [B]. `extra_env_info` has ids, and
     from where to where in the response each policy version goes.
 
@@ -149,7 +149,7 @@ class NemoSettings(TrainingOptions):
 
 
 class NemoCollector:
-    """What NeMo RL's `AsyncTrajectoryCollector` does, on one event loop.
+    """The work of NeMo RL's `AsyncTrajectoryCollector`, on one event loop.
 
     gates: of all nodes. tasks_of: an item of the data loader -> tasks. batch_type: NeMo RL's `BatchedDataDict`. The
     clients are entered by `start_collection`.
@@ -209,7 +209,7 @@ class NemoCollector:
         await self._clients.aclose()
 
     def set_weight_version(self, version: int) -> None:
-        """What NeMo RL has loaded; nodes are told when it is done (`resume_after_refit`)."""
+        """The version that NeMo RL has loaded; nodes receive it when it is done (`resume_after_refit`)."""
         self._version = version
         self._changed.set()
 
@@ -355,7 +355,7 @@ class NemoActor:
         return self._collector.get_dataloader_state()
 
     def stop(self) -> None:
-        """Cancel what is in flight, close the clients, end the thread."""
+        """Cancel groups in flight, close the clients, end the thread."""
         self._run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -5,8 +5,8 @@
 
 A sample is one trace, and the samples of one session share its `rollout_id`: slime counts steps and averages losses by
 it. slime's own normalisation cuts a batch into groups by counting samples, which is wrong as soon as a session has two:
-`post_process_rewards` compares sessions, whatever their traces
-(--custom-reward-post-process-path gangline.trainers.slime.post_process_rewards).
+`post_process_rewards` compares sessions, independent of their traces (--custom-reward-post-process-path
+gangline.trainers.slime.post_process_rewards).
 
 Source: slime, github.com/THUDM/slime at 624b824, `slime/utils/types.py` (Sample), `slime/ray/rollout.py` (the fate of
 samples), `slime/rollout/base_types.py` (the rollout function); Polar, figure 5a and A.3 (the callback flow).
@@ -64,7 +64,7 @@ def to_samples(
     """For each group the samples of each session, as slime nests compact rollouts: [group][session][trace].
 
     Those of a session share `rollout_id` and `index`, which no other session of these groups has. `reward` is the
-    trace's own where the evaluator told traces apart; `metadata["session_reward"]` is the session's.
+    trace's own where the evaluator rewards traces separately; `metadata["session_reward"]` is the session's.
 
     num_samples: sessions of each group. sample_type: slime's `Sample`, which is imported where None. first_group:
     `group_index` of the first. temperature: slime's `rollout_temperature`. `weight_versions` has one entry a turn, or
@@ -147,7 +147,7 @@ def _is_cut_short(row: TrainerRow) -> bool:
 
 
 def _text(messages: Sequence[Message]) -> str:
-    """What the model said; slime shows it, and trains on tokens."""
+    """The model's own text; slime shows it, and trains on tokens."""
     said = [message for message in messages if message.role == "assistant"]
     return "\n".join(part.text for message in said for part in message.parts if isinstance(part, Text))
 
@@ -155,8 +155,9 @@ def _text(messages: Sequence[Message]) -> str:
 def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
     """slime's normalisation, in which each session weighs one: (rewards, compared rewards), by sample.
 
-    The same numbers as slime's own where every session has one trace. Where the evaluator told traces apart, the best
-    trace takes all of a good outcome and the worst all of a bad one (scheme `own` of `training/learning/credit`).
+    The same numbers as slime's own where every session has one trace. Where the evaluator rewards traces separately,
+    the best trace takes all of a good outcome and the worst all of a bad one (scheme `own` of
+    `training/learning/credit`).
     Raises: InvalidRequest for an estimator whose baseline is not known here.
     """
     _require_known(args.advantage_estimator)
@@ -264,7 +265,7 @@ class SlimeRollout:
         return samples
 
     def stop(self) -> None:
-        """Cancel what is in flight, and end the thread; idempotent."""
+        """Cancel groups in flight, and end the thread; idempotent."""
         if self._worker is not None:
             self._worker.stop()
         self._worker = None
@@ -333,7 +334,7 @@ _Requests = asyncio.Queue[_Request | None]
 
 
 async def _answer(request: _Request, collector: ReplenishingCollector, client: CallbackClient) -> None:
-    """What a call raises is the caller's: the collector goes on."""
+    """Errors of a call go to its caller: the collector continues."""
     try:
         groups = await collector.collect(request.num_groups)
     except Exception as error:
@@ -360,7 +361,7 @@ class _Worker:
         return self._ended.done()
 
     def collect(self, num_groups: int) -> list[Group]:
-        """Raises: what collecting does, or what ended the thread."""
+        """Raises: errors of collecting, or the one that ended the thread."""
         request = _Request(num_groups, Future())
         self._send(request)
         waited_for: list[Future[Any]] = [request.groups, self._ended]

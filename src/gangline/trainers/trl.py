@@ -9,7 +9,7 @@ TRL's prompts only say how many sessions it wants: which tasks come is for the c
 
 Laws, beside the contract (`gangline.trainers.contract`): TRL compares `num_generations` rows by their place, so a group
 is so many sessions of one trace each, or it is refused. No session begins with other weights than those in training at
-that moment, unless the collector begins some beyond what it is asked for.
+that moment, unless the collector begins some beyond the requested ones.
 
 Source: trl 1.16.0, trainer/grpo_trainer.py (`rollout_func`, `_generate`, `_generate_and_score_completions`,
 `_compute_loss`). `rollout_func` is experimental there. This module imports neither TRL nor PyTorch.
@@ -55,7 +55,7 @@ class GroupSource(Protocol):
 
 @dataclass(frozen=True)
 class Connection:
-    """What the adapter needs of the service."""
+    """The adapter's connection to the service."""
 
     collector: GroupSource
     weights: WeightUpdater
@@ -96,8 +96,8 @@ class ServiceRollouts:
     def __call__(self, prompts: Sequence[object], trainer: Any) -> dict[str, Any]:
         """As many rows as there are prompts, group by group. trainer: a `GRPOTrainer`.
 
-        Raises: InvalidGroup when a group does not fit the trainer, InvalidRequest when the trainer does not fit; what
-        collector and weights do.
+        Raises: InvalidGroup when a group does not fit the trainer, InvalidRequest when the trainer does not fit; errors
+        of collector and weights.
         """
         _check_trainer(trainer)
         self.push(trainer)
@@ -129,8 +129,8 @@ async def _push(service: Connection, save: Save, last_version: int | None) -> in
 def rollout_rows(
     groups: Sequence[Group], num_generations: int, *, temperature: float = 1.0, mask: Mask = all_sampled
 ) -> dict[str, Any]:
-    """What TRL's `rollout_func` returns, a row for each session, group by group. `session` and `versions` are columns
-    for reward functions; versions: policy version of each token, -1 where not sampled.
+    """The return value for TRL's `rollout_func`, a row for each session, group by group. `session` and `versions` are
+    columns for reward functions; versions: policy version of each token, -1 where not sampled.
 
     Raises: InvalidGroup when a group is not whole or of another temperature, or a session has several traces;
     InvalidRequest when the mask does not fit.
@@ -152,7 +152,7 @@ def session_reward(
 ) -> list[float | None]:
     """A reward function of TRL's: the evaluator's reward of each session, or of its one trace where that has its own.
 
-    Another one takes `session` too, and makes of it what it likes.
+    Another one takes `session` too, and can use it freely.
     """
     if log_extra is not None:  # in TRL's table of completions, whose prompts say nothing here
         log_extra("session_id", [one.session_id for one in session])

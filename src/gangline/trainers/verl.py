@@ -1,9 +1,9 @@
 """verl: groups as its `DataProto`, as its agent loops hand them to its trainer.
 
 A row is one trace: the prompt padded on the left, the response (tool output included) on the right, `response_mask` 1
-where the model is trained. The reward (the trace's own where the evaluator told traces apart) is the score of the last
-token. verl groups rows by `uid`, the task's id here, and a row counts as one in the group: where sessions have several
-traces, give an `algorithm`, and take the advantages that come with the batch instead of `compute_advantage`'s.
+where the model is trained. The reward (the trace's own where the evaluator rewards traces separately) is the score of
+the last token. verl groups rows by `uid`, the task's id here, and a row counts as one in the group: where sessions have
+several traces, give an `algorithm`, and take the advantages that come with the batch instead of `compute_advantage`'s.
 
 Source: verl 0.9.1, `protocol.DataProto`, `experimental/agent_loop/agent_loop.py`, `trainer/ppo/ray_trainer.py`.
 """

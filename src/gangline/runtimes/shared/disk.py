@@ -42,7 +42,8 @@ END { printf "%.0f %d\n", num_blocks * 512, num_files }'"""
 
 
 async def _counted(folders: Sequence[Path], unit: str) -> int | None:
-    """Bytes or files of these host folders; None where they cannot be counted. What vanishes meanwhile is left out.
+    """Bytes or files of these host folders; None where they cannot be counted. Files that vanish meanwhile are left
+    out.
 
     unit: the option of `du` for it.
     """
@@ -82,7 +83,7 @@ def _memory_device() -> int:
 
 
 async def _printed(argv: Sequence[str], **env: str) -> bytes:
-    """What a program prints; nothing where it cannot be started."""
+    """A program's output; nothing where it cannot be started."""
     with suppress(OSError):
         process = await asyncio.create_subprocess_exec(
             *argv,
@@ -121,7 +122,7 @@ class DiskWatch:
     ) -> None:
         """
         limits: without `disk_bytes` and `max_files` it only measures.
-        folders: host folders with what the sandbox has written.
+        folders: host folders with the files that the sandbox has written.
         end: ends all its processes.
         root: see `root_inside`; None is no root of its own, or none now.
         """

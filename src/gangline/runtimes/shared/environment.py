@@ -27,7 +27,7 @@ def clean_environment(expose: Sequence[Path], home: str, extra: Mapping[str, str
 def image_environment(
     expose: Sequence[Path], home: str, image: Mapping[str, str], extra: Mapping[str, str]
 ) -> dict[str, str]:
-    """The same over what an image sets. Its own programs come before those of the exposed folders."""
+    """The same on top of an image's variables. Its own programs come before those of the exposed folders."""
     path = [image.get("PATH", _SYSTEM_PATH), *_programs(expose)]
     return {"LANG": "C.UTF-8", **image, "PATH": ":".join(path), "HOME": home, **extra}
 

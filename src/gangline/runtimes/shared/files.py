@@ -1,7 +1,7 @@
 """Bytes in and out of folders that an untrusted program writes, from the host's side.
 
-Laws: every path component is opened on its own, from its parent's descriptor, and never through a link; only a
-regular file is read, and only so much of it; a write replaces whatever has the name, so that a link or a pipe planted
+Laws: every path component is opened on its own, from its parent's descriptor, and never through a link; only a regular
+file is read, and only a bounded part of it. A write replaces any file of the name, so that a link or a pipe planted
 there leads nowhere. Blocking: call from a worker thread.
 """
 
@@ -40,7 +40,7 @@ class SharedFolders:
     ) -> None:
         """
         workdir: where relative paths begin.
-        uid: owner (and group) of what is written; None is ourselves.
+        uid: owner (and group) of written files; None is ourselves.
         closed: paths inside whose files are moved neither in nor out.
         owners: paths inside whose files have another owner.
         lasting: folders inside that `clear` empties and never removes, as it does with `folders`.
@@ -116,7 +116,7 @@ class SharedFolders:
 
     @staticmethod
     def _entered(name: str, parent: int) -> int | None:
-        """Descriptor of a folder, whose owner has its rights to it again. What is no folder is removed: None."""
+        """Descriptor of a folder, whose owner has its rights to it again. A path that is no folder is removed: None."""
         try:
             found = os.open(name, _FOLDER | os.O_PATH, dir_fd=parent)  # also where nobody may read it
         except (FileNotFoundError, NotADirectoryError):
@@ -194,7 +194,7 @@ def _parent(root: Path, names: tuple[str, ...], own: Callable[[int], None] | Non
 
 @contextmanager
 def _told(path: str) -> Generator[None]:
-    """System errors in our own words. A full disk is not the caller's fault and stays what it is."""
+    """System errors in our own words. A full disk is not the caller's fault; its error is passed on unchanged."""
     try:
         yield
     except FileNotFoundError:

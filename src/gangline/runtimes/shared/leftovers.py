@@ -1,5 +1,5 @@
-"""What a crash can leave behind, and how it is found: processes by a label in their environment or by the folders that
-are mounted for them, folders by a mark.
+"""Leftovers of a crash, and the ways to find them: processes by a label in their environment or by the folders that are
+mounted for them, folders by a mark.
 
 Nothing is remembered in memory: a restarted node finds all of it again. Blocking functions say so.
 """
@@ -67,7 +67,7 @@ def marked(root: Path) -> Iterator[tuple[Path, Mark]]:
 def remove_folder(folder: Path) -> None:
     """Remove a folder that an untrusted program wrote: closed folders, any depth, links not followed. Blocking.
 
-    Its mark goes last, so that `reap` finds what a crash leaves of it.
+    Its mark goes last, so that `reap` finds the rest after a crash.
     """
     inside: list[Path] = []
     with suppress(OSError):  # where it is closed, all goes at once
@@ -77,7 +77,8 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a file, or a folder with its content. What cannot be removed is still there afterwards. Blocking."""
+    """Remove a file, or a folder with its content. Files that cannot be removed are still there afterwards.
+    Blocking."""
     try:
         if path.is_symlink() or not path.is_dir():
             path.unlink()
@@ -93,7 +94,7 @@ def remove_tree(path: Path) -> None:
 
 
 def _remove_as_subordinate(path: Path) -> None:
-    """What belongs to this user's subordinate ids, as a container with a root of its own leaves it."""
+    """Remove files of this user's subordinate ids, the remains of a container with a root of its own."""
     as_root = ("unshare", "--user", "--map-root-user", "--map-auto", "--")
     with suppress(OSError):
         for command in (("chmod", "-R", "u+rwx"), ("rm", "-rf")):
@@ -122,7 +123,7 @@ def kill_labelled(wanted: Callable[[str], bool]) -> set[str]:
 def kill_mounted(runtime: str, owner: str, root: Path, keep: frozenset[str]) -> None:
     """Kill every process that lives in a sandbox of `owner`'s runtimes of this kind under `root`. Blocking.
 
-    For launchers that clear their environment: what sees the sandbox's HOME mounted is in it.
+    For launchers that clear their environment: a process that sees the sandbox's HOME mounted is in it.
     """
     homes = {
         f"/{folder.parent.name}/{folder.name}/home"
@@ -134,7 +135,8 @@ def kill_mounted(runtime: str, owner: str, root: Path, keep: frozenset[str]) -> 
 
 
 def _kill_all(find: Callable[[], Iterator[tuple[int, str]]]) -> set[str]:
-    """All are stopped before the first is killed, so that none escapes by forking. Returns what they were found by."""
+    """All are stopped before the first is killed, so that none escapes by forking. Returns the labels by which they
+    were found."""
     found: set[str] = set()
     for _sweep in range(_MAX_SWEEPS):
         stopped: dict[int, str] = {}

@@ -1,8 +1,8 @@
 """Faults of a scripted engine that lie outside token sampling.
 
 A middleware looks up the script's reply to a model call and applies its faults; those that the sampler must apply
-(hang, drop after k tokens, NaN) reach it through `current_faults`. How often a fault has struck is counted per rule and
-per request content, so that it does not depend on what other clients do.
+(hang, drop after k tokens, NaN) reach it through `current_faults`. The number of times a fault has occurred is counted
+per rule and per request content, so that it does not depend on other clients.
 """
 
 from __future__ import annotations
