@@ -1,4 +1,4 @@
-"""A random name of a node's data folder, by which the server tells two nodes with the same id apart."""
+"""A random name of a node's data folder, by which the server distinguishes two nodes with the same id."""
 
 from __future__ import annotations
 

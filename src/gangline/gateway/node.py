@@ -99,20 +99,21 @@ async def serve(
 ) -> None:
     """Run a node until cancelled, or until it is drained; its state is in `data_dir/nodes/<node_id>`.
 
-    engine_urls: its backends at first; what is added and removed while it runs is remembered over restarts with these.
+    engine_urls: its initial backends; changes while it runs are remembered over restarts with these.
     engine_key_env: names the environment variable with the key that those engines ask for.
     engine_options: of their plug-in, and `parsers`.
     affinity_slack: see `BackendPool`.
     public_url: how others reach the node; None is the address that it listens on, or the machine's name.
     allowed_hosts: more names under which the control routes are reached.
-    capture: `text` accepts engines that report no token ids; what they answer cannot be trained on.
+    capture: `text` accepts engines that report no token ids; their replies cannot be trained on.
     sampling: the operator's policy, applied after a task's own.
-    call_limits: what one model call may hold; None is the usual limits.
-    stuck_after_s: how late a session may be, by its budget, before it is told as stuck.
+    call_limits: limits of one model call; None is the usual ones.
+    stuck_after_s: seconds beyond its budget after which a session is reported as stuck.
     disk_reserve_bytes: see `DiskGuard`.
     hooks, hook_budget_s: see `Hooks`.
-    adopt_grace_s: how long sandboxes outlive this process if it dies, for its next life to go on with; 0 is not at all.
-    on_result: told of each attempt that ended, on the event loop.
+    adopt_grace_s: seconds that sandboxes outlive this process if it dies, so that its next start can adopt them; 0 is
+    not at all.
+    on_result: called with each attempt that ended, on the event loop.
 
     Raises: EngineUnavailable when an engine does not answer within `engine_wait_s`, EngineIncapable when it reports no
     token ids or log-probs, Conflict when the engines serve different models, PortUnavailable when the port is taken,
@@ -211,7 +212,7 @@ async def serve(
 
 
 async def reap(data_dir: Path, node_id: str) -> None:
-    """Remove what a node that was killed left running; one that ends by itself does so too, and one that starts."""
+    """Remove leftovers of a killed node; a node that ends by itself, or starts, does so too."""
     folder = await asyncio.to_thread(_folder_of, data_dir, node_id)
     owner = _owner_of(folder)
     await asyncio.to_thread(reap_keeper, owner)
@@ -219,7 +220,7 @@ async def reap(data_dir: Path, node_id: str) -> None:
 
 
 async def _adopted(keeper: Keeper, delivery: Delivery, parts: NodeParts) -> list[Attempt]:
-    """What an earlier life of this node began and this one goes on with; all else that it left is removed."""
+    """Attempts from before the restart that this node continues; all other leftovers are removed."""
     unclosed = {AttemptKey(opened.session_id, opened.attempt) for opened in parts.journal.unclosed()}
     found = await adoptable(keeper.kept, unclosed, delivery.leftover())
     await _reap(parts.owner, parts.runtimes_folder, frozenset(handle.runtime_id for _, handle in found))
@@ -241,7 +242,7 @@ async def _end_runtimes(
     error: BaseException | None,
     _trace: TracebackType | None,
 ) -> None:
-    """A node that could not start leaves what it found to its next try; one that is told to end leaves nothing."""
+    """A node that could not start leaves sandboxes to its next try; one that is shut down leaves none."""
     if keeper.kept and isinstance(error, GanglineError):
         await keeper.leave()
         return
@@ -276,7 +277,7 @@ def _hidden(data_dir: Path) -> tuple[Path, ...]:
 
 
 def _open_folder(data_dir: Path, node_id: str) -> Path:
-    """The node's folder, closed to other users. What sandboxes have of it is their own. Raises: StoreError."""
+    """The node's folder, closed to other users. The part of it that sandboxes see is their own. Raises: StoreError."""
     folder = _folder_of(data_dir, node_id)
     try:
         open_data_folder(data_dir)
@@ -287,7 +288,7 @@ def _open_folder(data_dir: Path, node_id: str) -> Path:
 
 
 def _owner_of(folder: Path) -> str:
-    """The label of what the node starts: the same over its lives."""
+    """The label of the node's sandboxes: the same over its restarts."""
     return f"gl{hashlib.sha256(str(folder).encode()).hexdigest()[:10]}"
 
 
@@ -327,7 +328,7 @@ async def _add(backends: BackendPool, spec: BackendSpec, wait_s: float) -> None:
 
 
 async def _reap(owner: str, folder: Path, keep: frozenset[str] = frozenset()) -> None:
-    """Remove what an earlier life of this node left running, but what this one goes on with."""
+    """Remove leftovers from before the restart, except those that this node continues."""
     for name in plugins.names("runtime"):
         try:
             removed = await plugins.make_runtime(name).reap(owner, folder, keep)
@@ -415,7 +416,7 @@ def _root(path: str) -> str:
 async def _listen(
     stack: AsyncExitStack, proxy: Proxy, listener: socket.socket, routes: Sequence[Route] = (), door: Door | None = None
 ) -> None:
-    """The node's own routes come first, with all below their first two segments; then what the proxy answers.
+    """The node's own routes come first, with all below their first two segments; then the proxy's.
 
     Errors outside of a route have the shape of the path's other answers.
     """

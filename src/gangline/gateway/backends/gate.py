@@ -113,7 +113,7 @@ class Gate:
         self._num_pauses = 0
         self._opened: asyncio.Event | None = None
         self._settled: asyncio.Event = asyncio.Event()
-        """Set while nothing is in flight, or the gate is open: what a drain waits for."""
+        """Set while nothing is in flight, or the gate is open: a drain waits for it."""
         self._passing: set[GateMeter] = set()
         self.on_expired: Callable[[], None] | None = None
         """Called when a lease ran out, before the gate opens."""
@@ -151,8 +151,8 @@ class Gate:
 
     async def pause(self, mode: GateMode = "drain", lease_s: float = 600.0, wait_s: float | None = None) -> GateState:
         """Close the gate, or renew the lease of a closed one. `drain` returns when no call is in flight any more, or
-        when the gate was opened meanwhile (resumed, or its lease ran out), or after `wait_s` seconds: see `is_drained`
-        and `is_paused` of what it returns. One that is cancelled leaves at most `ABANDONED_S` of the lease, unless
+        when the gate was opened meanwhile (resumed, or its lease expired), or after `wait_s` seconds: see `is_drained`
+        and `is_paused` of the returned state. One that is cancelled leaves at most `ABANDONED_S` of the lease, unless
         another pause came after it.
 
         Raises: InvalidRequest.
@@ -192,7 +192,7 @@ class Gate:
         return self.state
 
     def set_version(self, version: int) -> GateState:
-        """The policy version of what is sampled from now on. Raises: InvalidRequest when it would go back."""
+        """Set the policy version of tokens sampled from now on. Raises: InvalidRequest when it would go back."""
         if version < 0 or (self._version is not None and version < self._version):
             raise InvalidRequest(f"version must not go back: it is {self._version}, got {version}.", param="version")
         self._version = version

@@ -10,7 +10,8 @@ __all__ = ["LeastAssigned"]
 
 
 class LeastAssigned:
-    """Keys by what is assigned to them. An update costs O(log n); outdated entries are dropped when they surface."""
+    """Keys ordered by their number of assignments. An update costs O(log n); outdated entries are dropped when they
+    surface."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[Rank, str]] = []

@@ -1,4 +1,4 @@
-"""Which engines a node has, remembered over its restarts: what an operator added and removed while it ran.
+"""The engines of a node, remembered over its restarts: the operator's additions and removals while it ran.
 
 The changes belong to the engines that the node was started with. Started with others, it begins with those.
 """

@@ -20,7 +20,7 @@ def make_engine(
     make: Callable[..., Engine], kind: str, url: str, given: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Engine:
     """
-    given: what the node gives by itself, such as a key.
+    given: the node's own options, such as a key.
     options: the operator's. `parsers` goes to a plug-in that takes it; the text of any other is parsed in front of it.
 
     Raises: InvalidRequest when the plug-in has no such option.

@@ -38,7 +38,7 @@ __all__ = ["BackendPool", "BackendState", "BackendView"]
 log = logging.getLogger("gangline.backends")
 
 _TEXT_KINDS = ("auto", "openai_text")
-"""Engine plug-ins that can be told to do without token ids."""
+"""Engine plug-ins that can work without token ids."""
 
 _SAMPLE = (Message("system", (Text("Be brief."),)), Message("user", (Text("Größe? 12 🙂"),)))
 """Rendered by each backend: the same ids mean the same tokenizer and template."""
@@ -151,7 +151,7 @@ class BackendPool:
             log.info("backend.removed backend=%s url=%s", backend.backend_id, backend.url)
 
     async def clear(self, drain: bool = True) -> None:
-        """Remove all, as before other weights are served elsewhere. What is added next may be another model."""
+        """Remove all, as before other weights are served elsewhere. Engines added next may serve another model."""
         async with asyncio.TaskGroup() as group:
             for backend in list(self._backends.values()):
                 group.create_task(self._take_out(backend, drain))
@@ -174,7 +174,7 @@ class BackendPool:
             backend.weights_known = backend.state == "healthy" and backend.url not in urls
 
     def lease_expired(self) -> None:
-        """A trainer died, or was cut off, with the gate closed: what it held goes on, and nobody knows its weights."""
+        """A trainer died, or was cut off, with the gate closed: its paused engines resume, with unknown weights."""
         self.version_set(unknown=[backend.url for backend in self._backends.values()])
         self._letting_go = asyncio.create_task(self._let_all_go())
 

@@ -1,4 +1,4 @@
-"""What a pool of backends keeps of each engine and each session, and what it shows of them."""
+"""The records of a pool about each engine and each session, and the views of them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class BackendSpec(msgspec.Struct, frozen=True):
 
     url: str
     kind: str = "auto"
-    """Of the engine plug-in that speaks to it; `auto` asks the engine."""
+    """Kind of the engine plug-in; `auto` detects it."""
     label: str | None = None
     api_key_env: str | None = None
     """Name of the environment variable that holds its key."""
     options: dict[str, Any] = {}
-    """Of the plug-in, and `parsers`."""
+    """Options of the plug-in, and `parsers`."""
 
 
 class BackendView(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
-"""Calls that an earlier life of the node answered, as their records tell: what a retry of one needs.
+"""Calls that the node answered before its restart, read from their records, for retries.
 
-A client whose answer was cut off by the node's end asks again, under the same idempotency key. What was sampled is in
-the journal, so it is given that. Calls that asked for log-probs are not among these: their tokens' texts are not kept.
+A client whose answer was cut off by the node's end asks again, under the same idempotency key. The sampled reply is in
+the journal, so the client gets that. Calls that asked for log-probs are not among these: their tokens' texts are not
+kept.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _SHORTEN = "shorten or compact the conversation"
 
 
 class CallLimits(BaseModel):
-    """What one model call may hold. Each is set by its name in `--call-limits`."""
+    """Limits of one model call. Each is set by its name in `--call-limits`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -55,7 +55,7 @@ class BytesInFlight:
 
     @contextmanager
     def body(self) -> Generator[TakenBytes]:
-        """One body: what it takes inside the block is given back at its end."""
+        """One body: memory taken inside the block is given back at its end."""
         taken = TakenBytes(self)
         try:
             yield taken

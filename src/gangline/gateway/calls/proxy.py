@@ -1,7 +1,7 @@
 """The routes that harnesses call: a session's own path, or the key alone. Answers in the provider's shapes, always.
 
-The key of a session opens that session's model calls and nothing else. Which dialect a request speaks is told by its
-path, then by its headers. What is not served is answered in the shape that the client understands, and names what is.
+The key of a session opens that session's model calls and nothing else. A request's dialect follows from its path, then
+from its headers. An unknown route is answered in the client's format, with the list of known ones.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from gangline.telemetry.logs import FewRefusals, stays_session_in_logs
 __all__ = ["Proxy"]
 
 _APART_S = 0.1
-"""Long enough for what was sent before to be read, by a client that reads."""
+"""Time for a client to read the bytes sent before."""
 
 _log = logging.getLogger("gangline.proxy")
 _log.addFilter(FewRefusals("call.refused"))
@@ -74,8 +74,8 @@ class Proxy:
         limits: None is the usual ones.
         readers: where large requests are read; None reads them on the event loop.
         keep_alive_s: a stream that has nothing to say for so long sends a sign of life.
-        body_idle_s: a client that sends nothing more of its body for so long is told so.
-        on_error: hears of every error that a client is told.
+        body_idle_s: longest pause in a request's body before the client gets an error.
+        on_error: called with every error sent to a client.
         """
         self._on_error = on_error or _ignored
         self._routes = DialectRoutes(_installed() if dialects is None else dialects)

@@ -30,12 +30,12 @@ __all__ = ["HEAD", "Answer", "Messages", "Question", "Refusal"]
 
 HEAD = struct.Struct(">Q")
 _MAX_RSS_KIB = 512 << 10
-"""Beyond it the process ends after its answer: what a large request took is not given back otherwise."""
+"""Memory above which the process ends after its answer: memory of a large request is not given back otherwise."""
 _NICE = 5
 """Event loops on the same cores are ahead; low enough that a busy machine still reads in time."""
 
 _FRAME_BYTES = 128 << 10
-"""Of messages, about. One that is longer has a frame of its own."""
+"""Approximate size of a frame of messages. One that is longer has a frame of its own."""
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class Answer(msgspec.Struct, frozen=True):
     read: CallRead | None = None
     """Without its messages and their digests."""
     num_frames: int = 0
-    """Of messages, that follow."""
+    """Number of frames of messages that follow."""
     refusal: Refusal | None = None
     crash: str | None = None
     """Any other error, as text."""

@@ -5,8 +5,8 @@ Laws
   for itself.
 - A request that is not read within `max_s` is refused, and the process that read it is killed.
 - A process is started when it is first needed, and again after it ended.
-- Each process has a thread that writes to it and reads from it. What is decoded there is decoded a frame at a time, for
-  that holds up the event loop as well.
+- Each process has a thread that writes to it and reads from it. Its output is decoded a frame at a time, since decoding
+  holds up the event loop as well.
 """
 
 from __future__ import annotations

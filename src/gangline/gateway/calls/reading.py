@@ -35,7 +35,7 @@ class CallRead(msgspec.Struct, frozen=True):
     call: ModelCall
     mark: CallMark
     digests: tuple[bytes, ...] = ()
-    """Of the meaning of each message; empty where they are computed when the call is placed."""
+    """Digests of the meaning of each message; empty where they are computed when the call is placed."""
 
     @property
     def known(self) -> Digests:

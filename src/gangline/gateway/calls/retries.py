@@ -8,16 +8,16 @@ The rule
     or
   - nobody listens to the earlier one any more, and its answer was never delivered in full: whoever asked has gone, and
     the same question again is the same wish.
-- A later life of the node knows the idempotency keys of what it finds in its journal, and nothing else of it.
+- After a restart the node knows the idempotency keys in its journal, and nothing else of earlier calls.
 - Never when the earlier one failed or was aborted: there is no answer to give.
 - Never when the session went on from the earlier answer: its client had it, so asking again is a wish for another
   sample.
 - All else is a new call: an unmarked repetition after a full delivery (a deliberate resample), the same body sent
   several times at once (best of n), a compaction (another body).
 
-A retry of a call in flight listens to it; one of a finished call is given the same answer under the same ids, and is
-no turn. A client that leaves before anything was sent to it leaves its call alive for a short grace, so that a retry
-finds it; a stream that had begun is cancelled at once, for its client has shown and will keep what it got.
+A retry of a call in flight listens to it; one of a finished call is given the same answer under the same ids, and is no
+turn. A client that leaves before anything was sent to it leaves its call alive for a short grace, so that a retry finds
+it; a stream that had begun is cancelled at once, since its client has shown its content and keeps it.
 """
 
 from __future__ import annotations
@@ -48,17 +48,18 @@ _MAX_SURPLUS = 8
 
 
 class CallMark(msgspec.Struct, frozen=True):
-    """What two requests are compared by."""
+    """The fields by which two requests are compared."""
 
     digest: bytes
-    """Of dialect, path and body."""
+    """Digest of dialect, path and body."""
     key: str | None = None
     """Idempotency key."""
     says_retry: bool = False
 
     @property
     def retry_key(self) -> str | None:
-        """What tells a retry from all other requests, in any life of the node; None without an idempotency key."""
+        """The key that distinguishes a retry from all other requests, also after a restart of the node; None without an
+        idempotency key."""
         if self.key is None:
             return None
         return hashlib.sha256(self.digest + self.key.encode(errors="replace")).hexdigest()[:32]
@@ -183,7 +184,7 @@ class Retries:
         self._answered = dict(answered or {})
 
     def attend(self, mark: CallMark, start: Callable[[], Answering]) -> Attendance:
-        """Listen to the call that `mark` means, or to a new one. Raises: what `start` raises."""
+        """Listen to the call that `mark` means, or to a new one. Raises: the errors of `start`."""
         entry = self._find(mark) or self._find_answered(mark)
         if entry is None:
             entry = _Entry(mark, start(), self._clock())
@@ -206,7 +207,8 @@ class Retries:
         return None
 
     def _find_answered(self, mark: CallMark) -> _Entry | None:
-        """Of an earlier life. It counts as answered now, so that the window of its retries begins anew."""
+        """An entry from before the restart. It counts as answered now, so that the window of its retries begins
+        anew."""
         flight = self._answered.pop(mark.retry_key or "", None)
         if flight is None or self._has_gone_on(flight):
             return None

@@ -1,4 +1,4 @@
-"""The operator's sampling policy over what a harness wishes: per parameter override, clamp or pass."""
+"""The operator's sampling policy over a harness's parameters: per parameter override, clamp or pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUM_SEEDS = 2**30
 """Seeds that engines are sent: each choice of a call adds its index, and SGLang has kept the sum in 32 bits."""
 
 _USUAL: dict[str, float] = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-"""What providers take where a request says nothing."""
+"""The providers' defaults."""
 
 _UNLIMITED = ("max_tokens", "top_k")
 """Where nothing is said, there is no limit."""

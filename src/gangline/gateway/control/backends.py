@@ -26,7 +26,7 @@ class BackendRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     url: str = Field(pattern=r"^https?://[^\s/]+")
-    """Of a running engine."""
+    """URL of a running engine."""
     kind: str = "auto"
     """Name of the engine plug-in that speaks to it; `auto` asks the engine."""
     label: str | None = None
@@ -34,7 +34,8 @@ class BackendRequest(BaseModel):
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Name of the node's environment variable with the key that the engine asks for; never the key itself."""
     options: dict[str, Any] = {}
-    """Of the plug-in, such as `tokenizer`; and `parsers` of any, such as `{"thinking": "qwen3", "tools": "hermes"}`."""
+    """Options of the plug-in, such as `tokenizer`; and `parsers` of any, such as `{"thinking": "qwen3", "tools":
+    "hermes"}`."""
 
 
 class BackendRoutes:
@@ -87,7 +88,7 @@ class BackendRoutes:
 
     @asynccontextmanager
     async def _kept_whatever_becomes_of_it(self) -> AsyncGenerator[None]:
-        """A drain may outlast its client: what drains is no member any more, also when nobody waits for its end."""
+        """A drain may outlast its client: a draining engine is no member any more, even if its client disconnects."""
         try:
             yield
         finally:

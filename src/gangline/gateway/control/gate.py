@@ -1,4 +1,4 @@
-"""Routes of the gate: what a trainer asks of a node around a weight update."""
+"""Routes of the gate: a trainer's requests to a node around a weight update."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class VersionRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     version: int = Field(ge=0)
-    """Policy version of what is sampled from now on; it never goes back."""
+    """Policy version of tokens sampled from now on; it never decreases."""
     unknown: list[str] = []
-    """URLs of engines that may have other weights: what they sample is of unknown version, unless they say it."""
+    """URLs of engines that may have other weights: their tokens are of unknown version, unless they report it."""
 
 
 class GateRoutes:

@@ -40,7 +40,7 @@ _GONE = "client disconnected"
 
 
 class TokenSampling(BaseModel):
-    """How to sample. What is left out is the engine's default."""
+    """How to sample. Unset fields take the engine's defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 

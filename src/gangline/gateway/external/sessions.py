@@ -1,9 +1,9 @@
 """Sessions of callers that run their agents themselves: opened, waited for, finalized or aborted over HTTP.
 
 Laws
-- A session's key is told once, at creation. What is kept is its digest, so that it opens the session after a restart
-  of the node too; with the journal, the same token streams go on.
-- What the agent says of its own reward is a claim. It becomes the reward only under `reward_policy = "claimed"`.
+- A session's key is returned once, at creation. Its digest is kept, so that it opens the session after a restart of the
+  node too; with the journal, the same token streams continue.
+- The agent's own statement of its reward is a claim. It becomes the reward only under `reward_policy = "claimed"`.
 - Finalizing is idempotent: the first result is stored before it is answered, and is answered again.
 - A session that nobody uses any more is aborted after its time to live; an ended one is forgotten after the same time.
 """
@@ -72,7 +72,7 @@ def is_external(opened: AttemptOpened) -> bool:
 
 
 def _that_travels(value: dict[str, Any]) -> dict[str, Any]:
-    """A stranger's data must not be what a result cannot be written with. Raises: ValueError."""
+    """Check that a stranger's data can be part of a result. Raises: ValueError."""
     try:
         size = len(encode_msgpack(value))
     except OverflowError:
@@ -90,8 +90,8 @@ class SessionRequest(BaseModel):
     session_id: str | None = Field(default=None, pattern=ID_PATTERN)
     """Chosen by the caller; None lets the node choose."""
     task_id: str | None = Field(default=None, pattern=ID_PATTERN)
-    """Of several attempts at one task: their results carry it, and on a node with affinity they share an engine. None
-    is the session's own id."""
+    """Task of several attempts: their results carry it, and on a node with affinity they share an engine. None is the
+    session's own id."""
     model: str | None = None
     """Name that the agent will call the model by; None is the served model's."""
     builder: BuilderSpec = BuilderSpec()
@@ -134,7 +134,7 @@ class ClaimRequest(BaseModel):
 
 
 class OpenedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer of `POST /v1/sessions`; the only time that the key is told."""
+    """Answer of `POST /v1/sessions`; no other answer contains the key."""
 
     session_id: str
     api_key: str
@@ -195,7 +195,7 @@ class SessionHost(Protocol):
 
 
 class ExternalSessions:
-    """Of one node. `restore` before use, `expire` from time to time, `close` at the end."""
+    """Caller-owned sessions on one node. Call `restore()` once, `expire()` periodically, `close()` on shutdown."""
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class ExternalSessions:
         return live is None or live.session is None
 
     async def expire(self) -> None:
-        """Abort what nobody has used for its time to live, and forget what ended that long ago."""
+        """Abort sessions that were unused for their time to live, and delete those that ended that long ago."""
         now = self._clock()
         for session_id, live in list(self._sessions.items()):
             if now - self._last_used(live) <= live.request.ttl_s:
@@ -382,7 +382,7 @@ class ExternalSessions:
             return await self._store.load_result(session_id)
 
     async def abort(self, session_id: str) -> ExternalView:
-        """Close the session and discard what it has. Idempotent. Raises: NotFound, Conflict when it was finalized."""
+        """Close the session and discard its records. Idempotent. Raises: NotFound, Conflict when it was finalized."""
         live = self._live(session_id)
         async with live.order:
             if live.state.status == "finalized":
@@ -468,7 +468,8 @@ class ExternalSessions:
 
 
 def _outcome(session: ModelSession, *, completed: bool) -> tuple[Outcome, Failure | None]:
-    """As far as a node can tell: an agent that was failed by us and never said that it is done did not complete."""
+    """The outcome as far as a node knows it: an agent that met our failure and never reported completion did not
+    complete."""
     broken = session.failures.broken
     if broken is not None and not completed:
         return "infra_error", broken

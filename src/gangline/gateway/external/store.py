@@ -21,14 +21,14 @@ log = logging.getLogger("gangline.external")
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent said of itself when it was done."""
+    """An agent's own report at its end."""
 
     reward: float | None
     reward_info: dict[str, Any]
 
 
 class ExternalState(msgspec.Struct, frozen=True, kw_only=True):
-    """What outlives the process."""
+    """The state that outlives the process."""
 
     session_id: str
     key_digest: str

@@ -8,9 +8,9 @@
                                                                  │ a fault: open again, for twice as long
                                                                  └──────────────────────────────────────▶ open
 
-Only faults of engine, runtime, store and node count: those that another node may not have. What a task brought about
-itself (a prepare action that fails, a grader that breaks) says nothing about the node. A session that fails goes round
-again by the server's rules; the breaker only keeps this node from eating through the queue.
+Only faults of engine, runtime, store and node count: those that another node may not have. Faults caused by the task (a
+failing prepare action, a broken grader) do not count against the node. A session that fails is retried by the server's
+rules; the breaker only keeps this node from using up the queue.
 
 A node that may open no more files opens it with the first session that fails by it.
 
@@ -46,11 +46,11 @@ class BreakerView(msgspec.Struct, frozen=True, kw_only=True):
 
     state: BreakerState
     boundary: Boundary | None = None
-    """What fails; None while closed and nothing failed last."""
+    """Boundary of the faults; None while closed without a recent failure."""
     num_faults: int = 0
     """In a row, at that boundary."""
     message: str = ""
-    """Of the last of them."""
+    """Message of the last of them."""
     tries_in_s: float | None = None
     """Until the next session is taken; None unless open."""
 
@@ -77,7 +77,7 @@ class Breaker:
         self._faults = 0
         self._last: Failure | None = None
         self._pause_s = 0.0
-        """Of the last opening; 0 while closed."""
+        """Length of the current pause; 0 while closed."""
         self._tries_at = 0.0
         self._trial: tuple[str, int] | None = None
 

@@ -29,7 +29,7 @@ log = logging.getLogger("gangline.node")
 
 DEFAULT_RESERVE_BYTES = 2 << 30
 MAX_SHARE = 0.05
-"""Of a small disk, at most so much is reserved."""
+"""Largest share of a small disk that is reserved."""
 RESERVE_FILES = 100_000
 _LOOK_EVERY_S = 1.0
 LITTLE_BYTES = 64 << 20
@@ -38,7 +38,7 @@ LITTLE_FILES = 10_000
 
 
 class Room(NamedTuple):
-    """What ordinary programs may still write to a disk, and its size."""
+    """The space that ordinary programs may still use on a disk, and its size."""
 
     free_bytes: int
     size_bytes: int
@@ -61,7 +61,7 @@ class DiskState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evictable(Protocol):
-    """What the guard asks of an attempt."""
+    """The operations of an attempt that the guard needs."""
 
     key: AttemptKey
 
@@ -171,6 +171,6 @@ class DiskGuard:
 
 
 def _asked(folder: Path) -> Room:
-    """Of the disk where the folder is, or will be. Blocking."""
+    """Room on the disk where the folder is, or will be. Blocking."""
     told = os.statvfs(next(path for path in (folder, *folder.parents) if path.exists()))
     return Room(told.f_bavail * told.f_frsize, told.f_blocks * told.f_frsize, told.f_favail, told.f_files)

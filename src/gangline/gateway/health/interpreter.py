@@ -8,7 +8,7 @@ Threads read and write large requests. Each time that the event loop has waited 
 lock back, and a busy thread gives it up only when the switch interval is over: 5 ms by default, some ten times a call.
 
 A large request is copied several times, and a copy into memory that is new to the process takes some five times as long
-as one into memory that it had before. So some of what is freed is kept (with glibc).
+as one into memory that it had before. So some of the freed memory is kept (with glibc).
 """
 
 from __future__ import annotations

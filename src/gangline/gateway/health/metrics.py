@@ -1,7 +1,7 @@
 """A node's numbers for Prometheus: stages, model calls, tokens, drift, gate, errors, backends.
 
-Counters grow with what happens (completions when they are durable, attempts when they end, errors when they are told
-to an agent); gauges are read at the scrape. Labels are of small fixed sets and backends, never sessions or tasks.
+Counters grow with events (completions when they are durable, attempts when they end, errors when they are sent to an
+agent); gauges are read at the scrape. Labels are of small fixed sets and backends, never sessions or tasks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CALL_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 
 
 class NodeNow(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node's gauges show."""
+    """The values of a node's gauges."""
 
     stages: Mapping[str, int]
     """stage -> sessions in it."""
@@ -51,7 +51,7 @@ class NodeNow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Totals(msgspec.Struct):
-    """What the heartbeat tells of the counters below."""
+    """The heartbeat's totals of the counters below."""
 
     model_calls: int = 0
     prompt_tokens: int = 0

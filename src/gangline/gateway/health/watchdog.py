@@ -1,7 +1,7 @@
-"""Finds sessions that stay where their budget should have ended them, and tells where they stand.
+"""Finds sessions that have exceeded their budget, and reports their position.
 
-A budget cancels work; work that does not hear it (a kill that hangs, a grader's thread, a defect) is found here, told
-once for each place it hangs at, and left alone: what it holds is ended by a cancel of the session, or with the node.
+A budget cancels work; work that ignores it (a hanging kill, a grader's thread, a defect) is found here, reported once
+for each place where it hangs, and left alone: a cancel of the session, or the end of the node, ends it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PACKAGE = Path(gangline.__file__).parent
 
 
 class Watched(Protocol):
-    """What the watchdog asks of an attempt."""
+    """The operations of an attempt that the watchdog needs."""
 
     key: AttemptKey
 
@@ -57,7 +57,7 @@ class Stuck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watchdog:
-    """`look` from time to time. margin_s: how long a session may be late before it is told."""
+    """Call `look` periodically. margin_s: seconds beyond its budget after which a session is reported."""
 
     def __init__(self, margin_s: float = 60.0) -> None:
         self._margin_s = margin_s
@@ -69,7 +69,7 @@ class Watchdog:
         return list(self._stuck.values())
 
     def look(self, attempts: Iterable[Watched]) -> None:
-        """Tell of those that are late and were not told before."""
+        """Log sessions that became overdue since the last check."""
         late: dict[tuple[AttemptKey, Stage, float], Stuck] = {}
         for attempt in attempts:
             overdue_s = attempt.overdue_s()
@@ -102,7 +102,7 @@ def session_task(session_id: str, work_name: str, work: Coroutine[Any, Any, _T])
 
 
 def where_tasks_wait(name: str) -> dict[str, list[str]]:
-    """The task of that name, and those named after it (`NAME what`), each with where it stands."""
+    """The task of that name, and those named after it (`NAME ...`), each with its position."""
     tasks = {task.get_name(): task for task in asyncio.all_tasks()}
     return {
         told: [_told(code, line) for code, line in _frames(task.get_coro())[-_MAX_FRAMES:]]

@@ -1,13 +1,13 @@
-"""What an attempt leaves with its sandbox for the node's next life, and how that life goes on with it.
+"""The note that an attempt leaves with its sandbox for the node's next start, and the continuation of the attempt.
 
 Laws
 - An attempt is adopted from the begin of its harness to the begin of an evaluation that works in the agent's own
-  sandbox: done twice there, it could see what it left itself. In a clean runtime it is simply done again.
+  sandbox: a second evaluation there could see the files of the first. In a clean runtime it is simply repeated.
 - The note lies in the keeper's memory and is gone with the sandbox. It has the digest of the session's key, never the
   key; calls that the journal has are not in it.
-- The token streams are the journal's: nothing is known of a session but what was durable before it was answered.
-- An agent that runs in the node dies with it: its sandbox has no note, and its session goes round again.
-- RUN's budget goes on where it was last told, without the time that the node was away.
+- The token streams are the journal's: a session's records were durable before they were answered.
+- An agent that runs in the node dies with it: its sandbox has no note, and its session is retried.
+- RUN's budget continues from its last report, without the time that the node was away.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class AttemptNote(msgspec.Struct, frozen=True, kw_only=True):
     lease: Lease
     key_digest: bytes
     timings: tuple[StageTiming, ...]
-    """Of the stages that are over."""
+    """Timings of the stages that are over."""
     entered_at: float
     """When its stage began; Unix time, UTC, seconds."""
     ended: RunEnd | None = None
@@ -168,7 +168,7 @@ async def rejoin(handle: RuntimeHandle) -> ExecResult:
 
 
 async def annotate(handle: RuntimeHandle, note: AttemptNote | None) -> None:
-    """Change what the node's next life would find; with None it would find nothing. Raises: RuntimeFailed."""
+    """Change the note for the node's next start; with None there is none. Raises: RuntimeFailed."""
     if isinstance(handle, LastingHandle):
         await handle.annotate(None if note is None else msgspec.msgpack.encode(note))
 

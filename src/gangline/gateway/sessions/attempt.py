@@ -1,7 +1,7 @@
 """One attempt at one session: the runtime starts, the harness runs, traces are built, the outcome is graded.
 
 Laws
-- Whatever happens, the runtime is stopped, the session's key is dead and the result says at which boundary it broke.
+- In every case the runtime is stopped, the session's key is dead and the result names the boundary of a failure.
 - Budgets count a stage's own time. Waiting for a pool, or being held by the gate, counts against none of them.
 - When RUN ends, everything is fenced and killed before POSTRUN begins: see `harness_run`.
 - A reward is given by the evaluator or not at all: see `postrun`.
@@ -54,7 +54,7 @@ class Attempt:
         adopted: tuple[AttemptNote, LastingHandle] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`adopted`: what an earlier life of the node left of the attempt; see `Attempt.adopted`."""
+        """`adopted`: the attempt's state from before the restart; see `Attempt.adopted`."""
         self.lease = lease
         self.key = AttemptKey(lease.session_id, lease.attempt)
         self.stages = StageClock(self.key, clock)
@@ -150,7 +150,7 @@ class Attempt:
     async def prepare(self) -> Prepared:
         """INIT: the agent's sandbox, its session and its harness, begun here or by an earlier life of the node.
 
-        Raises: NodeError, RuntimeFailed, StoreError, and what plug-ins raise.
+        Raises: NodeError, RuntimeFailed, StoreError, and errors of plug-ins.
         """
         if self._adopted is not None:
             assert self._session is not None
@@ -173,7 +173,7 @@ class Attempt:
                 return await within(budget_s, self._prepared(), out_of_time)
 
     async def run(self, prepared: Prepared) -> RunEnd:
-        """RUN: the harness's work. Raises: RuntimeFailed, and what an agent in the node's process raises."""
+        """RUN: the harness's work. Raises: RuntimeFailed, and errors of an agent in the node's process."""
         budget_s = self._task.timeout_seconds - prepared.spent_s
         with self.stages.within("run", budget_s, prepared.since):
             self._sandboxes.prewarm()

@@ -82,7 +82,7 @@ class Delivery:
 
 
 def _set_aside(path: Path) -> None:
-    """A late result is nobody's any more, but what was sampled is not thrown away."""
+    """A late result belongs to no session any more, but its tokens are not thrown away."""
     refused = path.parent / "refused"
     make_private_folder(refused)
     if path.exists():

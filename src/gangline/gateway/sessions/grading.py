@@ -1,6 +1,6 @@
-"""Grading of one session, and whose doing it is when that fails.
+"""Grading of one session, and the attribution of its failure.
 
-An evaluator that fails may be broken, or may have met what an agent left to break it. A control decides: the same
+An evaluator that fails may be broken, or an agent may have left files that break it. A control decides: the same
 evaluator grades a session in which no agent acted, in another clean runtime. It fails there too: the failure is ours.
 It gives a reward there: the agent spoiled its grading. Only evaluators that declare it (`Controlled`) are asked so.
 """
@@ -23,7 +23,7 @@ __all__ = ["MAX_ARTIFACT_BYTES", "bounded", "graded", "within"]
 log = logging.getLogger("gangline.node")
 
 MAX_ARTIFACT_BYTES = 8 << 20
-"""Of all that an evaluator leaves of one session."""
+"""Bytes of all artifacts of an evaluator for one session."""
 
 _T = TypeVar("_T")
 
@@ -39,7 +39,7 @@ async def graded(
 
     start_control: starts a clean runtime for the control; the caller stops it.
     budget_s: for grading, and again for the control.
-    Raises: GradingSpoiled, EvaluatorError, and what a runtime raises.
+    Raises: GradingSpoiled, EvaluatorError, and errors of a runtime.
     """
     try:
         return await _reward(evaluator, context, budget_s)
@@ -78,7 +78,7 @@ def _without_agent(context: EvaluationContext, runtime: RuntimeHandle) -> Evalua
 
 
 def bounded(artifacts: dict[str, bytes]) -> dict[str, bytes]:
-    """At most `MAX_ARTIFACT_BYTES` of what an evaluator left. One that is cut has a note beside it, `NAME.cut`."""
+    """At most `MAX_ARTIFACT_BYTES` of an evaluator's artifacts. One that is cut has a note beside it, `NAME.cut`."""
     kept: dict[str, bytes] = {}
     room = MAX_ARTIFACT_BYTES
     for name, data in artifacts.items():

@@ -1,7 +1,7 @@
-"""What a harness's program wrote of its run into its HOME: kept as artifacts, bounded, and trusted in nothing.
+"""Log files of a harness's program in its HOME: kept as artifacts, bounded, and not trusted.
 
-It is read by a command in the sandbox, so it tells no more than the agent could read; what is no regular file is left
-out. Of a long file the end is kept, where a run that failed says why.
+They are read by a command in the sandbox, so they show no more than the agent could read; only regular files are read.
+Of a long file the end is kept, where a failed run reports its reason.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _LIST = 'cd && for name in {patterns}; do [ -f "$name" ] && [ ! -L "$name" ] && 
 
 
 async def collect_logs(handle: RuntimeHandle, patterns: Sequence[str]) -> dict[str, bytes]:
-    """Artifact name (`harness.logs/` and the path in HOME) -> content. Never raises what a runtime does: a log that
-    cannot be had is no reason to lose a session."""
+    """Artifact name (`harness.logs/` and the path in HOME) -> content. Never raises a runtime's error: an unavailable
+    log is no reason to lose a session."""
     found: dict[str, bytes] = {}
     try:
         for name in await _names(handle, patterns):

@@ -1,7 +1,7 @@
 """RUN of one attempt: the harness at work, until it ends or its budget, a limit or the node's disk ends it.
 
-When RUN ends, for whatever reason: first the session's key is fenced, then every process of the sandbox is killed. So
-nothing is sampled or written while a session is graded, and what was sampled before is kept.
+When RUN ends, for any reason: first the session's key is fenced, then every process of the sandbox is killed. So
+nothing is sampled or written while a session is graded, and tokens sampled before are kept.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class HarnessRun:
         """Why the harness was ended for its use of the machine."""
 
     async def ended(self) -> RunEnd:
-        """Run the harness to its end. Raises: RuntimeFailed, and what an agent in the node's process raises."""
+        """Run the harness to its end. Raises: RuntimeFailed, and errors of an agent in the node's process."""
         handle, harness = self._prepared.handle, self._prepared.harness
         result = await self._executed()
         await self._note_usage()
@@ -143,7 +143,7 @@ class HarnessRun:
                 self._evicted = _disk_limit(why)
 
     def _verdict(self, result: ExecResult) -> _Verdict:
-        """Outcome of RUN. A limit is an outcome, whatever the harness made of the refused call."""
+        """Outcome of RUN. A limit is an outcome, however the harness reacted to the rejected call."""
         if self._evicted is not None:
             ended = HarnessExit(exit_code=result.exit_code, signal=result.signal)
             return _Verdict("agent_error", self._evicted, ended)

@@ -1,13 +1,13 @@
-"""Hooks: commands of the operator's that hear of each attempt's result before the server does.
+"""Hooks: commands of the operator's that receive each attempt's result before the server does.
 
-For what every session of a node should leave somewhere: a line in a tracker, a copy in an archive, a message. A hook is
-a shell command on the node's machine, with the node's rights. It gets the `SessionResult` as JSON on stdin, and what it
-is about as variables: `GANGLINE_SESSION_ID`, `GANGLINE_TASK_ID`, `GANGLINE_ATTEMPT`, `GANGLINE_OUTCOME`, and
-`GANGLINE_REWARD`, empty where there is none.
+For effects of every session of a node: a line in a tracker, a copy in an archive, a message. A hook is a shell command
+on the node's machine, with the node's rights. It gets the `SessionResult` as JSON on stdin, and its key facts as
+variables: `GANGLINE_SESSION_ID`, `GANGLINE_TASK_ID`, `GANGLINE_ATTEMPT`, `GANGLINE_OUTCOME`, and `GANGLINE_REWARD`,
+empty where there is none.
 
 Laws
-- The result is on the node's disk before a hook begins: nothing that a hook does, or that befalls it, changes the
-  result, its reward, or that it is delivered.
+- The result is on the node's disk before a hook begins: no effect or failure of a hook changes the result, its reward,
+  or its delivery.
 - Each hook has a budget, and is killed at its end; also where the node itself was killed meanwhile.
 - A node that died calls the hooks again for the results that it had not delivered, after it has delivered them.
 """

@@ -1,4 +1,4 @@
-"""What all attempts of a node share."""
+"""The objects that all attempts of a node share."""
 
 from __future__ import annotations
 
@@ -81,6 +81,6 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
         self.backends.release(session_id)
 
     async def start_runtime(self, name: str, start: RuntimeStart) -> RuntimeHandle:
-        """Raises: UnknownPlugin, and what the runtime raises."""
+        """Raises: UnknownPlugin, and the runtime's errors."""
         starter = plugins.make_runtime(name).start(start) if self.keeper is None else self.keeper.start(name, start)
         return await starter

@@ -47,8 +47,8 @@ async def one_error() -> AsyncGenerator[None]:
 
 
 class Pipeline:
-    """`run()` until cancelled, then `close()`: what still ran goes back to the server unharmed. After `drain()`, `run`
-    returns when the last session has ended."""
+    """`run()` until cancelled, then `close()`: running sessions go back to the server at no cost of an attempt. After
+    `drain()`, `run` returns when the last session has ended."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Pipeline:
         await self._beat_once()
 
     def drain(self) -> None:
-        """Lease no more; what is here goes on to its end. Idempotent."""
+        """Lease no more sessions; current ones continue to their end. Idempotent."""
         if not self._draining.is_set():
             log.info("node.draining node=%s sessions=%d", self._parts.node_id, len(self._attempts))
             self._draining.set()
@@ -229,7 +229,7 @@ class Pipeline:
         self._tasks[key].add_done_callback(lambda done: self._ended(key, done))
 
     async def _live(self, attempt: Attempt, older: list[asyncio.Task[None]]) -> None:
-        """One lease to its end. `older`: what still runs under lost leases of the session; it goes first."""
+        """One lease to its end. `older`: tasks still running under lost leases of the session; they end first."""
         stays_session_in_logs(attempt.lease.session_id)
         try:
             for task in older:
@@ -329,7 +329,7 @@ class Pipeline:
         await self._pull()
 
     async def _recover(self) -> None:
-        """Deliver what an earlier life of this node finished, and say what it left unfinished."""
+        """Deliver results from before the restart, and report the unfinished sessions."""
         adopted = {attempt.key for attempt in self._attempts.values()}
         unclosed = [opened for opened in self._unclosed() if (opened.session_id, opened.attempt) not in adopted]
         self._left = {opened.session_id: opened.fence for opened in unclosed}

@@ -2,10 +2,10 @@
 
 Laws
 - A session is leased when INIT can begin with it at once, and when it will find a place behind INIT, in READY or RUN.
-  So a full READY stops INIT, no INIT worker is ever held by a prepared runtime, and what this node cannot begin yet is
-  left for others.
+  So a full READY stops INIT, no INIT worker is ever held by a prepared runtime, and sessions that this node cannot
+  begin yet are left for others.
 - Clean runtimes for graders have workers of their own: they never keep an agent's runtime waiting, nor come unbounded.
-- POSTRUN has a queue, bounded by what the node holds in all: evaluations that cannot keep up slow down leasing.
+- POSTRUN has a queue, bounded by the node's total of sessions: evaluations that cannot keep up slow down leasing.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class Postrun:
         )
 
     async def _evaluate(self, context: EvaluationContext) -> Reward:
-        """Raises: GradingSpoiled, EvaluatorError, UnknownPlugin, and what a runtime raises."""
+        """Raises: GradingSpoiled, EvaluatorError, UnknownPlugin, and a runtime's errors."""
         if not context.refresh_runtime:
             await annotate(context.runtime, None)  # what grading does to the agent's sandbox is not done twice
         evaluator = plugins.make_evaluator(self._task.evaluator.strategy, self._task.evaluator.config)

@@ -1,8 +1,8 @@
 """Renews a node's leases while its event loop is held up.
 
-The loop itself tells the server every few seconds what the node does. When it has not done so for a while, this thread
-sends the last heartbeat again over a connection of its own, so that no other session pays for whatever holds up the
-loop. A loop that stays silent for too long is taken for dead: then the leases run out, and others get the sessions.
+The loop itself reports the node's state to the server every few seconds. When it has not done so for a while, this
+thread sends the last heartbeat again over a connection of its own, so that no other session pays for the delay. A loop
+that stays silent for too long is presumed dead: then the leases expire, and others get the sessions.
 """
 
 from __future__ import annotations

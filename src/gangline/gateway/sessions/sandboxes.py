@@ -40,7 +40,7 @@ class Sandboxes:
     async def start(self, role: str) -> RuntimeHandle:
         """Start a sandbox and run the task's prepare actions there. The agent's comes first.
 
-        Raises: PrepareFailed, and what the runtime raises.
+        Raises: PrepareFailed, and the runtime's errors.
         """
         spec, runtime_id = self._task.runtime, f"{self._lease.session_id}.{self._lease.attempt}.{role}"
         start = RuntimeStart(

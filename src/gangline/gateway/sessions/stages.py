@@ -24,7 +24,7 @@ class StageClock:
         self.since = clock()
         """When the attempt came to this stage, or began to work at it. Unix time, UTC, seconds."""
         self.timings: tuple[StageTiming, ...] = ()
-        """Of the stages that are over."""
+        """Timings of the stages that are over."""
         self.on_change: Callable[[], None] = lambda: None
         """Called whenever the attempt is in another stage."""
         self.now = clock

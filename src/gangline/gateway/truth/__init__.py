@@ -1,4 +1,4 @@
-"""What makes a record exact.
+"""The exactness of records.
 
 It places a call in its session, stitches the ids that follow a sampled turn, explains a divergence, and keeps the
 records in order. Start with `placing`, then `stitch`; `recorder` commits an answered call.

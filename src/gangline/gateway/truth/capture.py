@@ -1,4 +1,4 @@
-"""What an engine answered -> the record that is kept: aligned, checked, with its certificate. Pure."""
+"""An engine's answer -> the stored record: aligned, checked, with its certificate. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gangline.gateway.truth.placing import Place
 __all__ = ["Prompt", "completion_of", "tool_call_id", "with_own_call_ids"]
 
 _NO_LOGPROB = -9999.0
-"""What vLLM writes for minus infinity."""
+"""vLLM's number for minus infinity."""
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call was conditioned on, compared with its parent's context."""
+    """The prompt on which one call was conditioned, compared with its parent's context."""
 
     source: PromptSource
     context: Context

@@ -16,7 +16,7 @@ from gangline.gateway.truth.stitch import ended_itself, has_thought
 __all__ = ["find_cause"]
 
 _MARKER = re.compile(r"<[|｜][^<>\s]{1,60}[|｜]>")
-"""What special tokens of nearly all models look like."""
+"""The form of special tokens of nearly all models."""
 
 _WINDOW = 12
 """Ids before the first difference that are decoded too, so that no character is cut."""

@@ -37,7 +37,7 @@ class Ledger:
         volatile: VolatileText | None = None,
     ) -> None:
         """
-        completions: what the journal has of this attempt already, in commit order.
+        completions: the journal's records of this attempt, in commit order.
         volatile: the rules that calls are placed by; None is the usual ones.
         """
         self.session_id = session_id
@@ -47,7 +47,7 @@ class Ledger:
         self._journal = journal
         self._num_committed = 0
         self.num_sampled_tokens = 0
-        """Of all completions, aborted ones too."""
+        """Sampled tokens of all completions, including aborted ones."""
         self._replies: dict[str, list[str]] = {}
         """reply id -> its completions, one per choice"""
         self._continued: set[str] = set()
@@ -80,7 +80,7 @@ class Ledger:
         return committed
 
     def _lineage(self, draft: Completion, history: HistoryDigest) -> Lineage:
-        """Told at the commit: of calls made at once, the first to be answered is the one that goes on."""
+        """Determined at the commit: of concurrent calls, the first to be answered is the one that continues."""
         lineage = self.index.lineage(draft, history)
         if lineage.relation == "continuation" and lineage.origin_id in self._continued:
             return msgspec.structs.replace(lineage, relation="branch")

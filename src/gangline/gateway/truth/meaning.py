@@ -1,4 +1,4 @@
-"""What a message means, for comparing histories: arguments as parsed JSON, white space of sampled text normalised,
+"""The meaning of a message, for comparing histories: arguments as parsed JSON, white space of sampled text normalised,
 thinking and tool-call ids left out, volatile system text left out."""
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _joined(pieces: Iterable[Text | Image | Document]) -> str:
 
 
 def _piece(piece: Text | Image | Document) -> str:
-    """Its text, or what stands for its media."""
+    """Its text, or a stand-in for its media."""
     return piece.text if isinstance(piece, Text) else f"\0{type(piece).__name__}\0{piece.url}"
 
 

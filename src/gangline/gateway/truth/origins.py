@@ -1,8 +1,8 @@
-"""Calls that would have continued an earlier one, had their client not changed something that stands before.
+"""Calls that would have continued an earlier one, had their client not changed earlier content.
 
 A call that echoes sampled turns after its match (see `placing`), or has another turn where one was sampled, is such a
-call. Its origin is found from the end of its history, by what says most first: the same conversation in another branch
-or under another system text; a record key; the turn itself; the prompt before a turn that was replaced.
+call. Its origin is found from the end of its history, by the strongest evidence first: the same conversation in another
+branch or under another system text; a record key; the turn itself; the prompt before a turn that was replaced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class HistoryDigest(NamedTuple):
     strict: bytes
     """Equal for equal prompts."""
     loose: bytes
-    """Without what may stand before a conversation: branch key, system messages. Empty: there is nothing else."""
+    """Digest without the parts before a conversation: branch key, system messages. Empty: there is nothing else."""
 
 
 class Step(NamedTuple):
@@ -35,7 +35,7 @@ class Step(NamedTuple):
     meaning: bytes
     """Digest of the message alone."""
     digest: HistoryDigest
-    """Of the history up to here."""
+    """Digest of the history up to here."""
     owners: tuple[str, ...]
     """The completions that the message names by their record keys."""
 
@@ -52,7 +52,7 @@ class Origins:
         """Likewise, of the history alone. Aborted calls too."""
         self._by_response: dict[bytes, list[str]] = {}
         self._meanings: dict[Message, bytes] = {}
-        """Of recorded messages that were compared: a client that changes something does so at every call."""
+        """Meanings of recorded messages that were compared: a client that changes a message does so at every call."""
 
     def add_prompt(self, completion: Completion, history: HistoryDigest) -> None:
         if history.loose:
@@ -64,7 +64,7 @@ class Origins:
         self._by_response.setdefault(step.meaning, []).append(completion.completion_id)
 
     def lineage(self, key: str, call: ModelCall, steps: Sequence[Step], num_shared: int) -> Lineage | None:
-        """What the call would have continued; None where it echoes nothing that it does not continue.
+        """The call that this one would have continued; None where it echoes only turns that it continues.
 
         steps: of each message of the call. num_shared: messages that the call has in common with its parent.
         """
@@ -96,7 +96,7 @@ class Origins:
     def _cause(
         self, key: str, call: ModelCall, steps: Sequence[Step], origin: Completion
     ) -> tuple[DivergenceCause, int | None]:
-        """What comes first in a prompt counts: tools and what else is in the branch key, system text, the rest."""
+        """The first change in a prompt counts: tools and other parts of the branch key, system text, the rest."""
         if origin.branch_key != key:
             return self._key_cause(call, origin), None
         sampled = (*self._tree.messages(origin), origin.response)

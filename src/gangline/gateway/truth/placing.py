@@ -1,13 +1,13 @@
-"""Where a call belongs in its session: the completion whose context it continues, and what is new since then.
+"""The place of a call in its session: the completion whose context it continues, and the messages since then.
 
 A history is compared by meaning, not by bytes (see `meaning`); record keys that harnesses echo (tool-call ids,
 signatures of thinking) decide between equals. Each prefix of a history that ends with a sampled turn has a rolling
-digest, so placing costs one pass over the request, however many completions there are; of a request that goes on from
-an earlier one, word by word, only what is new is digested. The deepest match wins; what no one sampled (an edited
-turn, a compaction) simply is new.
+digest, so placing costs one pass over the request, however many completions there are; where a request continues an
+earlier one, word by word, only its new part is digested. The deepest match wins; unsampled content (an edited turn, a
+compaction) simply is new.
 
-Where a call echoes turns that stand after its match, a reader would have expected more of it: the lineage says which
-completion it would have continued, and what the client changed. That decides no ids.
+Where a call echoes turns after its match, a reader would have expected a longer match: the lineage names the completion
+that it would have continued, and the client's change. That decides no ids.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MAX_ECHO_CHARS = 64 << 10
 """A longer message of the assistant, with its arguments, is compared as it is only."""
 
 Digests = Callable[[Message], bytes | None]
-"""What is known of a message's meaning already."""
+"""Known digests of messages' meanings."""
 
 
 def unknown(_message: Message) -> bytes | None:
@@ -56,26 +56,27 @@ class Place(msgspec.Struct, frozen=True):
     num_shared: int
     new_messages: tuple[Message, ...]
     digest: HistoryDigest
-    """Of the whole history."""
+    """Digest of the whole history."""
     lineage: Lineage = Lineage()
-    """As far as the history tells; the ledger knows of siblings, retries and branches when the call is committed."""
+    """Lineage as far as the history shows it; the ledger adds siblings, retries and branches when the call is
+    committed."""
     pinned: tuple[tuple[int, Message], ...] = ()
     """System messages, with their places, as the conversation first had them: the call's differ in volatile text."""
 
 
 def branch_key(call: ModelCall) -> str:
-    """Digest of what stands before every message: calls of different keys share no prefix."""
+    """Digest of everything before the messages: calls of different keys share no prefix."""
     material = msgspec.json.encode((call.model, call.tools, call.template_kwargs), order="deterministic")
     return hashlib.blake2b(material, digest_size=12).hexdigest()
 
 
 def history_of_key(key: str) -> HistoryDigest:
-    """Of a history without messages. `key`: of its branch."""
+    """Digest of a history without messages. `key`: of its branch."""
     return HistoryDigest(key.encode(), b"")
 
 
 class _Walk(NamedTuple):
-    """One pass over a history, kept so that the next request of the same conversation passes over what is new only."""
+    """One pass over a history, kept so that the next request of the same conversation passes over its new part only."""
 
     key: str
     messages: tuple[Message, ...]
@@ -96,7 +97,7 @@ class PlaceIndex:
         """completion id -> digest of its history and response"""
         self._by_end: dict[bytes, list[str]] = {}
         self._by_prompt: dict[bytes, list[str]] = {}
-        """Of aborted calls too."""
+        """Completion ids by prompt, including aborted calls."""
         self._by_call_id: dict[str, str] = {}
         self._by_reply_id: dict[str, list[str]] = {}
         self._walks: list[_Walk] = []
@@ -139,7 +140,7 @@ class PlaceIndex:
         )
 
     def lineage(self, draft: Completion, history: HistoryDigest) -> Lineage:
-        """Of a completion that is about to be committed."""
+        """Lineage of a completion that is about to be committed."""
         same = self._by_prompt.get(history.strict) if history.loose else None
         if same is None:
             return draft.lineage
@@ -267,7 +268,7 @@ def _of_parent(parent_id: str | None) -> Lineage:
 
 
 def _num_chars(message: Message) -> int:
-    """Of its text and the arguments of its calls."""
+    """Characters of its text and the arguments of its calls."""
     texts = (
         part.text if isinstance(part, Text) else part.arguments
         for part in message.parts

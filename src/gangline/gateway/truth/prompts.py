@@ -1,6 +1,6 @@
 """A call's prompt as its record describes it: against the parent's context, and with the cause of a divergence.
 
-The engine's report is the truth, whatever it was asked for.
+The engine's report is the truth, even where it differs from the request.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["PromptReport"]
 _log = logging.getLogger("gangline.calls")
 
 _CAUSE_BUDGET_S = 10.0
-"""For asking the engine what ids say: the reply is there, and a hanging engine must not keep it."""
+"""Seconds for asking the engine to decode ids: the reply is there, and a hanging engine must not delay it."""
 
 
 class PromptReport(msgspec.Struct, frozen=True):
-    """What the prompt of one call is compared with."""
+    """The prompt of one call, with the values to compare it with."""
 
     parts: CallParts
     place: Place

@@ -1,5 +1,5 @@
-"""What a call names instead of saying it: the reply that it goes on from, and turns of earlier replies. Resolved before
-the call is placed, from the session's own records, so that the engine is asked with the whole conversation.
+"""References in a call: to the reply that it continues, and to turns of earlier replies. Resolved before the call is
+placed, from the session's own records, so that the engine is asked with the whole conversation.
 
 A field that the dialect does not know and that names a reply of the session would have changed the conversation, in a
 way that nobody here knows: such a call is refused, for without the field it would be another conversation.
@@ -34,7 +34,7 @@ INSTRUCTIONS = "instructions"
 
 
 def resolved(call: ModelCall, ledger: Ledger) -> ModelCall:
-    """The call with its whole conversation. Raises: InvalidRequest when it names what is none of this session."""
+    """The call with its whole conversation. Raises: InvalidRequest when it refers to a reply of another session."""
     _refuse_unknown_references(call, ledger)
     messages = tuple(_whole(message, ledger) for message in call.messages)
     if call.previous_reply_id is None:
@@ -80,11 +80,11 @@ def _history(earlier: Completion, ledger: Ledger) -> tuple[Message, ...]:
 
 
 def _whole(message: Message, ledger: Ledger) -> Message:
-    """A turn whose thinking is nothing but our record key, as clients send it that store items at the provider or keep
-    only what is encrypted.
+    """A turn whose thinking is only our record key, from clients that store items at the provider or keep only the
+    encrypted part.
 
-    Where all that it says besides is of that one reply, the reply stands for it, as it was sampled. Else the thinking
-    comes back in its place. Raises: InvalidRequest when the turn is only a reference, to nothing of this session.
+    Where its other content is of that one reply, the reply stands for it, as it was sampled. Else the thinking comes
+    back in its place. Raises: InvalidRequest when the turn is only a reference, to nothing of this session.
     """
     keys = {key for part in message.parts if (key := _reference(part))}
     if not keys:
@@ -109,13 +109,13 @@ def _reference(part: Part) -> str:
 
 
 def _is_part_of(said: Sequence[Part], sampled: Sequence[Part]) -> bool:
-    """Calls are known by their ids, which are ours; all else by what it says."""
+    """Calls are compared by their ids, which are ours; other parts by their content."""
     known = {_words(part) for part in sampled}
     return all(_words(part) in known for part in said)
 
 
 def _words(part: Part) -> tuple[str, str]:
-    """What a part is compared by; media and results are in no reply."""
+    """The values by which a part is compared; media and results are in no reply."""
     if isinstance(part, ToolCall):
         return "call", part.call_id
     return (type(part).__name__, part.text) if isinstance(part, (Text, Thinking)) else ("", "")

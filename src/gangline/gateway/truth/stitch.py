@@ -1,9 +1,8 @@
 """The ids that follow a sampled turn: its closing, the new messages, the next generation prompt.
 
 Computed without trusting any text: a stand-in conversation with the new messages is rendered twice, with assistant
-turns that end differently; the longest common suffix is the template's closing and everything new. From its front goes
-what the sampled turn already ends with. Nothing is ever searched for by value, and the cost does not grow with the
-history.
+turns that end differently; the longest common suffix is the template's closing and everything new. From its front the
+end of the sampled turn is removed. Nothing is ever searched for by value, and the cost does not grow with the history.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Stitcher:
         self._appends_user_turns: dict[str, bool] = {}
         """branch key -> the template appends after a user turn, and takes back nothing that stands before it"""
         self._closings: dict[str, TokenIds] = {}
-        """branch key -> what the template closes a turn with"""
+        """branch key -> the template's closing of a turn"""
         self._needs_calls: dict[str, bool] = {}
         """branch key -> the template writes tool results otherwise after calls than after text"""
 
@@ -95,9 +94,9 @@ class Stitcher:
         return tail[1:]
 
     async def _tail(self, call: ModelCall, place: Place, parent: Completion) -> tuple[TokenIds, bool]:
-        """What follows stand-in turns of text, or stand-in turns with calls where the template takes results only after
-        those, or writes them otherwise. And whether it may begin inside the call: the sampled turn must then end with
-        all of the call's rest.
+        """The ids after stand-in turns of text, or after stand-in turns with calls where the template takes results
+        only after those, or renders them otherwise. And whether it may begin inside the call: the sampled turn must
+        then end with all of the call's rest.
 
         Raises: CannotStitch.
         """
@@ -147,8 +146,8 @@ class Stitcher:
         raise CannotStitch(f"the template refuses the new messages: {why}")
 
     async def _closing(self, call: ModelCall, branch_key: str) -> TokenIds:
-        """What the template writes after an assistant's text, whatever follows: [T], end of turn first. Empty where it
-        writes nothing (the next turn's opener ends this one), or where the engine does not show it."""
+        """The template's text after an assistant's text, independent of the following messages: [T], end of turn first.
+        Empty where it writes nothing (the next turn's opener ends this one), or where the engine does not show it."""
         if branch_key not in self._closings:
             try:
                 with_prompt, without = await asyncio.gather(
@@ -180,7 +179,7 @@ class Stitcher:
             raise EngineRefused(error.message, status=500) from error
 
     async def _check_nothing_stripped(self, call: ModelCall, place: Place, parent: Completion) -> None:
-        """Raises: CannotStitch when the template, at this user turn, takes back what the model has seen."""
+        """Raises: CannotStitch when the template, at this user turn, removes content that the model has seen."""
         strips = "a new user turn: the template strips the thinking before it (`thinking = follow_template`)"
         try:
             if self._thought_since_user(parent) and await self._drops_thinking(call, place.new_messages):

@@ -1,6 +1,6 @@
 """Policy versions of one call: the engine's own, or the gate's for engines that report none with their replies.
 
-What the gate says holds for engines that were there when the version was set. One that came later, or came back from a
+The gate's version holds for engines that were there when the version was set. One that came later, or came back from a
 failure, has the weights that it was started with: its tokens are of unknown version until a version is set again.
 """
 
@@ -39,7 +39,8 @@ class VersionStamps:
             spans.append(VersionSpan(version, end, end + num_ids))
 
     def spans(self, choice: EngineChoice) -> tuple[VersionSpan, ...]:
-        """Of all sampled tokens of a choice: as the engine says, else as the gate did; empty where nobody knows."""
+        """Version spans of all sampled tokens of a choice: as the engine reports them, else as the gate did; empty
+        where they are unknown."""
         if choice.version_spans or not choice.weights_known:
             return choice.version_spans
         num_ids = 0 if choice.sampled_ids is None else len(choice.sampled_ids)

@@ -1,7 +1,7 @@
 """System text that a client writes anew into every request: the time of day, a billing line.
 
-It would make every call another conversation. By rule it does not count when a call is placed, and the engine is sent
-what the conversation's first call had there. What the client really sent is kept in the record.
+It would make every call another conversation. By rule it does not count when a call is placed, and the engine receives
+the text of the conversation's first call. The client's own text is kept in the record.
 """
 
 from __future__ import annotations
