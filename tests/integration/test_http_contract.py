@@ -7,8 +7,10 @@ below it, `/health`, `/metrics`, the description. Paths of providers' model call
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -339,6 +341,21 @@ async def test_a_body_beyond_its_limit_is_refused_by_its_length_or_as_it_comes(s
     piece = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
     chunked = await service.send(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + piece * 5)
     chunked.problem(413, "limit_exceeded")
+
+
+async def test_a_refused_body_is_freed_without_the_garbage_collector(service: Service):
+    body = b'{"x": "' + b"x" * (3 << 20)  # an object that does not end
+    await service.ask("POST", "/v1/sessions", body=body)
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(6):
+            (await service.ask("POST", "/v1/sessions", body=body)).problem(400, "invalid_request")
+        assert tracemalloc.get_traced_memory()[0] < 6 << 20
+    finally:
+        tracemalloc.stop()
+        gc.enable()
 
 
 async def test_a_coding_is_decoded_or_named(service: Service):

@@ -299,7 +299,7 @@ async def test_a_port_in_use_is_said_clearly() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         sampler = ScriptedSampler(Script(), TinyTokenizer())
-        with pytest.raises(PortUnavailable, match=f"127.0.0.1:{port}: already in use"):
+        with pytest.raises(PortUnavailable, match=f"127.0.0.1:{port}: it is in use"):
             await run_app(sampler, host="127.0.0.1", port=port)
 
 

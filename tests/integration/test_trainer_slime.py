@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from gangline.client.server import ServerClient
-from gangline.domain.errors import InvalidGroup, InvalidRequest
+from gangline.domain.errors import InvalidGroup, InvalidRequest, PortUnavailable
 from gangline.server.run import serving
 from gangline.server.service.callbacks import signature
 from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
@@ -255,7 +255,7 @@ async def test_slime_is_told_why_the_rollout_cannot_begin(tmp_path: Path) -> Non
     async with receiving(ServerClient("http://127.0.0.1:9"), tmp_path / "other", key=None) as taken:
         port = int(taken.url.split(":")[2].split("/")[0])
         rollout = adapter.SlimeRollout("http://127.0.0.1:9", task_of, tmp_path / "in", port=port, sample_type=Sample)
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(PortUnavailable, match="in use"):
             await asyncio.to_thread(rollout, ARGS, 0, Prompts())
         rollout.stop()
 

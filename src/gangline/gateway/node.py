@@ -19,7 +19,7 @@ from aiohttp import web
 
 from gangline import plugins
 from gangline.client.server import ServerClient
-from gangline.domain.errors import EngineUnavailable, GanglineError, InvalidRequest, PortUnavailable, StoreError
+from gangline.domain.errors import EngineUnavailable, GanglineError, StoreError
 from gangline.domain.session import SessionResult
 from gangline.domain.task import SamplingPolicy
 from gangline.gateway.backends.memory import BackendMemory
@@ -46,12 +46,12 @@ from gangline.gateway.sessions.hooks import Hooks
 from gangline.gateway.sessions.parts import NodeParts
 from gangline.gateway.sessions.pipeline import Pipeline, one_error
 from gangline.gateway.sessions.pools import Pools, PoolSizes
-from gangline.http.listening import listening
+from gangline.http.listening import listening, port_unavailable
 from gangline.http.negotiation import answer
 from gangline.http.openapi import described
 from gangline.http.problems import problem_response
 from gangline.http.routes import HEALTH, Door, Route
-from gangline.http.same_origin import OwnNames, is_loopback
+from gangline.http.same_origin import OwnNames, refuse_open_door
 from gangline.private import close_to_others, make_private_folder, open_data_folder
 from gangline.runtimes.keeping.kept import Keeper, reap_keeper
 from gangline.settings import Settings, local_url, reachable_url
@@ -120,7 +120,7 @@ async def serve(
     InvalidRequest when anyone could reach the control routes, or an engine's key is not in the environment, NodeIdTaken
     when a node of another data folder has the id, also later, where that one took it while this one was not heard.
     """
-    _refuse_open_door(host, control_token)
+    refuse_open_door(host, control_token)
     names = OwnNames(host, public_url=public_url, allowed_hosts=allowed_hosts)
     wanted, max_files = sizes or PoolSizes(), _allow_many_files()
     sizes = wanted.fitted(max_files)
@@ -250,15 +250,6 @@ async def _end_runtimes(
     await _reap(owner, folder)
 
 
-def _refuse_open_door(host: str, control_token: str | None) -> None:
-    """Raises: InvalidRequest."""
-    if not (control_token or is_loopback(host)):
-        raise InvalidRequest(
-            f"{host} can be reached from elsewhere, and no control token is set: anyone could open sessions here. "
-            "Set GANGLINE_TOKEN, or listen on 127.0.0.1."
-        )
-
-
 def _allow_many_files() -> int:
     """How many may be open. The usual soft limit of 1024 is for programs that wait by `select`."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -343,9 +334,7 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), backlog=1024)
     except OSError as error:
-        raise PortUnavailable(
-            f"the node cannot listen on {host}:{port}: {error.strerror}. Stop what uses the port, or choose another."
-        ) from error
+        raise port_unavailable(error, host, port) from error
 
 
 async def _external_sessions(stack: AsyncExitStack, folder: Path, parts: NodeParts) -> ExternalSessions:

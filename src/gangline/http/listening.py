@@ -7,6 +7,7 @@ docs/reference/limits.md lists all limits.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import resource
 import socket
@@ -20,13 +21,20 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from aiohttp.web_protocol import RequestHandler
 
-from gangline.domain.errors import GanglineError, InvalidRequest, LimitExceeded, RequestTimeout, TooMany
+from gangline.domain.errors import (
+    GanglineError,
+    InvalidRequest,
+    LimitExceeded,
+    PortUnavailable,
+    RequestTimeout,
+    TooMany,
+)
 from gangline.domain.ids import new_id
 from gangline.http.connections import Connection, Shape, numbered, with_request_id
 from gangline.http.content_codings import BODY_UNREADABLE, checked_coding, decompressed
 from gangline.http.problems import problem_body, problem_response
 
-__all__ = ["LIMITS", "ListenLimits", "listening", "read_body", "read_pieces"]
+__all__ = ["LIMITS", "ListenLimits", "listening", "port_unavailable", "read_body", "read_pieces"]
 
 log = logging.getLogger("gangline.http.listening")
 
@@ -79,7 +87,7 @@ async def listening(
 
     shutdown_s: at the end, for requests under way.
     shape: of errors that no route answers, such as a request that is no HTTP; None is problem+json.
-    address: `sock`, or `host` and `port`, as for `loop.create_server`. Raises: OSError.
+    address: `sock`, or `host` and `port`, as for `loop.create_server`. Raises: PortUnavailable.
     """
     app.on_response_prepare.append(_tell_number)
     # A handler is cancelled when its client leaves: a node that is gone must not be given sessions. What comes
@@ -100,7 +108,11 @@ async def listening(
     try:
         assert runner.server is not None
         door.open(runner.server)
-        server = await asyncio.get_running_loop().create_server(door, backlog=_BACKLOG, **address)
+        try:
+            server = await asyncio.get_running_loop().create_server(door, backlog=_BACKLOG, **address)
+        except OSError as error:
+            at = address["sock"].getsockname() if "sock" in address else (address["host"], address["port"])
+            raise port_unavailable(error, *at[:2]) from error
         for listener in server.sockets if hasattr(socket, "TCP_USER_TIMEOUT") else ():
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.answer_idle_s * 1000))
         watch = asyncio.create_task(door.watch_heads(limits.head_s), name="heads")
@@ -111,6 +123,12 @@ async def listening(
             server.close()
     finally:
         await runner.cleanup()
+
+
+def port_unavailable(error: OSError, host: str, port: int) -> PortUnavailable:
+    """The error of an address that cannot be bound."""
+    why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+    return PortUnavailable(f"cannot listen on {host}:{port}: {why}. Choose another port, or 0 for any free one.")
 
 
 async def _tell_number(request: web.Request, response: web.StreamResponse) -> None:

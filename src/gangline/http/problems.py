@@ -62,30 +62,44 @@ def in_problems(handler: Handler) -> Handler:
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
-        except GanglineError as error:
-            known = error
-        except ValidationError as error:
-            known = InvalidRequest(explain(error))
-        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            known = InvalidRequest(f"the body cannot be read: {error}")
-        except RecursionError:
-            known = InvalidRequest("the body is nested too deeply.")
         except web.HTTPException:
             raise
-        except Exception:
-            if request.transport is None:  # the client has left
+        except Exception as error:
+            if request.transport is None and _known(error) is None:  # the client has left
                 raise
-            log.exception("request.crashed method=%s path=%s", request.method, request.path)
-            return problem_response(GanglineError("internal error; see the log of this service."))
-        if known.status >= 500:
-            log.error(
-                "request.failed method=%s path=%s code=%s message=%s", request.method, request.path, known.code, known
-            )
-        else:
-            log_refused(request.method, request.path, known.status, known.code)
-        return problem_response(known)
+            return _answered(request, error)
 
     return answer
+
+
+def _answered(request: web.Request, error: Exception) -> web.Response:
+    """The answer to an error, made in a frame of its own: one in the error's traceback would keep the error by its
+    variable, and with it the request's body until the garbage collector runs."""
+    known = _known(error)
+    if known is None:
+        log.error("request.crashed method=%s path=%s", request.method, request.path, exc_info=error)
+        known = GanglineError("internal error; see the log of this service.")
+    elif known.status >= 500:
+        log.error(
+            "request.failed method=%s path=%s code=%s message=%s", request.method, request.path, known.code, known
+        )
+    else:
+        log_refused(request.method, request.path, known.status, known.code)
+    return problem_response(known)
+
+
+def _known(error: Exception) -> GanglineError | None:
+    match error:
+        case GanglineError():
+            return error
+        case ValidationError():
+            return InvalidRequest(explain(error))
+        case msgspec.ValidationError() | msgspec.DecodeError() | UnicodeDecodeError():
+            return InvalidRequest(f"the body cannot be read: {error}")
+        case RecursionError():
+            return InvalidRequest("the body is nested too deeply.")
+        case _:
+            return None
 
 
 def log_refused(method: str, path: str, status: int, code: str) -> None:

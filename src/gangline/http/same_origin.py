@@ -23,7 +23,7 @@ from aiohttp import hdrs, web
 
 from gangline.domain.errors import ForeignRequest, InvalidRequest, UnsupportedMediaType
 
-__all__ = ["JSON", "OwnNames", "is_loopback", "require_json"]
+__all__ = ["JSON", "OwnNames", "is_loopback", "refuse_open_door", "require_json"]
 
 JSON = "application/json"
 _EVERYWHERE = ("0.0.0.0", "::", "")
@@ -99,6 +99,15 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def refuse_open_door(host: str, control_token: str | None) -> None:
+    """Refuse to listen for other machines without a control token. Raises: InvalidRequest."""
+    if not (control_token or is_loopback(host)):
+        raise InvalidRequest(
+            f"{host} can be reached from elsewhere, and no control token is set: anyone could run commands here. "
+            "Set GANGLINE_TOKEN, or listen on 127.0.0.1."
+        )
 
 
 def _arrived_at(request: web.BaseRequest) -> str | None:

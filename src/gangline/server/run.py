@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -11,15 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aiohttp import web
-
 from gangline import plugins
-from gangline.domain.errors import Conflict, InvalidRequest, PortUnavailable, StoreError
+from gangline.domain.errors import Conflict, StoreError
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import TaskView
 from gangline.durable import acquire
 from gangline.http.listening import listening
-from gangline.http.same_origin import OwnNames, is_loopback
+from gangline.http.same_origin import OwnNames, refuse_open_door
 from gangline.private import close_to_others, open_data_folder
 from gangline.server.app import create_app
 from gangline.server.compat.polar.dispatch import PolarDispatch
@@ -136,7 +133,7 @@ async def serving(
 
     Raises: as `serve`.
     """
-    _refuse_open_door(host, control_token)
+    refuse_open_door(host, control_token)
     names = OwnNames(host, public_url=public_url, allowed_hosts=allowed_hosts)
     folder = data_dir / "server"
     await asyncio.to_thread(_open_folders, data_dir, folder)
@@ -158,7 +155,10 @@ async def serving(
                 handlers_folder=folder / "handlers",
                 actions=ActionLog(folder / "actions", where="server"),
             )
-            async with _listening(app, service, host, port) as bound_port:
+            async with AsyncExitStack() as stack:
+                listener = listening(app, shutdown_s=2.0, host=host, port=port)
+                _, bound_port = await stack.enter_async_context(listener)
+                stack.callback(service.stop)
                 own_url = reachable_url(host, bound_port, public_url)
                 courier = Courier(
                     Outbox(store.database),
@@ -214,28 +214,6 @@ def _results(storage: Storage, data_dir: Path) -> Results:
     from gangline.store.results.artifacts import ArtifactResults  # noqa: PLC0415 - it needs an extra
 
     return ArtifactResults(storage.results_url)
-
-
-@asynccontextmanager
-async def _listening(app: web.Application, service: RolloutService, host: str, port: int) -> AsyncGenerator[int]:
-    """The port that it listens on. Raises: PortUnavailable."""
-    async with AsyncExitStack() as stack:
-        try:
-            address = await stack.enter_async_context(listening(app, shutdown_s=2.0, host=host, port=port))
-        except OSError as error:
-            why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
-            raise PortUnavailable(f"cannot listen on {host}:{port}: {why}; choose another --port, or 0.") from error
-        stack.callback(service.stop)
-        yield address[1]
-
-
-def _refuse_open_door(host: str, control_token: str | None) -> None:
-    if control_token or is_loopback(host):
-        return
-    raise InvalidRequest(
-        f"{host} can be reached from elsewhere, and no control token is set: anyone could run commands here. "
-        "Set GANGLINE_TOKEN, or listen on 127.0.0.1."
-    )
 
 
 def _open_folders(data_dir: Path, folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -15,6 +14,7 @@ from aiohttp.typedefs import Handler
 
 from gangline import __version__
 from gangline.domain.errors import GanglineError, PortUnavailable
+from gangline.http.listening import port_unavailable
 from gangline.http.same_origin import OwnNames, is_loopback, require_json
 from gangline.language.messages import template_messages
 from gangline.language.parsing.detect import detect_parsers
@@ -85,7 +85,7 @@ async def serving(app: web.Application, *, host: str = "127.0.0.1", port: int = 
         try:
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
-            raise _port_unavailable(error, host, port) from error
+            raise port_unavailable(error, host, port) from error
         bound_port: int = runner.addresses[0][1]
         yield f"http://{f'[{host}]' if ':' in host else host}:{bound_port}"
     finally:
@@ -114,11 +114,6 @@ async def run_app(
             await asyncio.Event().wait()
     finally:
         await sampler.close()
-
-
-def _port_unavailable(error: OSError, host: str, port: int) -> PortUnavailable:
-    why = "already in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
-    return PortUnavailable(f"cannot listen on {host}:{port}: {why}; choose another port, or 0 for any free one")
 
 
 class _Routes:

@@ -185,7 +185,7 @@ async def receiving(
     folder: where groups are kept until they are forgotten. key: the key that signs callbacks, the control token or the
     server's secret of the name `secret`; None where the server has no token. port, public_url: give both a fixed value
     where tasks must be recognised after a restart, for the address is part of the task. recheck_s: seconds between
-    queries about a task whose callback does not come. Raises: OSError when the address is taken.
+    queries about a task whose callback does not come. Raises: PortUnavailable.
     """
     client = CallbackClient(service, folder, key=key, secret=secret, recheck_s=recheck_s)
     app = web.Application()
