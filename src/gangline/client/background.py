@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 class InBackground(Generic[T]):
-    """What `connect` gives, held open on that loop until the block is left.
+    """The value of `connect`, held open on that loop until the block is left.
 
     One task enters and leaves it, so it may hold task groups and timeouts. Entered once.
     """
@@ -31,23 +31,23 @@ class InBackground(Generic[T]):
         self._ended = Future[None]()
 
     def __enter__(self) -> Self:
-        """Raises: what `connect` did."""
+        """Raises: the errors of `connect`."""
         # A daemon: a caller that is interrupted here does not wait for a connection that never comes.
         threading.Thread(target=self._live_in_thread, name="gangline-background", daemon=True).start()
         self._opened.result()
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """Raises: what closing did."""
+        """Raises: errors of closing."""
         loop, left, _ = self._opened.result()
         with suppress(RuntimeError):  # the loop is closed: it ended before, and says why
             loop.call_soon_threadsafe(left.set)
         self._ended.result()
 
     def run(self, call: Callable[[T], Coroutine[Any, Any, R]]) -> R:
-        """Await what `call` makes of the open value, and wait for it here.
+        """Await `call(value)` with the open value on that loop, and wait for it here.
 
-        An interrupt here cancels it there. Raises: what it did; RuntimeError outside of the block.
+        An interrupt here cancels it there. Raises: its errors; RuntimeError outside of the block.
         """
         if not self._opened.done() or self._ended.done():
             raise RuntimeError("enter it first, and call within: `with ... as service:`")

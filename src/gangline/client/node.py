@@ -64,7 +64,7 @@ class NodeClient(CallerSessions):
         return await self.request_json("POST", "/v1/gate/pause", dict[str, Any], body=body, wait_s=wait_s)
 
     async def set_version(self, version: int, unknown: Sequence[str] = ()) -> dict[str, Any]:
-        """Policy version of what is sampled from now on; `unknown`: URLs of engines that may have other weights.
+        """Set the policy version of tokens sampled from now on; `unknown`: URLs of engines that may have other weights.
 
         Raises: InvalidRequest when it would go back.
         """

@@ -1,4 +1,5 @@
-"""What `gangline up` and `gangline server` leave in a data folder for other commands, and how these find the service.
+"""The files that `gangline up` and `gangline server` leave in a data folder for other commands, and the search for the
+service.
 
 `DATA/up.json` (0600) has urls, token and process id while `up` runs. `DATA/up.lock` is held for as long: a lock of the
 kernel, so that it is gone with the process, however that ended. `DATA/server/running.json` and `DATA/server/lock` are

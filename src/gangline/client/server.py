@@ -151,7 +151,7 @@ class ServerClient(CallerSessions):
         return await self.request_msgpack(f"/v1/sessions/{session_id}/result", SessionResult, params)
 
     async def cancel(self, task_id: str) -> TaskView:
-        """End what has not ended of a task. Raises: NotFound."""
+        """End a task's unfinished sessions. Raises: NotFound."""
         return await self.request_json("DELETE", f"/v1/tasks/{task_id}", TaskView)
 
     async def cancel_session(self, session_id: str) -> SessionView:
@@ -172,7 +172,7 @@ class ServerClient(CallerSessions):
         """Events as they happen, without end; lost connections are resumed where they broke.
 
         after: from after this event; 0 is from the beginning, None from now on.
-        on_connection: told None when the server begins to answer, and why it does not.
+        on_connection: called with None when the server begins to answer, and with the reason while it does not.
         """
         params = {} if task_id is None else {"task_id": task_id}
         place = _Place(after)

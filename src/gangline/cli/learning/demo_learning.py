@@ -22,7 +22,7 @@ _GROUPS_PER_STEP = 4
 
 
 class LearningReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the demo's learning came to."""
+    """The result of the demo's training."""
 
     rewards: tuple[float, ...]
     """Mean reward of each step."""
@@ -58,7 +58,7 @@ async def learn(
     seed: int,
     shuffled: bool,
 ) -> Ran:
-    """Train for `num_steps`, and leave of the run's folder what is worth keeping. Raises: what the trainer does."""
+    """Train for `num_steps`, and keep the useful part of the run's folder. Raises: the trainer's errors."""
     from gangline.training.run.experiment import Experiment
 
     experiment = Experiment.model_validate(

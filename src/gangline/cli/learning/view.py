@@ -62,7 +62,7 @@ def _update_s(record: StepRecord) -> float:
 
 
 def notes_on(record: StepRecord) -> list[str]:
-    """What a reader should know of a step beside its numbers."""
+    """Remarks on a step beside its numbers."""
     notes = [f"{number} sampled tokens were not trained on: {why}" for why, number in record.left_out.items()]
     num_dull, num_all = record.num_one_reward + record.num_not_admitted, record.num_groups + record.num_not_admitted
     if num_dull:

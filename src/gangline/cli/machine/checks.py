@@ -1,6 +1,6 @@
-"""What `gangline doctor` looks at. Each check tries the thing itself and says what to do when it is not right.
+"""The checks of `gangline doctor`. Each check tries the thing itself and names the remedy when it fails.
 
-`missing` is for what the first run needs; `optional` is for what only some uses need.
+`missing` is for requirements of the first run; `optional` is for those of some uses only.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     found: str
     advice: str = ""
-    """What to do; empty when all is well."""
+    """The remedy; empty when all is well."""
 
 
 Examination = Callable[[Settings], Check]
@@ -94,7 +94,7 @@ def check_podman(settings: Settings) -> Check:
 
 
 def _check_containers(runtime: str) -> Check:
-    """Whether its engine answers; what it enforces shows when a container runs."""
+    """Whether its engine answers; its enforcement shows when a container runs."""
     try:
         asyncio.run(make_runtime(runtime).check())
     except GanglineError as error:
@@ -213,7 +213,7 @@ def check_disk(settings: Settings) -> Check:
 
 
 def check_clock(settings: Settings) -> Check:
-    """Leases compare times; a file system of another machine may tell another time."""
+    """Leases compare times; a file system of another machine may have another time."""
     with tempfile.NamedTemporaryFile(dir=_existing_parent(settings.data_dir), prefix=".gangline-doctor-") as file:
         skew_s = Path(file.name).stat().st_mtime - time.time()
     if abs(skew_s) > 2:

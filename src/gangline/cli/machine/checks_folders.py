@@ -1,4 +1,4 @@
-"""What `gangline doctor` looks at in the data folder: who can read it, who can replace it, whether sandboxes see it."""
+"""Checks of `gangline doctor` in the data folder: who can read it, who can replace it, whether sandboxes see it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_data_folder(settings: Settings) -> Check:
 
 
 def _readable(folder: Path) -> Iterator[Path]:
-    """What others can reach and read. A closed folder closes what is in it; sandboxes' own files are left out."""
+    """Files that others can reach and read. A closed folder closes its content; sandboxes' own files are left out."""
     if not folder.is_dir() or any(not _mode(parent) & stat.S_IXOTH for parent in folder.parents):
         return
     looked_at = 0
@@ -68,7 +68,7 @@ def _mode(path: Path) -> int:
 
 
 def _replaceable_in(parent: Path) -> bool:
-    """Whether others may rename what is in a folder, as in one that all may write to; /tmp keeps names to owners."""
+    """Whether others may rename entries of a folder, as in one that all may write to; in /tmp only owners may."""
     mode = _mode(parent)
     return bool(mode & (stat.S_IWOTH)) and not mode & stat.S_ISVTX
 

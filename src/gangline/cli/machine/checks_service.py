@@ -1,4 +1,4 @@
-"""What `gangline doctor` looks at beside the machine itself: other runtimes, engines, a running service, traces."""
+"""Checks of `gangline doctor` beside the machine itself: other runtimes, engines, a running service, traces."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def check_server_port(settings: Settings) -> Check:
 
 
 def check_engine(url: str) -> Check:
-    """Asks an engine what it can do, as a node would."""
+    """Probes an engine's capabilities, as a node would."""
     name = f"engine {url}"
     try:
         found = asyncio.run(_probed(url))

@@ -1,4 +1,4 @@
-"""`gangline doctor`: what this machine has, what it lacks, and the line that mends it."""
+"""`gangline doctor`: this machine's capabilities, its gaps, and the command that closes each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The script of `gangline harness check`: how the played model does the task, in whatever form a program lets it act.
+"""The script of `gangline harness check`: the played model's steps through the task, in any form that a program allows.
 
-Most programs offer tools, and the scripted engine finds the one that is meant. Some say in their prompts how else the
-model is to act or to end: those rules come first, and are recognised by the prompts' words.
+Most programs offer tools, and the scripted engine finds the one that is meant. Some describe in their prompts other
+ways for the model to act or to end: those rules come first, and are recognised by the prompts' words.
 """
 
 from __future__ import annotations

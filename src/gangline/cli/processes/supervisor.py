@@ -86,14 +86,14 @@ class Supervisor:
             self._on_change()
 
     def hurry(self) -> None:
-        """Stop now: whatever still runs is killed, at once or as soon as `stop` begins."""
+        """Stop now: running processes are killed, at once or as soon as `stop` begins."""
         self._hurry.set()
 
     async def stop(self, say: Callable[[str], None] = lambda _: None) -> list[str]:
         """End every child, last started first. Idempotent, and not to be cancelled half-way.
 
-        say: is told, for people, what is waited for.
-        Returns the names of those that had to be killed and could not clean up.
+        say: called with a message for people while a child is awaited. Returns the names of those that had to be killed
+        and could not clean up.
         """
         for child in reversed(self._children):
             if child.is_running and not self._hurry.is_set():

@@ -64,7 +64,7 @@ def audit_results(
     """The audit of many sessions as one JSON document.
 
     Keys: ok, report (`AuditReport`), logprobs (turn class -> `LogprobStats`; None without a model), not_comparable
-    (reason -> tokens), problems (what is wrong, in words).
+    (reason -> tokens), problems (in words).
     Raises: NotFound when there are no rows to audit, or no such model; BuilderError.
     """
     import msgspec
@@ -158,7 +158,7 @@ def load_score(model: str) -> Score:
 
 
 def print_audit(name: str, document: dict[str, Any]) -> None:
-    """Print what `audit_results` found."""
+    """Print the document of `audit_results`."""
     out, report = console(), document["report"]
     out.print(
         f"[bold]{name}[/]: {report['num_sessions']} sessions, {report['num_traces']} rows, "

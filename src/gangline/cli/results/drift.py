@@ -1,4 +1,4 @@
-"""`gangline drift`: how often, where and why conversations did not go on from exactly what was sampled."""
+"""`gangline drift`: calls that did not continue exactly the tokens sampled before, by frequency, place and cause."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def drift(
 
 
 def drift_document(records: Records, name: str | None, by: By) -> dict[str, Any]:
-    """Keys: total (`DriftReport`), by (what the groups are), groups (name -> `DriftReport`).
+    """Keys: total (`DriftReport`), by (the kind of groups), groups (name -> `DriftReport`).
 
     Raises: NotFound when nothing was recorded; BuilderError.
     """

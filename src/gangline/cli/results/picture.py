@@ -1,7 +1,7 @@
 """A session as one picture: a block for each trace, a box for each token.
 
-Context is grey; a sampled token is coloured by its log-prob; a bar stands before each turn, and above it how the turn
-came by its context. Long runs are shortened in their middle.
+Context is grey; a sampled token is coloured by its log-prob; a bar stands before each turn, with the source of its
+context above it. Long runs are shortened in their middle.
 """
 
 # matplotlib's stubs leave much unknown.

@@ -28,7 +28,7 @@ __all__ = ["session_view", "task_view", "token_legend", "tokens_view", "trace_vi
 
 _HEAD, _TAIL = 48, 80
 _SHORT_CHARS = 300
-"""Of a message, unless all of it is asked for: the head and the tail."""
+"""Characters of a message, unless all of it is asked for: the head and the tail."""
 _CONTEXT = Style(color="grey58")
 _SPLICED = Style(color="magenta", italic=True)
 _UNTRAINED = Style(color="grey58", strike=True)
@@ -143,7 +143,7 @@ def _turn_line(trace: Trace, turn: int, lineage: Lineage | None) -> Text:
 
 
 def _messages_of_turns(trace: Trace) -> list[list[Message]]:
-    """For each turn, its reply and the messages before the next reply; empty where they cannot be told apart."""
+    """For each turn, its reply and the messages before the next reply; empty where they cannot be separated."""
     turns: list[list[Message]] = []
     for message in trace.response_messages:
         if message.role == "assistant":

@@ -1,4 +1,4 @@
-"""A trace as runs of tokens, for looking at: prompt, context between turns, and what each turn sampled."""
+"""A trace as runs of tokens, for display: prompt, context between turns, and each turn's sampled tokens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Run:
     turn: int
     """The turn that these tokens are, or lead to."""
     spliced: bool = False
-    """Context that is not what the engine saw."""
+    """Context that differs from the engine's."""
 
 
 def runs_of(trace: Trace) -> Iterator[Run]:

@@ -1,4 +1,4 @@
-"""`gangline actions`: who changed what, when."""
+"""`gangline actions`: the log of control actions."""
 
 from __future__ import annotations
 

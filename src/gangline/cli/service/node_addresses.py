@@ -71,7 +71,7 @@ async def _heard_by(server: Service) -> list[str]:
 async def ask_nodes(
     data_dir: Path | None, urls: list[str] | None, question: Callable[[NodeClient], Awaitable[Any]]
 ) -> dict[str, Any]:
-    """Every node's answer by its url, asked at once. Raises: what the first that failed raised."""
+    """Every node's answer by its url, asked at once. Raises: the error of the first node that failed."""
     from gangline.client.node import NodeClient
 
     async def ask(node: NodeAddress) -> Any:

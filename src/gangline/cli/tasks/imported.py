@@ -1,4 +1,4 @@
-"""Tasks from the field for `gangline submit`: its options, and which importer reads what they name."""
+"""Tasks from the field for `gangline submit`: its options, and the choice of the importer."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ class ImportRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def import_tasks(request: ImportRequest, runtime: str | None) -> list[Imported]:
-    """The tasks that the options name; what is otherwise than at home is told on stderr. Raises: InvalidRequest."""
+    """The tasks that the options name; notes about differences from their source go to stderr. Raises:
+    InvalidRequest."""
     from gangline.domain.task import NetworkPolicy
     from gangline.importers.harbor import is_harbor_task, read_harbor_task
     from gangline.importers.imported import Choices

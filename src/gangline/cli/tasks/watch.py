@@ -94,7 +94,7 @@ async def _find(client: ServerClient, task_id: str | None) -> None:
 
 
 def _from(task_id: str | None) -> int | None:
-    """A task is told from its beginning, the service from now on."""
+    """A task's events are shown from its beginning, the service's from now on."""
     return None if task_id is None else 0
 
 
@@ -136,7 +136,7 @@ class _Looking:
         self._task_id = task_id
 
     async def listen(self) -> None:
-        """Until cancelled. Raises: what cannot mend itself, such as Unauthorized."""
+        """Until cancelled. Raises: permanent errors, such as Unauthorized."""
         async for event in self._client.events(after=_from(self._task_id), task_id=self._task_id):
             self._watched.take(event)
 

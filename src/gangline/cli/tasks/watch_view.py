@@ -1,6 +1,6 @@
-"""How `gangline watch` draws: as much as the terminal has room for, whatever its size.
+"""How `gangline watch` draws: as much as fits the terminal, at any size.
 
-What stands above is never cut: where the service is, how fast it goes. Below it nodes, groups, failures and engines
+The top lines are never cut: the address of the service, and its speed. Below it nodes, groups, failures and engines
 share the lines that are left; a section that does not get all of its lines says how many are missing. In a narrow
 terminal columns go, the least needed first.
 """
@@ -70,7 +70,7 @@ class Picture:
 
 
 def shared_lines(wants: Sequence[int], room: int) -> list[int]:
-    """How many of its lines each gets: in turn one, until all have what they want or no room is left."""
+    """The number of lines that each gets: in turn one, until all have enough or no room is left."""
     given = [0] * len(wants)
     while room > 0 and given != list(wants):
         for index, want in enumerate(wants):
@@ -105,7 +105,8 @@ def _table(section: _Section, num_lines: int, width: int) -> Table:
 
 
 def _columns_for(section: _Section, rows: Sequence[tuple[Text, ...]], width: int) -> dict[int, int]:
-    """Index of each column that fits beside the others -> its cells. What stays for good may be cut by the table."""
+    """Index of each column that fits beside the others -> its cells. Columns that always stay may be cut by the
+    table."""
     wide = {
         index: max([cell_len(column.title), *(row[index].cell_len for row in rows)])
         for index, column in enumerate(section.columns)

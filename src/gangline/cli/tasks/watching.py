@@ -1,4 +1,4 @@
-"""What `gangline watch` knows: the newest picture of the service, and what its events add up to. Pure."""
+"""The state of `gangline watch`: the newest picture of the service, and the sums of its events. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def clock_time(at: float) -> str:
 
 
 def event_line(event: Event) -> str:
-    """One event for people: time, kind, what it is about."""
+    """One event for people: time, kind, subject."""
     told = " ".join(f"{name}={value}" for name, value in event.data.items() if value is not None)
     about = event.session_id or event.task_id or ""
     return printable(" ".join(piece for piece in (clock_time(event.at), event.kind, about, told) if piece))
@@ -95,7 +95,7 @@ class Watched:
         return len(self._ended_at) * 60.0 / self._known_s()
 
     def sampled_per_s(self) -> float | None:
-        """Tokens sampled, over all nodes; None where no node tells."""
+        """Tokens sampled per second, over all nodes; None where no node reports them."""
         if not self._sampled:
             return None
         return sum(num for _, num in self._fresh) / self._known_s()

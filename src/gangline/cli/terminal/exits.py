@@ -27,7 +27,7 @@ __all__ = ["Exit", "exit_code", "report"]
 
 
 class Exit(IntEnum):
-    """What an exit code says; the docstrings are the documentation."""
+    """Meanings of exit codes; the docstrings are the documentation."""
 
     OK = 0
     FAILED = 1
@@ -71,7 +71,7 @@ def exit_code(error: GanglineError) -> Exit:
 
 
 def report(error: GanglineError, *, as_json: bool) -> Exit:
-    """Say what happened on stderr, and with `--json` as `{"error": {...}}` on stdout too."""
+    """Report the error on stderr, and with `--json` as `{"error": {...}}` on stdout too."""
     sys.stderr.write(f"gangline: {error.message}\n")
     if as_json:
         body = {"error": {"code": error.code, "message": error.message, "retryable": error.retryable}}

@@ -1,4 +1,4 @@
-"""What every command shares: `--json`, where documents go, how a coroutine is run."""
+"""The common part of all commands: `--json`, the output of documents, the execution of coroutines."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ LogFormatOption = Annotated[
 
 
 def console() -> Console:
-    """For what the command was asked for: stdout."""
+    """For the command's result: stdout."""
     return Console(highlight=False)
 
 
@@ -74,7 +74,7 @@ def notes() -> Console:
 
 
 def printable(text: str) -> str:
-    """One line without control characters: what agents and engines say must not move the terminal's cursor."""
+    """One line without control characters: text of agents and engines must not move the terminal's cursor."""
     return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
 
 
@@ -91,7 +91,7 @@ def print_json(document: Any) -> None:
 
 
 def read_log_format(given: str | None) -> LogFormat:
-    """What `--log-format` says, else the settings. Raises: InvalidRequest."""
+    """The format of `--log-format`, else of the settings. Raises: InvalidRequest."""
     wanted = given or Settings.from_environ().log_format
     if wanted == "text" or wanted == "json":
         return wanted

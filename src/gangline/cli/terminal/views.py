@@ -1,4 +1,4 @@
-"""Tables of tasks, sessions, nodes: what `status`, `submit --wait` and `watch` show."""
+"""Tables of tasks, sessions, nodes for `status`, `submit --wait` and `watch`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _number(value: float | None) -> str:
 
 
 def sessions_table(sessions: Sequence[SessionView]) -> RenderableType:
-    """One line a session: where it is, how it ended, what went wrong."""
+    """One line per session: state, outcome, failure."""
     table = _table("session", "state", "attempt", "outcome", "reward", "node", "failure")
     for one in sessions:
         state = one.stage or one.state
@@ -91,7 +91,7 @@ def groups_table(tasks: Sequence[TaskSummary]) -> RenderableType:
 
 
 def node_state(node: NodeView) -> str:
-    """What a node tells of itself: whether it takes sessions, and whether some hang."""
+    """A node's own state: whether it takes sessions, and whether some hang."""
     if node.age_s > _SILENT_AFTER_S:
         return "drained" if node.draining else "silent"
     broken = [name.removeprefix(_BREAKER) for name in node.metrics if name.startswith(_BREAKER)]
