@@ -157,7 +157,8 @@ class Service:
                 await asyncio.sleep(0.02)
 
     def keeper_pids(self) -> list[int]:
-        return [pid for pid, line in processes_with(str(self.folder / "keeper")).items() if "runtimes.keeper" in line]
+        keepers = processes_with(str(self.folder / "keeper"))
+        return [pid for pid, line in keepers.items() if "keeping.keeper" in line]
 
     def assert_nothing_left(self) -> None:
         assert self.what_is_left() == []

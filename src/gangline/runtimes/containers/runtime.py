@@ -8,7 +8,7 @@ image; it needs `sh` and coreutils.
 Laws:
 - The agent is never root inside. Its folders are in the container's own layer, with the image's content there.
 - Nothing is pulled. Who submits a task names an image, and nothing else of the engine's command line.
-- Nothing outlives the process that started it: see `container_life`. That is the node's keeper: see `keeper`. A layer
+- Nothing outlives the process that started it: see `life`. That is the node's keeper: see `keeper`. A layer
   that it leaves is found by its labels.
 """
 

@@ -4,8 +4,8 @@ A measure counts blocks and files as `du` does, hard links once, nothing of othe
 blocks, but each takes one of the file system's inodes, which run out as space does. Removed files count while a process
 holds them open or mapped, in a sandbox that has a /proc of its own; on a node that is not root, only files that the
 node's user can see there. Between two measures at most `_PAUSE_S` pass, or ten times as long as one takes. Until the
-next one a sandbox may take more than its limit: so none of its files may outgrow it either (see `limits`), and a node
-keeps a reserve.
+next one a sandbox may take more than its limit: so none of its files may outgrow it either (see
+`confinement.limits`), and a node keeps a reserve.
 """
 
 from __future__ import annotations

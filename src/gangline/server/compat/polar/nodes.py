@@ -1,6 +1,6 @@
 """Polar's routes for gateway nodes, over the same core as ours: join, beat, report.
 
-A node that joins here is sent its sessions (see `compat_polar_dispatch`). Its callback counts while it holds the lease,
+A node that joins here is sent its sessions (see `dispatch`). Its callback counts while it holds the lease,
 and names no fence: the one that it holds is taken.
 
 Source: Polar, A.5.
