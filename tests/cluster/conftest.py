@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from cli_process import COMMAND, UpProcess, clean_environment
-from postgres import Cluster
-from requirements import need_module
+from support.requirements import need_module
+from support.service.cli_process import COMMAND, UpProcess, clean_environment
+from support.store.postgres import Cluster
 
 HEAD = "127.0.0.2"
 OTHER = "127.0.0.3"
@@ -22,12 +22,12 @@ Start = Callable[..., UpProcess]
 
 
 class RayMachines:
-    """The cluster in `ray_cluster.py`; the head has room for two nodes, another for one."""
+    """The cluster in `support/service/ray_cluster.py`; the head has room for two nodes, another for one."""
 
     def __init__(self, log: Path) -> None:
         with log.open("w") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, Path(__file__).parents[1] / "ray_cluster.py"],
+                [sys.executable, Path(__file__).parents[1] / "support" / "service" / "ray_cluster.py"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

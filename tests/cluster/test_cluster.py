@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from cli_process import UpProcess, gangline, processes_with, wait_for, wait_until_gone
 from cluster.conftest import HEAD, OTHER, RayMachines, Start
+from support.service.cli_process import UpProcess, gangline, processes_with, wait_for, wait_until_gone
 
 NUM_SESSIONS = 20
 """As many as two nodes lease, of which each runs two."""

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from cli_process import clean_environment, gangline, processes_with, wait_for
-from postgres import Cluster
-from requirements import need_module
+from support.requirements import need_module
+from support.service.cli_process import clean_environment, gangline, processes_with, wait_for
+from support.store.postgres import Cluster
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "cluster.md"
 SLURM = {"srun": 'exec "$@"', "scontrol": "echo 127.0.0.1"}

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 from containers.engines import docker_engine, installed, podman_engine
-from requirements import need
+from support.requirements import need
 
 ENGINES = os.environ.get("GANGLINE_TEST_CONTAINERS", "docker,podman").split(",")
 _INSTALL = "run, as root: apt-get install -y docker.io podman uidmap runc"

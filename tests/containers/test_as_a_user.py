@@ -8,8 +8,8 @@ import pytest
 
 from containers.conftest import ENGINES
 from containers.engines import installed
-from ordinary_user import ordinary_user, run_tests_as_a_user
-from requirements import need
+from support.node.ordinary_user import ordinary_user, run_tests_as_a_user
+from support.requirements import need
 
 
 @pytest.mark.timeout(1200)

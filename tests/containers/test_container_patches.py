@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from cli_process import UpProcess
 from containers.engines import IMAGE
 from containers.test_container_images import engine
 from containers.test_container_sessions import run, service
 from integration.test_agent_patch import EDITS, HOSTILE, PREPARE, ROW, untampered
+from support.service.cli_process import UpProcess
 
 
 def task(name: str, command: str) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from cli_process import UpProcess, processes_with
 from containers.engines import IMAGE
 from containers.test_container_images import engine
 from gangline.client.server import ServerClient
 from gangline.domain.session import SessionResult
 from gangline.trajectories.audit import audit
+from support.service.cli_process import UpProcess, processes_with
 
 AGENT = textwrap.dedent("""
     import json, os, sys, urllib.request

@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from cli_process import COMMAND, GIVE_UP_S, clean_environment, processes_with, wait_for
 from gangline.client.node import NodeClient
 from gangline.client.server import ServerClient
 from gangline.domain.session import SessionResult
 from gangline.domain.views import TaskView
 from gangline.gateway.node import _folder_of, _owner_of  # pyright: ignore[reportPrivateUsage]
-from requirements import need_command
+from support.requirements import need_command
+from support.service.cli_process import COMMAND, GIVE_UP_S, clean_environment, processes_with, wait_for
 
 TOKEN = "control-token"
 NUM_TURNS = 6

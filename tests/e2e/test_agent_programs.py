@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cli_process import UpProcess, processes_with
-from fixtures_tokenizers import qwen3_folder
 from gangline.client.server import ServerClient
 from gangline.domain.completion import CompletionTree
 from gangline.domain.conversation import ToolCall
 from gangline.domain.session import SessionResult
 from gangline.trajectories.audit import audit
 from gangline.trajectories.lineage import assign_roles
-from requirements import need_command, need_tool
+from support.engines.tokenizers import qwen3_folder
+from support.requirements import need_command, need_tool
+from support.service.cli_process import UpProcess, processes_with
 
 
 class Case(NamedTuple):
@@ -99,7 +99,7 @@ MUSH = {
     "qwen_code": "mcp__sled__mush",
     "opencode": "sled_mush",
 }
-MCP_SERVER = Path(__file__).parents[1] / "mcp_server.py"
+MCP_SERVER = Path(__file__).parents[1] / "support" / "sdk" / "mcp_server.py"
 SKILL = "---\nname: steering\ndescription: How to steer a SLEDGE.\n---\nGee is right.\n"
 
 

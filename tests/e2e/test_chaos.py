@@ -25,16 +25,16 @@ from typing import Any
 
 import pytest
 
-from chaos_faults import NODES, PROGRAMS, Fault, num_kills, schedule
-from chaos_service import TOKEN, ChaosService, harnesses, kill_harness
-from chaos_trainer import Receiver, Trainer, persistently
 from gangline.client.server import ServerClient
 from gangline.domain.conversation import message_text
 from gangline.domain.session import SessionResult
 from gangline.domain.views import Event
 from gangline.trajectories.audit import audit
-from postgres import Cluster
-from requirements import need_command
+from support.chaos.faults import NODES, PROGRAMS, Fault, num_kills, schedule
+from support.chaos.service import TOKEN, ChaosService, harnesses, kill_harness
+from support.chaos.trainer import Receiver, Trainer, persistently
+from support.requirements import need_command
+from support.store.postgres import Cluster
 
 NUM_SESSIONS = int(os.environ.get("GANGLINE_CHAOS_SESSIONS", "60"))
 SEED = int(os.environ.get("GANGLINE_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
@@ -43,7 +43,7 @@ AHEAD = 48
 GIVE_UP_S = 150 + 3 * NUM_SESSIONS
 TELL_EVERY_S = 10.0
 
-AGENT = (Path(__file__).parents[1] / "chaos_agent.py").read_text()
+AGENT = (Path(__file__).parents[1] / "support" / "chaos" / "agent.py").read_text()
 SCRIPT = {
     "rules": [
         {"turn": turn, "text": f"answer {turn}", "delay_s": 0.1, "token_delay_s": 0.005, "split": "chars"}

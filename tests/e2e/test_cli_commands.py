@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from cli_process import UpProcess, clean_environment, gangline
-from requirements import need_command
+from support.requirements import need_command
+from support.service.cli_process import UpProcess, clean_environment, gangline
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cli_process import UpProcess, gangline, processes_with, wait_for, wait_until_gone
+from support.service.cli_process import UpProcess, gangline, processes_with, wait_for, wait_until_gone
 
 Start = Callable[..., UpProcess]
 

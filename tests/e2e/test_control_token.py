@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from cli_process import COMMAND, GIVE_UP_S, clean_environment, gangline, wait_for
+from support.service.cli_process import COMMAND, GIVE_UP_S, clean_environment, gangline, wait_for
 
 Start = Callable[..., "Running"]
 

@@ -37,7 +37,7 @@ from gangline.store.journal.log import AttemptKey, Journal
 NUM_POINTS = int(os.environ.get("GANGLINE_CRASH_POINTS", "100"))
 SEED = int(os.environ.get("GANGLINE_CRASH_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
 LIVES_OF_A_SESSION = 25
-NODE = Path(__file__).parents[1] / "crash_node.py"
+NODE = Path(__file__).parents[1] / "support" / "chaos" / "crash_node.py"
 
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 SCRIPT = {

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from cli_process import UpProcess, gangline
-from fixtures_tokenizers import qwen3_folder
 from gangline.client.node import NodeClient
 from gangline.language.parsing.parser import Parsers
 from gangline.serving.scripted.server import scripted_server
+from support.engines.tokenizers import qwen3_folder
+from support.service.cli_process import UpProcess, gangline
 
 SCRIPT: dict[str, Any] = {"default": {"thinking": "Hm.", "text": "as you wish"}}
 

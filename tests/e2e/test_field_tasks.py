@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from cli_process import UpProcess, gangline
-from field_tasks import HARBOR_TOML, git, harbor_task, repository, terminal_bench_task
 from gangline.client.server import ServerClient
-from requirements import need_command
+from support.requirements import need_command
+from support.service.cli_process import UpProcess, gangline
+from support.service.field_tasks import HARBOR_TOML, git, harbor_task, repository, terminal_bench_task
 
 NOTHING = "true"
 

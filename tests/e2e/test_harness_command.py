@@ -6,8 +6,8 @@ import json
 import os
 from pathlib import Path
 
-from cli_process import gangline
-from requirements import need_command, need_tool
+from support.requirements import need_command, need_tool
+from support.service.cli_process import gangline
 
 
 def test_the_list_tells_programs_and_their_versions(tmp_path: Path) -> None:

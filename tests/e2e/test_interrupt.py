@@ -19,8 +19,8 @@ from typing import IO
 
 import pytest
 
-from cli_process import COMMAND, UpProcess, clean_environment, gangline, processes_with, wait_for
-from requirements import need_command, need_module
+from support.requirements import need_command, need_module
+from support.service.cli_process import COMMAND, UpProcess, clean_environment, gangline, processes_with, wait_for
 
 SCRIPT = {"default": {"text": "cat notes.txt", "delay_s": 0.2}}
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from cli_process import UpProcess, clean_environment
-from fixtures_tokenizers import qwen3_folder
-from requirements import TOOLS, need, need_command, need_module
+from support.engines.tokenizers import qwen3_folder
+from support.requirements import TOOLS, need, need_command, need_module
+from support.service.cli_process import UpProcess, clean_environment
 
 THINKING = "The user wants a distance."
 

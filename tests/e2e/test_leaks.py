@@ -24,13 +24,13 @@ from typing import Any
 
 import pytest
 
-from chaos_service import TOKEN, ChaosService
-from chaos_trainer import Trainer
-from cli_process import processes_with
-from footprint import Footprint, children, descendants
 from gangline.client.server import ServerClient
-from leak_fates import Fate, fates
-from requirements import need_command
+from support.chaos.leak_fates import Fate, fates
+from support.chaos.service import TOKEN, ChaosService
+from support.chaos.trainer import Trainer
+from support.node.footprint import Footprint, children, descendants
+from support.requirements import need_command
+from support.service.cli_process import processes_with
 
 NUM_SESSIONS = int(os.environ.get("GANGLINE_LEAK_SESSIONS", "40"))
 SEED = int(os.environ.get("GANGLINE_LEAK_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
@@ -50,7 +50,7 @@ IN_TURN = Counter(socket=5)
 ENDS_A_SESSION = {"prepare_failed", "evaluator_error"}
 """Commands of the task's own, killed; they are not tried again."""
 
-AGENT = (Path(__file__).parents[1] / "chaos_agent.py").read_text()
+AGENT = (Path(__file__).parents[1] / "support" / "chaos" / "agent.py").read_text()
 NUM_CALLS = 2
 SCRIPT = {
     "rules": [{"turn": turn, "text": f"answer {turn}", "delay_s": 0.1} for turn in range(NUM_CALLS)],

@@ -13,10 +13,10 @@ from typing import Any
 import openai
 import pytest
 
-from cli_process import UpProcess, gangline, wait_for
 from gangline.client.node import NodeClient
 from gangline.domain.errors import GanglineError
 from gangline.serving.scripted.server import scripted_server
+from support.service.cli_process import UpProcess, gangline, wait_for
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cli_process import COMMAND, GIVE_UP_S, clean_environment
 from gangline.client.server import ServerClient
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
+from support.service.cli_process import COMMAND, GIVE_UP_S, clean_environment
 
 TOKEN = "gl-control-test"
 LEASE_S = 6.0

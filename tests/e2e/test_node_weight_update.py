@@ -10,11 +10,11 @@ from typing import Any
 import openai
 import pytest
 
-from fixtures_node import RunningNode, running_node
 from gangline.domain.completion import Completion
 from gangline.domain.session import SessionResult
 from gangline.serving.scripted.server import scripted_server
 from gangline.trajectories.audit import audit
+from support.node.node import RunningNode, running_node
 
 TEXT = " ".join(f"word{number}" for number in range(40))
 SCRIPT = {"default": {"text": TEXT, "token_delay_s": 0.01}, "weight_version": 1}

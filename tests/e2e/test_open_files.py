@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from cli_process import COMMAND, GIVE_UP_S, clean_environment
 from gangline.client.server import ServerClient
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
-from requirements import need_command
+from support.requirements import need_command
+from support.service.cli_process import COMMAND, GIVE_UP_S, clean_environment
 
 TOKEN = "gl-control-test"
 SPARE = 4

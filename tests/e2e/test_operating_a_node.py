@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from cli_process import UpProcess, gangline, processes_with, wait_for, wait_until_gone
 from gangline.client.node import NodeClient
 from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError, NodeDraining
+from support.service.cli_process import UpProcess, gangline, processes_with, wait_for, wait_until_gone
 
 Start = Callable[..., UpProcess]
 

@@ -18,13 +18,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from field_tasks import FIXED, git, repository
-from fixtures_node import TOKEN, running_node
 from gangline.http.listening import listening
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
-from papers import filled
-from requirements import need_command
+from support.node.node import TOKEN, running_node
+from support.requirements import need_command
+from support.service.field_tasks import FIXED, git, repository
+from support.service.papers import filled
 
 AGENT = """
 import json, os, sys, urllib.request

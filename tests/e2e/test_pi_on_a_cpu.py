@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cli_process import UpProcess, gangline
-from requirements import need_command, need_module, need_tool
+from support.requirements import need_command, need_module, need_tool
+from support.service.cli_process import UpProcess, gangline
 
 TASK = Path(__file__).parents[2] / "examples" / "pi_on_a_cpu" / "task.json"
 LARGEST_MEAN = 1e-3

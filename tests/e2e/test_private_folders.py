@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_process import UpProcess, clean_environment, gangline
+from support.service.cli_process import UpProcess, clean_environment, gangline
 
 NOBODY = 65534
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from cli_process import UpProcess, gangline
 from gangline.client.server import ServerClient
 from gangline.domain.session import SessionResult
-from requirements import need_command, need_module, need_tool
+from support.requirements import need_command, need_module, need_tool
+from support.service.cli_process import UpProcess, gangline
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "read_file"
 PARSERS = ("--engine-options", '{"parsers": {"tools": "hermes"}}')

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from cli_process import UpProcess, processes_with, wait_for
 from gangline.client.server import ServerClient
 from gangline.domain.session import SessionResult
 from gangline.trajectories.audit import audit
-from requirements import need_command
+from support.requirements import need_command
+from support.service.cli_process import UpProcess, processes_with, wait_for
 
 SCRIPT: dict[str, Any] = {
     "rules": [

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cli_process import UpProcess
 from gangline.client.server import ServerClient
+from support.service.cli_process import UpProcess
 
 ATTACKER = textwrap.dedent("""
     import gzip, json, os, urllib.error, urllib.request

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cli_process import UpProcess, gangline
 from gangline.store.sql.reader import TaskReader
-from postgres import Cluster
+from support.service.cli_process import UpProcess, gangline
+from support.store.postgres import Cluster
 
 
 def test_a_service_over_postgresql_keeps_its_tasks_there_and_its_results_where_it_is_told(

@@ -18,14 +18,14 @@ import yaml
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from cli_process import COMMAND, clean_environment, gangline, processes_with, wait_for
-from fixtures_models import CONFIGS
 from gangline.language.models import resolve_tokenizer
 from gangline.training.run.checkpoint import Checkpoints
 from gangline.training.run.lineage import Life, Results
 from gangline.training.run.log import read_evaluations, read_records
-from requirements import need_module
-from talking_agent import tasks
+from support.engines.models import CONFIGS
+from support.requirements import need_module
+from support.sdk.talking_agent import tasks
+from support.service.cli_process import COMMAND, clean_environment, gangline, processes_with, wait_for
 
 NUM_STEPS = 4
 

@@ -12,8 +12,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from fixtures_models import CONFIGS
-from fixtures_node import running_node
 from gangline.client.server import ServerClient
 from gangline.domain.errors import EngineUnavailable
 from gangline.server.run import serving
@@ -26,8 +24,10 @@ from gangline.trainers.trl import Connection, ServiceRollouts
 from gangline.training.collecting.collector import PlainCollector
 from gangline.training.collecting.groups import Group
 from gangline.training.weights.update import ServiceWeights
-from talking_agent import TEMPERATURE, tasks
-from trl_training import make_trainer, word_tokenizer
+from support.engines.models import CONFIGS
+from support.node.node import running_node
+from support.sdk.talking_agent import TEMPERATURE, tasks
+from support.training.trl_training import make_trainer, word_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what TRL and its dependencies deprecate
 

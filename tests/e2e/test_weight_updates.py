@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 
-from fixtures_backends import KillableEngine
-from fixtures_node import TOKEN, RunningNode, running_node
-from fixtures_weights import HeldLoad, agent, sampler_of, save, versions_sampled
 from gangline.client.server import ServerClient
 from gangline.domain.completion import Completion
 from gangline.domain.errors import EngineUnavailable
@@ -23,8 +20,11 @@ from gangline.domain.session import SessionResult
 from gangline.server.run import serving
 from gangline.training.weights.update import ServiceWeights
 from gangline.trajectories.audit import audit
+from support.node.backends import KillableEngine
+from support.node.node import TOKEN, RunningNode, running_node
+from support.node.weights import HeldLoad, agent, sampler_of, save, versions_sampled
 
-TRAINER = Path(__file__).parents[1] / "weight_trainer.py"
+TRAINER = Path(__file__).parents[1] / "support" / "training" / "weight_trainer.py"
 TEXT = " ".join(f"word{number}" for number in range(3))
 NUM_AGENTS, NUM_TURNS, NUM_UPDATES = 2, 4, 50
 """Agents of a node; turns of a session; updates in each of two modes, a hundred in all."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from containers.engines import installed
-from ordinary_user import ordinary_user, run_tests_as_a_user
-from requirements import need
+from support.node.ordinary_user import ordinary_user, run_tests_as_a_user
+from support.requirements import need
 
 
 @pytest.mark.timeout(600)

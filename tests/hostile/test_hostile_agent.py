@@ -18,8 +18,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cli_process import UpProcess, processes_with
-from fixtures_node import running_node
 from gangline.client.node import NodeClient
 from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
@@ -27,7 +25,9 @@ from gangline.domain.session import SessionResult
 from gangline.gateway.node import control_routes
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
-from requirements import need, need_command
+from support.node.node import running_node
+from support.requirements import need, need_command
+from support.service.cli_process import UpProcess, processes_with
 
 SECRET = "what only the host may know"
 MAX_PIDS = 24

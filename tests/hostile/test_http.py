@@ -14,13 +14,13 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
-from fixtures_node import TOKEN, running_node
 from gangline.client.node import NodeClient
 from gangline.gateway.node import control_routes
 from gangline.server.app import all_routes
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from hostile.http_attacks import ATTACKS, HttpAttack, Surface, succeeded
+from support.node.node import TOKEN, running_node
 
 _NONE: Any = SimpleNamespace(store=None, gate=None, backends=None)
 _SERVER = [(route.method, route.path) for route in all_routes(_NONE) if route.opened_by == "control"]

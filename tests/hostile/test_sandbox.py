@@ -12,7 +12,7 @@ from gangline.domain.contracts import Runtime
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.plugins import make_runtime
 from gangline.testing.hostility import Attack, Grounds, assert_held, attacked_grounds, attacks
-from requirements import need
+from support.requirements import need
 
 NOT_FOR_ORDINARY_USERS = {
     "sets_limits_of_its_supervisor",

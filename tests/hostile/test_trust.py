@@ -14,17 +14,17 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
-from fixtures_node import TOKEN, running_node
 from gangline.client.server import ServerClient
 from gangline.domain.errors import LimitExceeded
 from gangline.gateway.node import control_routes
 from gangline.server.app import all_routes
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
-from service import any_plugin, request
+from support.node.node import TOKEN, running_node
+from support.service.running import any_plugin, request
 
 _NONE: Any = SimpleNamespace(store=None, gate=None, backends=None)
-SERVER = [(route.method, route.path) for route in all_routes(_NONE) if not route.open]
+SERVER = [(route.method, route.path) for route in all_routes(_NONE) if route.opened_by == "control"]
 NODE = [
     (route.method, route.path)
     for route in control_routes(_NONE, *([cast(Any, None)] * 3))

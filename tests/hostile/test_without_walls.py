@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from gangline.testing.hostility import Attack, Grounds, attacked_grounds, attacks
 from gangline.testing.hostility.open_runtime import OpenRuntime
-from requirements import need
+from support.requirements import need
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

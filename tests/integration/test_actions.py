@@ -9,16 +9,16 @@ from typing import Any
 import aiohttp
 import pytest
 
-from cli_process import gangline
-from fixtures_node import TOKEN, running_node
 from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidRequest, Unauthorized
 from gangline.http.audit import Action, who
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from gangline.store.audit import ActionLog, read_actions
-from http_calls import status_of
-from service import FakeNode, any_plugin, request
+from support.node.node import TOKEN, running_node
+from support.sdk.http_calls import status_of
+from support.service.cli_process import gangline
+from support.service.running import FakeNode, any_plugin, request
 
 
 def told(action: Action) -> tuple[str, str, int]:

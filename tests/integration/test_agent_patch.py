@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from evaluation_samples import a_context
-from field_tasks import git
-from fixtures_attempt import lease_of, node_parts
-from folder_runtime import FolderRuntime
 from gangline import plugins
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
 from gangline.gateway.sessions.attempt import Attempt
 from gangline.gateway.sessions.grading import MAX_ARTIFACT_BYTES, bounded
 from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
-from requirements import need_command
+from support.node.attempt import lease_of, node_parts
+from support.node.folder_runtime import FolderRuntime
+from support.requirements import need_command
+from support.service.field_tasks import git
+from support.training.evaluation_samples import a_context
 
 WHO = "-c user.name=kennel -c user.email=kennel@example.com"
 PREPARE = f"""

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from fixtures_tokenizers import qwen3_folder
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, ToolDefinition
 from gangline.domain.errors import InvalidRequest
 from gangline.engines.contract import EngineRequest
 from gangline.gateway.backends.pool import BackendPool
 from gangline.language.parsing.parser import Parsers
 from gangline.serving.scripted.server import scripted_server
+from support.engines.tokenizers import qwen3_folder
 
 CALL = ModelCall(
     dialect="test",

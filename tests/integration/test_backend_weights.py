@@ -9,10 +9,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from fixtures_backends import KillableEngine
 from gangline.domain.conversation import Message, ModelCall, Text
 from gangline.engines.contract import Engine, EngineRequest, ReplyAccumulator
 from gangline.gateway.backends.pool import BackendPool
+from support.node.backends import KillableEngine
 
 HELLO = EngineRequest(call=ModelCall(dialect="d", model="m", messages=(Message("user", (Text("hello"),)),)))
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from fixtures_backends import KillableEngine
 from gangline.domain.conversation import Message, ModelCall, Text, message_text
 from gangline.domain.errors import (
     Conflict,
@@ -24,6 +23,7 @@ from gangline.engines.contract import EngineRequest, ReplyAccumulator
 from gangline.engines.vllm.engine import VllmEngine
 from gangline.gateway.backends.pool import BackendPool
 from gangline.serving.app import serving
+from support.node.backends import KillableEngine
 
 HELLO = EngineRequest(call=ModelCall(dialect="d", model="m", messages=(Message("user", (Text("hello"),)),)))
 

@@ -7,12 +7,12 @@ from contextlib import AsyncExitStack
 import openai
 import pytest
 
-from fixtures_backends import KillableEngine
-from fixtures_proxy import MemoryJournal, served
 from gangline.gateway.backends.pool import BackendPool
 from gangline.gateway.calls.proxy import Proxy
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
+from support.node.backends import KillableEngine
+from support.node.proxy import MemoryJournal, served
 
 ECHO = {"default": {"text": "ready"}}
 

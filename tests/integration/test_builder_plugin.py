@@ -19,7 +19,7 @@ from gangline.domain.trajectory import Trajectory
 from gangline.plugins import make_builder
 from gangline.trajectories.audit import audit, merge_reports
 from gangline.trajectories.builders.building import built
-from strategies import session_sample
+from support.strategies import session_sample
 
 BUILDER = '''
 """A trace for each turn, the last one first."""

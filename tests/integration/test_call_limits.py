@@ -14,12 +14,12 @@ import aiohttp
 import openai
 import pytest
 
-from fixtures_proxy import Proxied, proxied
 from gangline.gateway.calls.limits import CallLimits
 from gangline.gateway.calls.readers import Readers
 from gangline.gateway.calls.reading import read_here
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
+from support.node.proxy import Proxied, proxied
 
 SMALL = CallLimits(
     max_body_bytes=400_000,

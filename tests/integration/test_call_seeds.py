@@ -13,10 +13,6 @@ import msgspec
 import openai
 import pytest
 
-from fixtures_attempt import lease_of, node_parts
-from fixtures_models import write_tiny_model
-from fixtures_node import running_node
-from fixtures_proxy import Proxied, proxied_engine
 from gangline.domain.session import SessionResult
 from gangline.domain.task import SamplingPolicy
 from gangline.gateway.sessions.attempt import Attempt
@@ -24,8 +20,12 @@ from gangline.serving.app import create_app, serving
 from gangline.serving.embedded.model import LanguageModel, load_model
 from gangline.serving.embedded.sampler import EmbeddedSampler
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
-from held_engine import HeldCall, HeldEngine
-from talking_agent import tasks
+from support.engines.held import HeldCall, HeldEngine
+from support.engines.models import write_tiny_model
+from support.node.attempt import lease_of, node_parts
+from support.node.node import running_node
+from support.node.proxy import Proxied, proxied_engine
+from support.sdk.talking_agent import tasks
 
 SEEDS = [313647521, 762811872, 475087419]
 """Of the first calls of a session whose seed is 7."""

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_loop import FIRST, SHELL, STITCHED, Agent, agent
-from fixtures_families import FAMILIES, Turn, families, families_with_thinking, families_with_tools
+from support.engines.families import FAMILIES, Turn, families, families_with_thinking, families_with_tools
+from support.training.agent_loop import FIRST, SHELL, STITCHED, Agent, agent
 
 LS = ("shell", '{"command": "ls"}')
 END_MARKER = {

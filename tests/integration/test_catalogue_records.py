@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-import fixtures_tokenizers
-from agent_loop import FIRST, SHELL, STITCHED, agent, checked_rows
-from fixtures_families import MEDIA_ID, Turn, families, families_with_tools
-from fixtures_proxy import proxied
 from gangline.domain.completion import CompletionTree, VersionSpan
+from support.engines import tokenizers
+from support.engines.families import MEDIA_ID, Turn, families, families_with_tools
+from support.node.proxy import proxied
+from support.training.agent_loop import FIRST, SHELL, STITCHED, agent, checked_rows
 
 LS = ("shell", '{"command": "ls"}')
 OTHER_TOOL = {"type": "function", "function": {"name": "other", "description": "Another.", "parameters": {}}}
@@ -27,7 +27,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
 @pytest.mark.parametrize("body", ['{"name": "shell", "arguments": {"command": "ls"', "ls -l", '{"name": "shell"}'])
 async def test_a_call_that_does_not_parse_is_text_and_every_id_is_kept(body: str) -> None:
     text = f"<tool_call>\n{body}\n</tool_call>"
-    tokenizer = fixtures_tokenizers.qwen3()
+    tokenizer = tokenizers.qwen3()
     async with proxied({"default": {"text": text}}, tokenizer) as running, running.client() as client:
         answer: Any = await client.chat.completions.create(
             model="m", messages=[{"role": "user", "content": "Go."}], tools=[SHELL]
@@ -147,7 +147,7 @@ async def test_a_stream_leaves_the_record_that_the_whole_reply_leaves(name: str)
 
 async def test_a_harness_that_wants_no_thinking_gets_its_ids_recorded_all_the_same() -> None:
     script = {"default": {"thinking": "Easy.", "text": "Hello."}}
-    tokenizer = fixtures_tokenizers.qwen3()
+    tokenizer = tokenizers.qwen3()
     async with proxied(script, tokenizer) as running, running.client() as client:
         await client.chat.completions.create(
             model="m", messages=[{"role": "user", "content": "Go."}], extra_body={"include_reasoning": False}
@@ -160,7 +160,7 @@ async def test_a_harness_that_wants_no_thinking_gets_its_ids_recorded_all_the_sa
 # -- 22: characters that are cut -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tokenizer", [fixtures_tokenizers.qwen3, fixtures_tokenizers.smollm2])
+@pytest.mark.parametrize("tokenizer", [tokenizers.qwen3, tokenizers.smollm2])
 async def test_a_stream_of_half_characters_is_whole_text_and_exact_ids(tokenizer: Any) -> None:
     text = "caf\u00e9 \u65e5\u672c \U0001f600!"
     script = {"default": {"text": text, "split": "bytes"}}

@@ -12,7 +12,7 @@ from gangline.domain.ids import new_id
 from gangline.domain.task import LimitsSpec
 from gangline.runtimes.commands.execution import Executions, Order
 from gangline.runtimes.confinement.cgroups import Cgroups, group_name, make_groups, remove_owned
-from requirements import DOES_NOT_APPLY, need
+from support.requirements import DOES_NOT_APPLY, need
 
 _FILES = {"memory_bytes": "memory.max", "max_pids": "pids.max", "cpus": "cpu.max"}
 

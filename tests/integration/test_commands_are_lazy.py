@@ -16,7 +16,7 @@ from gangline.cli.main import build_app
 from gangline.cli.results import records
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
-from strategies import session_result
+from support.strategies import session_result
 
 NUM_SESSIONS = 12
 

@@ -23,8 +23,8 @@ from gangline.evaluators.swe_bench import SweBenchConfig
 from gangline.http.listening import listening
 from gangline.server.compat.polar.tasks import needs_of_ours, task_from_polar
 from gangline.server.run import serving
-from papers import filled, listing
-from service import FakeNode
+from support.service.papers import filled, listing
+from support.service.running import FakeNode
 
 TOKEN = "control-secret"
 

@@ -13,7 +13,6 @@ import aiohttp
 import msgspec
 import pytest
 
-from fixtures_node import TOKEN, RunningNode, running_node
 from gangline.client.server import ServerClient
 from gangline.domain.conversation import Message, Text
 from gangline.domain.session import Heartbeat, Lease, StageTiming
@@ -21,8 +20,9 @@ from gangline.domain.tokens import logprobs, token_ids
 from gangline.domain.trajectory import Trace, Trajectory, TurnSpan
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
-from papers import listing
-from service import FakeNode
+from support.node.node import TOKEN, RunningNode, running_node
+from support.service.papers import listing
+from support.service.running import FakeNode
 
 AGENT = {"harness": "shell", "settings": {"command": "true"}}
 INSTANCE = {"instance_id": "mypy-16203", "trajectory_id": "t0", "agent": AGENT, "instruction": "do it"}

@@ -20,12 +20,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fixtures_node import TOKEN, RunningNode, running_node
 from gangline.domain.errors import InvalidRequest, LimitExceeded
 from gangline.http.content_codings import decompressed
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
-from service import any_plugin
+from support.node.node import TOKEN, RunningNode, running_node
+from support.service.running import any_plugin
 
 
 def raw_deflate(body: bytes) -> bytes:

@@ -12,11 +12,11 @@ import pytest
 from anthropic import beta_async_tool, beta_tool
 from anthropic.types.beta import BetaMessage
 
-from fixtures_node import RunningNode, running_node
-from fixtures_proxy import proxied
 from gangline.domain.session import SessionResult
 from gangline.serving.scripted.server import scripted_server
 from gangline.trajectories.audit import audit
+from support.node.node import RunningNode, running_node
+from support.node.proxy import proxied
 
 SCRIPT = {
     "context_length": 4096,

@@ -14,12 +14,12 @@ from aiohttp.test_utils import TestServer
 from google import genai
 from google.genai import errors, types
 
-from fixtures_proxy import Proxied, proxied
 from gangline.dialects.contract import RawRequest
 from gangline.dialects.google.dialect import GoogleDialect
 from gangline.domain.conversation import Text, Thinking, ToolCall, ToolResult
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.reply import ReplyDelta
+from support.node.proxy import Proxied, proxied
 
 # The SDK derives its client session from aiohttp's, which aiohttp discourages.
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")

@@ -10,8 +10,8 @@ import openai
 import pydantic
 import pytest
 
-from fixtures_proxy import Proxied, proxied
 from gangline.domain.conversation import Message, Text, Thinking, ToolCall, ToolResult, message_text
+from support.node.proxy import Proxied, proxied
 
 SHELL: Any = {
     "type": "function",

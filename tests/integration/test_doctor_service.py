@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from cli_process import gangline
 from gangline.cli.machine import checks_service
 from gangline.cli.machine.checks_service import (
     check_engine,
@@ -24,7 +23,8 @@ from gangline.domain.errors import RuntimeUnavailable
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from gangline.settings import Settings
-from service import FakeNode, any_plugin
+from support.service.cli_process import gangline
+from support.service.running import FakeNode, any_plugin
 
 TOKEN = "control-secret"
 

@@ -21,8 +21,8 @@ from gangline.domain.session import SessionResult
 from gangline.server.run import serving
 from gangline.store.results.files import ResultStore
 from gangline.store.sql.tasks import TaskStore
-from service import FakeNode, any_plugin, request
-from strategies import session_result
+from support.service.running import FakeNode, any_plugin, request
+from support.strategies import session_result
 
 
 @pytest.fixture(autouse=True)

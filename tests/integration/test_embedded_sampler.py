@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from fixtures_models import greedy, reference_model, write_tiny_model
 from gangline.domain.errors import Conflict, ContextOverflow, EngineUnavailable, InvalidRequest
 from gangline.serving.embedded.model import LanguageModel, load_model
 from gangline.serving.embedded.sampler import EmbeddedSampler
 from gangline.serving.sampler import PauseMode, SampledToken, SampleRequest
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
+from support.engines.models import greedy, reference_model, write_tiny_model
 
 PROMPT = [5, 6, 7, 8, 9]
 

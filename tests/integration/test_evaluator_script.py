@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from evaluation_samples import a_context, a_trace, said
-from folder_runtime import FolderRuntime
 from gangline import plugins
 from gangline.domain.contracts import Reward
 from gangline.domain.conversation import Message, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.errors import EvaluatorError, InvalidRequest
+from support.node.folder_runtime import FolderRuntime
+from support.training.evaluation_samples import a_context, a_trace, said
 
 
 @pytest.fixture

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from evaluation_samples import a_context
-from field_tasks import BROKEN, FIXED, git, repository
-from folder_runtime import FolderRuntime
 from gangline import plugins
 from gangline.domain.contracts import Reward
 from gangline.domain.errors import EvaluatorError
 from gangline.importers.imported import Choices
 from gangline.importers.swe_bench import InstanceChoices, read_instances
-from requirements import need_command
+from support.node.folder_runtime import FolderRuntime
+from support.requirements import need_command
+from support.service.field_tasks import BROKEN, FIXED, git, repository
+from support.training.evaluation_samples import a_context
 
 pytestmark = pytest.mark.usefixtures("_git")
 PATH = f"{Path(sys.executable).parent}:{os.defpath}"

@@ -12,12 +12,12 @@ import msgspec
 import openai
 import pytest
 
-from fixtures_node import TOKEN, RunningNode, running_node
 from gangline.domain.completion import CompletionTree
 from gangline.domain.errors import Conflict, InvalidRequest, NotFound
 from gangline.domain.session import SessionResult
 from gangline.serving.scripted.server import scripted_server
 from gangline.trajectories.audit import audit
+from support.node.node import TOKEN, RunningNode, running_node
 
 SCRIPT = {"default": {"text": "as you wish"}}
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from fixtures_node import RunningNode, running_node
 from gangline.domain.completion import Completion
 from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound, StoreError
 from gangline.engines.vllm.engine import VllmEngine
@@ -21,6 +20,7 @@ from gangline.gateway.external.store import ExternalStore
 from gangline.gateway.node import serve
 from gangline.serving.scripted.server import scripted_server
 from gangline.store.journal.log import AttemptOpened, Journal
+from support.node.node import RunningNode, running_node
 
 NOBODY = "http://127.0.0.1:9"
 

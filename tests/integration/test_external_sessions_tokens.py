@@ -12,12 +12,12 @@ import aiohttp
 import openai
 import pytest
 
-from fixtures_node import RunningNode, running_node
 from gangline.domain.completion import CompletionTree
 from gangline.engines.json_ids import plain_ids
 from gangline.serving.scripted.server import scripted_server
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from gangline.trajectories.audit import audit
+from support.node.node import RunningNode, running_node
 
 SCRIPT = {"default": {"text": "as you wish"}, "weight_version": 7}
 PROMPT = TinyTokenizer().encode("once upon a time")

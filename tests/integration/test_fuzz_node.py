@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from fixtures_node import TOKEN, running_node
-from fuzzed import assail, names_of, on_a_thread, operations
 from gangline.gateway.node import TITLE, control_routes
 from gangline.http.openapi import describe
 from gangline.serving.scripted.server import scripted_server
+from support.node.node import TOKEN, running_node
+from support.sdk.fuzzed import assail, names_of, on_a_thread, operations
 
 NUM_CASES = 8
 """Of what the description allows, and as many of what it does not, for each operation."""

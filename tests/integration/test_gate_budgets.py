@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fixtures_attempt import lease_of, node_parts
 from gangline.domain.session import Lease, SessionResult
 from gangline.gateway.backends.gate import Gate
 from gangline.gateway.sessions.attempt import Attempt
 from gangline.gateway.sessions.parts import NodeParts
+from support.node.attempt import lease_of, node_parts
 
 AGENT = """
 import json, os, urllib.request

@@ -15,10 +15,6 @@ import pytest
 from aiohttp import web
 from transformers import PreTrainedTokenizerFast
 
-from dialect_conversations import DIALECTS, RESULT, two_turns
-from fixtures_proxy import proxied_engine
-from fixtures_sglang import FakeSglang, sglang_server
-from fixtures_tokenizers import qwen3_folder
 from gangline import plugins
 from gangline.domain.conversation import (
     Image,
@@ -45,6 +41,10 @@ from gangline.serving.app import serving
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app, scripted_server
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
+from support.engines.sglang_engine import FakeSglang, sglang_server
+from support.engines.tokenizers import qwen3_folder
+from support.node.proxy import proxied_engine
+from support.sdk.dialect_conversations import DIALECTS, RESULT, two_turns
 
 # The Google SDK derives its client session from aiohttp's, which aiohttp discourages.
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")

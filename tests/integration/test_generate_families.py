@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from fixtures_tokenizers import glm, gpt_oss, llama31
 from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolDefinition
 from gangline.engines.contract import EngineReply, EngineRequest, ReplyAccumulator
 from gangline.engines.generate.engine import GenerateEngine
@@ -17,6 +16,7 @@ from gangline.language.parsing.detect import detect_parsers
 from gangline.language.parsing.parser import Parsers
 from gangline.language.tokenizer import HfChatTokenizer
 from gangline.serving.scripted.server import scripted_server
+from support.engines.tokenizers import glm, gpt_oss, llama31
 
 HARMONY = (
     "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.look "

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from fixtures_attempt import lease_of, node_parts
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
 from gangline.gateway.sessions.attempt import Attempt
 from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
 from gangline.training.collecting.groups import why_without_reward
+from support.node.attempt import lease_of, node_parts
 
 GRADE = """
 import pathlib, subprocess

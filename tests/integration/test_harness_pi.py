@@ -14,7 +14,6 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from folder_runtime import FolderRuntime
 from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import HarnessError, RuntimeUnavailable
 from gangline.domain.ids import new_id
@@ -22,6 +21,7 @@ from gangline.domain.task import RuntimeSpec
 from gangline.harnesses.pi import PiConfig, PiHarness
 from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
 from gangline.settings import Settings
+from support.node.folder_runtime import FolderRuntime
 
 REPOSITORY = Path(__file__).parents[2]
 TOOLS = Path(os.environ.get("GANGLINE_TOOLS", REPOSITORY / ".tools")) / "node_modules" / ".bin"

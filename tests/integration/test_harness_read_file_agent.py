@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from folder_runtime import FolderRuntime
 from gangline.domain.contracts import ExecResult
+from support.node.folder_runtime import FolderRuntime
 
 AGENT = Path(__file__).parents[2] / "examples" / "read_file" / "agent.py"
 

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from folder_runtime import FolderRuntime
 from gangline.domain.contracts import ExecResult, HarnessContext
 from gangline.domain.errors import HarnessError
 from gangline.harnesses.shell import ShellConfig, ShellHarness
+from support.node.folder_runtime import FolderRuntime
 
 
 async def ran(folder: Path, config: ShellConfig, instruction: str) -> ExecResult:

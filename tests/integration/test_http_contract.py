@@ -20,14 +20,14 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from fixtures_node import TOKEN, running_node
 from gangline.client.base import error_of
 from gangline.domain.errors import MethodNotAllowed
 from gangline.http.audit import Action
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from gangline.store.audit import read_actions
-from service import any_plugin
+from support.node.node import TOKEN, running_node
+from support.service.running import any_plugin
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

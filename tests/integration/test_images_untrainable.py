@@ -16,7 +16,6 @@ import pytest
 from google import genai
 from google.genai import types
 
-from fixtures_proxy import Proxied, proxied_engine
 from gangline.domain.completion import CompletionTree
 from gangline.domain.contracts import Reward
 from gangline.domain.conversation import Image, Message, Text, ToolResult
@@ -28,6 +27,7 @@ from gangline.serving.scripted.server import scripted_server
 from gangline.training.collecting.groups import why_invalid
 from gangline.trajectories.rewards import apply_reward
 from gangline.trajectories.rows import rows_of
+from support.node.proxy import Proxied, proxied_engine
 
 
 def _png() -> bytes:

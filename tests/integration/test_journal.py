@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from completions import completion
 from gangline.domain.errors import DiskFull, StoreError
 from gangline.domain.tokens import encode_msgpack
 from gangline.store.journal.frames import Unframed, frame_head
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
+from support.store.completions import completion
 
 KEY = AttemptKey("s-1", 1)
 

@@ -13,7 +13,7 @@ import pytest
 
 from gangline.client.server import ServerClient
 from gangline.gateway.sessions.renewals import Renewals
-from service import FakeNode, beat, request
+from support.service.running import FakeNode, beat, request
 
 LEASE_S = 1.5
 SERVER = f"""

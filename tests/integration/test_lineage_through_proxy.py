@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from fixtures_proxy import Proxied, proxied
 from gangline.domain.completion import Completion, Lineage
 from gangline.domain.conversation import message_text
 from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
+from support.node.proxy import Proxied, proxied
 
 COMMAND = {"type": "object", "properties": {"command": {"type": "string"}}}
 SHELL: Any = {"type": "function", "function": {"name": "shell", "parameters": COMMAND}}

@@ -14,13 +14,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from fixtures_node import TOKEN, running_node
 from gangline.client.server import ServerClient
 from gangline.domain.errors import LimitExceeded, RequestTimeout, TooMany
 from gangline.http.listening import LIMITS, ListenLimits, listening, read_body
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
-from service import any_plugin
+from support.node.node import TOKEN, running_node
+from support.service.running import any_plugin
 
 KEY = {"Authorization": f"Bearer {TOKEN}"}
 QUICK = ListenLimits(max_connections=2, idle_s=0.2, body_idle_s=0.2, body_s=0.5)

@@ -11,12 +11,12 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fixtures_node import TOKEN, RunningNode, running_node
 from gangline.client.server import ServerClient
 from gangline.domain.node_numbers import NodeNumbers
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
-from service import FakeNode, any_plugin, engine_down, request
+from support.node.node import TOKEN, RunningNode, running_node
+from support.service.running import FakeNode, any_plugin, engine_down, request
 
 Numbers = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

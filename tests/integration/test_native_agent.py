@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from cli_process import processes_with
-from fixtures_attempt import lease_of, node_parts
-from folder_runtime import FolderRuntime
 from gangline.domain.errors import RuntimeFailed
 from gangline.domain.session import Lease, SessionResult
 from gangline.gateway.sessions.attempt import Attempt
 from gangline.harnesses.native.tools import OFFERED, Tools
+from support.node.attempt import lease_of, node_parts
+from support.node.folder_runtime import FolderRuntime
+from support.service.cli_process import processes_with
 
 FIRST = {"turn": 0, "pattern": "^say hi$"}
 """Not what the engine is asked when it joins."""

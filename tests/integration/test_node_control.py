@@ -10,10 +10,10 @@ from typing import Any
 import openai
 import pytest
 
-from fixtures_node import RunningNode, running_node
 from gangline.domain.errors import Conflict, EngineUnavailable, InvalidRequest, NotFound, UnknownPlugin
 from gangline.gateway.backends.gate import ABANDONED_S
 from gangline.serving.scripted.server import scripted_server
+from support.node.node import RunningNode, running_node
 
 SCRIPT = {"default": {"text": "as you wish"}}
 

@@ -12,12 +12,12 @@ import openai
 import pytest
 from aiohttp import web
 
-from fixtures_node import RunningNode, running_node
 from gangline.domain.errors import Conflict, EngineUnavailable, GanglineError, InvalidRequest
 from gangline.serving.app import serving
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app, scripted_server
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
+from support.node.node import RunningNode, running_node
 
 SCRIPT = {"default": {"text": "as you wish"}}
 KEY = "sk-of-the-engine"

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 
-from cli_process import processes_with
-from fixtures_attempt import lease_of, node_parts
-from folder_runtime import FolderRuntime
 from gangline import plugins
 from gangline.domain.completion import Completion
 from gangline.domain.contracts import EvaluationContext, ExecResult, HarnessVerdict, Reward, RuntimeStart
@@ -23,6 +20,9 @@ from gangline.gateway.sessions.parts import NodeParts
 from gangline.gateway.sessions.pools import PoolSizes
 from gangline.harnesses.shell import ShellHarness
 from gangline.store.journal.log import Journal
+from support.node.attempt import lease_of, node_parts
+from support.node.folder_runtime import FolderRuntime
+from support.service.cli_process import processes_with
 
 SIZES = PoolSizes(init_workers=1, ready_slots=2, run_slots=3, prewarm_workers=1, postrun_workers=1)
 GRADED_CLEAN: dict[str, Any] = {

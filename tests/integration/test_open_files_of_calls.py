@@ -13,10 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fixtures_backends import KillableEngine
-from fixtures_proxy import Proxied, proxied_engine
 from gangline.gateway.backends.pool import BackendPool
 from gangline.store.journal.log import AttemptOpened, Journal
+from support.node.backends import KillableEngine
+from support.node.proxy import Proxied, proxied_engine
 
 CALL: Any = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 

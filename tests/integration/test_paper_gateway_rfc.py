@@ -19,13 +19,13 @@ import aiohttp
 import openai
 import pytest
 
-from fixtures_node import TOKEN, RunningNode, running_node
 from gangline.client.server import ServerClient
 from gangline.domain.errors import Conflict, NotFound, ServerUnavailable
 from gangline.domain.session import Heartbeat
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
-from papers import listing
+from support.node.node import TOKEN, RunningNode, running_node
+from support.service.papers import listing
 
 SCRIPT = {"default": {"text": "as you wish"}}
 

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dialect_conversations import DIALECTS, two_turns
-from fixtures_proxy import proxied_engine
 from gangline.domain.conversation import (
     Message,
     ModelCall,
@@ -30,6 +28,8 @@ from gangline.engines.vllm.engine import VllmEngine
 from gangline.language.parsing.parser import Parsers
 from gangline.serving.scripted.server import scripted_server
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
+from support.node.proxy import proxied_engine
+from support.sdk.dialect_conversations import DIALECTS, two_turns
 
 # The Google SDK derives its client session from aiohttp's, which aiohttp discourages.
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")

@@ -10,7 +10,6 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
-from completions import completion
 from gangline.client.running import keep_token
 from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidRequest
@@ -27,9 +26,10 @@ from gangline.trainers.callbacks import receiving
 from gangline.training.collecting.buffer import BufferState
 from gangline.training.run.checkpoint import Checkpoints, TrainerState
 from gangline.training.run.log import RunLog, read_records
-from power_cut import PowerCut
-from trainer_fakes import step_record
-from training_samples import session
+from support.store.completions import completion
+from support.store.power_cut import PowerCut
+from support.training.fakes import step_record
+from support.training.samples import session
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fixtures_proxy import Proxied, proxied, proxied_engine
 from gangline import plugins
 from gangline.domain.conversation import ModelCall, message_text
 from gangline.gateway.backends.gate import Gate
-from held_engine import PROMPT, HeldEngine
+from support.engines.held import PROMPT, HeldEngine
+from support.node.proxy import Proxied, proxied, proxied_engine
 
 INSTALLED = plugins.names("dialect")
 TEXT = "How are you?"

@@ -10,14 +10,14 @@ import msgspec
 import openai
 import pytest
 
-from fixtures_proxy import Proxied, proxied, proxied_engine
 from gangline.domain.task import SamplingPolicy
 from gangline.domain.tokens import logprobs
 from gangline.engines.contract import EngineDelta, EngineReply, EngineRequest
 from gangline.engines.vllm.engine import VllmEngine
 from gangline.gateway.backends.gate import Gate
 from gangline.serving.scripted.server import scripted_server
-from held_engine import HeldEngine
+from support.engines.held import HeldEngine
+from support.node.proxy import Proxied, proxied, proxied_engine
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 HANGS = {"rules": [{"pattern": "hello", "text": "hi", "faults": {"hang": True}}]}

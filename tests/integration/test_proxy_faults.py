@@ -9,7 +9,6 @@ import aiohttp
 import openai
 import pytest
 
-from fixtures_proxy import MemoryJournal, Proxied, proxied, proxied_engine
 from gangline.domain.errors import DiskFull
 from gangline.engines.contract import EngineReply, EngineRequest
 from gangline.engines.vllm.engine import VllmEngine
@@ -20,6 +19,7 @@ from gangline.serving.app import serving
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
+from support.node.proxy import MemoryJournal, Proxied, proxied, proxied_engine
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 SLOW = {"rules": [{"pattern": "slow", "text": "a b c d e f g h i j k l m n o p q r s t", "token_delay_s": 0.05}]}

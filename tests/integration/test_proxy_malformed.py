@@ -11,11 +11,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fixtures_proxy import proxied_engine
 from gangline import plugins
 from gangline.dialects.contract import Dialect, RawRequest
 from gangline.domain.errors import InvalidRequest
-from held_engine import HeldEngine
+from support.engines.held import HeldEngine
+from support.node.proxy import proxied_engine
 
 NUM_BODIES = 10_000
 NUM_AT_ONCE = 16

@@ -8,8 +8,8 @@ import numpy as np
 import openai
 import pytest
 
-from fixtures_proxy import Proxied, proxied
 from gangline.domain.conversation import Text, Thinking, ToolCall
+from support.node.proxy import Proxied, proxied
 
 SHELL: Any = {
     "type": "function",

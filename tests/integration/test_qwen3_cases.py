@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import fixtures_tokenizers
+from support.engines import tokenizers
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -39,7 +39,7 @@ CAUSES = {
 
 
 async def test_the_published_rule_merges_all_eight_of_which_one_is_exact_and_one_corrupt_and_ours_are_exact() -> None:
-    found = await _module().outcomes(fixtures_tokenizers.qwen3())
+    found = await _module().outcomes(tokenizers.qwen3())
     assert [one.case for one in found] == list(CAUSES)
     assert all(one.merges for one in found)
     assert [one.case for one in found if one.exact] == ["thinking echoed, tool result follows"]
@@ -54,9 +54,7 @@ async def test_the_published_rule_merges_all_eight_of_which_one_is_exact_and_one
 @pytest.mark.parametrize("number", range(len(CAUSES)))
 async def test_by_default_only_a_user_turn_that_takes_thinking_back_is_split_and_says_so(number: int) -> None:
     case = _module().CASES[number]
-    _, second = await _module().completions_of(
-        case, fixtures_tokenizers.qwen3(), tier="auto", thinking="follow_template"
-    )
+    _, second = await _module().completions_of(case, tokenizers.qwen3(), tier="auto", thinking="follow_template")
     certificate = second.certificate
     if case.name == "thinking echoed, user message follows":
         assert (certificate.context, certificate.cause) == ("diverged", "thinking_dropped")

@@ -16,10 +16,10 @@ from google import genai
 from google.genai import errors as genai_errors
 from google.genai import types as genai_types
 
-from fixtures_node import TOKEN, RunningNode, running_node
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from gangline.telemetry.logs import LineFormatter
+from support.node.node import TOKEN, RunningNode, running_node
 
 
 async def test_sdks_read_the_id_of_replies_and_errors_and_the_log_has_it(

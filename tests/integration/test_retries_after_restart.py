@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fixtures_proxy import Proxied, proxied_engine
 from gangline.domain.completion import Completion
 from gangline.serving.scripted.server import scripted_server
+from support.node.proxy import Proxied, proxied_engine
 
 KEY = {"Idempotency-Key": "one-wish"}
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}

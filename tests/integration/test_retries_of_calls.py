@@ -10,9 +10,9 @@ import aiohttp
 import openai
 import pytest
 
-from fixtures_proxy import Proxied, proxied, proxied_engine
 from gangline.domain.conversation import ModelCall
-from held_engine import HeldEngine
+from support.engines.held import HeldEngine
+from support.node.proxy import Proxied, proxied, proxied_engine
 
 BODY: Any = {"model": "scripted", "messages": [{"role": "user", "content": "hello"}]}
 STREAM = BODY | {"stream": True}

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from gangline.serving.scripted.server import scripted_server, serve
-from http_calls import status_of
+from support.sdk.http_calls import status_of
 
 CHAT = "/v1/chat/completions"
 

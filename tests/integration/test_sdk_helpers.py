@@ -14,9 +14,9 @@ from anthropic import beta_async_tool
 from google import genai
 from google.genai import types
 
-from fixtures_node import RunningNode, running_node
 from gangline.serving.scripted.server import scripted_server
 from gangline.trajectories.audit import audit
+from support.node.node import RunningNode, running_node
 
 # The SDK derives its client session from aiohttp's, which aiohttp discourages.
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")

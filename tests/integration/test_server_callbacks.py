@@ -19,7 +19,7 @@ from gangline.server.run import serving
 from gangline.server.service.callbacks import signature
 from gangline.store.sql.outbox import Outbox
 from gangline.store.sql.tasks import TaskStore
-from service import FakeNode, any_plugin, request
+from support.service.running import FakeNode, any_plugin, request
 
 TOKEN = "control-secret"
 

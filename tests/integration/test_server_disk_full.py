@@ -17,7 +17,7 @@ from gangline.server.app import create_app
 from gangline.server.service.core import RolloutService
 from gangline.store.results.files import ResultStore
 from gangline.store.sql.tasks import TaskStore
-from service import FakeNode, any_plugin, request, result
+from support.service.running import FakeNode, any_plugin, request, result
 
 
 class Disk:

@@ -12,7 +12,7 @@ import pytest
 from gangline.client.server import ServerClient
 from gangline.domain.views import Event
 from gangline.server.run import serving
-from service import FakeNode, any_plugin, request
+from support.service.running import FakeNode, any_plugin, request
 
 
 @pytest.fixture

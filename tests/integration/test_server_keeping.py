@@ -19,7 +19,7 @@ from gangline.store.results.artifacts import ArtifactResults
 from gangline.store.results.files import Results, ResultStore
 from gangline.store.sql.retention import Keep
 from gangline.store.sql.tasks import TaskStore
-from service import NODE_URL, FakeNode, any_plugin, request, result
+from support.service.running import NODE_URL, FakeNode, any_plugin, request, result
 
 
 def lease_of(store: TaskStore, name: str = "t"):

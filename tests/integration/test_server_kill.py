@@ -18,7 +18,7 @@ from gangline.domain.session import Lease
 from gangline.server.run import database_path, results_path
 from gangline.store.results.files import ResultStore
 from gangline.store.sql.reader import TaskReader
-from service import FakeNode, request, result
+from support.service.running import FakeNode, request, result
 
 NUM_TASKS = 30
 NUM_SAMPLES = 4

@@ -13,7 +13,7 @@ from gangline.domain.tokens import encode_msgpack
 from gangline.server.service.core import RolloutService
 from gangline.store.results.files import ResultStore
 from gangline.store.sql.tasks import TaskStore
-from service import NODE_URL, any_plugin, beat, request, result
+from support.service.running import NODE_URL, any_plugin, beat, request, result
 
 
 class Clock:

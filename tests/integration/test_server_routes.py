@@ -27,7 +27,7 @@ from gangline.domain.errors import (
 from gangline.domain.lifecycle import STAGES, Stage
 from gangline.domain.tokens import decode_msgpack
 from gangline.server.run import serve, serving
-from service import NODE_URL, FakeNode, any_plugin, beat, engine_down, request, result
+from support.service.running import NODE_URL, FakeNode, any_plugin, beat, engine_down, request, result
 
 TOKEN = "control-secret"
 

@@ -16,7 +16,7 @@ from gangline.serving.sampler import SampledToken, SampleRequest
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
-from http_calls import status_of
+from support.sdk.http_calls import status_of
 
 
 class HandSampler(ScriptedSampler):

@@ -12,12 +12,12 @@ import openai
 import pytest
 import pytest_asyncio
 
-from fixtures_tokenizers import qwen3_folder, smollm2_name
 from gangline.serving.app import PortUnavailable, run_app
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, open_tokenizer, scripted_server
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
-from http_calls import status_of
+from support.engines.tokenizers import qwen3_folder, smollm2_name
+from support.sdk.http_calls import status_of
 
 TEXT = "Hello wörld 日本, done.\nThe end."
 BASH = {

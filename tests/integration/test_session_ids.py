@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from fixtures_proxy import served
 from gangline.domain.completion import Completion
 from gangline.domain.errors import Conflict
 from gangline.domain.ids import new_id
@@ -25,6 +24,7 @@ from gangline.gateway.sessions.attempt import Attempt
 from gangline.gateway.sessions.parts import NodeParts
 from gangline.gateway.sessions.pools import Pools, PoolSizes
 from gangline.store.journal.log import Journal
+from support.node.proxy import served
 
 NOBODY = "http://127.0.0.1:9"
 

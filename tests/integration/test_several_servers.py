@@ -19,8 +19,8 @@ from gangline.domain.errors import StoreError
 from gangline.server.run import Storage, serving
 from gangline.store.sql.reader import TaskReader
 from gangline.store.sql.tasks import TaskStore
-from postgres import Cluster, running_cluster
-from service import NODE_URL, FakeNode, any_plugin, beat, request, result
+from support.service.running import NODE_URL, FakeNode, any_plugin, beat, request, result
+from support.store.postgres import Cluster, running_cluster
 
 NUM_SERVERS = 4
 

@@ -10,8 +10,6 @@ import numpy as np
 import openai
 import pytest
 
-from fixtures_proxy import MemoryJournal, served
-from fixtures_sglang import FakeSglang, sglang_server
 from gangline.domain.completion import VersionSpan
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking
 from gangline.domain.errors import ContextOverflow, EngineIncapable, EngineRefused, EngineUnavailable
@@ -21,6 +19,8 @@ from gangline.engines.sglang.engine import SglangEngine
 from gangline.gateway.calls.proxy import Proxy
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
+from support.engines.sglang_engine import FakeSglang, sglang_server
+from support.node.proxy import MemoryJournal, served
 
 
 @asynccontextmanager

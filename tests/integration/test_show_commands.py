@@ -11,7 +11,6 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from fixtures_models import reference_model, write_tiny_model
 from gangline.cli.results import agent_logs, audit, export, show
 from gangline.cli.results.records import Records, ServerRecords, find_results, open_records
 from gangline.client.server import ServerClient
@@ -26,9 +25,10 @@ from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, 
 from gangline.trajectories.builders.tree import TreeBuilder
 from gangline.trajectories.rows import read_jsonl, rows_of
 from gangline.trajectories.shared_prefixes import with_whole_prompts
-from requirements import need_module
-from service import FakeNode, any_plugin, request
-from strategies import session_result
+from support.engines.models import reference_model, write_tiny_model
+from support.requirements import need_module
+from support.service.running import FakeNode, any_plugin, request
+from support.strategies import session_result
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 

@@ -10,8 +10,6 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from fixtures_models import greedy
-from fixtures_tokenizers import smollm2_name
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.language import smollm2
 from gangline.language.models import resolve_model, resolve_tokenizer
@@ -20,6 +18,8 @@ from gangline.serving.embedded.batch import Batch
 from gangline.serving.embedded.model import LanguageModel, load_model
 from gangline.serving.embedded.scoring import score_logprobs
 from gangline.serving.sampler import SampleRequest
+from support.engines.models import greedy
+from support.engines.tokenizers import smollm2_name
 
 FILES = ["read notes.txt", "The word in a file of 12 lines is 'kiwi'.", "Which command prints a.txt?"]
 

@@ -12,10 +12,10 @@ import aiohttp
 import numpy as np
 import pytest
 
-from fixtures_proxy import Proxied, proxied
-from fixtures_tokenizers import qwen3_folder, smollm2_name
 from gangline.domain.completion import Completion
 from gangline.language.tokenizer import load_tokenizer
+from support.engines.tokenizers import qwen3_folder, smollm2_name
+from support.node.proxy import Proxied, proxied
 
 SHELL = {
     "type": "function",

@@ -18,7 +18,7 @@ from gangline.store.sql.outbox import Outbox
 from gangline.store.sql.reader import TaskReader
 from gangline.store.sql.retention import Keep
 from gangline.store.sql.tasks import TaskStore
-from service import NODE_URL, beat, engine_down, request, result
+from support.service.running import NODE_URL, beat, engine_down, request, result
 
 Opened = Callable[..., TaskStore]
 

@@ -14,7 +14,7 @@ from gangline.store.results.files import ResultStore
 from gangline.store.sql import schema
 from gangline.store.sql.reader import TaskReader
 from gangline.store.sql.tasks import TaskStore
-from service import NODE_URL, request, result
+from support.service.running import NODE_URL, request, result
 
 
 def some_result(attempt: int = 1, **changes: str) -> SessionResult:

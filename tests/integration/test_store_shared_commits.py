@@ -16,7 +16,7 @@ from gangline.domain.errors import Conflict, DiskFull, StoreError
 from gangline.domain.views import Event
 from gangline.store.sql.reader import TaskReader
 from gangline.store.sql.tasks import TaskStore
-from service import NODE_URL, request
+from support.service.running import NODE_URL, request
 
 
 @pytest.fixture

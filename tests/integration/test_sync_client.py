@@ -13,7 +13,7 @@ import gangline
 from gangline import NodeClient, ServerClient, SyncServerClient
 from gangline.domain.errors import Conflict, InvalidRequest, NotFound, ServerUnavailable
 from gangline.server.run import serving
-from service import any_plugin, request
+from support.service.running import any_plugin, request
 
 
 async def test_a_notebook_with_a_loop_of_its_own_uses_the_synchronous_client(tmp_path: Path) -> None:

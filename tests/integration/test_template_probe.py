@@ -8,10 +8,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-import fixtures_tokenizers
-from agent_loop import agent
-from fixtures_families import FAMILIES, FamilyEngine, Turn, families, family
-from fixtures_sglang import FakeSglang, sglang_server
 from gangline.domain.errors import EngineUnavailable
 from gangline.engines.contract import TemplateFacts
 from gangline.engines.probe import probe_template
@@ -20,6 +16,10 @@ from gangline.engines.vllm.engine import VllmEngine
 from gangline.language.tokenizer import HfChatTokenizer
 from gangline.serving.app import serving
 from gangline.serving.scripted.server import scripted_server
+from support.engines import tokenizers
+from support.engines.families import FAMILIES, FamilyEngine, Turn, families, family
+from support.engines.sglang_engine import FakeSglang, sglang_server
+from support.training.agent_loop import agent
 
 # appends tool turns, appends user turns, keeps thinking
 APPENDS = {
@@ -55,7 +55,7 @@ async def test_families_have_digests_of_their_own_and_the_same_ones_every_time()
 
 
 async def test_the_tokenizers_digest_knows_nothing_of_the_template_nor_the_templates_of_the_tokenizer() -> None:
-    qwen3, smollm2 = fixtures_tokenizers.qwen3(), fixtures_tokenizers.smollm2()
+    qwen3, smollm2 = tokenizers.qwen3(), tokenizers.smollm2()
     swapped = _with_template(qwen3, "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]")
     also = _with_template(smollm2, "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]")
     plain = await probe_template(_engine("qwen3"))
@@ -69,7 +69,7 @@ async def test_a_date_that_a_template_writes_does_not_count(date: str) -> None:
     template = "Today is DATE. {% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
     other = {"2026-11-21": "2027-01-02", "21 Nov 2026": "2 Jan 2027", "November 21, 2026": "January 2, 2027"}[date]
     digests = {
-        (await probe_template(_engine("qwen3", _with_template(fixtures_tokenizers.qwen3(), text)))).template_digest
+        (await probe_template(_engine("qwen3", _with_template(tokenizers.qwen3(), text)))).template_digest
         for text in (template.replace("DATE", date), template.replace("DATE", other))
     }
     assert len(digests) == 1

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from fixtures_proxy import MemoryJournal, served
-from fixtures_sglang import FakeSglang, sglang_server, text_server
 from gangline.domain.conversation import Message, ModelCall, Text, message_text
 from gangline.domain.errors import EngineIncapable, EngineRefused, EngineUnavailable
 from gangline.engines.auto import AutoEngine, detect_engine
@@ -20,6 +18,8 @@ from gangline.gateway.calls.proxy import Proxy
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.serving.scripted.server import scripted_server
+from support.engines.sglang_engine import FakeSglang, sglang_server, text_server
+from support.node.proxy import MemoryJournal, served
 
 HELLO = EngineRequest(call=ModelCall(dialect="d", model="m", messages=(Message("user", (Text("hi"),)),)))
 

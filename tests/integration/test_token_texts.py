@@ -7,12 +7,12 @@ from typing import Any
 import openai
 import pytest
 
-from fixtures_proxy import Proxied, proxied, proxied_engine
-from fixtures_sglang import FakeSglang, sglang_server
 from gangline.domain.completion import CompletionTree
 from gangline.engines.sglang.engine import SglangEngine
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
+from support.engines.sglang_engine import FakeSglang, sglang_server
+from support.node.proxy import Proxied, proxied, proxied_engine
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 PARTS_OF_A_CHARACTER = {"default": {"text": "wörld 🙂", "split": "bytes"}}

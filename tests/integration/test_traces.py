@@ -24,7 +24,7 @@ from gangline.domain.tokens import logprobs, token_ids
 from gangline.server.run import serving
 from gangline.settings import Settings
 from gangline.telemetry.traces import root_of
-from service import FakeNode, any_plugin, request
+from support.service.running import FakeNode, any_plugin, request
 
 
 class Collector:

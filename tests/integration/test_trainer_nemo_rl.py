@@ -16,7 +16,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from fixtures_node import TOKEN, running_node
 from gangline.client.node import NodeClient
 from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidGroup, ServerUnavailable
@@ -29,9 +28,17 @@ from gangline.trainers import nemo_rl as adapter
 from gangline.trainers.nemo_rl import NemoActor, NemoCollector, NemoSettings
 from gangline.training.collecting.collector import informative
 from gangline.training.collecting.groups import Group, ValiditySettings
-from nemo_rl_loop import ReplayBuffer, compared, masks_by_logprobs, masks_by_roles, prompt_by_length, prompt_by_roles
-from training_samples import session, trace
-from training_service import BROKEN, GOOD, FakeService
+from support.node.node import TOKEN, running_node
+from support.training.nemo_rl_loop import (
+    ReplayBuffer,
+    compared,
+    masks_by_logprobs,
+    masks_by_roles,
+    prompt_by_length,
+    prompt_by_roles,
+)
+from support.training.samples import session, trace
+from support.training.service import BROKEN, GOOD, FakeService
 
 
 def convert(groups: Sequence[Group], num_samples: int) -> list[dict[str, Any]]:

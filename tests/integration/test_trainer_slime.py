@@ -25,9 +25,9 @@ from gangline.trainers import slime as adapter
 from gangline.trainers.callbacks import CallbackClient, receiving
 from gangline.training.collecting.collector import ReplenishingCollector, informative
 from gangline.training.collecting.groups import Group, ValiditySettings
-from service import FakeNode, any_plugin, request
-from slime_types import Sample, Status, normalised
-from training_samples import group, session, trace
+from support.service.running import FakeNode, any_plugin, request
+from support.training.samples import group, session, trace
+from support.training.slime_types import Sample, Status, normalised
 
 TOKEN = "control-secret"
 ARGS = SimpleNamespace(

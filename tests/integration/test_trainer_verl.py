@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from fixtures_models import CONFIGS
 from gangline.domain.completion import Certificate
 from gangline.domain.conversation import SamplingParams
 from gangline.domain.errors import InvalidGroup, InvalidRequest
@@ -26,7 +25,8 @@ from gangline.training.learning.forward import loss_inputs, token_logprobs
 from gangline.training.learning.loss import policy_loss
 from gangline.training.learning.packing import pack
 from gangline.training.learning.samples import make_samples
-from training_samples import group, session, trace
+from support.engines.models import CONFIGS
+from support.training.samples import group, session, trace
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what verl imports

@@ -15,8 +15,8 @@ from gangline.domain.errors import LeaseLost
 from gangline.server.run import serving
 from gangline.training.collecting.collector import ReplenishingCollector, informative
 from gangline.training.collecting.groups import InvalidGroup
-from service import FakeNode, any_plugin, request
-from training_samples import session
+from support.service.running import FakeNode, any_plugin, request
+from support.training.samples import session
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from fixtures_models import CONFIGS
 from gangline.domain.conversation import SamplingParams
 from gangline.training.collecting.groups import Group
 from gangline.training.learning.algorithms import algorithm
@@ -20,7 +19,8 @@ from gangline.training.learning.forward import loss_inputs, token_logprobs
 from gangline.training.learning.loss import LossTotals, policy_loss
 from gangline.training.learning.packing import Batch, LayoutKind, pack, pack_all
 from gangline.training.learning.samples import make_samples
-from training_samples import EXACT, sample, session, trace
+from support.engines.models import CONFIGS
+from support.training.samples import EXACT, sample, session, trace
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 SAMPLES = [

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
-from fixtures_models import reference_model, write_tiny_model
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.training.learning.algorithms import algorithm
 from gangline.training.learning.learner import Abandoned, Learner
 from gangline.training.learning.learner_settings import LearnerSettings, LoraSettings
 from gangline.training.learning.samples import Sample
-from training_samples import sample
+from support.engines.models import reference_model, write_tiny_model
+from support.training.samples import sample
 
 PROMPT = [5, 6, 7, 8]
 GOOD, BAD = [11, 12, 2], [14, 15, 2]

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from fixtures_models import CONFIGS
 from gangline.domain.completion import Certificate
 from gangline.domain.conversation import SamplingParams
 from gangline.domain.errors import InvalidGroup, InvalidRequest
@@ -25,8 +24,9 @@ from gangline.training.learning.forward import loss_inputs, token_logprobs
 from gangline.training.learning.loss import policy_loss
 from gangline.training.learning.packing import pack
 from gangline.training.learning.samples import Sample, make_samples
-from training_samples import EXACT, session, trace
-from trl_training import Answers, NoEngines, connecting, make_trainer
+from support.engines.models import CONFIGS
+from support.training.samples import EXACT, session, trace
+from support.training.trl_training import Answers, NoEngines, connecting, make_trainer
 
 # Of what TRL and its dependencies deprecate, and of its `rollout_func`, which it calls experimental.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -9,14 +9,14 @@ import openai
 import pytest
 from aiohttp import web
 
-from fixtures_proxy import Proxied, proxied_engine
-from fixtures_sglang import FakeSglang, sglang_server
 from gangline.engines.sglang.engine import SglangEngine
 from gangline.engines.vllm.engine import VllmEngine
 from gangline.serving.app import serving
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
+from support.engines.sglang_engine import FakeSglang, sglang_server
+from support.node.proxy import Proxied, proxied_engine
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 TINY_IDS = TinyTokenizer().num_ids

@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cli_process import COMMAND, clean_environment, gangline
-from fixtures_node import TOKEN
 from gangline.client.server import ServerClient
 from gangline.domain.node_numbers import NodeNumbers
 from gangline.server.run import serving
-from service import FakeNode, any_plugin, beat, engine_down, request
-from terminal import Terminal, terminal
+from support.node.node import TOKEN
+from support.node.terminal import Terminal, terminal
+from support.service.cli_process import COMMAND, clean_environment, gangline
+from support.service.running import FakeNode, any_plugin, beat, engine_down, request
 
 NUMBERS = NodeNumbers(
     **dict.fromkeys(("init", "ready", "postrun", "external_sessions", "gate_closed", "gate_calls_waiting"), 0),

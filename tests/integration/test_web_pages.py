@@ -23,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 
 from access import accesses
 
-from fixtures_node import running_node
 from gangline.domain.errors import InvalidRequest
 from gangline.gateway.node import control_routes
 from gangline.http.same_origin import OwnNames
@@ -31,7 +30,8 @@ from gangline.server.app import all_routes
 from gangline.server.run import serving
 from gangline.serving.app import serving as engine_serving
 from gangline.serving.scripted.server import scripted_server
-from service import any_plugin
+from support.node.node import running_node
+from support.service.running import any_plugin
 
 _NONE: Any = SimpleNamespace(store=None, gate=None, backends=None)
 SERVER = [(route.method, route.path) for route in all_routes(_NONE) if route.opened_by == "control"]

@@ -11,11 +11,17 @@ from typing import Any
 
 import pytest
 
-from fixtures_backends import KillableEngine
-from fixtures_models import greedy, reference_model, write_tiny_model
-from fixtures_node import RunningNode, running_node
-from fixtures_sglang import FakeSglang, sglang_server
-from fixtures_weights import (
+from gangline.domain.errors import EngineIncapable, EngineUnavailable, InvalidRequest, WeightsNotLoaded
+from gangline.serving.app import create_app, serving
+from gangline.serving.embedded.model import LanguageModel, load_model
+from gangline.serving.embedded.sampler import EmbeddedSampler
+from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
+from gangline.training.weights.update import ServiceWeights
+from support.engines.models import greedy, reference_model, write_tiny_model
+from support.engines.sglang_engine import FakeSglang, sglang_server
+from support.node.backends import KillableEngine
+from support.node.node import RunningNode, running_node
+from support.node.weights import (
     HeldLoad,
     Nodes,
     agent,
@@ -26,12 +32,6 @@ from fixtures_weights import (
     versions_sampled,
     weights_of,
 )
-from gangline.domain.errors import EngineIncapable, EngineUnavailable, InvalidRequest, WeightsNotLoaded
-from gangline.serving.app import create_app, serving
-from gangline.serving.embedded.model import LanguageModel, load_model
-from gangline.serving.embedded.sampler import EmbeddedSampler
-from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
-from gangline.training.weights.update import ServiceWeights
 
 MODES = pytest.mark.parametrize("mode", ["drain", "keep"])
 

@@ -25,7 +25,7 @@ import pytest
 
 from gangline.trainers import slime as adapter
 from gangline.training.collecting.groups import Group
-from training_samples import group, session, trace
+from support.training.samples import group, session, trace
 
 CHECKOUT = os.environ.get("GANGLINE_SLIME")
 pytestmark = [

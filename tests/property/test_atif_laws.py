@@ -13,8 +13,8 @@ from gangline.domain.session import SessionResult
 from gangline.domain.tokens import encode_json
 from gangline.trajectories.atif.export import atif_of
 from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
-from requirements import need_module
-from strategies import Sample, completion_trees
+from support.requirements import need_module
+from support.strategies import Sample, completion_trees
 
 few = settings(max_examples=60, deadline=None)
 

@@ -14,7 +14,7 @@ from gangline.domain.trajectory import Splice, Trace, Trajectory, TurnSpan
 from gangline.trajectories.audit import audit
 from gangline.trajectories.builders.per_request import PerRequestBuilder
 from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
-from strategies import Sample, completion_trees
+from support.strategies import Sample, completion_trees
 
 BUILDERS = {
     "split": PrefixMergingBuilder(),

@@ -20,7 +20,7 @@ from gangline.trajectories.builders.per_request import PerRequestBuilder
 from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.trajectories.builders.tree import TreeBuilder, token_tree
 from gangline.trajectories.shared_prefixes import with_whole_prompts
-from strategies import END_OF_TURN, Sample, completion_trees
+from support.strategies import END_OF_TURN, Sample, completion_trees
 
 SPLIT = PrefixMergingBuilder()
 SPLICE = PrefixMergingBuilder(PrefixMergingConfig(on_divergence="splice", end_of_turn_ids=(END_OF_TURN,)))

@@ -14,7 +14,7 @@ from gangline.dialects.google.dialect import GoogleDialect
 from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, Usage
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, ToolCallDelta
-from google_bodies import conversations, google_contents, names, words
+from support.sdk.google_bodies import conversations, google_contents, names, words
 
 GOOGLE = GoogleDialect()
 

@@ -16,7 +16,7 @@ from gangline.domain.tokens import encode_msgpack
 from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.trajectories.parquet import read_parquet, write_parquet
 from gangline.trajectories.rows import Row, read_jsonl, read_msgpack, rows_of, write_jsonl, write_msgpack
-from strategies import Sample, completion_trees
+from support.strategies import Sample, completion_trees
 
 FORMATS = {
     "parquet": (write_parquet, read_parquet),

@@ -9,14 +9,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conversations import Talk, restored, result, said, system, user
 from gangline.domain.completion import Completion, Lineage
 from gangline.domain.conversation import Message, Part, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.tokens import encode_msgpack
 from gangline.trajectories.audit import audit
 from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.trajectories.lineage import assign_roles
-from strategies import Sample, completion_trees
+from support.engines.conversations import Talk, restored, result, said, system, user
+from support.strategies import Sample, completion_trees
 
 few = settings(max_examples=120, deadline=None)
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from postgres import Cluster
-from simulated_servers import PureServer, Server, SqlServer
-from simulation import LEASE_S, World
+from support.chaos.simulated_servers import PureServer, Server, SqlServer
+from support.chaos.simulation import LEASE_S, World
+from support.store.postgres import Cluster
 
 PURE_SCHEDULES = 2000
 IN_MEMORY = Path("/dev/shm")

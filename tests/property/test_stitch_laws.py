@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fixtures_engine import TemplateEngine
-from fixtures_tokenizers import qwen3_folder, smollm2_name
 from gangline.domain.completion import Certificate, Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Text, ToolCall, ToolResult
 from gangline.domain.errors import EngineUnavailable, InvalidRequest
@@ -22,6 +20,8 @@ from gangline.gateway.truth.placing import Place, branch_key
 from gangline.gateway.truth.stitch import CannotStitch, Stitcher
 from gangline.language.tokenizer import load_tokenizer
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
+from support.engines.engine import TemplateEngine
+from support.engines.tokenizers import qwen3_folder, smollm2_name
 
 TOKENIZERS = ["tiny", "qwen3", "smollm2"]
 

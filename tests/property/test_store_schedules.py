@@ -25,8 +25,8 @@ from gangline.domain.errors import LeaseLost
 from gangline.domain.session import Lease
 from gangline.store.sql.standing import Standing, cancel, expire, holds, lease, release, renew, report
 from gangline.store.sql.tasks import TaskStore
-from postgres import Cluster
-from service import beat, engine_down, request, result
+from support.service.running import beat, engine_down, request, result
+from support.store.postgres import Cluster
 
 LEASE_S = 30.0
 NODES = st.sampled_from(["n1", "n2"])

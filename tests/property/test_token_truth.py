@@ -15,9 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_loop import checked_rows
-from fixtures_families import FAMILIES, Family, FamilyEngine, Turn, families, family
-from fixtures_proxy import MemoryJournal
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.errors import EngineRefused
@@ -27,6 +24,9 @@ from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.trajectories.audit import audit
 from gangline.trajectories.builders.per_request import PerRequestBuilder
 from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+from support.engines.families import FAMILIES, Family, FamilyEngine, Turn, families, family
+from support.node.proxy import MemoryJournal
+from support.training.agent_loop import checked_rows
 
 Echo = Callable[[Message], Message]
 

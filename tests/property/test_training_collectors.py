@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.training.collecting.collector import PlainCollector, ReplenishingCollector, informative
-from training_service import DULL, GOOD, FakeService, tasks
+from support.training.service import DULL, GOOD, FakeService, tasks
 
 
 @given(

@@ -21,7 +21,7 @@ from gangline.training.learning.loss_settings import LossSettings
 from gangline.training.learning.packing import Batch, LayoutKind, pack, pack_all
 from gangline.training.learning.samples import Sample, make_samples
 from gangline.training.learning.shapley import shapley_values, two_level_shapley
-from training_samples import sample, session, trace
+from support.training.samples import sample, session, trace
 
 rewards_of_sessions = st.floats(-2, 2, allow_subnormal=False).map(lambda one: round(one, 3))
 advantage_settings = st.builds(

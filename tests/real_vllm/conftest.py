@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Generator
 
 import pytest
 
-from fixtures_proxy import MemoryJournal
-from fixtures_vllm import MODEL_FOLDER, need_vllm, running_vllm
 from gangline.cli.results.audit import load_score
 from gangline.engines.vllm.engine import VllmEngine
 from gangline.trajectories.logprob_audit import Score
+from support.engines.vllm_engine import MODEL_FOLDER, need_vllm, running_vllm
+from support.node.proxy import MemoryJournal
 
 
 @pytest.fixture(scope="session")

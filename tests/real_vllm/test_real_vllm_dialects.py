@@ -7,15 +7,15 @@ import random
 import numpy as np
 import pytest
 
-from fixtures_proxy import Proxied, proxied_engine
 from gangline.domain.completion import CompletionTree
 from gangline.domain.conversation import Thinking, ToolCall
 from gangline.domain.trajectory import Trajectory
 from gangline.trajectories.audit import audit
 from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.trajectories.logprob_audit import LogprobStats, Score, compare_logprobs
-from sdk_agents import AGENTS, Turn
-from tiny_qwen3 import WORDS
+from support.engines.tiny_qwen3 import WORDS
+from support.node.proxy import Proxied, proxied_engine
+from support.sdk.agents import AGENTS, Turn
 
 # Google's SDK derives its client session from aiohttp's, which aiohttp discourages.
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")

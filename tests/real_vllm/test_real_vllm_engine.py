@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from fixtures_proxy import Proxied, proxied_engine
-from fixtures_vllm import MODEL_FOLDER
 from gangline.domain.completion import CompletionTree
 from gangline.domain.conversation import ToolCall
 from gangline.engines.vllm.engine import VllmEngine
 from gangline.trajectories.audit import audit
 from gangline.trajectories.builders.per_request import PerRequestBuilder
 from gangline.trajectories.logprob_audit import LogprobDifferences, Score, compare_logprobs
-from tiny_qwen3 import TOOLS
+from support.engines.tiny_qwen3 import TOOLS
+from support.engines.vllm_engine import MODEL_FOLDER
+from support.node.proxy import Proxied, proxied_engine
 
 ASK: Any = {"model": "tiny", "messages": [{"role": "user", "content": "Which word is in a.txt?"}], "max_tokens": 120}
 NAMED = {"type": "function", "function": {"name": "read_file"}}

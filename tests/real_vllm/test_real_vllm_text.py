@@ -7,8 +7,6 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from fixtures_proxy import Proxied, proxied_engine
-from fixtures_vllm import MODEL_FOLDER, need_vllm, running_vllm
 from gangline.domain.completion import CompletionTree
 from gangline.domain.conversation import Thinking, ToolCall
 from gangline.engines.contract import Engine
@@ -21,8 +19,10 @@ from gangline.language.parsing.parser import Parsers
 from gangline.trajectories.audit import audit
 from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.trajectories.logprob_audit import Score, compare_logprobs
-from sdk_agents import AGENTS, Turn
-from tiny_qwen3 import WORDS
+from support.engines.tiny_qwen3 import WORDS
+from support.engines.vllm_engine import MODEL_FOLDER, need_vllm, running_vllm
+from support.node.proxy import Proxied, proxied_engine
+from support.sdk.agents import AGENTS, Turn
 
 # Google's SDK derives its client session from aiohttp's, which aiohttp discourages.
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")

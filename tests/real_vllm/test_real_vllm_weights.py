@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fixtures_node import RunningNode, running_node
-from fixtures_vllm import MODEL_FOLDER
-from fixtures_weights import weights_of
 from gangline.cli.results.audit import load_score
 from gangline.training.weights.update import ServiceWeights
 from gangline.trajectories.audit import audit
 from gangline.trajectories.logprob_audit import Score, compare_logprobs
+from support.engines.vllm_engine import MODEL_FOLDER
+from support.node.node import RunningNode, running_node
+from support.node.weights import weights_of
 
 ASK: Any = {"model": "tiny", "messages": [{"role": "user", "content": "Which word is in a.txt?"}], "stream": True}
 NUM_TOKENS = 1200

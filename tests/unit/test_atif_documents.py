@@ -15,8 +15,8 @@ from gangline.domain.session import SessionResult
 from gangline.domain.tokens import encode_json
 from gangline.trajectories.atif.document import AtifReference
 from gangline.trajectories.atif.export import atif_of, write_atif
-from requirements import need_module
-from strategies import Sample, session_result, user
+from support.requirements import need_module
+from support.strategies import Sample, session_result, user
 
 PIXEL = base64.b64encode(b"\x89PNG fake").decode()
 

@@ -14,7 +14,7 @@ from gangline.trajectories.audit import ClassCount, audit, merge_reports
 from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.trajectories.comparability import why_not_comparable
 from gangline.trajectories.logprob_audit import compare_logprobs
-from strategies import session_sample
+from support.strategies import session_sample
 
 SAMPLE = session_sample()
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from gangline.gateway.backends.locality import is_on_this_machine
-from requirements import DOES_NOT_APPLY
+from support.requirements import DOES_NOT_APPLY
 
 
 @pytest.mark.parametrize(

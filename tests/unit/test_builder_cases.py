@@ -19,7 +19,7 @@ from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, 
 from gangline.trajectories.builders.tree import token_tree
 from gangline.trajectories.rewards import apply_reward
 from gangline.trajectories.shared_prefixes import with_whole_prompts
-from strategies import Sample, session_sample, user
+from support.strategies import Sample, session_sample, user
 
 
 def built(sample: Sample, **config: object):

@@ -10,7 +10,7 @@ from gangline.cli.options.cluster import ClusterChoice, read_resources
 from gangline.cli.service.cluster import url_for_nodes
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import ID_PATTERN
-from requirements import need_module
+from support.requirements import need_module
 
 OWN = "10.0.0.1"
 

@@ -14,7 +14,7 @@ import pytest
 import typer.main
 
 from gangline.cli.main import build_app
-from requirements import need_module
+from support.requirements import need_module
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "cluster.md").read_text()
 KUBERNETES = re.search(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)

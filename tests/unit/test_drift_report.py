@@ -8,7 +8,7 @@ import pytest
 from gangline.domain.completion import Completion, Lineage
 from gangline.domain.errors import BuilderError
 from gangline.trajectories.drift import call_drifts, drift_by, drift_report
-from strategies import Sample, user
+from support.strategies import Sample, user
 
 
 def a_session() -> Sample:

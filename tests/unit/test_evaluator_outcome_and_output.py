@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
-from evaluation_samples import a_context, a_trace, said
-from folder_runtime import FolderRuntime
 from gangline import plugins
 from gangline.domain.errors import EvaluatorError, InvalidRequest
+from support.node.folder_runtime import FolderRuntime
+from support.training.evaluation_samples import a_context, a_trace, said
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from gangline.domain.errors import EvaluatorError
 from gangline.evaluators.test_logs import Status, read_log
-from requirements import need
+from support.requirements import need
 
 PYTEST = """
 tests/test_a.py::test_old PASSED                                         [ 25%]

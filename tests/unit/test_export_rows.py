@@ -18,7 +18,7 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.trajectory import Trace
 from gangline.trajectories.parquet import read_parquet, write_parquet
 from gangline.trajectories.rows import Row, read_jsonl, read_msgpack, rows_of, write_jsonl, write_msgpack
-from strategies import session_result
+from support.strategies import session_result
 
 RESULT = session_result()
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from folder_runtime import FolderRuntime
 from gangline import plugins
 from gangline.domain.contracts import ExecResult, HarnessContext
 from gangline.domain.errors import InvalidRequest
@@ -12,6 +11,7 @@ from gangline.domain.task import AgentSpec, TaskRequest
 from gangline.harnesses.pi import PiConfig, PiHarness
 from gangline.harnesses.shared.environment import provider_environment
 from gangline.harnesses.shell import ShellConfig, ShellHarness
+from support.node.folder_runtime import FolderRuntime
 
 
 def a_context(runtime: FolderRuntime, **changes: Any) -> HarnessContext:

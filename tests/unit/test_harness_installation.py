@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from folder_runtime import FolderRuntime
 from gangline.domain.errors import HarnessError, InvalidRequest
 from gangline.harnesses.installation import Program, check_program, find_program, install, installed_version
+from support.node.folder_runtime import FolderRuntime
 
 NPM = Program(harness="sledge", command="sledge", source="npm", package="@dogs/sledge", version="1.2.3", oldest=(22, 0))
 PYPI = Program(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from folder_runtime import FolderRuntime
 from gangline.domain.contracts import ExecResult
 from gangline.domain.errors import RuntimeFailed
 from gangline.gateway.sessions.harness_logs import MAX_FILE_BYTES, MAX_FILES, collect_logs
+from support.node.folder_runtime import FolderRuntime
 
 
 @pytest.fixture

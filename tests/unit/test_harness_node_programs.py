@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from folder_runtime import FolderRuntime
 from gangline.domain.contracts import HarnessContext, Launch
 from gangline.harnesses.gemini_cli import GeminiCliConfig, GeminiCliHarness
 from gangline.harnesses.opencode import OpencodeConfig, OpencodeHarness
 from gangline.harnesses.qwen_code import QwenCodeConfig, QwenCodeHarness
 from gangline.harnesses.shared.prompt import prompt_argument
+from support.node.folder_runtime import FolderRuntime
 
 
 async def prepared(

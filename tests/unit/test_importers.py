@@ -10,15 +10,6 @@ from typing import Any
 
 import pytest
 
-from field_tasks import (
-    HARBOR_TOML,
-    TERMINAL_BENCH_COMPOSE,
-    TERMINAL_BENCH_YAML,
-    WORDS,
-    harbor_task,
-    terminal_bench_task,
-    write,
-)
 from gangline import plugins
 from gangline.cli.tasks.files import validated
 from gangline.cli.tasks.imported import ImportRequest, import_tasks
@@ -30,7 +21,16 @@ from gangline.importers.harbor_config import read_config
 from gangline.importers.imported import Choices
 from gangline.importers.swe_bench import InstanceChoices, read_instances
 from gangline.importers.terminal_bench import read_terminal_bench_task
-from requirements import need_module
+from support.requirements import need_module
+from support.service.field_tasks import (
+    HARBOR_TOML,
+    TERMINAL_BENCH_COMPOSE,
+    TERMINAL_BENCH_YAML,
+    WORDS,
+    harbor_task,
+    terminal_bench_task,
+    write,
+)
 
 ORACLE = Choices(oracle=True)
 QUIET = Choices(network="proxy")

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from gangline.cli.learning.view import LearningView, draw_curves, notes_on, remaining_s, reward_chart, shown_reward
 from gangline.training.run.log import EvaluationRecord, StepRecord
-from trainer_fakes import PROFILE
+from support.training.fakes import PROFILE
 
 
 def step(number: int, reward: float) -> StepRecord:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from conversations import Talk, arguments, restored, result, said, system, user
-from fixtures_proxy import MemoryJournal
 from gangline.domain.completion import Lineage
 from gangline.domain.conversation import Message, ToolCall, ToolDefinition
 from gangline.gateway.truth.ledger import Ledger
 from gangline.gateway.truth.placing import PlaceIndex
 from gangline.gateway.truth.volatile import VolatileText
+from support.engines.conversations import Talk, arguments, restored, result, said, system, user
+from support.node.proxy import MemoryJournal
 
 SYSTEM = system("You are an agent.")
 ASK, MORE = user("Fix the bug."), user("And the other one?")

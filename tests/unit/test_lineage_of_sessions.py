@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from conversations import Talk, arguments, result, said, system, user
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, Text, ToolCall, ToolDefinition
 from gangline.plugins import make_builder
 from gangline.trajectories.audit import audit
 from gangline.trajectories.lineage import CallRole, assign_roles
+from support.engines.conversations import Talk, arguments, result, said, system, user
 
 SYSTEM = system("You are an agent. It is 2026-11-21 10:00.")
 TOOLS = (ToolDefinition("run"), ToolDefinition("task"))

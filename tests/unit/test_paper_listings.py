@@ -17,7 +17,7 @@ from gangline.training.learning.advantages import group_advantages
 from gangline.training.learning.masks import num_turns_in_epoch
 from gangline.training.learning.rewards import LengthPenalty, LengthScaling, composite_reward, staged_reward
 from gangline.training.learning.shapley import shapley_values
-from papers import listing
+from support.service.papers import listing
 
 
 def ran(name: str, **given: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from papers import FOLDER
+from support.service.papers import FOLDER
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "guides" / "papers").glob("*.md"))

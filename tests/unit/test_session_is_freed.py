@@ -6,12 +6,12 @@ import asyncio
 import gc
 import weakref
 
-from fixtures_proxy import MemoryJournal
 from gangline.domain.conversation import Message, ModelCall, Text
 from gangline.gateway.calls.retries import CallMark
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
-from held_engine import HeldEngine
+from support.engines.held import HeldEngine
+from support.node.proxy import MemoryJournal
 
 
 async def _lived(engine: HeldEngine) -> list[weakref.ref[object]]:

@@ -18,7 +18,7 @@ from gangline.domain.conversation import Text as Words
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.tokens import token_ids
 from gangline.domain.trajectory import Trace
-from strategies import session_result
+from support.strategies import session_result
 
 
 def printed(*views: RenderableType) -> str:

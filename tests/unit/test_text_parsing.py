@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from fixtures_tokenizers import qwen3_folder, smollm2_name
 from gangline.domain.errors import InvalidRequest
 from gangline.language.parsing.detect import detect_parsers, opens_thinking
 from gangline.language.parsing.events import CallEvent, Event, TextEvent, ThinkingEvent
 from gangline.language.parsing.parser import Parsers, ReplyParser, ToolFormat
 from gangline.language.tokenizer import load_tokenizer
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
+from support.engines.tokenizers import qwen3_folder, smollm2_name
 
 BOTH = Parsers("hermes", "qwen3")
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command":  "ls \\u00e9"}}\n</tool_call>'

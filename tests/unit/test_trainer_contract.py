@@ -14,7 +14,7 @@ from gangline.domain.errors import InvalidGroup, NodeError, ServerUnavailable
 from gangline.testing.trainer_conformance import ReadRow, Subject, checks, run_check
 from gangline.trainers.contract import TrainerRow, require_whole, rows_of, updating
 from gangline.training.collecting.groups import Group
-from training_samples import group, session
+from support.training.samples import group, session
 
 Rows = list[TrainerRow]
 

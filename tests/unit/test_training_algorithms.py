@@ -18,7 +18,7 @@ from gangline.training.learning.credit import CreditScheme
 from gangline.training.learning.masks import last_turns
 from gangline.training.learning.samples import make_samples
 from gangline.trajectories.shared_prefixes import share_prefixes
-from training_samples import EXACT, group, session, trace
+from support.training.samples import EXACT, group, session, trace
 
 
 def test_the_base_differs_from_itself_in_nothing() -> None:

@@ -15,7 +15,7 @@ from gangline.training.collecting.collector import (
     informative,
 )
 from gangline.training.collecting.groups import Group, ValiditySettings
-from training_service import BROKEN, DULL, GOOD, FakeService, tasks
+from support.training.service import BROKEN, DULL, GOOD, FakeService, tasks
 
 
 def names(groups: list[Group]) -> list[str]:

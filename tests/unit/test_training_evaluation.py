@@ -30,9 +30,9 @@ from gangline.training.run.log import (
     read_records,
 )
 from gangline.training.run.trainer import ScheduleSettings, Trainer
-from trainer_fakes import Engines, Killed, Learner, Service
-from training_samples import session, trace
-from training_service import FakeService
+from support.training.fakes import Engines, Killed, Learner, Service
+from support.training.samples import session, trace
+from support.training.service import FakeService
 
 HELD_OUT: list[dict[str, Any]] = [{"instruction": "multiply"}, {"instruction": "divide"}, {"instruction": "count"}]
 

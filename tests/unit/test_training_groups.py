@@ -25,7 +25,7 @@ from gangline.training.collecting.groups import (
     trainable_traces,
     why_invalid,
 )
-from training_samples import EXACT, group, session, trace
+from support.training.samples import EXACT, group, session, trace
 
 SHRINK = ValiditySettings(on_invalid="shrink", min_valid=2)
 BROKEN = EvaluatorError("the disk of the node is full.").failure()

@@ -14,7 +14,7 @@ from gangline.training.learning.masks import (
     outcome_weighted,
     selected_turns,
 )
-from training_samples import trace
+from support.training.samples import trace
 
 THINK = ThinkingIds(begin=(50,), end=(51, 52))
 TURNS = ((10, 2), (11, 12, 2), (13, 2))

@@ -21,9 +21,9 @@ from gangline.training.learning.samples import Sample
 from gangline.training.run.controls import shuffled_rewards
 from gangline.training.run.log import StepRecord, read_records
 from gangline.training.run.trainer import ScheduleSettings, Trainer
-from trainer_fakes import PROFILE, Engines, Killed, Learner, Service, step_record
-from training_samples import group
-from training_service import DULL, GOOD
+from support.training.fakes import PROFILE, Engines, Killed, Learner, Service, step_record
+from support.training.samples import group
+from support.training.service import DULL, GOOD
 
 TASKS: list[dict[str, Any]] = [{"instruction": "add"}, {"instruction": "subtract"}]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fixtures_weights import save
 from gangline.domain.errors import InvalidRequest
 from gangline.training.weights.folders import WeightFolders, num_bytes
+from support.node.weights import save
 
 
 def names(root: Path) -> list[str]:

@@ -14,9 +14,9 @@ from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.trajectory import SharedPrefix, Trajectory
 from gangline.trainers.trl import ServiceRollouts, rollout_rows, session_reward
 from gangline.training.collecting.groups import Group
-from training_samples import EXACT, session, trace
-from training_service import FakeService
-from trl_training import NoEngines, connecting
+from support.training.samples import EXACT, session, trace
+from support.training.service import FakeService
+from support.training.trl_training import NoEngines, connecting
 
 
 def test_a_session_is_a_row_with_all_that_its_trace_has() -> None:

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fixtures_proxy import served
 from gangline.domain.ids import new_id
 from gangline.domain.session import Lease
 from gangline.gateway.backends.gate import Gate
@@ -18,6 +17,7 @@ from gangline.gateway.sessions.parts import NodeParts
 from gangline.gateway.sessions.pools import Pools, PoolSizes
 from gangline.serving.scripted.server import scripted_server
 from gangline.store.journal.log import Journal
+from support.node.proxy import served
 
 
 @asynccontextmanager

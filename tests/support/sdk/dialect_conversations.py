@@ -8,8 +8,8 @@ import anthropic
 from google import genai
 from google.genai import types
 
-from fixtures_proxy import Proxied
 from gangline.domain.completion import Completion
+from support.node.proxy import Proxied
 
 QUESTION, RESULT = "Where is it?", "found it at 7"
 NAME, ABOUT = "look", "Look somewhere."

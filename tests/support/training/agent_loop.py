@@ -10,12 +10,12 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from fixtures_families import Conditioned, FamilyEngine, Turn, family
-from fixtures_proxy import Proxied, proxied_engine
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.trajectory import Trajectory
 from gangline.trajectories.audit import audit
 from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
+from support.engines.families import Conditioned, FamilyEngine, Turn, family
+from support.node.proxy import Proxied, proxied_engine
 
 Edit = Callable[[dict[str, Any]], dict[str, Any]]
 Kind = tuple[str, str, str | None]

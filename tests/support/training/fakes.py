@@ -16,8 +16,8 @@ from gangline.domain.views import Submitted
 from gangline.training.learning.samples import Sample
 from gangline.training.run.log import StepRecord
 from gangline.training.weights.update import UpdateProfile
-from training_samples import session, trace
-from training_service import GOOD, FakeService
+from support.training.samples import session, trace
+from support.training.service import GOOD, FakeService
 
 PROFILE = UpdateProfile(
     version=1,

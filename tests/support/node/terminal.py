@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 import pyte
 
-from cli_process import COMMAND, GIVE_UP_S, clean_environment
+from support.service.cli_process import COMMAND, GIVE_UP_S, clean_environment
 
 __all__ = ["Terminal", "terminal"]
 

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from requirements import need, need_module
+from support.requirements import need, need_module
 
 __all__ = ["Cluster", "running_cluster"]
 

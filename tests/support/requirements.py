@@ -13,7 +13,7 @@ __all__ = ["DOES_NOT_APPLY", "TOOLS", "everything_is_required", "need", "need_co
 
 DOES_NOT_APPLY = "does not apply:"
 """How the reason of a skip begins that is right even where everything is required."""
-TOOLS = Path(os.environ.get("GANGLINE_TOOLS") or Path(__file__).parents[1] / ".tools")
+TOOLS = Path(os.environ.get("GANGLINE_TOOLS") or Path(__file__).parents[2] / ".tools")
 """Where `make tools` puts agent programs."""
 
 

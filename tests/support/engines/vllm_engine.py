@@ -13,11 +13,11 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from requirements import need
+from support.requirements import need
 
 __all__ = ["MODEL_FOLDER", "VLLM_FOLDER", "need_vllm", "running_vllm"]
 
-VLLM_FOLDER = Path(os.environ.get("GANGLINE_VLLM") or Path(__file__).parents[1] / ".venv-vllm")
+VLLM_FOLDER = Path(os.environ.get("GANGLINE_VLLM") or Path(__file__).parents[3] / ".venv-vllm")
 MODEL_FOLDER = VLLM_FOLDER / "tiny-qwen3"
 READY_WITHIN_S = 240
 

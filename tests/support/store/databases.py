@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from postgres import Cluster, running_cluster
+from support.store.postgres import Cluster, running_cluster
 
 __all__ = ["any_database", "postgres"]
 

@@ -25,8 +25,8 @@ import msgspec
 from gangline.domain.errors import Failure, LeaseLost
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.store.sql.outbox import Callback, next_try_at
-from service import beat, engine_down, request, result
-from simulated_servers import Crash, Ended, Server
+from support.chaos.simulated_servers import Crash, Ended, Server
+from support.service.running import beat, engine_down, request, result
 
 __all__ = ["LEASE_S", "World"]
 

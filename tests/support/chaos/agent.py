@@ -1,4 +1,4 @@
-"""An agent for rough times: `python chaos_agent.py NUM_CALLS`, each call made again until it is answered.
+"""An agent for rough times: `python agent.py NUM_CALLS`, each call made again until it is answered.
 
 It is quick to start, for it does so thousands of times. A retry carries its call's idempotency key, as those of the
 official SDKs do. Every second call streams. An answer that is not the scripted one ends it with code 3.

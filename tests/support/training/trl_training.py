@@ -12,14 +12,14 @@ from typing import Any
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from fixtures_models import VOCAB_SIZE
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import Submitted
 from gangline.trainers.trl import Connection, session_reward
 from gangline.training.collecting.collector import PlainCollector
 from gangline.training.collecting.groups import Group
-from training_service import FakeService
+from support.engines.models import VOCAB_SIZE
+from support.training.service import FakeService
 
 Watch = Callable[[Any, Any, dict[str, Any], Any], None]
 """(trainer, model, what TRL is to train on, its loss)"""

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from chaos_faults import Manner
 from gangline.client.server import ServerClient
 from gangline.domain.errors import ServerUnavailable, StoreError
 from gangline.domain.views import Event
+from support.chaos.faults import Manner
 
 __all__ = ["Receiver", "Trainer", "persistently"]
 

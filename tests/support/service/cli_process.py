@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from requirements import TOOLS
+from support.requirements import TOOLS
 
 __all__ = ["UpProcess", "clean_environment", "gangline", "processes_with", "wait_for", "wait_until_gone"]
 

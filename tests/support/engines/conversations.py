@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fixtures_proxy import MemoryJournal
 from gangline.domain.completion import Certificate, Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.gateway.truth.ledger import Ledger
 from gangline.gateway.truth.placing import Place
+from support.node.proxy import MemoryJournal
 
 
 def user(text: str) -> Message:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from chaos_faults import NODES, Fault
-from cli_process import COMMAND, GIVE_UP_S, clean_environment, processes_with
 from gangline.runtimes.shared.leftovers import LABEL, marked
 from gangline.store.journal.log import AttemptOpened, Journal
+from support.chaos.faults import NODES, Fault
+from support.service.cli_process import COMMAND, GIVE_UP_S, clean_environment, processes_with
 
 __all__ = ["TOKEN", "ChaosService", "Harness", "Program", "harnesses", "kill_harness"]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import openai
 
-from fixtures_backends import KillableEngine
-from fixtures_node import TOKEN, RunningNode
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.views import NodeView, ServiceStatus
 from gangline.serving.scripted.server import ScriptedSampler
 from gangline.training.weights.update import ServiceWeights
+from support.node.backends import KillableEngine
+from support.node.node import TOKEN, RunningNode
 
 
 class Nodes:

@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 import pytest
 
-import fixtures_tokenizers
 from gangline.domain.completion import VersionSpan
 from gangline.domain.conversation import Image, Message, ModelCall, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.errors import EngineRefused, InvalidRequest
@@ -35,6 +34,7 @@ from gangline.language.contract import ChatTokenizer
 from gangline.language.messages import template_messages
 from gangline.serving.scripted.tokens import scripted_logprob
 from gangline.serving.wire import ApiError
+from support.engines import tokenizers
 
 MEDIA_ID = 7
 """What an image expands to, four times."""
@@ -139,11 +139,11 @@ def _glm(turn: Turn) -> tuple[list[str], str]:
 FAMILIES = {
     family.name: family
     for family in (
-        Family("qwen3", fixtures_tokenizers.qwen3, _hermes),
-        Family("llama31", fixtures_tokenizers.llama31, _llama, has_thinking=False, parallel_calls=False),
-        Family("gpt_oss", fixtures_tokenizers.gpt_oss, _harmony, parallel_calls=False),
-        Family("glm", fixtures_tokenizers.glm, _glm),
-        Family("smollm2", fixtures_tokenizers.smollm2, _hermes, has_tools=False, has_thinking=False),
+        Family("qwen3", tokenizers.qwen3, _hermes),
+        Family("llama31", tokenizers.llama31, _llama, has_thinking=False, parallel_calls=False),
+        Family("gpt_oss", tokenizers.gpt_oss, _harmony, parallel_calls=False),
+        Family("glm", tokenizers.glm, _glm),
+        Family("smollm2", tokenizers.smollm2, _hermes, has_tools=False, has_thinking=False),
     )
 }
 WITH_TOOLS = [name for name, family in FAMILIES.items() if family.has_tools]

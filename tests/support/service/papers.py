@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parent / "data" / "papers"
+FOLDER = Path(__file__).parents[2] / "data" / "papers"
 
 
 def listing(name: str) -> str:

@@ -12,12 +12,12 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from requirements import TOOLS, need
+from support.requirements import TOOLS, need
 
 __all__ = ["ordinary_user", "run_tests_as_a_user"]
 
 USER = "gangline-test"
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[3]
 _REACHED = (REPOSITORY, Path(sys.base_prefix), Path(sys.prefix), TOOLS.resolve())
 
 

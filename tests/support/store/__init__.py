@@ -1,0 +1,1 @@
+"""Databases, and disks that lose power."""

@@ -1,0 +1,1 @@
+"""Trainers, and samples to train on."""
