@@ -19,13 +19,17 @@ from urllib.parse import quote, urlsplit
 import msgspec
 import pytest
 import pytest_asyncio
+from aiohttp import web
 
 from gangline.client.base import error_of
 from gangline.domain.errors import MethodNotAllowed
+from gangline.gateway.calls.proxy import Proxy
 from gangline.http.audit import Action
+from gangline.http.listening import listening
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from gangline.store.audit import read_actions
+from gangline.telemetry.logs import LineFormatter
 from support.node.node import TOKEN, running_node
 from support.service.running import any_plugin
 
@@ -444,24 +448,26 @@ async def test_many_requests_of_one_connection_are_answered_in_their_order(servi
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
+    ("method", "path", "body", "status", "code"),
     [
-        ("GET", NONE, 404, "not_found"),
-        ("GET", "/nothing", 404, "not_found"),
-        ("PUT", "/v1/status", 405, "method_not_allowed"),
-        ("GET", "/v1/status?x=1", 400, "invalid_request"),
+        ("GET", NONE, b"", 404, "not_found"),
+        ("GET", "/nothing", b"", 404, "not_found"),
+        ("PUT", "/v1/status", b"", 405, "method_not_allowed"),
+        ("GET", "/v1/status?x=1", b"", 400, "invalid_request"),
+        ("POST", "/v1/sessions", b"[", 400, "invalid_request"),
     ],
 )
 async def test_a_refusal_is_one_line_of_the_log_with_the_id_of_its_answer(
-    service: Service, caplog: pytest.LogCaptureFixture, method: str, path: str, status: int, code: str
+    service: Service, caplog: pytest.LogCaptureFixture, method: str, path: str, body: bytes, status: int, code: str
 ):
+    caplog.handler.setFormatter(LineFormatter())
     caplog.set_level(logging.DEBUG, "gangline.http")  # where refusals are not bounded
-    answer = await service.ask(method, path, "X-Request-Id: of-the-client")
+    answer = await service.ask(method, path, "X-Request-Id: of-the-client", body=body)
     assert answer.status == status
-    (line,) = [line.getMessage() for line in caplog.records if line.getMessage().startswith("request.")]
-    plain = path.partition("?")[0]
-    assert line == f"request.refused method={method} path={plain} status={status} code={code}"
-    assert answer.headers["x-request-id"] != "of-the-client"
+    (line,) = [line for line in caplog.text.splitlines() if "request.refused" in line]
+    plain, number = path.partition("?")[0], answer.headers["x-request-id"]
+    assert line.endswith(f"request.refused method={method} path={plain} status={status} code={code} request={number}")
+    assert number != "of-the-client"
 
 
 async def test_a_change_and_a_refusal_are_in_the_log_of_actions_and_a_look_is_not(service: Service):
@@ -476,3 +482,24 @@ async def test_a_change_and_a_refusal_are_in_the_log_of_actions_and_a_look_is_no
     assert service.actions_of("/v1/sessions/written") == []
     assert [one.who for one in service.actions_of("/v1/sessions/written", refused=True)] == ["no token"]
     assert [one.status for one in service.actions_of("/no-such-route", refused=True)] == [401]
+
+
+async def test_the_log_of_a_node_names_the_session_that_was_opened(services: dict[str, Service]):
+    node = services["node"]
+    opened = json.loads((await node.ask("POST", "/v1/sessions", body=b'{"session_id": "opened"}')).body)
+    assert opened["session_id"] == "opened"
+    assert node.actions_of("/v1/sessions")[-1].subject == "opened"
+
+
+# -- where only agents come --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "status"), [("/nothing", 404), ("/", 405), ("/v1/status", 404)])
+async def test_an_agents_mistake_is_answered_in_the_shape_of_a_provider(path: str, status: int):
+    proxy = Proxy()
+    app = web.Application()
+    app.add_routes(proxy.routes())
+    async with listening(app, shutdown_s=0.1, shape=proxy.shaped_error, host="127.0.0.1", port=0) as (host, port):
+        answer = await Service("agents", f"http://{host}:{port}", Path()).ask("GET", path, token="")
+    assert (answer.status, answer.kind) == (status, JSON)
+    assert json.loads(answer.body)["error"]["message"]

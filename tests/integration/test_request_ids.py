@@ -59,46 +59,6 @@ async def test_every_answer_of_a_server_has_one(tmp_path: Path, path: str):
         assert first.headers["x-request-id"] != second.headers["x-request-id"]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status", "code"),
-    [
-        ("GET", "/v1/tasks/none", None, 404, "not_found"),
-        ("GET", "/nothing", None, 404, "not_found"),
-        ("PUT", "/v1/status", None, 405, "method_not_allowed"),
-        ("POST", "/v1/tasks", b"{}", 400, "invalid_request"),
-        ("POST", "/v1/tasks", b"[", 400, "invalid_request"),
-    ],
-)
-async def test_a_refused_request_is_found_in_the_servers_log_by_its_id(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str, path: str, body: bytes | None, status: int, code: str
-):
-    caplog.handler.setFormatter(LineFormatter())
-    caplog.set_level(logging.INFO, "gangline")
-    headers = {"Authorization": "Bearer x", "Content-Type": "application/json", "X-Request-Id": "mine"}
-    async with (
-        serving(data_dir=tmp_path, control_token="x") as running,
-        aiohttp.ClientSession(headers=headers) as http,
-        http.request(method, running.url + path, data=body) as answer,
-    ):
-        number = answer.headers["x-request-id"]
-    (line,) = [line for line in caplog.text.splitlines() if "request.refused" in line]
-    assert line.endswith(f"request.refused method={method} path={path} status={status} code={code} request={number}")
-
-
-async def test_a_refused_request_is_found_in_the_nodes_log_by_its_id(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    caplog.handler.setFormatter(LineFormatter())
-    caplog.set_level(logging.INFO, "gangline")
-    async with (
-        scripted_server({"default": {"text": "x"}}) as engine,
-        running_node(tmp_path, engine) as node,
-        aiohttp.ClientSession() as http,
-        http.get(f"{node.url}/v1/status", headers={"Authorization": "Bearer no"}) as answer,
-    ):
-        number = answer.headers["x-request-id"]
-    wanted = f"request.refused method=GET path=/v1/status status=401 code=unauthorized request={number}"
-    assert wanted in caplog.text
-
-
 async def test_refused_calls_do_not_flood_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "gangline")
     async with (
