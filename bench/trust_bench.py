@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from load_client import HttpClient, get, post
 from proxy_bench import PATHS, Stand
 
-from gangline.gateway.calls.limits import CallLimits
+from gangline.settings.node import CallLimits
 
 NUM_WORST, ROUNDS = 6, 5
 QUIET_S, ATTACKED_S = 1.0, 2.0

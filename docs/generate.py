@@ -17,6 +17,7 @@ from harness_table import harness_table
 from limits import limits
 from log_actions import logs
 from metric_names import metrics
+from settings_table import settings
 
 from gangline.cli.main import build_app
 from gangline.cli.terminal.exits import EXPLAINED
@@ -30,7 +31,6 @@ from gangline.serving.app import create_app
 from gangline.serving.scripted.script import Reply, Script
 from gangline.serving.scripted.server import ScriptedSampler
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
-from gangline.settings import Settings
 
 REFERENCE = Path(__file__).parent / "reference"
 _NOTE = "<!-- Made by docs/generate.py from the code; `make docs` makes it again. -->\n\n"
@@ -48,8 +48,9 @@ def command_line() -> str:
         *(_command(name, command) for name, command in root.commands.items()),
         "## Exit codes\n\n| code | meaning |\n|---|---|",
         *(f"| {int(code)} | {meaning} |" for code, meaning in EXPLAINED.items()),
-        "\n## Environment\n\n| setting | meaning |\n|---|---|",
-        *(f"| `{name}` | {_one_line(field.description)} |" for name, field in Settings.model_fields.items()),
+        "\n## Environment and config file\n",
+        "Each option of `up`, `server`, `node` and `cluster` is also a key of `gangline.toml` and an environment "
+        "variable: [settings](settings.md).",
     ]
     return "\n".join(parts) + "\n"
 
@@ -195,6 +196,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "logs.md": logs,
     "limits.md": limits,
     "metrics.md": metrics,
+    "settings.md": settings,
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from gangline.domain.ids import ID_PATTERN
 from gangline.domain.task import MAX_DEPTH, MAX_SAMPLES, LimitsSpec
-from gangline.gateway.calls.limits import CallLimits
 from gangline.gateway.control import sessions as control_sessions
 from gangline.gateway.external import sessions as external
 from gangline.gateway.health import disk_guard
@@ -18,6 +17,7 @@ from gangline.server import app
 from gangline.server.routes import events as event_routes
 from gangline.server.routes import nodes as node_routes
 from gangline.server.service import core as service
+from gangline.settings.node import CallLimits
 from gangline.store import audit as actions
 
 _INTRODUCTION = """\

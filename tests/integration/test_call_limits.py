@@ -14,11 +14,11 @@ import aiohttp
 import openai
 import pytest
 
-from gangline.gateway.calls.limits import CallLimits
 from gangline.gateway.calls.readers import Readers
 from gangline.gateway.calls.reading import read_here
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.settings.node import CallLimits
 from support.node.proxy import Proxied, proxied
 
 SMALL = CallLimits(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gangline.cli.processes.child import Child
-from gangline.cli.service import up
+from gangline.cli.service import bring_up as up
 from gangline.domain.errors import NodeError, PortUnavailable
 
 

@@ -12,13 +12,13 @@ import pytest
 from gangline.domain.errors import DiskFull
 from gangline.engines.contract import EngineReply, EngineRequest
 from gangline.engines.vllm.engine import VllmEngine
-from gangline.gateway.calls.limits import CallLimits
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.serving.app import serving
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
+from gangline.settings.node import CallLimits
 from support.node.proxy import MemoryJournal, Proxied, proxied, proxied_engine
 
 HELLO: Any = [{"role": "user", "content": "hello"}]

@@ -1,4 +1,4 @@
-"""What is decided before Ray is asked: ids of nodes, the address that they are told, the options handed on."""
+"""What is decided before Ray is asked: ids of nodes, and the address that they are told."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from gangline.cli.options.cluster import ClusterChoice, read_resources
 from gangline.cli.service.cluster import url_for_nodes
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import ID_PATTERN
@@ -46,17 +45,3 @@ def test_a_node_is_called_after_its_machine_and_its_number(machine: str, node_id
     made = node_id_at(Place(3, machine, OWN))
     assert made == node_id
     assert re.fullmatch(ID_PATTERN, made)
-
-
-def test_options_are_handed_on_as_they_were_given() -> None:
-    choice = ClusterChoice(ray_address="head:6379", num_nodes=4, node_resources='{"sandboxes": 2}').checked()
-    assert choice.arguments() == (
-        *("--ray-address", "head:6379", "--nodes", "4"),
-        *("--node-cpus", "1.0", "--node-resources", '{"sandboxes": 2}'),
-    )
-
-
-@pytest.mark.parametrize("text", ["sandboxes", "[1]", '{"sandboxes": "many"}'])
-def test_resources_that_are_no_numbers_are_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="--node-resources"):
-        read_resources(text)

@@ -29,6 +29,7 @@ _COMMAND_MODULES = (
     "results.export",
     "learning.train",
     "machine.doctor",
+    "machine.config",
     "machine.harness",
     "machine.image",
     "service.actions",

@@ -25,7 +25,6 @@ from gangline.domain.task import SamplingPolicy
 from gangline.gateway.backends.memory import BackendMemory
 from gangline.gateway.backends.pool import BackendPool
 from gangline.gateway.backends.records import BackendSpec
-from gangline.gateway.calls.limits import CallLimits
 from gangline.gateway.calls.proxy import Proxy
 from gangline.gateway.calls.readers import Readers
 from gangline.gateway.control.backends import BackendRoutes
@@ -55,6 +54,7 @@ from gangline.http.same_origin import OwnNames, refuse_open_door
 from gangline.private import close_to_others, make_private_folder, open_data_folder
 from gangline.runtimes.keeping.kept import Keeper, reap_keeper
 from gangline.settings import Settings, local_url, reachable_url
+from gangline.settings.node import CallLimits
 from gangline.store.audit import ActionLog
 from gangline.store.journal.log import AttemptKey, Journal
 from gangline.telemetry.exposition import CONTENT_TYPE

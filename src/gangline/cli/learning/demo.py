@@ -21,7 +21,7 @@ from rich.table import Table
 import gangline
 from gangline.cli.learning.demo_learning import NUM_HELD_OUT_TASKS, NUM_TASKS, LearningReport, learn, report_of
 from gangline.cli.learning.view import reward_chart
-from gangline.cli.service.up import EngineOption, Plan, run_service
+from gangline.cli.service.bring_up import Plan, run_service
 from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, print_json
 from gangline.domain.errors import InvalidRequest, NodeError, RuntimeUnavailable
@@ -77,7 +77,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def demo(
     data: DataOption = None,
-    engine: EngineOption = "embedded:smollm2",
+    engine: Annotated[
+        str, typer.Option("--engine", help="URL of a running engine, embedded:MODEL, or scripted:FILE.")
+    ] = "embedded:smollm2",
     groups: Annotated[int, typer.Option(min=1, help="Tasks; each is one group.")] = 2,
     samples: Annotated[int, typer.Option(min=1, help="Sessions in each group.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed of the files, the words and the sampled tokens.")] = TYPICAL_SEED,

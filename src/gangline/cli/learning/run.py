@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -13,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gangline.cli.learning.view import LearningView, draw_curves
-from gangline.cli.options.stages import StageChoice
-from gangline.cli.service.up import Plan, run_service
+from gangline.cli.service.bring_up import DEFAULT_NODE, Plan, run_service
 from gangline.cli.terminal.output import notes
 from gangline.client.running import find_service
 from gangline.domain.errors import Conflict
@@ -61,10 +59,12 @@ async def run_experiment(
     plan = Plan(
         data_dir=data_dir,
         engine=experiment.service.engine or f"embedded:{experiment.model}",
-        engine_options=json.dumps(dict(experiment.service.engine_options))
-        if experiment.service.engine_options
-        else None,
-        stages=StageChoice(run_slots=experiment.service.run_slots),
+        node=DEFAULT_NODE.model_copy(
+            update={
+                "engine_options": dict(experiment.service.engine_options),
+                "run_slots": experiment.service.run_slots,
+            }
+        ),
     )
     notes().print(f"[bold]Starting[/] engine ({plan.engine}), server and node; logs in {plan.data_dir / 'logs'}")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from gangline.cli.machine.harness_script import CONTENT, SCRIPT
-from gangline.cli.service.up import Plan, run_service
+from gangline.cli.service.bring_up import Plan, run_service
 from gangline.settings import Settings
 
 if TYPE_CHECKING:

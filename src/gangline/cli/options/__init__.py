@@ -1,4 +1,5 @@
 """Options that several commands share.
 
-Each module has those of one subject: node, stages, storage, cluster, tracing. Start with `node`.
+`settings` generates those of `up`, `server`, `node` and `cluster` from the settings' models; `tracing` starts traces.
+Start with `settings`.
 """

@@ -20,6 +20,7 @@ import msgspec
 
 from gangline.domain.errors import GanglineError, NodeError, PortUnavailable
 from gangline.private import open_private
+from gangline.settings.service import FROM_STDIN
 
 __all__ = ["Child"]
 
@@ -49,8 +50,10 @@ class Child:
         may_move: bool = False,
         ready_timeout_s: float = 120,
         may_end: bool = False,
+        tables: bytes | None = None,
     ) -> None:
         """
+        tables: settings that it reads from its stdin, instead of environment and config file (`write_tables`).
         port: to listen on, 0 is any free one; None for a child that listens nowhere itself.
         may_move: to any free port, where `port` is taken at the first start.
         may_end: to end by itself and in order is no death, as of a node that was drained.
@@ -65,6 +68,7 @@ class Child:
         self._env = dict(env)
         self._ready_timeout_s = ready_timeout_s
         self._may_end = may_end
+        self._tables = tables
         self._process: asyncio.subprocess.Process | None = None
         self._pump: asyncio.Task[None] | None = None
         self._started_at = 0.0
@@ -92,17 +96,19 @@ class Child:
     async def _start(self) -> None:
         self._started_at = time.monotonic()
         port = () if self.port is None else ("--port", str(self.port))
-        arguments = [self._command, *port, "--json", "--parent", str(os.getpid()), *self._arguments]
+        handed_over = () if self._tables is None else (FROM_STDIN,)
+        arguments = [self._command, *port, "--json", "--parent", str(os.getpid()), *handed_over, *self._arguments]
         with self._log() as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "gangline", *arguments),
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.DEVNULL if self._tables is None else asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env=self._env,
                 start_new_session=True,
             )
         try:
+            await self._hand_over(self._process)
             ready = await self._first_line(self._process)
         except GanglineError:
             self.kill()
@@ -112,6 +118,14 @@ class Child:
         if self.port is not None:
             self.port = int(self.url.rsplit(":", 1)[1].split("/")[0])
         self._pump = asyncio.create_task(self._drain(self._process))
+
+    async def _hand_over(self, process: asyncio.subprocess.Process) -> None:
+        if process.stdin is not None and self._tables is not None:
+            # One that ended at once says why in its first line, or in its log.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                process.stdin.write(self._tables)
+                await process.stdin.drain()
+            process.stdin.close()
 
     async def _first_line(self, process: asyncio.subprocess.Process) -> dict[str, Any]:
         assert process.stdout is not None

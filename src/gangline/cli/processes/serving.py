@@ -29,9 +29,7 @@ __all__ = [
     "GRACE_S",
     "AllowedHostOption",
     "HostOption",
-    "NoTokenOption",
     "ParentOption",
-    "PublicUrlOption",
     "Service",
     "serve",
 ]
@@ -43,15 +41,6 @@ Service = Callable[[Callable[[str], None]], Awaitable[None]]
 """Given `on_ready(url)`, serves until it is cancelled."""
 
 HostOption = Annotated[str, typer.Option("--host", help="Address to listen on.")]
-PublicUrlOption = Annotated[
-    str | None,
-    typer.Option(
-        "--public-url",
-        help="URL under which other machines reach it. Default: its address, or the machine's name if it listens on "
-        "every address.",
-        show_default=False,
-    ),
-]
 AllowedHostOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -60,10 +49,6 @@ AllowedHostOption = Annotated[
         "repeatable. The address itself, loopback and the host of --public-url are always allowed.",
         show_default=False,
     ),
-]
-NoTokenOption = Annotated[
-    bool,
-    typer.Option("--no-token", help="Require no control token. Any program on this machine can then run commands."),
 ]
 ParentOption = Annotated[
     int | None, typer.Option("--parent", hidden=True, help="End when the process with this id is gone.")

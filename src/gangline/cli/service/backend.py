@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from gangline.cli.options.node import read_engine_options
 from gangline.cli.service.node_addresses import NodesOption, ask_nodes
 from gangline.cli.terminal.output import DataOption, JsonOption, console, print_json, printable, run
+from gangline.domain.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from gangline.client.node import NodeClient
@@ -92,11 +93,22 @@ def add(
     as_json: JsonOption = False,
 ) -> None:
     """Add an engine, which must serve the same model as the others. The node keeps it across restarts."""
-    of_plugin = read_engine_options(options, "--options")
+    of_plugin = _read_options(options)
     _ask(
         *(data, node, as_json),
         lambda client: client.add_backend(url, kind=kind, label=label, api_key_env=key_env, options=of_plugin),
     )
+
+
+def _read_options(text: str | None) -> dict[str, Any]:
+    """Raises: InvalidRequest."""
+    try:
+        options: object = json.loads(text or "{}")
+    except ValueError as error:
+        raise InvalidRequest(f"--options is not JSON: {error}") from error
+    if not isinstance(options, dict):
+        raise InvalidRequest(f"--options must be a JSON object, got {text}.")
+    return cast("dict[str, Any]", options)
 
 
 @backend.command()

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import typer
 
-from gangline.cli.options.cluster import (
-    ClusterChoice,
-    NodeCpusOption,
-    NodeDataOption,
-    NodeResourcesOption,
-    NumNodesOption,
-    RayAddressOption,
-    read_resources,
-)
+from gangline.cli.options.settings import CLUSTER, with_settings
 from gangline.cli.processes.serving import GRACE_S, ParentOption, serve
-from gangline.cli.terminal.output import DataOption, JsonOption, LogFormatOption, ServerOption, read_log_format
+from gangline.cli.terminal.output import JsonOption
 from gangline.client.running import find_service
 from gangline.domain.errors import InvalidRequest, NodeError
-from gangline.settings import Settings
+from gangline.settings.service import ClusterSettings, Resolved
 
 if TYPE_CHECKING:
     from gangline.cli.service.cluster_node import ClusterNode
@@ -36,47 +28,33 @@ _EVERYWHERE = ("0.0.0.0", "::")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-def cluster(
-    node_options: Annotated[
-        list[str],
-        typer.Argument(metavar="NODE_OPTIONS", help="Behind `--`: options of `gangline node`: at least --engine."),
-    ],
-    server: ServerOption = None,
-    data: DataOption = None,
-    ray_address: RayAddressOption = None,
-    nodes: NumNodesOption = None,
-    node_cpus: NodeCpusOption = 1,
-    node_resources: NodeResourcesOption = None,
-    node_data: NodeDataOption = None,
-    log_format: LogFormatOption = None,
-    as_json: JsonOption = False,
-    parent: ParentOption = None,
-) -> None:
+@with_settings(CLUSTER)
+def cluster(settings: Resolved, as_json: JsonOption = False, parent: ParentOption = None) -> None:
     """Run nodes on a Ray cluster for a running server. Needs the extra `cluster`.
 
     Prints one line of JSON with Ray's address when the first node is ready, and runs the nodes until SIGTERM. Ray
     spreads them over its machines, restarts them, and replaces them when a machine is lost. `gangline up --cluster`
     also runs the server.
     """
-    choice = ClusterChoice(
-        ray_address=ray_address,
-        num_nodes=nodes,
-        node_cpus=node_cpus,
-        node_resources=node_resources,
-        node_data=node_data,
-    )
+    if not settings.node.engines:
+        raise InvalidRequest("nodes need an engine: give its URL behind `--`, or as `engines` in [node].")
     require_ray()
     from gangline.cli.service.cluster_node import ClusterNode
 
-    address = find_service(data, server)
+    address = find_service(settings.option("data_dir"), settings.option("server_url"))
     work = ClusterNode(
-        data_dir=(choice.node_data or data or Settings.from_environ().data_dir).absolute(),
+        data_dir=(settings.cluster.node_data or settings.machine.data_dir).absolute(),
         server_url=address.server_url,
         control_token=address.control_token,
-        options=tuple(node_options),
-        log_format=read_log_format(log_format),
+        settings=settings.node.model_dump_json(),
+        log_format=settings.machine.log_format,
     )
-    serve(lambda on_ready: _keep(work, choice, on_ready), kind="cluster", parent=parent, log_format=log_format)
+    serve(
+        lambda on_ready: _keep(work, settings.cluster, on_ready),
+        kind="cluster",
+        parent=parent,
+        log_format=settings.machine.log_format,
+    )
 
 
 def require_ray() -> None:
@@ -87,19 +65,19 @@ def require_ray() -> None:
         raise InvalidRequest("a cluster needs Ray, which is not installed: pip install 'gangline[cluster]'.")
 
 
-async def _keep(work: ClusterNode, choice: ClusterChoice, on_ready: Callable[[str], None]) -> None:
+async def _keep(work: ClusterNode, wanted: ClusterSettings, on_ready: Callable[[str], None]) -> None:
     import msgspec
 
     from gangline.cluster.nodes import RayNodes
     from gangline.cluster.ray import Needs, connected, machines, own_host
 
-    needs = Needs(cpus=choice.node_cpus, resources=read_resources(choice.node_resources))
-    async with connected(choice.ray_address) as address:
+    needs = Needs(cpus=wanted.node_cpus, resources=wanted.node_resources)
+    async with connected(wanted.ray_address) as address:
         found = await asyncio.to_thread(machines)
         server_url = url_for_nodes(work.server_url, own_host(), [one.host for one in found])
         nodes = RayNodes(
             msgspec.structs.replace(work, server_url=server_url),
-            num_nodes=choice.num_nodes or _one_each(needs, found),
+            num_nodes=wanted.num_nodes or _one_each(needs, found),
             needs=needs,
             stop_wait_s=_STOP_WAIT_S,
             on_ready=lambda: on_ready(address),

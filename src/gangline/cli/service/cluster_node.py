@@ -24,6 +24,8 @@ from gangline.cluster.actors import Place
 from gangline.domain.errors import NodeError, StoreError
 from gangline.gateway.node import reap
 from gangline.private import make_private_folder, open_data_folder
+from gangline.settings.node import NodeSettings
+from gangline.settings.service import write_tables
 from gangline.telemetry.logs import LogFormat
 
 __all__ = ["ClusterNode", "node_id_at"]
@@ -45,8 +47,8 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
     """On each machine."""
     server_url: str
     control_token: str | None
-    options: tuple[str, ...]
-    """Of `gangline node`."""
+    settings: str
+    """The nodes' `NodeSettings` as JSON, which is read after the versions are compared."""
     log_format: LogFormat = "text"
     version: str = __version__
     """Of whoever asks for the node."""
@@ -78,11 +80,13 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
             raise NodeError(
                 f"{place.machine} cannot write to the data folder {self.data_dir}: {error.strerror}. Choose another."
             ) from error
-        where = ("--data", str(self.data_dir), "--id", node_id, "--host", place.host, "--server", self.server_url)
+        settings = NodeSettings.model_validate_json(self.settings)
+        here = settings.model_copy(update={"node_id": node_id, "host": place.host})
         token = {} if self.control_token is None else {"GANGLINE_TOKEN": self.control_token}
         return Child(
             "node",
-            ["node", *where, *self.options],
+            ["node", "--data", str(self.data_dir), "--server", self.server_url],
+            tables=write_tables(node=here),
             log_path=logs / f"{node_id}.log",
             env={**os.environ, **token, "GANGLINE_LOG_FORMAT": self.log_format},
             port=0,

@@ -4,99 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Annotated
+from typing import Any
 
 import typer
 
-from gangline.cli.options.node import (
-    AdoptGraceOption,
-    AffinityOption,
-    CallLimitsOption,
-    CaptureOption,
-    EngineKeyOption,
-    EngineKindOption,
-    EngineOptionsOption,
-    SamplingOption,
-    read_call_limits,
-    read_capture,
-    read_engine_options,
-    read_policy,
-)
-from gangline.cli.options.stages import (
-    BreakerFaultsOption,
-    BreakerPauseOption,
-    DiskReserveOption,
-    HookOption,
-    HookTimeoutOption,
-    InitWorkersOption,
-    PostrunWorkersOption,
-    PrewarmWorkersOption,
-    ReadySlotsOption,
-    RunSlotsOption,
-    StageChoice,
-    StuckAfterOption,
-)
+from gangline.cli.options.settings import NODE, with_settings
 from gangline.cli.options.tracing import traces_of
-from gangline.cli.processes.serving import (
-    AllowedHostOption,
-    HostOption,
-    NoTokenOption,
-    ParentOption,
-    PublicUrlOption,
-    serve,
-)
-from gangline.cli.terminal.output import DataOption, JsonOption, LogFormatOption
+from gangline.cli.processes.serving import ParentOption, serve
+from gangline.cli.terminal.output import JsonOption
 from gangline.client.running import Service, find_service, refuse_both
 from gangline.domain.errors import InvalidRequest
-from gangline.settings import Settings
+from gangline.settings.node import NodeSettings
+from gangline.settings.service import Resolved
 
 __all__ = ["register"]
 
 
-def node(
-    engine: Annotated[
-        list[str], typer.Option("--engine", help="URL of an inference engine; may be given again.", show_default=False)
-    ],
-    server: Annotated[
-        str | None,
-        typer.Option("--server", help="URL of the server. Default: the running one.", show_default=False),
-    ] = None,
-    data: DataOption = None,
-    node_id: Annotated[
-        str | None,
-        typer.Option(
-            "--id", help="Default: node-HOSTNAME. A second node with the same id is refused.", show_default=False
-        ),
-    ] = None,
-    engine_kind: EngineKindOption = "auto",
-    engine_options: EngineOptionsOption = None,
-    engine_wait: Annotated[float, typer.Option("--engine-wait", help="Seconds the engine may take to be up.")] = 60,
-    engine_key_env: EngineKeyOption = None,
-    affinity_slack: AffinityOption = 0,
-    capture: CaptureOption = "ids",
-    sampling: SamplingOption = None,
-    call_limits: CallLimitsOption = None,
-    run_slots: RunSlotsOption = 16,
-    ready_slots: ReadySlotsOption = 8,
-    init_workers: InitWorkersOption = 4,
-    prewarm_workers: PrewarmWorkersOption = 2,
-    postrun_workers: PostrunWorkersOption = 4,
-    breaker_faults: BreakerFaultsOption = 8,
-    breaker_pause: BreakerPauseOption = 10,
-    stuck_after: StuckAfterOption = 60,
-    disk_reserve: DiskReserveOption = None,
-    hook: HookOption = None,
-    hook_timeout: HookTimeoutOption = 60,
-    adopt_grace: AdoptGraceOption = 60,
-    host: HostOption = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="0 is any free one.")] = 0,
-    public_url: PublicUrlOption = None,
-    allowed_host: AllowedHostOption = None,
-    no_token: NoTokenOption = False,
-    log_format: LogFormatOption = None,
-    as_json: JsonOption = False,
-    parent: ParentOption = None,
-) -> None:
+@with_settings(NODE)
+def node(settings: Resolved, as_json: JsonOption = False, parent: ParentOption = None) -> None:
     """Run a node: it leases sessions, runs them in sandboxes, and answers their model calls.
 
     Prints one line of JSON with its url when it is ready, and serves until SIGTERM or `gangline drain`. The control
@@ -105,54 +30,46 @@ def node(
     from gangline.gateway.node import reap
     from gangline.gateway.node import serve as serve_node
 
-    settings = Settings.from_environ()
-    stages = StageChoice(
-        run_slots=run_slots,
-        ready_slots=ready_slots,
-        init_workers=init_workers,
-        prewarm_workers=prewarm_workers,
-        postrun_workers=postrun_workers,
-        breaker_faults=breaker_faults,
-        breaker_pause=breaker_pause,
-        stuck_after=stuck_after,
-        disk_reserve=disk_reserve,
-        hooks=tuple(hook or ()),
-        hook_timeout=hook_timeout,
-    )
-    address = find_service(data, server)
-    token = _token_for(address, settings.control_token, no_token)
-    folder, name = data or settings.data_dir, node_id or f"node-{socket.gethostname()}"
-    with traces_of("node", settings) as traces:
+    wanted, machine = settings.node, settings.machine
+    if not wanted.engines:
+        raise InvalidRequest("a node needs an engine: give its URL with --engine, or as `engines` in [node].")
+    address = find_service(settings.option("data_dir"), settings.option("server_url"))
+    token = _token_for(address, machine.control_token, wanted.no_token)
+    name = wanted.node_id or f"node-{socket.gethostname()}"
+    with traces_of("node", machine) as traces:
         serve(
             lambda on_ready: serve_node(
-                data_dir=folder,
+                data_dir=machine.data_dir,
                 node_id=name,
                 server_url=address.server_url,
                 control_token=token,
-                engine_urls=engine,
-                engine_kind=engine_kind,
-                engine_options=read_engine_options(engine_options),
-                engine_wait_s=engine_wait,
-                engine_key_env=engine_key_env,
-                affinity_slack=affinity_slack,
-                capture=read_capture(capture),
-                sampling=read_policy(sampling),
-                call_limits=read_call_limits(call_limits),
-                **stages.options(),
-                adopt_grace_s=adopt_grace,
-                host=host,
-                port=port,
-                public_url=public_url,
-                allowed_hosts=allowed_host or (),
+                **_arguments(wanted),
                 on_ready=on_ready,
                 on_result=None if traces is None else traces.attempt_ended,
             ),
             kind="node",
             is_open=token is None,
             parent=parent,
-            log_format=log_format,
-            clean_up=lambda: asyncio.run(reap(folder, name)),
+            log_format=machine.log_format,
+            clean_up=lambda: asyncio.run(reap(machine.data_dir, name)),
         )
+
+
+def _arguments(wanted: NodeSettings) -> dict[str, Any]:
+    from gangline.gateway.health.breaker import Breaker
+    from gangline.gateway.sessions.pools import PoolSizes
+
+    same = ("engine_kind", "engine_wait_s", "engine_key_env", "engine_options", "affinity_slack", "capture")
+    same += ("call_limits", "host", "port", "public_url", "allowed_hosts", "stuck_after_s", "hooks", "adopt_grace_s")
+    return {
+        **{name: getattr(wanted, name) for name in same},
+        "engine_urls": wanted.engines,
+        "sampling": wanted.policy(),
+        "sizes": PoolSizes(**{name: getattr(wanted, name) for name in PoolSizes.model_fields}),
+        "breaker": Breaker(wanted.breaker_faults, pause_s=wanted.breaker_pause_s),
+        "disk_reserve_bytes": wanted.disk_reserve_bytes(),
+        "hook_budget_s": wanted.hook_timeout_s,
+    }
 
 
 def _token_for(address: Service, given: str | None, no_token: bool) -> str | None:

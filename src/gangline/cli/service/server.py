@@ -5,42 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from gangline.cli.options.storage import DatabaseOption, KeepDaysOption, KeepGbOption, ResultsOption, StorageChoice
+from gangline.cli.options.settings import SERVER, with_settings
 from gangline.cli.options.tracing import traces_of
-from gangline.cli.processes.serving import (
-    AllowedHostOption,
-    HostOption,
-    NoTokenOption,
-    ParentOption,
-    PublicUrlOption,
-    serve,
-)
-from gangline.cli.terminal.output import DataOption, JsonOption, LogFormatOption
+from gangline.cli.processes.serving import ParentOption, serve
+from gangline.cli.terminal.output import JsonOption
 from gangline.client import running
-from gangline.settings import Settings
+from gangline.settings.service import Resolved, ServerSettings
+
+if TYPE_CHECKING:
+    from gangline.server.run import Storage
 
 __all__ = ["register"]
 
+_DAY_S = 86_400.0
 
-def server(
-    data: DataOption = None,
-    host: HostOption = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 picks a free one.")] = 8700,
-    public_url: PublicUrlOption = None,
-    allowed_host: AllowedHostOption = None,
-    no_token: NoTokenOption = False,
-    database: DatabaseOption = None,
-    results: ResultsOption = None,
-    keep_days: KeepDaysOption = None,
-    keep_gb: KeepGbOption = None,
-    log_format: LogFormatOption = None,
-    as_json: JsonOption = False,
-    parent: ParentOption = None,
-) -> None:
+
+@with_settings(SERVER)
+def server(settings: Resolved, as_json: JsonOption = False, parent: ParentOption = None) -> None:
     """Run a rollout server: tasks, groups, leases, results, callbacks.
 
     Prints one line of JSON with its URL when it is ready, and serves until SIGTERM. The control token comes from
@@ -49,31 +34,38 @@ def server(
     """
     from gangline.server.run import serve as serve_server
 
-    settings = Settings.from_environ()
-    choice = StorageChoice(
-        database=database or settings.database_url, results=results, keep_days=keep_days, keep_gb=keep_gb
-    )
-    storage = choice.checked().storage()
-    folder = data or settings.data_dir
-    token = running.service_token(folder, settings.control_token, no_token=no_token)
-    with traces_of("server", settings) as traces:
+    wanted, machine = settings.server, settings.machine
+    folder = machine.data_dir
+    token = running.service_token(folder, machine.control_token, no_token=wanted.no_token)
+    with traces_of("server", machine) as traces:
         serve(
             lambda on_ready: serve_server(
                 data_dir=folder,
-                host=host,
-                port=port,
-                public_url=public_url,
-                allowed_hosts=allowed_host or (),
+                host=wanted.host,
+                port=wanted.port,
+                public_url=wanted.public_url,
+                allowed_hosts=wanted.allowed_hosts,
                 control_token=token,
-                on_ready=lambda url: _tell(folder, url, public_url, token, on_ready),
-                storage=storage,
+                on_ready=lambda url: _tell(folder, url, wanted.public_url, token, on_ready),
+                storage=_storage(wanted, machine.database_url),
                 on_task_ended=None if traces is None else traces.task_ended,
             ),
             kind="server",
             is_open=token is None,
             parent=parent,
-            log_format=log_format,
+            log_format=machine.log_format,
         )
+
+
+def _storage(wanted: ServerSettings, database_url: str | None) -> Storage:
+    from gangline.server.run import Storage
+    from gangline.store.sql.retention import Keep
+
+    keep = Keep(
+        for_s=None if wanted.keep_days is None else wanted.keep_days * _DAY_S,
+        max_bytes=None if wanted.keep_gb is None else int(wanted.keep_gb * 1e9),
+    )
+    return Storage(database_url=database_url, results_url=wanted.results, keep=keep)
 
 
 def _tell(folder: Path, url: str, public_url: str | None, token: str | None, on_ready: Callable[[str], None]) -> None:

@@ -9,14 +9,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gangline.domain.conversation import Document, ModelCall, ToolResult
-from gangline.domain.errors import InvalidRequest, LimitExceeded, TooMany
+from gangline.domain.errors import LimitExceeded, TooMany
 from gangline.domain.ids import RECORD_KEY
-from gangline.plugins import explain
+from gangline.settings.node import CallLimits
 
-__all__ = ["BytesInFlight", "CallLimits", "TakenBytes", "check_body", "check_call", "read_limits", "too_many_bytes"]
+__all__ = ["BytesInFlight", "TakenBytes", "check_body", "check_call", "too_many_bytes"]
 
 OPTION = "--call-limits"
 _CONVERSATION = ("messages", "input", "contents")
@@ -26,24 +25,6 @@ _MAX_URL_ESCAPES = 10_000
 _MAX_KEYS = 2_048
 """Each takes a fraction of a microsecond, whenever the document's text is looked at."""
 _SHORTEN = "shorten or compact the conversation"
-
-
-class CallLimits(BaseModel):
-    """Limits of one model call. Each is set by its name in `--call-limits`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    max_body_bytes: int = Field(default=8 << 20, ge=1024)
-    """Bytes of a body, decompressed."""
-    max_messages: int = Field(default=4096, ge=1)
-    """Messages or items of a conversation."""
-    max_tools: int = Field(default=1024, ge=0)
-    max_parts: int = Field(default=8192, ge=1)
-    """Content parts of all messages together."""
-    max_definition_bytes: int = Field(default=512 << 10, ge=1024)
-    """Bytes of one field that is no part of the conversation: the tools with their schemas, a response format."""
-    max_in_flight_bytes: int = Field(default=32 << 20, ge=1024)
-    """Bytes of all bodies whose calls one session has in flight."""
 
 
 class BytesInFlight:
@@ -130,14 +111,6 @@ def too_many_bytes(limits: CallLimits) -> LimitExceeded:
         f"max_body_bytes in the node's {OPTION}.",
         max_body_bytes=limits.max_body_bytes,
     )
-
-
-def read_limits(text: str | None) -> CallLimits:
-    """The option's JSON. Raises: InvalidRequest."""
-    try:
-        return CallLimits.model_validate_json(text or "{}")
-    except ValidationError as error:
-        raise InvalidRequest(f"{OPTION}: {explain(error)}") from error
 
 
 def _num_items(value: msgspec.Raw | None) -> int:

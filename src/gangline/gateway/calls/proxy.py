@@ -35,12 +35,13 @@ from gangline.domain.errors import (
 from gangline.domain.open_files import out_of_files
 from gangline.engines.contract import EngineCapabilities
 from gangline.gateway.calls.dialect_routes import DialectRoutes, Match
-from gangline.gateway.calls.limits import BytesInFlight, CallLimits, TakenBytes, too_many_bytes
+from gangline.gateway.calls.limits import BytesInFlight, TakenBytes, too_many_bytes
 from gangline.gateway.calls.readers import Readers
 from gangline.gateway.calls.reading import CallRead, is_large, read_here
 from gangline.gateway.calls.retries import Answering, Attendance
 from gangline.gateway.calls.session import ModelSession, key_digest
 from gangline.http.listening import LIMITS, read_pieces
+from gangline.settings.node import CallLimits
 from gangline.telemetry.logs import FewRefusals, stays_session_in_logs
 
 __all__ = ["Proxy"]

@@ -22,9 +22,9 @@ import msgspec
 from gangline.dialects.contract import Dialect, RawRequest
 from gangline.domain.conversation import Message
 from gangline.domain.errors import GanglineError
-from gangline.gateway.calls.limits import CallLimits
 from gangline.gateway.calls.reading import CallRead, read_ahead
 from gangline.gateway.truth.volatile import VolatileText
+from gangline.settings.node import CallLimits
 
 __all__ = ["HEAD", "Answer", "Messages", "Question", "Refusal"]
 

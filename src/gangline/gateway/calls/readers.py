@@ -29,10 +29,10 @@ from gangline.dialects.contract import Dialect, RawRequest
 from gangline.domain import errors
 from gangline.domain.conversation import Message
 from gangline.domain.errors import GanglineError, LimitExceeded, NodeError
-from gangline.gateway.calls.limits import CallLimits
 from gangline.gateway.calls.reader_child import HEAD, Answer, Messages, Question, Refusal
 from gangline.gateway.calls.reading import CallRead
 from gangline.gateway.calls.session import ModelSession
+from gangline.settings.node import CallLimits
 
 __all__ = ["Readers"]
 

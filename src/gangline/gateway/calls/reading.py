@@ -13,10 +13,11 @@ import numpy as np
 from gangline.dialects.contract import Dialect, RawRequest
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import LimitExceeded
-from gangline.gateway.calls.limits import CallLimits, check_body, check_call
+from gangline.gateway.calls.limits import check_body, check_call
 from gangline.gateway.calls.retries import CallMark, mark_of
 from gangline.gateway.truth.placing import Digests, meaning_of, unknown
 from gangline.gateway.truth.volatile import VolatileText
+from gangline.settings.node import CallLimits
 
 __all__ = ["CallRead", "is_large", "read_ahead", "read_here"]
 

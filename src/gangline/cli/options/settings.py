@@ -1,0 +1,223 @@
+"""Options of the commands that serve, made from the settings' models.
+
+A command's function takes `Resolved` first; `with_settings` puts an option for each of its settings before the
+function's own parameters, and reads all sources when the command is run.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+import typer
+
+from gangline.domain.errors import InvalidRequest
+from gangline.settings.fields import Leaf
+from gangline.settings.service import FROM_STDIN, LEAVES, Resolved, read_tables, resolve
+from gangline.settings.sources import CONFIG_VARIABLE
+
+__all__ = [
+    "CLUSTER",
+    "COMMANDS",
+    "NODE",
+    "SERVER",
+    "UP",
+    "ConfigOption",
+    "ServedCommand",
+    "given_to",
+    "with_settings",
+]
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help=f"Config file. Default: {CONFIG_VARIABLE}, else ./gangline.toml where it exists.",
+        show_default=False,
+    ),
+]
+_NODE_OPTIONS = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="NODE_OPTIONS", help="Behind `--`: options of `gangline node`, such as --engine."),
+]
+_FROM_STDIN = Annotated[bool, typer.Option(FROM_STDIN, hidden=True)]
+
+
+def _table(name: str, *without: str) -> tuple[str, ...]:
+    return tuple(key for key, leaf in LEAVES.items() if leaf.table == name and leaf.name not in without)
+
+
+class ServedCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """A command, the settings that it has options for, and its own defaults."""
+
+    name: str
+    options: tuple[str, ...]
+    """Keys, in the order of `--help`."""
+    others: tuple[str, ...] = ()
+    """Keys that it reads, and has no options for."""
+    defaults: Mapping[str, Any] = {}
+    """Where they differ from the models'."""
+    help: Mapping[str, str] = {}
+    """Where an option means something else than in the commands that its table belongs to."""
+    panels: Mapping[str, str] = {}
+    """Panel of `--help`, by table."""
+    is_child: bool = True
+    """Whether a parent may hand over tables on stdin."""
+    takes_node_options: bool = False
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All that it reads."""
+        machine = tuple(key for key in _table("") if key not in self.options)
+        return (*machine, *self.options, *self.others)
+
+    def default(self, key: str) -> Any:
+        return self.defaults.get(key, LEAVES[key].field.default)
+
+
+_STORAGE = ("database_url", "server.results", "server.keep_days", "server.keep_gb")
+_OF_NODES = _table("node", "node_id", "host", "port", "public_url", "allowed_hosts", "no_token")
+SERVER = ServedCommand(
+    name="server",
+    options=("data_dir", "database_url", *_table("server"), "log_format"),
+)
+NODE = ServedCommand(
+    name="node",
+    options=("server_url", "data_dir", *_table("node"), "log_format"),
+)
+CLUSTER = ServedCommand(
+    name="cluster",
+    options=("server_url", "data_dir", *_table("cluster"), "log_format"),
+    others=_OF_NODES,
+    panels={"cluster": "Cluster"},
+    takes_node_options=True,
+)
+UP = ServedCommand(
+    name="up",
+    options=(
+        *("data_dir", "server.host", "server.port", "server.public_url", "server.allowed_hosts"),
+        *("node.engines", "up.tokenizer", *(key for key in _OF_NODES if key != "node.engines")),
+        *(*_STORAGE, "up.on_cluster", *_table("cluster"), "log_format"),
+    ),
+    others=("node.node_id", "node.host", "node.port", "node.public_url", "node.allowed_hosts"),
+    defaults={"node.engines": ("embedded:smollm2",), "node.engine_wait_s": 10.0, "node.node_id": "node-1"},
+    help={
+        "server.host": "Address to listen on. Default: 127.0.0.1; with --cluster, every address.",
+        "server.port": "Port of the server; 0 picks a free one. Default: 8700, or any if taken.",
+        "node.engines": "URL of a running engine, embedded:MODEL, or scripted:FILE. URLs of more engines may follow.",
+    },
+    panels={"cluster": "Cluster", "up.on_cluster": "Cluster"},
+    is_child=False,
+)
+COMMANDS = {command.name: command for command in (UP, SERVER, NODE, CLUSTER)}
+
+
+def _type_of(leaf: Leaf) -> Any:
+    if leaf.is_list:
+        return list[get_args(leaf.kind)[0]]
+    return str if leaf.is_document or get_origin(leaf.kind) is Literal else leaf.kind
+
+
+def _limits(leaf: Leaf) -> str:
+    lowest = next((one.ge for one in leaf.field.metadata if hasattr(one, "ge")), 0)
+    highest = next((one.le for one in leaf.field.metadata if hasattr(one, "le")), None)
+    return (f" At least {lowest}." if lowest else "") + ("" if highest is None else f" At most {highest}.")
+
+
+def _default_shown(leaf: Leaf, default: Any, help_text: str) -> Any:
+    """The default as Typer shows it; None for one that is explained in words, or is nothing."""
+    if "Default:" in help_text or leaf.is_document or default == ():
+        return None
+    if leaf.is_list:
+        return list(default)
+    return int(default) if isinstance(default, float) and default.is_integer() else default
+
+
+def _parameter(command: ServedCommand, key: str) -> inspect.Parameter:
+    """A parameter as Typer reads it. Its default is only shown: `given_in` tells given options apart."""
+    leaf = LEAVES[key]
+    help_text = command.help.get(key) or " ".join((leaf.field.description or "").split())
+    shown = _default_shown(leaf, command.default(key), help_text)
+    option = typer.Option(
+        leaf.option,
+        help=f"{help_text}{_limits(leaf)} Environment: {leaf.env[0]}.",
+        metavar="|".join(get_args(leaf.kind)) if get_origin(leaf.kind) is Literal else None,
+        show_default=shown is not None and leaf.kind is not bool,
+        rich_help_panel=command.panels.get(key) or command.panels.get(leaf.table),
+    )
+    kind = _type_of(leaf)
+    return _keyword(key.replace(".", "__"), Annotated[kind if shown is not None else kind | None, option], shown)
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def given_in(context: Any) -> dict[str, Any]:
+    """Values by key, of the options that are on the command line."""
+    given: dict[str, Any] = {}
+    for name, value in context.params.items():
+        key, source = name.replace("__", ".", 1), context.get_parameter_source(name)
+        if key in LEAVES and source is not None and source.name == "COMMANDLINE":
+            given[key] = value
+    return {**given, **_node_options(context.params.get("node_options"))}
+
+
+def given_to(command: ServedCommand, arguments: Sequence[str]) -> dict[str, Any]:
+    """The same for a command line that is not run. Raises: usage errors of Typer."""
+
+    def nothing(_resolved: Resolved) -> None:
+        return None
+
+    app = typer.Typer(add_completion=False)
+    app.command(command.name)(with_settings(command)(nothing))
+    parser: Any = typer.main.get_command(app)
+    return given_in(parser.make_context(f"gangline {command.name}", list(arguments)))
+
+
+def _node_options(arguments: Sequence[str] | None) -> dict[str, Any]:
+    """Raises: InvalidRequest for an option that is the cluster's own."""
+    given = given_to(NODE, arguments) if arguments else {}
+    for key in given:
+        if key not in CLUSTER.others:
+            raise InvalidRequest(f"{LEAVES[key].option} does not belong behind `--`: a cluster's nodes do not take it.")
+    return given
+
+
+def with_settings(command: ServedCommand) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator of a command's function. Beside the settings' options the command has `--config`."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+
+        @functools.wraps(function)
+        def run(context: typer.Context, **given: Any) -> None:
+            if (config := given["config"]) is not None:
+                # Whatever reads settings later in this process reads the same file.
+                os.environ[CONFIG_VARIABLE] = str(config.absolute())
+            resolved = resolve(
+                given_in(context),
+                handed_over=read_tables(sys.stdin.buffer.read()) if given.get("from_stdin") else None,
+                defaults=command.defaults,
+            )
+            function(resolved, **{one.name: given[one.name] for one in own})
+
+        parameters = [
+            inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
+            *([_keyword("node_options", _NODE_OPTIONS, None)] if command.takes_node_options else ()),
+            *(_parameter(command, key) for key in command.options),
+            _keyword("config", ConfigOption, None),
+            *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own),
+            *([_keyword("from_stdin", _FROM_STDIN, False)] if command.is_child else ()),
+        ]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return decorate

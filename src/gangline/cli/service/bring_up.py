@@ -1,0 +1,295 @@
+"""The whole service as children of one process: engine, server, and a node or a cluster's nodes.
+
+`Plan` says what to start, `run_service` starts it, keeps it running around a body, and ends all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from gangline.cli.terminal.output import notes
+from gangline.client import running
+from gangline.domain.errors import InvalidRequest, NodeError, PortUnavailable
+from gangline.private import make_private_file, make_private_folder, open_data_folder
+from gangline.settings.node import NodeSettings
+from gangline.settings.service import ClusterSettings, ServerSettings, write_tables
+from gangline.telemetry.logs import LogFormat
+
+if TYPE_CHECKING:
+    from gangline.cli.processes.child import Child
+    from gangline.cli.processes.supervisor import Supervisor
+
+__all__ = ["Plan", "bring_up", "run_service", "server_child"]
+
+T = TypeVar("T")
+
+DEFAULT_PORT = 8700
+DEFAULT_ENGINE = "embedded:smollm2"
+DEFAULT_NODE = NodeSettings(node_id="node-1", engine_wait_s=10.0)
+"""A running engine that is named to `gangline up` is expected to be up."""
+_ROOM_WAIT_S = 3600.0
+"""Seconds until Ray must have room for the first node: a cluster may have to start machines."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A service to start."""
+
+    data_dir: Path
+    port: int | None = None
+    """The server's; None is the usual one, or any free one where that is taken."""
+    server: ServerSettings = ServerSettings()
+    """Its port does not count."""
+    engine: str = DEFAULT_ENGINE
+    more_engines: tuple[str, ...] = ()
+    """URLs of running ones beside it."""
+    tokenizer: str = "smollm2"
+    """Tokenizer of a scripted engine."""
+    node: NodeSettings = DEFAULT_NODE
+    """Its engines do not count."""
+    cluster: ClusterSettings | None = None
+    """Where nodes run in a Ray cluster; None is one node on this machine."""
+    control_token: str | None = None
+    log_format: LogFormat = "text"
+    environment: Mapping[str, str] = {}
+    """More variables of all children."""
+
+
+def _engine_child(plan: Plan) -> Child | None:
+    """The engine to start; None when a running one is named. Raises: InvalidRequest."""
+    from gangline.cli.processes.child import Child
+
+    kind, _, what = plan.engine.partition(":")
+    if kind in ("http", "https"):
+        return None
+    if plan.cluster is not None:
+        raise InvalidRequest(
+            f"the nodes of a cluster need running engines, and {plan.engine!r} would be one of this machine alone. "
+            "Give --engine URL, as the nodes' machines reach it."
+        )
+    if kind == "embedded":
+        arguments = ["engine", "--model", what or "smollm2", *_allowed(plan)]
+    elif kind == "scripted" and what:
+        arguments = ["engine", "--scripted", str(Path(what).resolve()), "--tokenizer", plan.tokenizer, *_allowed(plan)]
+    else:
+        raise InvalidRequest(
+            f"unknown engine {plan.engine!r}. Give the URL of a running engine (http://HOST:PORT), embedded:MODEL "
+            "(such as embedded:smollm2), or scripted:FILE."
+        )
+    return Child(
+        "engine", arguments, log_path=_log_path(plan, "engine"), env=_environment(plan), port=0, ready_timeout_s=1800
+    )
+
+
+def _allowed(plan: Plan) -> tuple[str, ...]:
+    return tuple(argument for host in plan.server.allowed_hosts for argument in ("--allowed-host", host))
+
+
+def _log_path(plan: Plan, name: str) -> Path:
+    return plan.data_dir / "logs" / f"{name}.log"
+
+
+def _is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _server_port(plan: Plan) -> int:
+    """Raises: NodeError when the asked-for port is in use."""
+    if plan.port is None:
+        return DEFAULT_PORT if _is_free(plan.server.host, DEFAULT_PORT) else 0
+    if plan.port and not _is_free(plan.server.host, plan.port):
+        raise PortUnavailable(
+            f"port {plan.port} on {plan.server.host} is in use, or not ours to take. Choose another with --port, or 0 "
+            "for any."
+        )
+    return plan.port
+
+
+def _environment(plan: Plan) -> dict[str, str]:
+    return {**os.environ, **plan.environment, "GANGLINE_LOG_FORMAT": plan.log_format}
+
+
+def server_child(plan: Plan, env: Mapping[str, str]) -> Child:
+    """Another program may take the usual port after it was found free. Raises: as `_server_port`."""
+    from gangline.cli.processes.child import Child
+
+    return Child(
+        "server",
+        ["server", "--data", str(plan.data_dir)],
+        log_path=_log_path(plan, "server"),
+        env=env,
+        port=_server_port(plan),
+        may_move=plan.port is None,
+        tables=write_tables(server=plan.server),
+    )
+
+
+async def bring_up(plan: Plan, supervisor: Supervisor, token: str) -> running.Running:
+    """Start engine, server and nodes; returns when all are ready, in a cluster when the first node is.
+
+    Raises: the error of the first that failed.
+    """
+    env = {**_environment(plan), "GANGLINE_TOKEN": token}
+    engine = _engine_child(plan)
+    server = server_child(plan, env)
+    await supervisor.start(*([engine] if engine else []), server)
+    engine_url = engine.url if engine else plan.engine
+    node = plan.node.model_copy(update={"engines": (engine_url, *plan.more_engines)})
+    nodes = (
+        _node_child(plan, node, server, env)
+        if plan.cluster is None
+        else _cluster_child(plan, plan.cluster, node, server, env)
+    )
+    await supervisor.start(nodes)
+    return running.Running(
+        server_url=server.url,
+        node_urls=(nodes.url,) if plan.cluster is None else (),
+        control_token=token,
+        pid=os.getpid(),
+        engine_url=engine_url,
+        pids=supervisor.pids(),
+    )
+
+
+def _node_child(plan: Plan, node: NodeSettings, server: Child, env: Mapping[str, str]) -> Child:
+    from gangline.cli.processes.child import Child
+
+    return Child(
+        "node",
+        ["node", "--data", str(plan.data_dir), "--server", server.url],
+        log_path=_log_path(plan, "node"),
+        env=env,
+        port=node.port,
+        may_end=True,
+        tables=write_tables(node=node),
+    )
+
+
+def _cluster_child(
+    plan: Plan, cluster: ClusterSettings, node: NodeSettings, server: Child, env: Mapping[str, str]
+) -> Child:
+    from gangline.cli.processes.child import Child
+
+    return Child(
+        "cluster",
+        ["cluster", "--data", str(plan.data_dir), "--server", _url_for_cluster(plan, server)],
+        log_path=_log_path(plan, "cluster"),
+        env=env,
+        port=None,
+        ready_timeout_s=_ROOM_WAIT_S,
+        tables=write_tables(cluster=cluster, node=node),
+    )
+
+
+def _url_for_cluster(plan: Plan, server: Child) -> str:
+    """Of the server; one that listens everywhere stays so here, for only Ray knows this machine's address in it."""
+    return (
+        plan.server.public_url
+        or f"http://{f'[{plan.server.host}]' if ':' in plan.server.host else plan.server.host}:{server.port}"
+    )
+
+
+async def run_service(plan: Plan, body: Callable[[running.Running], Awaitable[T]]) -> T:
+    """Bring the service up, await `body`, end everything; children that die meanwhile are started again.
+
+    Raises: what `body` raised; GanglineError when the service cannot be started or kept; asyncio.CancelledError after
+    SIGTERM, SIGINT or SIGHUP (a second one does not wait for anything).
+    """
+    from gangline.cli.processes.supervisor import Supervisor
+
+    _make_folders(plan.data_dir)
+    with running.held(plan.data_dir):
+        token = running.keep_token(plan.data_dir, plan.control_token)
+        live: list[running.Running] = []
+        supervisor = Supervisor(on_change=lambda: _republish(plan.data_dir, live, supervisor))
+        async with _ended_by_signals(supervisor, plan):
+            live.append(await bring_up(plan, supervisor, token))
+            running.publish(plan.data_dir, live[0])
+            return await _first_of(body(live[0]), supervisor.keep())
+
+
+def _republish(data_dir: Path, live: list[running.Running], supervisor: Supervisor) -> None:
+    running.publish(data_dir, msgspec.structs.replace(live[0], pids=supervisor.pids()))
+
+
+def _make_folders(data_dir: Path) -> None:
+    try:
+        open_data_folder(data_dir)
+        make_private_folder(data_dir / "logs")
+        make_private_file(data_dir / "up.lock")
+    except OSError as error:
+        raise NodeError(
+            f"cannot write to the data folder {data_dir}: {error.strerror}. Choose one with --data."
+        ) from error
+
+
+@contextlib.asynccontextmanager
+async def _ended_by_signals(supervisor: Supervisor, plan: Plan) -> AsyncGenerator[None]:
+    """The first signal cancels the current task, later ones hurry; children are stopped on every way out."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+    stopping = signalled = False
+
+    def on_signal() -> None:
+        nonlocal stopping, signalled
+        signalled = True
+        if stopping:
+            notes().print("Stopping at once.")
+            supervisor.hurry()
+        else:
+            stopping = True
+            notes().print("Stopping; Ctrl-C again to stop at once.")
+            task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        stopping = True
+        if "node" in await supervisor.stop(notes().print if signalled else _silently):
+            await _reap_after_node(plan)
+        running.forget(plan.data_dir)
+    if signalled:
+        raise asyncio.CancelledError  # it came after the body was done, and means what would follow
+
+
+def _silently(_line: str) -> None:
+    return None
+
+
+async def _reap_after_node(plan: Plan) -> None:
+    from gangline.gateway.node import reap
+
+    await reap(plan.data_dir, str(plan.node.node_id))
+
+
+async def _first_of(body: Awaitable[T], keeping: Awaitable[None]) -> T:
+    """What `body` gives, unless the service breaks before."""
+    work, keeper = asyncio.ensure_future(body), asyncio.ensure_future(keeping)
+    try:
+        await asyncio.wait({work, keeper}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            await keeper
+        return await work
+    finally:
+        work.cancel()
+        keeper.cancel()
+        await asyncio.gather(work, keeper, return_exceptions=True)

@@ -1,0 +1,11 @@
+"""Settings: one model each for a machine, a server, a node and a cluster's nodes, behind options and gangline.toml.
+
+`machine` holds the settings that every command reads, `node` and `service` those of the commands that serve.
+`service.resolve` merges the sources (`sources`), and is the only reader of environment and config file beside
+`Settings.from_environ` and `read_secret`. Start with `node`.
+"""
+
+from gangline.settings.addresses import local_url, reachable_url
+from gangline.settings.machine import Settings, read_secret
+
+__all__ = ["Settings", "local_url", "reachable_url", "read_secret"]

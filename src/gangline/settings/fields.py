@@ -1,0 +1,108 @@
+"""Names of a setting beside its field: key in gangline.toml, option, environment variables, and how a text holds it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+__all__ = ["TABLES", "Leaf", "Setting", "leaves_of"]
+
+TABLES = ("server", "node", "cluster", "up")
+"""Tables of gangline.toml. The machine's own settings stand above them."""
+
+
+class Setting(NamedTuple):
+    """Metadata of a field (`Annotated[int, Setting(...)]`) whose names do not follow from its own."""
+
+    option: str | None = None
+    """Option of the command line; None is the field's name with dashes."""
+    env: tuple[str, ...] = ()
+    """Environment variables, the first one that is set; empty is GANGLINE_TABLE__FIELD."""
+    words: bool = False
+    """Whether the variable holds a list as words, quoted as in a shell, rather than as JSON."""
+    is_secret: bool = False
+    """Whether it is read from the environment only, and never printed."""
+
+
+class Leaf(NamedTuple):
+    """One setting."""
+
+    table: str
+    """Empty for the machine's settings."""
+    name: str
+    field: FieldInfo
+    setting: Setting
+
+    @property
+    def key(self) -> str:
+        """Path in gangline.toml."""
+        return f"{self.table}.{self.name}" if self.table else self.name
+
+    @property
+    def option(self) -> str:
+        return self.setting.option or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def env(self) -> tuple[str, ...]:
+        # Two underscores: Kubernetes sets variables such as GANGLINE_SERVER_PORT for a service of that name.
+        return self.setting.env or (
+            "GANGLINE_" + (f"{self.table}__" if self.table else "").upper() + self.name.upper(),
+        )
+
+    @property
+    def kind(self) -> Any:
+        """Its type without None: a plain type, `tuple[item, ...]`, `dict[...]`, a Literal or a model."""
+        annotation: Any = self.field.annotation
+        if isinstance(annotation, UnionType):
+            annotation = next(one for one in get_args(annotation) if one is not type(None))
+        return annotation
+
+    @property
+    def is_list(self) -> bool:
+        return get_origin(self.kind) is tuple
+
+    @property
+    def is_document(self) -> bool:
+        """Whether one text holds it as JSON."""
+        return get_origin(self.kind) is dict or (isinstance(self.kind, type) and issubclass(self.kind, BaseModel))
+
+    def read(self, text: str) -> Any:
+        """The value in an environment variable, or in an option that holds JSON. Raises: ValueError."""
+        if self.is_list and get_args(self.kind)[0] is Path:
+            return [piece for piece in text.split(os.pathsep) if piece]
+        if self.is_list and self.setting.words:
+            return shlex.split(text)
+        if self.is_list or self.is_document:
+            try:
+                return json.loads(text)
+            except ValueError as error:
+                raise ValueError(f"it is not JSON: {error}") from error
+        return text
+
+    def write(self, value: Any) -> str:
+        """The reverse of `read`, for a child's environment."""
+        if self.is_list and get_args(self.kind)[0] is Path:
+            return os.pathsep.join(map(str, value))
+        if self.is_list and self.setting.words:
+            return shlex.join(value)
+        if self.is_list or self.is_document:
+            return json.dumps(value)
+        return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def leaves_of(models: Mapping[str, type[BaseModel]]) -> dict[str, Leaf]:
+    """Settings by their keys. models: by table, "" for the machine's settings."""
+    found = [
+        Leaf(table, name, field, next((one for one in field.metadata if isinstance(one, Setting)), Setting()))
+        for table, model in models.items()
+        for name, field in model.model_fields.items()
+    ]
+    return {leaf.key: leaf for leaf in found}

@@ -1,0 +1,104 @@
+"""Settings of a machine: where folders are, which container programs are used, which server is talked to."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from gangline.domain.errors import InvalidRequest
+from gangline.settings.fields import Setting
+from gangline.settings.sources import Origin, Sources
+
+__all__ = ["Settings", "machine_settings", "read_secret"]
+
+_Folder = Annotated[Path, AfterValidator(Path.expanduser)]
+
+
+def _expanded(paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    return tuple(path.expanduser() for path in paths)
+
+
+_Folders = Annotated[tuple[Path, ...], AfterValidator(_expanded)]
+
+
+class Settings(BaseModel):
+    """Settings that every command reads. Each has a default that works."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    data_dir: Annotated[_Folder, Setting(option="--data", env=("GANGLINE_DATA",))] = Path(".gangline")
+    """Data folder: database, journals, results, logs."""
+    tools_dir: Annotated[_Folder, AfterValidator(Path.resolve), Setting(env=("GANGLINE_TOOLS",))] = Field(
+        default_factory=lambda: Path("~/.local/share/gangline/tools").expanduser().resolve()
+    )
+    """Folder of installed agent programs (`node_modules` inside). Default: `~/.local/share/gangline/tools`."""
+    cache_dir: Annotated[_Folder, Setting(env=("GANGLINE_CACHE",))] = Field(
+        default_factory=lambda: Path("~/.cache/gangline").expanduser()
+    )
+    """Folder of converted models. Default: `$XDG_CACHE_HOME/gangline`, else `~/.cache/gangline`."""
+    expose: Annotated[_Folders, Setting(env=("GANGLINE_EXPOSE",))] = ()
+    """Host folders that sandboxes see read-only at the same path, beside the host's /usr and /etc. The Python that runs
+    Gangline and `tools_dir` are always among them. The variable separates them by `:`."""
+    hide: Annotated[_Folders, Setting(env=("GANGLINE_HIDE",))] = ()
+    """Host folders that no sandbox sees, even inside one that it does see. `data_dir`, and the data folder that a node
+    was started with, are always among them. The variable separates them by `:`."""
+    docker: Annotated[tuple[str, ...], Setting(env=("GANGLINE_DOCKER",), words=True)] = ("docker",)
+    """Command line of Docker, such as `docker --host unix:///run/d.sock`."""
+    apptainer: Annotated[tuple[str, ...], Setting(env=("GANGLINE_APPTAINER",), words=True)] = ("apptainer",)
+    """Command line of Apptainer."""
+    apptainer_fakeroot: bool = False
+    """Lets agents of runtime `apptainer` be root in their container, to install packages; for nodes of ordinary users
+    with subordinate ids."""
+    podman: Annotated[tuple[str, ...], Setting(env=("GANGLINE_PODMAN",), words=True)] = ("podman",)
+    """Command line of podman."""
+    container_options: Annotated[tuple[str, ...], Setting(env=("GANGLINE_CONTAINER_OPTIONS",), words=True)] = ()
+    """More options of `docker run` and `podman run`, such as `--gpus=all`."""
+    server_url: Annotated[str | None, Setting(option="--server", env=("GANGLINE_SERVER",))] = None
+    """URL of the server. Default: the service of the data folder. Its token comes from GANGLINE_TOKEN, else from
+    there."""
+    database_url: Annotated[str | None, Setting(option="--database", env=("GANGLINE_DATABASE",))] = None
+    """The server's database, postgresql://USER@HOST/NAME; a password comes from PGPASSWORD or ~/.pgpass. Default:
+    SQLite in the data folder."""
+    control_token: Annotated[str | None, Setting(env=("GANGLINE_TOKEN",), is_secret=True)] = None
+    """Opens the control plane."""
+    log_format: Literal["text", "json"] = "text"
+    """Log lines of the commands that serve: text, or json with one object per line."""
+    otel_endpoint: Annotated[
+        str | None, Setting(env=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"))
+    ] = None
+    """URL of an OpenTelemetry collector; server and nodes send it traces. Needs the extra `otel`, which reads the other
+    `OTEL_EXPORTER_OTLP_*` variables itself."""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Read environment and gangline.toml. Raises: InvalidRequest."""
+        return machine_settings(Sources.found(environ))[0]
+
+
+def machine_settings(sources: Sources) -> tuple[Settings, dict[str, Origin]]:
+    """The settings, and where each came from. Raises: InvalidRequest."""
+    values, origins = sources.values("", Settings)
+    base = sources.environ.get("XDG_CACHE_HOME")
+    if "cache_dir" not in values and base:
+        values["cache_dir"] = Path(base).expanduser() / "gangline"
+        origins["cache_dir"] = Origin("environment", "XDG_CACHE_HOME")
+    settings = Settings(**values)
+    own = (Path(sys.prefix), Path(sys.base_prefix), settings.tools_dir)
+    return settings.model_copy(update={"expose": tuple(dict.fromkeys((*own, *settings.expose)))}), origins
+
+
+def read_secret(name: str, environ: Mapping[str, str] | None = None) -> str:
+    """The value of the environment variable `name`. Requests and files name secrets and never hold them.
+
+    Raises: InvalidRequest when it is not set, or is one that opens Gangline itself.
+    """
+    value = (os.environ if environ is None else environ).get(name)
+    if not value or name == "GANGLINE_TOKEN":
+        why = "opens this service and is told to nobody" if value else "is not set where it is asked for"
+        raise InvalidRequest(f"the environment variable {name!r} {why}.")
+    return value

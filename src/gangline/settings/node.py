@@ -1,0 +1,122 @@
+"""Settings of a node: its engines, its stages, its policy over model calls, and the address that it listens on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from gangline.plugins import explain
+from gangline.settings.fields import Setting
+
+if TYPE_CHECKING:
+    from gangline.domain.task import SamplingPolicy
+
+__all__ = ["CallLimits", "NodeSettings"]
+
+_JsonTable = dict[str, Any]
+
+
+class CallLimits(BaseModel):
+    """Limits of one model call. Each is set by its name in `--call-limits`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    max_body_bytes: int = Field(default=8 << 20, ge=1024)
+    """Bytes of a body, decompressed."""
+    max_messages: int = Field(default=4096, ge=1)
+    """Messages or items of a conversation."""
+    max_tools: int = Field(default=1024, ge=0)
+    max_parts: int = Field(default=8192, ge=1)
+    """Content parts of all messages together."""
+    max_definition_bytes: int = Field(default=512 << 10, ge=1024)
+    """Bytes of one field that is no part of the conversation: the tools with their schemas, a response format."""
+    max_in_flight_bytes: int = Field(default=32 << 20, ge=1024)
+    """Bytes of all bodies whose calls one session has in flight."""
+
+
+def _read_policy(policy: dict[str, _JsonTable]) -> SamplingPolicy:
+    # Tasks' models take a tenth of a second to build, which `--help` does not need.
+    from gangline.domain.task import SamplingPolicy  # noqa: PLC0415
+
+    return SamplingPolicy.model_validate(policy)
+
+
+def _policy_is_valid(policy: dict[str, _JsonTable] | None) -> dict[str, _JsonTable] | None:
+    if policy is not None:
+        try:
+            _read_policy(policy)
+        except ValidationError as error:
+            raise ValueError(explain(error)) from error
+    return policy
+
+
+class NodeSettings(BaseModel):
+    """Settings of `gangline node`, in the table [node]."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    engines: Annotated[tuple[str, ...], Setting(option="--engine", words=True)] = ()
+    """URLs of inference engines; the option is repeatable."""
+    node_id: Annotated[str | None, Setting(option="--id")] = None
+    """Id of the node. A second node with the same id is refused. Default: node-HOSTNAME."""
+    engine_kind: str = "auto"
+    """Engine plug-in for these engines; auto asks the engine."""
+    engine_options: _JsonTable = {}
+    """Options of the engine plug-in, as JSON: {"parsers": {"thinking": "qwen3", "tools": "hermes"}}."""
+    engine_wait_s: Annotated[float, Setting(option="--engine-wait"), Field(ge=0)] = 60.0
+    """Seconds until a running engine must answer."""
+    engine_key_env: str | None = None
+    """Name of the environment variable with the engine's API key."""
+    affinity_slack: Annotated[int, Field(ge=0)] = 0
+    """Sessions of one task share an engine while it has fewer than this many more than the least loaded."""
+    capture: Literal["ids", "text"] = "ids"
+    """ids; or text, for engines that report no token ids: nothing can be trained."""
+    sampling: Annotated[dict[str, _JsonTable] | None, AfterValidator(_policy_is_valid)] = None
+    """Policy over the harness's sampling parameters, as JSON: {"temperature": {"override": 1}}."""
+    call_limits: CallLimits = CallLimits()
+    """Limits of one model call, as JSON: {"max_body_bytes": 8388608, "max_messages": 4096}."""
+    run_slots: Annotated[int, Field(ge=1)] = 16
+    """Agents that run at once."""
+    ready_slots: Annotated[int, Field(ge=0)] = 8
+    """Prepared sandboxes that wait to run; 0 prepares one only when it can run."""
+    init_workers: Annotated[int, Field(ge=1)] = 4
+    """Sandboxes prepared at once."""
+    prewarm_workers: Annotated[int, Field(ge=0)] = 2
+    """Graders' clean sandboxes prepared at once while agents run; 0 prepares each after its agent."""
+    postrun_workers: Annotated[int, Field(ge=1)] = 4
+    """Sessions graded at once."""
+    breaker_faults: Annotated[int, Field(ge=0)] = 8
+    """Sessions in a row that fail for one reason of the node's own before it pauses; 0 never pauses it."""
+    breaker_pause_s: Annotated[float, Setting(option="--breaker-pause"), Field(ge=0.1)] = 10.0
+    """Seconds of the first pause; each failed try doubles it."""
+    stuck_after_s: Annotated[float, Setting(option="--stuck-after"), Field(ge=0)] = 60.0
+    """Seconds beyond its budget after which a session is reported as stuck."""
+    disk_reserve_gib: Annotated[float | None, Setting(option="--disk-reserve"), Field(ge=0)] = None
+    """GiB kept free on the data folder's disk: below it no session is taken, below half of it the agent with the
+    largest sandbox is ended. 0 keeps none. Default: 2, or 5 % of a smaller disk."""
+    hooks: Annotated[tuple[str, ...], Setting(option="--hook")] = ()
+    """Shell commands that get each attempt's result as JSON on stdin; the option is repeatable."""
+    hook_timeout_s: Annotated[float, Setting(option="--hook-timeout"), Field(ge=0.1)] = 60.0
+    """Seconds that a hook may take."""
+    adopt_grace_s: Annotated[float, Setting(option="--adopt-grace"), Field(ge=0)] = 60.0
+    """Seconds that running agents outlive a killed node, so that its next start goes on with them; 0 ends them."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port to listen on; 0 picks a free one."""
+    public_url: str | None = None
+    """URL under which other machines reach it. Default: its address, or the machine's name if it listens on every
+    address."""
+    allowed_hosts: Annotated[tuple[str, ...], Setting(option="--allowed-host", words=True)] = ()
+    """Additional host names under which clients reach the control routes, such as that of a reverse proxy; the option
+    is repeatable. Its own address, loopback and the host of --public-url are always allowed."""
+    no_token: bool = False
+    """Require no control token. Any program on this machine can then run commands."""
+
+    def policy(self) -> SamplingPolicy | None:
+        """`sampling`, as the gateway applies it."""
+        return None if self.sampling is None else _read_policy(self.sampling)
+
+    def disk_reserve_bytes(self) -> int | None:
+        return None if self.disk_reserve_gib is None else int(self.disk_reserve_gib * (1 << 30))

@@ -1,0 +1,179 @@
+"""Settings of a server and of a cluster's nodes, and all tables of gangline.toml read together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gangline.domain.errors import InvalidRequest
+from gangline.plugins import explain
+from gangline.settings.fields import Leaf, Setting, leaves_of
+from gangline.settings.machine import Settings, machine_settings
+from gangline.settings.node import NodeSettings
+from gangline.settings.sources import DEFAULT, Origin, Sources
+
+__all__ = [
+    "FROM_STDIN",
+    "LEAVES",
+    "ClusterSettings",
+    "Resolved",
+    "ServerSettings",
+    "UpSettings",
+    "read_tables",
+    "resolve",
+    "write_tables",
+]
+
+FROM_STDIN = "--settings-from-stdin"
+"""Option of a child process that reads `write_tables` from its stdin."""
+_STRICT = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class ServerSettings(BaseModel):
+    """Settings of `gangline server`, in the table [server]."""
+
+    model_config = _STRICT
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8700
+    """Port to listen on; 0 picks a free one."""
+    public_url: str | None = None
+    """URL under which other machines reach it. Default: its address, or the machine's name if it listens on every
+    address."""
+    allowed_hosts: Annotated[tuple[str, ...], Setting(option="--allowed-host", words=True)] = ()
+    """Additional host names under which clients reach it, such as that of a reverse proxy; the option is repeatable.
+    Its own address, loopback and the host of --public-url are always allowed."""
+    no_token: bool = False
+    """Require no control token. Any program on this machine can then run commands."""
+    results: str | None = None
+    """Folder or fsspec URL (s3://BUCKET/PATH) for results. Default: in the data folder. Servers that share a database
+    must share it."""
+    keep_days: Annotated[float | None, Field(ge=0)] = None
+    """Days after its end when a task is removed. Default: never."""
+    keep_gb: Annotated[float | None, Field(ge=0)] = None
+    """Gigabytes of results beyond which the oldest ended tasks are removed. Default: no limit."""
+
+
+class ClusterSettings(BaseModel):
+    """Settings of nodes on a Ray cluster, in the table [cluster]."""
+
+    model_config = _STRICT
+
+    ray_address: str | None = None
+    """HOST:PORT of the Ray cluster. Default: RAY_ADDRESS, else the cluster of this machine."""
+    num_nodes: Annotated[int | None, Setting(option="--nodes"), Field(ge=1)] = None
+    """Number of nodes. Default: one for each of Ray's machines that has the resources of a node."""
+    node_cpus: Annotated[float, Field(ge=0)] = 1.0
+    """CPUs that a node asks of Ray; 0 is none."""
+    node_resources: dict[str, float] = {}
+    """Resources that a node asks of Ray beside CPUs, as JSON: {"sandboxes": 1}."""
+    node_data: Path | None = None
+    """Data folder of the nodes, on a disk of each machine. Default: the same path as --data."""
+
+
+class UpSettings(BaseModel):
+    """Settings of `gangline up` alone, in the table [up]."""
+
+    model_config = _STRICT
+
+    tokenizer: str = "smollm2"
+    """Tokenizer of a scripted engine: smollm2, a folder, or a name."""
+    on_cluster: Annotated[bool, Setting(option="--cluster")] = False
+    """Run the nodes on the machines of a Ray cluster."""
+
+
+_MODELS: dict[str, type[BaseModel]] = {
+    "": Settings,
+    "server": ServerSettings,
+    "node": NodeSettings,
+    "cluster": ClusterSettings,
+    "up": UpSettings,
+}
+LEAVES: dict[str, Leaf] = leaves_of(_MODELS)
+"""All settings, by their keys in gangline.toml."""
+
+
+class Resolved(NamedTuple):
+    """All settings, and where each came from."""
+
+    machine: Settings
+    server: ServerSettings
+    node: NodeSettings
+    cluster: ClusterSettings
+    up: UpSettings
+    origins: Mapping[str, Origin]
+    """By key, of those that are not defaults."""
+    file: Path | None
+    """The config file that was read."""
+
+    def value(self, key: str) -> Any:
+        table, _, name = key.rpartition(".")
+        return getattr(getattr(self, table or "machine"), name)
+
+    def origin(self, key: str) -> Origin:
+        return self.origins.get(key, DEFAULT)
+
+    def is_default(self, key: str) -> bool:
+        return key not in self.origins
+
+    def option(self, key: str) -> Any:
+        """The value, where an option gave it; else None."""
+        return self.value(key) if self.origin(key).source == "option" else None
+
+    def environment(self) -> dict[str, str]:
+        """Variables that hand the machine's settings over to a child process, which then reads no config file."""
+        given = {name: one for name, one in self.origins.items() if name in Settings.model_fields}
+        texts = {
+            LEAVES[name].env[0]: LEAVES[name].write(self.value(name))
+            for name, origin in given.items()
+            if origin.source in ("file", "option")
+        }
+        return {**texts, "GANGLINE_CONFIG": ""}
+
+
+def write_tables(**tables: BaseModel) -> bytes:
+    """Tables for a child process, which `read_tables` reads there."""
+    return json.dumps({name: table.model_dump(mode="json") for name, table in tables.items()}).encode()
+
+
+def read_tables(data: bytes) -> dict[str, BaseModel]:
+    """Raises: InvalidRequest when they are from another version."""
+    try:
+        tables: dict[str, Any] = json.loads(data)
+        return {name: _MODELS[name].model_validate(table) for name, table in tables.items()}
+    except ValidationError as error:
+        raise InvalidRequest(f"settings from the parent process: {explain(error)}") from error
+
+
+def resolve(
+    options: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    config: Path | None = None,
+    handed_over: Mapping[str, BaseModel] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """Read every source of settings.
+
+    options: values by key, of options that were given. environ: None is the process's own. config: path of the config
+    file, instead of the usual ones. handed_over: tables from a parent process. defaults: a command's own, by key.
+    Raises: InvalidRequest for a value or a key that is not valid.
+    """
+    sources = Sources.found(environ, config=config, options=options, handed_over=handed_over, known=LEAVES)
+    machine, origins = machine_settings(sources)
+    tables: dict[str, Any] = {}
+    for table, model in _MODELS.items():
+        if table:
+            values, found = sources.values(table, model)
+            own = {key.rpartition(".")[2]: one for key, one in (defaults or {}).items() if key.startswith(f"{table}.")}
+            tables[table] = model(**{**own, **values})
+            origins |= {f"{table}.{name}": origin for name, origin in found.items()}
+    if machine.database_url is not None and "://" not in machine.database_url:
+        named = origins["database_url"].where
+        raise InvalidRequest(f"{named} is a URL, such as postgresql://USER@HOST/NAME; for SQLite give --data.")
+    return Resolved(machine, **tables, origins=origins, file=sources.file and sources.file.path)

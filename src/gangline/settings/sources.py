@@ -1,0 +1,186 @@
+"""Values of settings: option, else environment variable, else gangline.toml, else default; each with its origin."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+from pydantic import BaseModel, ValidationError
+
+from gangline.domain.errors import InvalidRequest
+from gangline.settings.complaints import explained, line_of, nearest
+from gangline.settings.fields import TABLES, Leaf, leaves_of
+
+__all__ = ["CONFIG_VARIABLE", "DEFAULT", "ConfigFile", "Origin", "Sources"]
+
+CONFIG_VARIABLE = "GANGLINE_CONFIG"
+"""Path of the config file; set and empty, no file is read."""
+_USUAL = Path("gangline.toml")
+
+
+class Origin(NamedTuple):
+    """Where a value came from."""
+
+    source: Literal["default", "file", "environment", "option"]
+    where: str = ""
+    """Path of the file, or name of the variable or option."""
+
+
+DEFAULT = Origin("default")
+
+
+class ConfigFile(NamedTuple):
+    """A gangline.toml."""
+
+    path: Path
+    text: str
+    document: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> ConfigFile:
+        """Raises: InvalidRequest when it cannot be read, or is no TOML."""
+        try:
+            text = path.read_text("utf-8")
+            return cls(path, text, tomllib.loads(text))
+        except OSError as error:
+            raise InvalidRequest(f"cannot read the config file {path}: {error.strerror}.") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"{path} is not TOML: {error}.") from error
+
+    @classmethod
+    def found(cls, environ: Mapping[str, str], named: Path | None) -> ConfigFile | None:
+        """The named one, else that of GANGLINE_CONFIG, else ./gangline.toml where it exists. Raises: InvalidRequest."""
+        if named is not None:
+            return cls.read(named)
+        if (told := environ.get(CONFIG_VARIABLE)) is not None:
+            return cls.read(Path(told).expanduser()) if told else None
+        try:
+            info = _USUAL.stat()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise InvalidRequest(f"cannot read the config file {_USUAL}: {error.strerror}.") from error
+        # It names commands that are run: a file that another user may put in a shared folder is not trusted.
+        if info.st_uid not in (0, os.geteuid()) or stat.S_IMODE(info.st_mode) & stat.S_IWOTH:
+            raise InvalidRequest(
+                f"{_USUAL.absolute()} belongs to another user, or others may write to it. Name it with --config or "
+                f"{CONFIG_VARIABLE} if you trust it; an empty {CONFIG_VARIABLE} leaves it out."
+            )
+        return cls.read(_USUAL)
+
+    def values(self, table: str, model: type[BaseModel], known: Collection[str]) -> dict[str, Any]:
+        """Validated values of one table. known: keys of all tables, for hints. Raises: InvalidRequest."""
+        data = self._table(table)
+        leaves = leaves_of({table: model})
+        for leaf in leaves.values():
+            if leaf.setting.is_secret and leaf.name in data:
+                raise InvalidRequest(f"{self._at(leaf.key)}: {leaf.name} is a secret. Set {leaf.env[0]} instead.")
+        try:
+            # As JSON, strictly: a number in quotes is an error, while a list is a tuple and a string a path.
+            made = model.model_validate_json(json.dumps(data, default=str), strict=True)
+        except ValidationError as error:
+            found = explained(error, table, model, known)
+            raise InvalidRequest("; ".join(f"{self._at(path)}: {what}" for path, what in found)) from error
+        return {name: self._anchored(getattr(made, name)) for name in data}
+
+    def _table(self, table: str) -> dict[str, Any]:
+        """Raises: InvalidRequest."""
+        if not table:
+            return {name: value for name, value in self.document.items() if name not in TABLES}
+        if isinstance(found := self.document.get(table, {}), dict):
+            return cast("dict[str, Any]", found)
+        raise InvalidRequest(f"{self._at(table)}: [{table}] is a table, got {found!r}.")
+
+    def _anchored(self, value: Any) -> Any:
+        """Relative paths count from the file's folder."""
+        if isinstance(value, Path):
+            return self.path.absolute().parent / value
+        return tuple(map(self._anchored, cast("tuple[Any, ...]", value))) if isinstance(value, tuple) else value
+
+    def _at(self, path: str) -> str:
+        line = line_of(self.text, path)
+        return str(self.path) if line is None else f"{self.path}, line {line}"
+
+
+class Sources(NamedTuple):
+    """Sources of settings, the strongest first."""
+
+    options: Mapping[str, Any]
+    """Values by key, of options that were given."""
+    handed_over: Mapping[str, BaseModel]
+    """Settings by table, from a parent process; no other source but options counts for such a table."""
+    environ: Mapping[str, str]
+    file: ConfigFile | None
+    known: Collection[str] = ()
+    """Keys of all tables, for hints in errors."""
+
+    @classmethod
+    def found(
+        cls,
+        environ: Mapping[str, str] | None = None,
+        *,
+        config: Path | None = None,
+        options: Mapping[str, Any] | None = None,
+        handed_over: Mapping[str, BaseModel] | None = None,
+        known: Collection[str] = (),
+    ) -> Sources:
+        """environ: None is the process's own. config: path of the file, instead of the usual ones.
+
+        Raises: InvalidRequest when the file cannot be read.
+        """
+        env = os.environ if environ is None else environ
+        return cls(options or {}, handed_over or {}, env, ConfigFile.found(env, config), known)
+
+    def values(self, table: str, model: type[BaseModel]) -> tuple[dict[str, Any], dict[str, Origin]]:
+        """Values that are not defaults, and their origins, by field. Raises: InvalidRequest."""
+        values: dict[str, Any] = {}
+        origins: dict[str, Origin] = {}
+        leaves = leaves_of({table: model})
+        if (handed := self.handed_over.get(table)) is not None:
+            values = {name: getattr(handed, name) for name in model.model_fields}
+        else:
+            if self.file is not None:
+                values = self.file.values(table, model, self.known)
+                origins = dict.fromkeys(values, Origin("file", str(self.file.path)))
+            for leaf, variable in _set(leaves.values(), self.environ):
+                values[leaf.name] = _validated(model, leaf, self.environ[variable], variable)
+                origins[leaf.name] = Origin("environment", variable)
+            _refuse_unknown(table, leaves, self.environ)
+        for leaf in leaves.values():
+            if leaf.key in self.options:
+                values[leaf.name] = _validated(model, leaf, self.options[leaf.key], leaf.option)
+                origins[leaf.name] = Origin("option", leaf.option)
+        return values, origins
+
+
+def _set(leaves: Collection[Leaf], environ: Mapping[str, str]) -> Iterator[tuple[Leaf, str]]:
+    for leaf in leaves:
+        if (variable := next((name for name in leaf.env if environ.get(name)), None)) is not None:
+            yield leaf, variable
+
+
+def _validated(model: type[BaseModel], leaf: Leaf, value: Any, source: str) -> Any:
+    """Raises: InvalidRequest."""
+    try:
+        given = leaf.read(value) if isinstance(value, str) else value
+        return getattr(model.model_validate({leaf.name: given}), leaf.name)
+    except ValidationError as error:
+        found = explained(error, leaf.table, model, ())
+        told = "; ".join(what.removeprefix(f"{leaf.key}: ") for _, what in found)
+        raise InvalidRequest(f"{source}: {told}") from error
+    except ValueError as error:
+        raise InvalidRequest(f"{source}: {error}.") from error
+
+
+def _refuse_unknown(table: str, leaves: Mapping[str, Leaf], environ: Mapping[str, str]) -> None:
+    """Raises: InvalidRequest for a variable that only looks like a setting's."""
+    prefix = f"GANGLINE_{table.upper()}__"
+    names = {leaf.env[0] for leaf in leaves.values()}
+    for name in sorted(environ) if table else ():
+        if name.startswith(prefix) and name not in names:
+            raise InvalidRequest(f"the environment variable {name} is no setting.{nearest(name, names)}")
