@@ -9,22 +9,25 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, RuntimeUser, Usage
-from gangline.domain.errors import InvalidRequest, RuntimeFailed
+from gangline.domain.contracts import RuntimeStart, RuntimeUser
+from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import validated_id
-from gangline.runtimes.commands.execution import Executions, Order
+from gangline.runtimes.commands.execution import Order
 from gangline.runtimes.commands.holder import Holder, Launch
+from gangline.runtimes.commands.sandbox import Entry, Life
 from gangline.runtimes.confinement.cgroups import Cgroups, group_name, make_groups
 from gangline.runtimes.confinement.limits import NOT_ENFORCED, enforcement, grader_enforcement, refuse_grader
 from gangline.runtimes.confinement.system_calls import enforced, filter_for
 from gangline.runtimes.network.openings import Openings
 from gangline.runtimes.network.relay import ListenerHelper
-from gangline.runtimes.shared.disk import MEASURED, DiskWatch, root_inside
+from gangline.runtimes.shared.disk import MEASURED, root_inside
 from gangline.runtimes.shared.environment import argv_of
 from gangline.runtimes.shared.files import SharedFolders
+from gangline.runtimes.shared.handle import ExecRequest, SandboxFacts
 from gangline.runtimes.shared.leftovers import Mark, remove_folder, write_mark
 from gangline.runtimes.shared.threads import run_to_end
 from gangline.runtimes.shared.users import FIRST_UID, NUM_UIDS, HeldUser, grader_uid
@@ -33,12 +36,11 @@ __all__ = [
     "GRADER_HOME",
     "HOME",
     "Enclosure",
-    "NamespacedHandle",
-    "begun",
     "can_give_users",
     "checked_folders",
     "grader_folder",
     "inner_uid",
+    "namespaced",
 ]
 
 HOME = "/home/agent"
@@ -108,23 +110,19 @@ def _checked_folder(named: str, field: str, reserved: Sequence[str]) -> str:
     return str(path)
 
 
-async def begun(
+def namespaced(
     start: RuntimeStart, runtime: str, enclosure: Enclosure, shared: Mapping[str, Path], user: HeldUser | None
-) -> RuntimeHandle:
-    """A started sandbox. `user`: the one that its commands become; None stays who we are. Raises: RuntimeFailed."""
+) -> Life:
+    """A sandbox to begin. `user`: the one that its commands become; None stays who we are."""
     mark = Mark(owner=start.owner, runtime=runtime, runtime_id=start.runtime_id)
     groups = make_groups(group_name(start.owner, start.runtime_id), start.spec.limits)
-    handle = NamespacedHandle(start, mark, enclosure, shared, user, groups)
-    try:
-        await handle.begin()
-    except BaseException:
-        await asyncio.shield(handle.stop())
-        raise
-    return handle
+    return _Namespaces(start, mark, enclosure, shared, user, groups)
 
 
-class NamespacedHandle:
-    """One sandbox: folders that last, and namespaces that come and go."""
+class _Namespaces:
+    """See `Life`: folders that last, and namespaces that come and go."""
+
+    moves_files_alive = False
 
     def __init__(
         self,
@@ -135,178 +133,129 @@ class NamespacedHandle:
         user: HeldUser | None,
         groups: Cgroups,
     ) -> None:
-        self.runtime_id = start.runtime_id
-        self.workdir = str(PurePosixPath(start.spec.workdir))
-        self.home = HOME
-        self.grader_home = None if user is None else GRADER_HOME
-        self.proxy_url = None if start.spec.network == "none" else _proxy_url(start.proxy_port)
+        self.facts = SandboxFacts(
+            runtime_id=start.runtime_id,
+            workdir=str(PurePosixPath(start.spec.workdir)),
+            home=HOME,
+            grader_home=None if user is None else GRADER_HOME,
+            proxy_url=None if start.spec.network == "none" else _proxy_url(start.proxy_port),
+        )
+        self.label = mark.label
+        self.asked_limits = start.spec.limits
         self._start = start
         self._mark = mark
-        self._label = mark.label
         self._enclosure = enclosure
         self._user = user
-        uid = self._uid = None if user is None else user.uid
         self._groups = groups
         self._limits = enforcement(start.spec.limits, {**groups.enforced, **MEASURED}, own_user=True)
-        self._disk = DiskWatch(start.spec.limits, lambda: [start.folder], self.kill, root=self._root)
         self._shared = shared
-        owners = {} if uid is None else {GRADER_HOME: grader_uid(uid)}
-        self._files = SharedFolders(shared, self.workdir, uid=uid, owners=owners)
         program = filter_for(start.spec.system_calls_allow)
         self._filters = () if program is None else (program,)
-        self._executions = Executions(self._label)
         self._holder: Holder | None = None
         self._openings = Openings()
-        self._lock = asyncio.Lock()
-        self._stopped = False
 
-    async def begin(self) -> None:
+    @property
+    def _uid(self) -> int | None:
+        return None if self._user is None else self._user.uid
+
+    async def make(self) -> None:
         await run_to_end(self._make_folders)
-        async with self._lock:
-            await self._started()
-        self._disk.begin()
 
     def _make_folders(self) -> None:
-        write_mark(self._start.folder, self._mark)
-        for path, folder in self._shared.items():
-            folder.mkdir(parents=True, exist_ok=True)
-            if self._uid is not None:
-                owner = grader_uid(self._uid) if path == GRADER_HOME else self._uid
-                os.chown(folder, owner, owner)
+        uid, folder = self._uid, self._start.folder
+        write_mark(folder, self._mark)
+        for path, shared in self._shared.items():
+            shared.mkdir(parents=True, exist_ok=True)
+            if uid is not None:
+                owner = grader_uid(uid) if path == GRADER_HOME else uid
+                os.chown(shared, owner, owner)
             if path == GRADER_HOME:
-                folder.chmod(0o700)
-        users = [("agent", inner_uid(self._uid), HOME)]
-        if self._uid is not None:
-            users.append(("grader", grader_uid(self._uid), GRADER_HOME))
+                shared.chmod(0o700)
+        users = [("agent", inner_uid(uid), HOME)]
+        if uid is not None:
+            users.append(("grader", grader_uid(uid), GRADER_HOME))
         passwd = [f"{name}:x:{uid}:{uid}:{name}:{home}:/bin/sh" for name, uid, home in users]
         group = [f"{name}:x:{uid}:" for name, uid, _home in users]
         last = "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin"
-        _write_lines(self._start.folder / "passwd", ["root:x:0:0:root:/root:/bin/sh", *passwd, last])
-        _write_lines(self._start.folder / "group", ["root:x:0:", *group, "nogroup:x:65534:"])
+        _write_lines(folder / "passwd", ["root:x:0:0:root:/root:/bin/sh", *passwd, last])
+        _write_lines(folder / "group", ["root:x:0:", *group, "nogroup:x:65534:"])
         self._enclosure.make_folders()
 
-    async def _started(self) -> Holder:
-        """The living holder; a new one when the namespaces are gone. The lock is held."""
-        if self._stopped:
-            raise RuntimeFailed(f"sandbox {self.runtime_id} was stopped.")
-        if self._holder is not None and self._holder.alive:
-            return self._holder
-        await self._end()
+    @property
+    def is_alive(self) -> bool:
+        return self._holder is not None and self._holder.alive
+
+    async def start(self) -> None:
         relayed = self._start.spec.network in ("proxy", "list")
-        helper = ListenerHelper(self._label) if relayed else None
+        helper = ListenerHelper(self.label) if relayed else None
         try:
-            self._holder = await Holder.start(await run_to_end(self._enclosure.launch), self._label)
+            self._holder = await Holder.start(await run_to_end(self._enclosure.launch), self.label)
             await asyncio.to_thread(self._enclosure.entered, self._holder.proc_fd)
             if helper is not None:
                 await self._openings.open(helper, self._holder.proc_fd, self._start)
-        except BaseException:
-            await asyncio.shield(self._end())
-            raise
         finally:
             if helper is not None:
                 helper.close()
-        return self._holder
 
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-        timeout_s: float | None = None,
-        on_output: OutputSink | None = None,
-        max_output_bytes: int = 1 << 20,
-        user: RuntimeUser = "agent",
-    ) -> ExecResult:
-        argv = argv_of(command)
-        uid, own = self._becoming(user)
-        async with self._lock:
-            holder = await self._started()
+    def entry(self, request: ExecRequest) -> Entry:
+        assert self._holder is not None
+        uid, own = self._becoming(request.user)
+        extra = {**self._openings.env, **self._start.spec.env, **own, **request.env}
         order = Order(
-            argv=argv,
-            cwd=str(PurePosixPath(self.workdir) / (cwd or "")),
-            env=self._enclosure.environment({**self._openings.env, **self._start.spec.env, **own, **(env or {})}),
-            proc_fd=holder.proc_fd,
+            argv=argv_of(request.command),
+            cwd=str(PurePosixPath(self.facts.workdir) / (request.cwd or "")),
+            env=self._enclosure.environment(extra),
+            proc_fd=self._holder.proc_fd,
             uid=uid,
             own_namespace=self._uid is None and not self._enclosure.agent_is_root,
             filters=self._filters,
             cgroup_procs=self._groups.procs,
             rlimits=self._limits.rlimits,
         )
-        return await self._executions.run(
-            order,
-            end_all=holder.kill_all,
-            stdin=stdin,
-            timeout_s=timeout_s,
-            on_output=on_output,
-            max_output_bytes=max_output_bytes,
-        )
+        return Entry(order, self._holder.kill_all)
 
     def _becoming(self, user: RuntimeUser) -> tuple[int | None, dict[str, str]]:
-        """Whom a command becomes, and the environment that goes with it. Raises: RuntimeUnavailable."""
+        """The user that a command becomes, and the environment that goes with it. Raises: RuntimeUnavailable."""
         if user == "agent":
             return self._uid, {}
         if self._uid is None:
             raise refuse_grader(self._mark.runtime)
         return grader_uid(self._uid), {"HOME": GRADER_HOME}
 
-    async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        self._check_not_stopped()
-        await run_to_end(self._files.write, path, data, mode)
-
-    async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
-        self._check_not_stopped()
-        return await asyncio.to_thread(self._files.read, path, max_bytes)
-
-    async def clear(self, path: str) -> None:
-        self._check_not_stopped()
-        await run_to_end(self._files.clear, path)
-
-    def _check_not_stopped(self) -> None:
-        if self._stopped:
-            raise RuntimeFailed(f"sandbox {self.runtime_id} was stopped.")
-
-    async def kill(self) -> None:
-        async with self._lock:
-            await self._end()
-
-    def _root(self) -> Path | None:
-        return None if self._holder is None else root_inside(self._holder.proc_fd)
-
-    async def _end(self) -> None:
-        """End the namespaces. The lock is held."""
+    def doom(self) -> None:
         if self._holder is not None:
             self._holder.kill()
-        await self._executions.close()
+
+    async def end(self, *, is_last: bool) -> None:
         await self._openings.close()
         if self._holder is not None:
             await self._holder.end()
             self._holder = None
 
-    async def stop(self) -> None:
-        await self._disk.close()
-        async with self._lock:
-            if self._stopped:
-                return
-            await self._end()
-            self._enclosure.close()
-            await self._groups.remove()
-            await run_to_end(remove_folder, self._start.folder)
-            if self._user is not None:
-                self._user.release()
-            self._stopped = True
+    async def remove(self) -> None:
+        self._enclosure.close()
+        await self._groups.remove()
+        await run_to_end(remove_folder, self._start.folder)
+        if self._user is not None:
+            self._user.release()
 
-    async def usage(self) -> Usage:
-        self._check_not_stopped()
-        return self._disk.usage
+    def files(self) -> AbstractContextManager[SharedFolders]:
+        uid = self._uid
+        owners = {} if uid is None else {GRADER_HOME: grader_uid(uid)}
+        return nullcontext(SharedFolders(self._shared, self.facts.workdir, uid=uid, owners=owners))
+
+    def written(self) -> Sequence[Path]:
+        return [self._start.folder]
+
+    def root(self) -> Path | None:
+        return None if self._holder is None else root_inside(self._holder.proc_fd)
 
     def limits(self) -> dict[str, str]:
         network = NOT_ENFORCED if self._start.spec.network == "full" else "network namespace"
         allowed = self._start.spec.system_calls_allow
         is_filtered = self._filters and not self._enclosure.agent_is_root
         filtered = enforced(allowed) if is_filtered else NOT_ENFORCED
-        own = grader_enforcement(self.grader_home)
+        own = grader_enforcement(self.facts.grader_home)
         return {**self._limits.told, **own, "network": network, "system_calls": filtered}
 
 

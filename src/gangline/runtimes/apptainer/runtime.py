@@ -38,9 +38,10 @@ from gangline.runtimes.apptainer.command_line import (
 from gangline.runtimes.bubblewrap.command_line import SHM_BYTES
 from gangline.runtimes.commands.execution import helper_argv
 from gangline.runtimes.commands.holder import PATH, Launch
+from gangline.runtimes.commands.sandbox import begun
 from gangline.runtimes.confinement.cgroups import remove_owned
 from gangline.runtimes.confinement.masks import refuse_hidden_image
-from gangline.runtimes.namespaced import HOME, begun, can_give_users, checked_folders, grader_folder
+from gangline.runtimes.namespaced import HOME, can_give_users, checked_folders, grader_folder, namespaced
 from gangline.runtimes.network.loopback import LoopbackAddress
 from gangline.runtimes.shared.environment import exposed_folders, image_environment
 from gangline.runtimes.shared.leftovers import kill_mounted, reap
@@ -108,7 +109,7 @@ class ApptainerRuntime:
         shared = checked_folders(start, _RESERVED) | grader_folder(start, has_users=self._privileged)
         enclosure = _Container(start, image, shared, self._expose, self._program, self._fakeroot)
         user = HeldUser(start.runtime_id) if self._privileged else None
-        return await begun(start, self.name, enclosure, shared, user)
+        return await begun(namespaced(start, self.name, enclosure, shared, user))
 
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
         await asyncio.to_thread(kill_mounted, self.name, owner, root, keep)

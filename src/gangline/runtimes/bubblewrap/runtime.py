@@ -29,14 +29,15 @@ from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.runtimes.bubblewrap.command_line import RESERVED, BubblewrapLaunch, View, arguments, private_files
 from gangline.runtimes.bubblewrap.obstacles import obstacle
 from gangline.runtimes.commands.holder import Launch
+from gangline.runtimes.commands.sandbox import begun
 from gangline.runtimes.confinement.cgroups import remove_owned
 from gangline.runtimes.namespaced import (
     HOME,
-    begun,
     can_give_users,
     checked_folders,
     grader_folder,
     inner_uid,
+    namespaced,
 )
 from gangline.runtimes.shared.environment import clean_environment, exposed_folders
 from gangline.runtimes.shared.leftovers import reap
@@ -81,7 +82,7 @@ class SandboxRuntime:
         shared = checked_folders(start, RESERVED) | grader_folder(start, has_users=self._privileged)
         user = HeldUser(start.runtime_id) if self._privileged else None
         uid = None if user is None else user.uid
-        return await begun(start, self.name, _Bubblewrap(start, shared, self._expose, uid), shared, user)
+        return await begun(namespaced(start, self.name, _Bubblewrap(start, shared, self._expose, uid), shared, user))
 
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
         removed = await asyncio.to_thread(reap, self.name, owner, root, keep)

@@ -16,24 +16,32 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Coroutine, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, RuntimeUser, Usage
+import msgspec
+
+from gangline.domain.contracts import RuntimeHandle, RuntimeStart, RuntimeUser
 from gangline.domain.errors import (
     GanglineError,
     InvalidRequest,
     RuntimeFailed,
-    RuntimeFault,
     RuntimeUnavailable,
 )
 from gangline.domain.ids import validated_id
 from gangline.domain.task import LimitsSpec
-from gangline.runtimes.commands.execution import Executions, Order
+from gangline.runtimes.commands.execution import Order
+from gangline.runtimes.commands.sandbox import Entry, begun
 from gangline.runtimes.confinement.cgroups import Cgroups, joined_groups
-from gangline.runtimes.confinement.limits import NOT_ENFORCED, enforcement, grader_enforcement, refuse_grader
+from gangline.runtimes.confinement.limits import (
+    NOT_ENFORCED,
+    Enforcement,
+    enforcement,
+    grader_enforcement,
+    refuse_grader,
+)
 from gangline.runtimes.confinement.masks import masked
 from gangline.runtimes.confinement.seccomp import filters_of
 from gangline.runtimes.confinement.system_calls import enforced, filter_for
@@ -42,9 +50,10 @@ from gangline.runtimes.containers.life import PIPES, ContainerLife, Pipes, first
 from gangline.runtimes.namespaced import GRADER_HOME, HOME
 from gangline.runtimes.network.openings import Openings
 from gangline.runtimes.network.relay import ListenerHelper
-from gangline.runtimes.shared.disk import MEASURED, DiskWatch, root_inside
+from gangline.runtimes.shared.disk import MEASURED, root_inside
 from gangline.runtimes.shared.environment import argv_of, exposed_folders, image_environment
 from gangline.runtimes.shared.files import SharedFolders
+from gangline.runtimes.shared.handle import ExecRequest, SandboxFacts
 from gangline.runtimes.shared.leftovers import LABEL, Mark, marked, reap, remove_folder, write_mark
 from gangline.runtimes.shared.threads import run_to_end
 from gangline.runtimes.shared.users import HeldUser, grader_uid
@@ -108,14 +117,7 @@ class _ContainerRuntime:
         image = checked_image(start.spec.image, self.name)
         mark = Mark(owner=start.owner, runtime=self.name, runtime_id=start.runtime_id)
         options = [*_CONFINED, *self._user_options(), *_labels(mark), *self._options]
-        handle = _ContainerHandle(self._engine, start, mark, image, self._expose, options)
-        try:
-            await handle.begin()
-        except BaseException:
-            with suppress(RuntimeFault):  # an engine that is not there; what it left is the reaper's
-                await asyncio.shield(handle.stop())
-            raise
-        return handle
+        return await begun(_Container(self._engine, start, mark, image, self._expose, options))
 
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
         """The engine is queried only where a folder shows that it was used: elsewhere it may be broken, or missing."""
@@ -159,8 +161,23 @@ class PodmanRuntime(_ContainerRuntime):
         return [] if os.geteuid() == 0 else ["--userns", "keep-id"]
 
 
-class _ContainerHandle:
-    """One container: a layer that lasts, and processes that come and go."""
+class _Run(msgspec.Struct, frozen=True, kw_only=True):
+    """State of a container since it was last started."""
+
+    env: Mapping[str, str] = {}
+    """Variables that the image sets."""
+    written: Sequence[Path] = ()
+    """Host folders with the files that it has written; none where the engine does not report them."""
+    filters: Sequence[bytes] = ()
+    """The engine's filters of system calls; none where they cannot be read."""
+    groups: Cgroups
+    limits: Enforcement
+
+
+class _Container:
+    """See `Life`: a layer that lasts, and processes that come and go."""
+
+    moves_files_alive = True
 
     def __init__(
         self,
@@ -171,106 +188,101 @@ class _ContainerHandle:
         expose: Sequence[Path],
         options: Sequence[str],
     ) -> None:
-        self.runtime_id = start.runtime_id
-        self.workdir = _checked_folder(start.spec.workdir, "runtime.workdir")
-        self.home = HOME
-        self.proxy_url = None if start.spec.network == "none" else f"http://127.0.0.1:{start.proxy_port}"
+        workdir = _checked_folder(start.spec.workdir, "runtime.workdir")
         folders = [_checked_folder(path, "runtime.folders") for path in start.spec.folders]
-        self._own = list(dict.fromkeys([HOME, self.workdir, *folders]))
+        self._own = list(dict.fromkeys([HOME, workdir, *folders]))
         """Folders of the agent's."""
+        self._user = HeldUser(start.runtime_id) if os.geteuid() == 0 else None
+        self.facts = SandboxFacts(
+            runtime_id=start.runtime_id,
+            workdir=workdir,
+            home=HOME,
+            grader_home=None if self._user is None else GRADER_HOME,
+            proxy_url=None if start.spec.network == "none" else f"http://127.0.0.1:{start.proxy_port}",
+        )
+        self.label = mark.label
+        self.asked_limits = start.spec.limits
         self._engine = engine
         self._start = start
         self._mark = mark
         self._image = image
-        self._user = HeldUser(start.runtime_id) if os.geteuid() == 0 else None
-        self._uid = os.geteuid() if self._user is None else self._user.uid
-        """The agent's in the container. An ordinary user's agent is that user, so that its files are the user's."""
-        self._grader_uid = None if self._user is None else grader_uid(self._user.uid)
-        self.grader_home = None if self._user is None else GRADER_HOME
         self._expose = expose
         self._options = options
-        self._env: dict[str, str] = {}
-        """Variables set by the image."""
-        program = filter_for(start.spec.system_calls_allow)
-        self._own_filters = [] if program is None else [program]
-        self._engine_filters: list[bytes] = []
-        """Filters of system calls; none where they cannot be read."""
-        self._groups = Cgroups()
-        self._limits = enforcement(start.spec.limits, {}, own_user=True)
-        self._written: list[Path] = []
-        """Host folders with the files that it has written; none where the engine does not report them."""
-        self._disk = DiskWatch(start.spec.limits, lambda: self._written, self.kill, root=self._root)
-        self._executions = Executions(mark.label)
+        self._run = _Run(groups=Cgroups(), limits=enforcement(start.spec.limits, {}, own_user=True))
         self._life: ContainerLife | None = None
         self._openings = Openings()
-        self._lock = asyncio.Lock()
         self._was_made = False
-        self._stopped = False
 
-    async def begin(self) -> None:
+    @property
+    def _uid(self) -> int:
+        """The agent's in the container. An ordinary user's agent is that user, so that its files are the user's."""
+        return os.geteuid() if self._user is None else self._user.uid
+
+    @property
+    def _grader_uid(self) -> int | None:
+        return None if self._user is None else grader_uid(self._user.uid)
+
+    @property
+    def _own_filters(self) -> list[bytes]:
+        program = filter_for(self._start.spec.system_calls_allow)
+        return [] if program is None else [program]
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def make(self) -> None:
         await run_to_end(self._make_folder)
-        async with self._lock:
-            await self._started()
-        self._disk.begin()
 
     def _make_folder(self) -> None:
         write_mark(self._start.folder, self._mark)
         (self._start.folder / "empty").mkdir(exist_ok=True)
 
-    async def _started(self) -> ContainerLife:
-        """The container's life; another one when it has ended. The lock is held."""
-        if self._stopped:
-            raise RuntimeFailed(f"container {self.runtime_id} was stopped.")
-        if self._life is not None and self._life.alive:
-            return self._life
-        await self._end()
-        helper = None if self._start.spec.network == "none" else ListenerHelper(self._mark.label)
+    @property
+    def is_alive(self) -> bool:
+        return self._life is not None and self._life.alive
+
+    async def start(self) -> None:
+        helper = None if self._start.spec.network == "none" else ListenerHelper(self.label)
         try:
-            life = self._life = await _to_end(self._another_life())
+            life = await _to_end(self._another_life())
             if helper is not None and not life.is_in_our_network():
                 await self._openings.open(helper, life.proc_fd, self._start)
-        except BaseException:
-            await asyncio.shield(self._end())
-            raise
         finally:
             if helper is not None:
                 helper.close()
-        return life
 
     async def _another_life(self) -> ContainerLife:
         pipes = await asyncio.to_thread(Pipes, self._start.folder / "pipes")
-        self._life = await ContainerLife.begin(pipes, self._first_pid)
-        if self._life.host_uid(self._uid) is None:
+        life = self._life = await ContainerLife.begin(pipes, self._first_pid)
+        if life.host_uid(self._uid) is None:
             raise RuntimeFailed(
                 f"{self._engine.name} maps users so that the agent's is none of them: run it without userns-remap."
             )
-        self._engine_filters = await asyncio.to_thread(_filters, self._life.pid)
-        self._groups = joined_groups(Path(f"/proc/{self._life.pid}/cgroup"), self._inner_limits())
-        held = {**self._groups.enforced, **(MEASURED if self._written else {})}
-        self._limits = enforcement(self._start.spec.limits, held, own_user=True)
-        return self._life
+        filters = await asyncio.to_thread(_filters, life.pid)
+        groups = joined_groups(Path(f"/proc/{life.pid}/cgroup"), self._inner_limits())
+        held = {**groups.enforced, **(MEASURED if self._run.written else {})}
+        limits = enforcement(self._start.spec.limits, held, own_user=True)
+        self._run = msgspec.structs.replace(self._run, filters=filters, groups=groups, limits=limits)
+        return life
 
     async def _first_pid(self) -> int:
-        """Start the container. Returns its first process, and the image's variables."""
+        """Start the container. Returns its first process."""
+        runtime_id, folder = self._start.runtime_id, self._start.folder
         if self._was_made:
-            await self._engine.start(self.runtime_id, self._start.folder)
+            await self._engine.start(runtime_id, folder)
         else:
             through = _parents([*self._own, *map(str, self._expose)])
             argv = first_process(self._uid, self._own, through, grader_uid=self._grader_uid, grader_home=GRADER_HOME)
-            await self._engine.run(self.runtime_id, self._run_options(), self._image, argv, self._start.folder)
+            await self._engine.run(runtime_id, self._run_options(), self._image, argv, folder)
             self._was_made = True
-        inspected = await self._engine.inspect(self.runtime_id)
-        self._written = inspected.folders
-        self._env = {name: value for name, value in inspected.env.items() if name not in _NOT_THE_IMAGE_S}
+        inspected = await self._engine.inspect(runtime_id)
+        env = {name: value for name, value in inspected.env.items() if name not in _NOT_THE_IMAGE_S}
+        self._run = msgspec.structs.replace(self._run, env=env, written=inspected.folders)
         return inspected.pid
 
     def _run_options(self) -> list[str]:
         """Options from `start`; the others were given before."""
         network = [] if self._start.spec.network == "full" else ["--network", "none"]
         return [*network, *_limits_options(self._inner_limits()), *self._mounts(), *self._options]
-
-    def _root(self) -> Path | None:
-        return None if self._life is None else root_inside(self._life.proc_fd)
 
     def _inner_limits(self) -> LimitsSpec:
         """Limits with room for processes that are not the agent's."""
@@ -285,132 +297,84 @@ class _ContainerHandle:
         pairs = [("--mount", f"type=bind,source={source},target={path},readonly") for path, source in bound.items()]
         return [piece for pair in pairs for piece in pair]
 
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-        timeout_s: float | None = None,
-        on_output: OutputSink | None = None,
-        max_output_bytes: int = 1 << 20,
-        user: RuntimeUser = "agent",
-    ) -> ExecResult:
-        argv = argv_of(command)
-        uid, own = self._becoming(user)
-        async with self._lock:
-            life = await self._started()
+    def doom(self) -> None:
+        if self._life is not None:
+            self._life.kill()
+
+    async def end(self, *, is_last: bool) -> None:
+        await self._openings.close()
+        life, self._life = self._life, None
+        if life is not None:
+            life.close()
+            if not is_last:
+                await _to_end(self._engine.kill(self._start.runtime_id))
+
+    async def remove(self) -> None:
+        await _to_end(self._engine.remove(self._start.runtime_id))
+        await run_to_end(remove_folder, self._start.folder)
+        if self._user is not None:
+            self._user.release()
+
+    # -- use -----------------------------------------------------------------------------------------------------
+
+    def entry(self, request: ExecRequest) -> Entry:
+        assert self._life is not None
+        uid, own = self._becoming(request.user)
+        extra = {**self._openings.env, **self._start.spec.env, **own, **request.env}
         order = Order(
-            argv=argv,
-            cwd=str(PurePosixPath(self.workdir) / (cwd or "")),
-            env=image_environment(
-                self._expose, HOME, self._env, {**self._openings.env, **self._start.spec.env, **own, **(env or {})}
-            ),
-            proc_fd=life.proc_fd,
+            argv=argv_of(request.command),
+            cwd=str(PurePosixPath(self.facts.workdir) / (request.cwd or "")),
+            env=image_environment(self._expose, HOME, self._run.env, extra),
+            proc_fd=self._life.proc_fd,
             uid=uid,
             supervisor_uid=None if os.geteuid() == 0 else 0,
-            filters=[*self._own_filters, *self._engine_filters],
-            cgroup_procs=self._groups.procs,
-            rlimits=self._limits.rlimits,
+            filters=[*self._own_filters, *self._run.filters],
+            cgroup_procs=self._run.groups.procs,
+            rlimits=self._run.limits.rlimits,
         )
-        return await self._executions.run(
-            order,
-            end_all=life.kill_all,
-            stdin=stdin,
-            timeout_s=timeout_s,
-            on_output=on_output,
-            max_output_bytes=max_output_bytes,
-        )
+        return Entry(order, self._life.kill_all)
 
     def _becoming(self, user: RuntimeUser) -> tuple[int, dict[str, str]]:
-        """Whom a command becomes, and the environment that goes with it. Raises: RuntimeUnavailable."""
+        """The user that a command becomes, and the environment that goes with it. Raises: RuntimeUnavailable."""
         if user == "agent":
             return self._uid, {}
         if self._grader_uid is None:
             raise refuse_grader(self._engine.name)
         return self._grader_uid, {"HOME": GRADER_HOME}
 
-    async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        async with self._lock:
-            life = await self._started()
-            work = self._moving(life, "write", path, data, mode)
-        await run_to_end(work)
-
-    async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
-        async with self._lock:
-            life = await self._started()
-            work = self._moving(life, "read", path, max_bytes)
-        return await run_to_end(work)
-
-    async def clear(self, path: str) -> None:
-        async with self._lock:
-            life = await self._started()
-            work = self._moving(life, "clear", path)
-        await run_to_end(work)
-
-    def _moving(self, life: ContainerLife, what: Literal["read", "write", "clear"], *args: Any) -> Callable[[], Any]:
-        """Work for a thread, through the root of this very life of the container."""
-        root = life.root()
+    def files(self) -> AbstractContextManager[SharedFolders]:
+        """Through the root of this very life of the container, open from here on."""
+        assert self._life is not None
+        life, root = self._life, self._life.root()
         uid = life.host_uid(self._uid) if os.geteuid() == 0 else None
         closed = (*_CLOSED, *map(str, self._expose))
         roots = {"/": Path(f"/proc/self/fd/{root}")}
         outer = None if self._grader_uid is None else life.host_uid(self._grader_uid)
         owners = {} if outer is None else {GRADER_HOME: outer}
         lasting = [*self._own, GRADER_HOME]
-        files = SharedFolders(roots, self.workdir, uid=uid, closed=closed, lasting=lasting, owners=owners)
+        folders = SharedFolders(roots, self.facts.workdir, uid=uid, closed=closed, lasting=lasting, owners=owners)
+        return _held(folders, root)
 
-        def move() -> Any:
-            try:
-                return getattr(files, what)(*args)
-            finally:
-                os.close(root)
+    def written(self) -> Sequence[Path]:
+        return self._run.written
 
-        return move
-
-    async def kill(self) -> None:
-        async with self._lock:
-            await self._end()
-
-    async def _end(self) -> None:
-        """End the container and keep its layer. The lock is held."""
-        life, self._life = self._life, None
-        if life is not None:
-            life.kill()
-        await self._executions.close()
-        await self._openings.close()
-        if life is not None:
-            life.close()
-            await _to_end(self._engine.kill(self.runtime_id))
-
-    async def stop(self) -> None:
-        await self._disk.close()
-        async with self._lock:
-            if self._stopped:
-                return
-            life, self._life = self._life, None
-            if life is not None:
-                life.kill()
-                life.close()
-            await self._executions.close()
-            await self._openings.close()
-            await _to_end(self._engine.remove(self.runtime_id))
-            await run_to_end(remove_folder, self._start.folder)
-            if self._user is not None:
-                self._user.release()
-            self._stopped = True
-
-    async def usage(self) -> Usage:
-        if self._stopped:
-            raise RuntimeFailed(f"container {self.runtime_id} was stopped.")
-        return self._disk.usage
+    def root(self) -> Path | None:
+        return None if self._life is None else root_inside(self._life.proc_fd)
 
     def limits(self) -> dict[str, str]:
         network = NOT_ENFORCED if self._start.spec.network == "full" else "network namespace"
         own = enforced(self._start.spec.system_calls_allow) if self._own_filters else NOT_ENFORCED
-        engines = "; seccomp filter of the engine" if self._engine_filters else ""
-        grader = grader_enforcement(self.grader_home)
-        return {**self._limits.told, **grader, "network": network, "system_calls": own + engines}
+        engines = "; seccomp filter of the engine" if self._run.filters else ""
+        grader = grader_enforcement(self.facts.grader_home)
+        return {**self._run.limits.told, **grader, "network": network, "system_calls": own + engines}
+
+
+@contextmanager
+def _held(folders: SharedFolders, root: int) -> Generator[SharedFolders]:
+    try:
+        yield folders
+    finally:
+        os.close(root)
 
 
 def _filters(pid: int) -> list[bytes]:

@@ -38,6 +38,7 @@ from gangline.domain.errors import GanglineError, InvalidRequest, RuntimeFailed
 from gangline.domain.open_files import out_of_files
 from gangline.runtimes.keeping import wire
 from gangline.runtimes.keeping.link import forget, peer_uid
+from gangline.runtimes.shared.handle import exec_request
 from gangline.telemetry.logs import LineFormatter
 
 __all__ = ["KeeperOrder", "main"]
@@ -268,16 +269,7 @@ class _Service:
 
     async def _exec(self, number: int, request: wire.Exec) -> ExecResult:
         sandbox = self._sandbox(request.runtime_id)
-        command = sandbox.handle.exec(
-            request.command,
-            cwd=request.cwd,
-            env=request.env,
-            stdin=request.stdin,
-            timeout_s=request.timeout_s,
-            on_output=self._sink(number) if request.streams else None,
-            max_output_bytes=request.max_output_bytes,
-            user=request.user,
-        )
+        command = exec_request(sandbox.handle, request.request, self._sink(number) if request.streams else None)
         if _is_short(request):
             return await command
         sandbox.note = request.note

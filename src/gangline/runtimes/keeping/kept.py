@@ -26,13 +26,13 @@ from gangline.domain.contracts import (
     Runtime,
     RuntimeHandle,
     RuntimeStart,
-    RuntimeUser,
     Usage,
 )
 from gangline.domain.errors import RuntimeFailed
 from gangline.runtimes.keeping import wire
 from gangline.runtimes.keeping.keeper import KeeperOrder
 from gangline.runtimes.keeping.link import Link, connect, forget, listen
+from gangline.runtimes.shared.handle import ExecRequest, Handle
 from gangline.runtimes.shared.leftovers import LABEL, kill_labelled
 
 __all__ = ["Keeper", "KeptHandle", "reap_keeper"]
@@ -233,16 +233,12 @@ class Keeper:
             )
 
 
-class KeptHandle:
+class KeptHandle(Handle):
     """One sandbox that lives in the keeper: the contract's methods, and those that let it outlive the node."""
 
     def __init__(self, keeper: Keeper, link: Link, facts: wire.Facts, kept: wire.Kept | None = None) -> None:
         """`kept`: as an earlier life of the node left it."""
-        self.runtime_id = facts.runtime_id
-        self.workdir = facts.workdir
-        self.home = facts.home
-        self.grader_home = facts.grader_home
-        self.proxy_url = facts.proxy_url
+        super().__init__(facts)
         self.note = None if kept is None else kept.note
         """The node's note for its next start."""
         self.spent_s = 0.0 if kept is None else kept.spent_s
@@ -252,30 +248,9 @@ class KeptHandle:
         self._link = link
         self._let_go = keeper.hold(self)
 
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-        timeout_s: float | None = None,
-        on_output: OutputSink | None = None,
-        max_output_bytes: int = 1 << 20,
-        user: RuntimeUser = "agent",
-    ) -> ExecResult:
-        request = wire.Exec(
-            runtime_id=self.runtime_id,
-            command=command if isinstance(command, str) else list(command),
-            cwd=cwd,
-            env=dict(env or {}),
-            stdin=stdin,
-            timeout_s=timeout_s,
-            max_output_bytes=max_output_bytes,
-            user=user,
-            streams=on_output is not None,
-        )
-        return await self._link.ask(request, ExecResult, on_output)
+    async def execute(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
+        asked = wire.Exec(runtime_id=self.runtime_id, request=request, streams=on_output is not None)
+        return await self._link.ask(asked, ExecResult, on_output)
 
     async def exec_lasting(
         self,
@@ -288,15 +263,8 @@ class KeptHandle:
     ) -> ExecResult:
         """Run a command that outlives the node's process by the grace, with this sandbox. Both are in `Keeper.kept` of
         the node's next life, where `rejoin` waits for the command's end."""
-        request = wire.Exec(
-            runtime_id=self.runtime_id,
-            command=command if isinstance(command, str) else list(command),
-            env=dict(env or {}),
-            stdin=stdin,
-            max_output_bytes=max_output_bytes,
-            note=note,
-        )
-        return await self._link.ask(request, ExecResult)
+        request = ExecRequest(command=command, env=env or {}, stdin=stdin, max_output_bytes=max_output_bytes)
+        return await self._link.ask(wire.Exec(runtime_id=self.runtime_id, request=request, note=note), ExecResult)
 
     async def rejoin(self) -> ExecResult:
         """The end of the command that was to outlive the node, also when it came meanwhile. Raises: RuntimeFailed."""

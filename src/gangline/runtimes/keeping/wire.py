@@ -13,8 +13,9 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from pydantic import BaseModel
 
-from gangline.domain.contracts import RuntimeStart, RuntimeUser
+from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import GanglineError, RuntimeFailed
+from gangline.runtimes.shared.handle import ExecRequest, SandboxFacts
 
 __all__ = [
     "FROM_NODE",
@@ -53,20 +54,15 @@ __all__ = [
     "write_message",
 ]
 
-VERSION = 4
+VERSION = 5
 """A node ends a keeper that speaks another one, as it would have died with the node."""
 
 _LENGTH_BYTES = 4
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a sandbox that hold from its start to its end."""
+class Facts(SandboxFacts, frozen=True, kw_only=True):
+    """Constant properties of a kept sandbox."""
 
-    runtime_id: str
-    workdir: str
-    home: str
-    grader_home: str | None
-    proxy_url: str | None
     limits: dict[str, str]
 
 
@@ -95,13 +91,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 class Exec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     runtime_id: str
-    command: str | list[str]
-    cwd: str | None = None
-    env: dict[str, str]
-    stdin: bytes | None
-    timeout_s: float | None = None
-    max_output_bytes: int
-    user: RuntimeUser = "agent"
+    request: ExecRequest
     streams: bool = False
     """Whether output is sent as it comes."""
     note: bytes | None = None
