@@ -39,9 +39,9 @@ def test_a_negative_id_is_refused() -> None:
         ids_from_json(msgspec.Raw(b"[-1, 4]"))
 
 
-@given(st.lists(st.integers(0, 99_999_999), min_size=1, max_size=40))
-def test_a_long_list_is_read_as_a_short_one_is(ids: list[int]) -> None:
-    text = json.dumps(ids * (20_000 // len(ids)), separators=(",", ":")).encode()
+@given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=40), st.sampled_from([",", ", "]))
+def test_a_long_list_is_read_as_a_short_one_is(ids: list[int], comma: str) -> None:
+    text = json.dumps(ids * (40_000 // len(ids)), separators=(comma, ":")).encode()
     found = ids_from_json(msgspec.Raw(text))
     assert found is not None
     assert found.dtype.name == "int32"
@@ -49,14 +49,14 @@ def test_a_long_list_is_read_as_a_short_one_is(ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "odd", ["1.5", "-1", "123456789", "2147483647", " 7", "1e3", "null", "[]", '"8"', "2147483648"]
+    "odd", ["1.5", "-1", "123456789", "2147483647", " 7", "1e3", "null", "[]", '"8"', "2147483648", "", "01", "true"]
 )
-@pytest.mark.parametrize("place", [0, 5_000, 10_000])
+@pytest.mark.parametrize("place", [0, 15_000, 30_000])
 def test_a_long_list_with_one_oddity_is_read_or_refused_as_a_short_one_is(odd: str, place: int) -> None:
-    numbers = ["54321"] * 10_000
+    numbers = ["54321"] * 30_000
     numbers.insert(place, odd)
     answers: list[object] = []
-    for text in (f"[{','.join(numbers)}]", f"[{odd}]"):
+    for text in (f"[{','.join(numbers)}]", f"[{odd}]" if odd else "[,]"):
         try:
             found = ids_from_json(msgspec.Raw(text.encode()))
         except EngineUnavailable:
@@ -65,6 +65,13 @@ def test_a_long_list_with_one_oddity_is_read_or_refused_as_a_short_one_is(odd: s
             assert found is not None
             answers.append(int(found[place] if len(found) > 1 else found[0]))
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("num_ids", range(131_060 // 2, 131_090 // 2))
+def test_a_list_that_ends_with_a_comma_is_refused_wherever_it_is_cut(num_ids: int) -> None:
+    """Lengths around the one from which on a list is parsed in pieces."""
+    with pytest.raises(EngineUnavailable, match="no token ids"):
+        ids_from_json(msgspec.Raw(b"[" + b"1," * num_ids + b"]"))
 
 
 @pytest.mark.parametrize("space", ["", " "])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
 import numpy as np
+import simdjson
+from numpy.typing import NDArray
 
 from gangline.domain.errors import EngineMalformed
 from gangline.domain.tokens import TokenIds, token_ids
@@ -24,17 +26,8 @@ _LARGEST = np.iinfo(np.int32).max
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=int(_LARGEST))]
 """An id in an engine's answer. An answer with any other number is refused: it cannot be trained on."""
 
-_LONG_BYTES = 32 << 10
-"""From here on the parser of many numbers at once is the faster one."""
-
-_U = np.uint64
-_COMMA, _OPENING = b",["
-_DIGITS = (
-    # Digits' low halves, then what joins neighbours: one digit, two, four.
-    (_U(0x0F0F0F0F0F0F0F0F), _U(10 << 8 | 1), _U(8)),
-    (_U(0x00FF00FF00FF00FF), _U(100 << 16 | 1), _U(16)),
-    (_U(0x0000FFFF0000FFFF), _U(10_000 << 32 | 1), _U(32)),
-)
+_PIECE_BYTES = 128 << 10
+"""Text parsed at once. The parser holds the interpreter, and other threads wait for it."""
 
 
 def cut_out_ids(body: bytes, field: str) -> tuple[bytes, memoryview | bytes]:
@@ -61,13 +54,9 @@ def ids_from_json(raw: msgspec.Raw) -> TokenIds | None:
     text = memoryview(raw)
     if len(text) == len(_NULL) and bytes(text) == _NULL:
         return None
-    # Two fast ways for plain lists of numbers; whatever is none goes the strict way.
-    if len(text) > 2 and text[0] == _OPENING:
-        ids = plain_ids(bytes(text)) if len(text) >= _LONG_BYTES else None
-        if ids is None:
-            ids = _few_ids(bytes(text[1:-1]))
-        if ids is not None:
-            return ids
+    ids = plain_ids(bytes(text))
+    if ids is not None:
+        return ids
     try:
         return token_ids(msgspec.json.decode(text, type=list[TokenId]))
     except (msgspec.MsgspecError, OverflowError) as error:
@@ -76,47 +65,33 @@ def ids_from_json(raw: msgspec.Raw) -> TokenIds | None:
 
 
 def plain_ids(text: bytes) -> TokenIds | None:
-    """A long JSON list of ids of at most eight digits -> [T], without a Python object for each; None for anything
-    else."""
-    text = text.replace(b", ", b",")
-    if len(text) < 3 or text[:1] != b"[" or text[-1:] != b"]":
+    """A JSON list of ids -> [T], without a Python object for each; None for anything else."""
+    if text[:1] != b"[" or text[-1:] != b"]" or text.find(b"[", 1) >= 0:  # the parser would flatten lists of lists
         return None
-    return _many_ids(memoryview(text)[1:-1])
-
-
-def _few_ids(text: bytes) -> TokenIds | None:
-    with suppress(ValueError):
-        ids = np.fromstring(text.decode(), dtype=np.int64, sep=",")
-        if len(ids) == text.count(b",") + 1 and ids.min() >= 0 and ids.max() <= _LARGEST:
-            return ids.astype(np.int32)
-    return None
-
-
-def _many_ids(text: memoryview) -> TokenIds | None:
-    """Numbers of at most eight digits with a comma between; None for anything else.
-
-    Eight bytes from each number's first digit on are one unsigned integer, shifted so that the digits end it; then all
-    numbers join their digits at once, in three steps.
-    """
-    num_padding = 16 - len(text) % 8  # a comma ends the last number, and eight bytes from its start are there
-    padded = b"".join((text, b"," * num_padding))
-    letters, words = np.frombuffer(padded, dtype=np.uint8), np.frombuffer(padded, dtype="<u8")
-    commas = np.flatnonzero(letters == _COMMA)
-    ends = commas[: len(commas) - num_padding + 1]
-    lengths = ends.copy()
-    lengths[1:] -= ends[:-1] + 1
-    num_digits = np.count_nonzero(letters - ord("0") < 10)
-    if lengths.min() < 1 or lengths.max() > 8 or num_digits + len(commas) != len(letters):
+    try:
+        pieces = [_integers(piece) for piece in _pieces(text)]
+    except (ValueError, TypeError):
         return None
-    starts = ends - lengths
-    num_skipped = (starts & 7) << 3
-    starts >>= 3
-    numbers = words.take(starts) >> num_skipped.view(_U)
-    starts += 1
-    numbers |= words.take(starts) << (64 - num_skipped).view(_U)  # NumPy shifts 64 bits out to zero
-    numbers <<= ((8 - lengths) << 3).view(_U)
-    for halves, join, joined_bits in _DIGITS:
-        numbers &= halves
-        numbers *= join
-        numbers >>= joined_bits
-    return numbers.astype(np.int32)
+    if len(pieces) > 1 and not all(map(len, pieces)):  # the whole list ends with a comma
+        return None
+    ids = np.concatenate(pieces)
+    if len(ids) and (ids.min() < 0 or ids.max() > _LARGEST):
+        return None
+    return ids.astype(np.int32)
+
+
+def _integers(text: bytes) -> NDArray[np.int64]:
+    """The numbers of a JSON list. Raises: ValueError, TypeError."""
+    found = simdjson.Parser().parse(text)
+    if not isinstance(found, simdjson.Array):
+        raise TypeError
+    return np.frombuffer(found.as_buffer(of_type="i"), dtype=np.int64)
+
+
+def _pieces(text: bytes) -> Iterator[bytes]:
+    """The list as shorter ones, cut at commas."""
+    start = 1
+    while len(text) - start > _PIECE_BYTES and (end := text.find(b",", start + _PIECE_BYTES)) >= 0:
+        yield b"[%b]" % text[start:end]
+        start = end + 1
+    yield text if start == 1 else b"[" + text[start:]

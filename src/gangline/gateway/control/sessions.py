@@ -100,7 +100,7 @@ def _long_call(body: bytes) -> TokenRequest:
         )
     ids = plain_ids(bytes(fields[names[0]]))
     if ids is None:
-        raise InvalidRequest("prompt_ids must be whole numbers of at most eight digits.", param="prompt_ids")
+        raise InvalidRequest("prompt_ids must be whole numbers from 0 to 2147483647.", param="prompt_ids")
     wanted = GenerateRequest.model_validate_json(msgspec.json.encode(fields | {names[0]: [0]}))
     return wanted.as_call(ids)
 
