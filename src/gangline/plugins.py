@@ -14,7 +14,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from gangline.domain.contracts import Builder, Evaluator, GradesClean, Harness, Runtime, Taker, Wish
+from gangline.domain.contracts import (
+    Builder,
+    Capability,
+    Evaluator,
+    GradesClean,
+    Harness,
+    Runtime,
+    SupportsCapabilities,
+)
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
 from gangline.domain.task import AgentSpec, EvaluatorSpec, TaskRequest
 
@@ -123,7 +131,7 @@ def make_evaluator(strategy: str, config: dict[str, Any]) -> Evaluator:
 def check_task(task: TaskRequest) -> None:
     """Raises: UnknownPlugin, InvalidRequest when the configuration of a plug-in is wrong."""
     load("runtime", task.runtime.backend)
-    _check_wishes(task.agent, make_harness(task.agent.harness, task.agent.settings))
+    _check_capabilities(task.agent, make_harness(task.agent.harness, task.agent.settings))
     make_builder(task.builder.strategy, task.builder.config)
     _check_refresh(task.evaluator, make_evaluator(task.evaluator.strategy, task.evaluator.config))
 
@@ -137,11 +145,11 @@ def _check_refresh(spec: EvaluatorSpec, evaluator: Evaluator) -> None:
         )
 
 
-def _check_wishes(agent: AgentSpec, harness: Harness) -> None:
+def _check_capabilities(agent: AgentSpec, harness: Harness) -> None:
     """Raises: InvalidRequest when the harness would have to drop a field of the task."""
-    asked: dict[Wish, bool] = {"mcp_servers": bool(agent.mcp_servers), "skills": bool(agent.skills)}
-    takes = harness.takes if isinstance(harness, Taker) else frozenset[Wish]()
-    refused = [f"`agent.{wish}`" for wish, is_asked in asked.items() if is_asked and wish not in takes]
+    asked: dict[Capability, bool] = {"mcp_servers": bool(agent.mcp_servers), "skills": bool(agent.skills)}
+    takes = harness.takes if isinstance(harness, SupportsCapabilities) else frozenset[Capability]()
+    refused = [f"`agent.{field}`" for field, is_asked in asked.items() if is_asked and field not in takes]
     if refused:
         raise InvalidRequest(
             f"harness {agent.harness!r} has no way to give its program {' or '.join(refused)}: leave that out, or "

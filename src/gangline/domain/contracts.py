@@ -22,6 +22,7 @@ from gangline.domain.trajectory import Trajectory
 __all__ = [
     "AgentRun",
     "Builder",
+    "Capability",
     "Controlled",
     "DropsTurns",
     "EvaluationContext",
@@ -40,13 +41,12 @@ __all__ = [
     "RuntimeHandle",
     "RuntimeStart",
     "RuntimeUser",
-    "Taker",
+    "SupportsCapabilities",
     "Usage",
-    "Wish",
 ]
 
-Wish = Literal["mcp_servers", "skills"]
-"""A field of `AgentSpec` that only some harnesses can fulfil."""
+Capability = Literal["mcp_servers", "skills"]
+"""A field of `AgentSpec` that only some harnesses support."""
 
 RuntimeUser = Literal["agent", "grader"]
 """Users of a sandbox, neither of them root. Not every runtime has the second one: see `RuntimeHandle.grader_home`."""
@@ -271,10 +271,10 @@ class Harness(Protocol):
 
 
 @runtime_checkable
-class Taker(Protocol):
+class SupportsCapabilities(Protocol):
     """A harness that translates common task fields for its program; others reject these fields."""
 
-    takes: ClassVar[frozenset[Wish]]
+    takes: ClassVar[frozenset[Capability]]
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch, Wish
+from gangline.domain.contracts import Capability, ExecResult, HarnessContext, HarnessVerdict, Launch
 from gangline.domain.task import McpServer
 from gangline.harnesses.installation import Program, check_program
 from gangline.harnesses.shared.configuration import write_json, write_skills
@@ -86,7 +86,7 @@ class ClaudeCodeHarness:
     name: ClassVar[str] = "claude_code"
     Config: ClassVar[type[BaseModel]] = ClaudeCodeConfig
     program: ClassVar[Program] = _PROGRAM
-    takes: ClassVar[frozenset[Wish]] = frozenset({"mcp_servers", "skills"})
+    takes: ClassVar[frozenset[Capability]] = frozenset({"mcp_servers", "skills"})
     logs: ClassVar[tuple[str, ...]] = (f"{_FOLDER}/projects/*/*.jsonl", f"{_FOLDER}/projects/*/*/subagents/*.jsonl")
 
     def __init__(self, config: ClaudeCodeConfig) -> None:

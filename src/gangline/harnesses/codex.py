@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field
 
-from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch, Wish
+from gangline.domain.contracts import Capability, ExecResult, HarnessContext, HarnessVerdict, Launch
 from gangline.domain.task import McpServer
 from gangline.harnesses.installation import Program, check_program
 from gangline.harnesses.shared.configuration import write_skills
@@ -54,7 +54,7 @@ class CodexHarness:
     name: ClassVar[str] = "codex"
     Config: ClassVar[type[BaseModel]] = CodexConfig
     program: ClassVar[Program] = _PROGRAM
-    takes: ClassVar[frozenset[Wish]] = frozenset({"mcp_servers", "skills"})
+    takes: ClassVar[frozenset[Capability]] = frozenset({"mcp_servers", "skills"})
     logs: ClassVar[tuple[str, ...]] = (f"{_FOLDER}/sessions/*/*/*/*.jsonl",)
 
     def __init__(self, config: CodexConfig) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch, Wish
+from gangline.domain.contracts import Capability, ExecResult, HarnessContext, HarnessVerdict, Launch
 from gangline.domain.task import McpServer
 from gangline.harnesses.installation import Program, check_program
 from gangline.harnesses.shared.configuration import write_json, write_skills
@@ -63,7 +63,7 @@ class GeminiCliHarness:
     name: ClassVar[str] = "gemini_cli"
     Config: ClassVar[type[BaseModel]] = GeminiCliConfig
     program: ClassVar[Program] = _PROGRAM
-    takes: ClassVar[frozenset[Wish]] = frozenset({"mcp_servers", "skills"})
+    takes: ClassVar[frozenset[Capability]] = frozenset({"mcp_servers", "skills"})
     logs: ClassVar[tuple[str, ...]] = (".gemini/tmp/*/chats/*.jsonl",)
 
     def __init__(self, config: GeminiCliConfig) -> None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch, Wish
+from gangline.domain.contracts import Capability, ExecResult, HarnessContext, HarnessVerdict, Launch
 from gangline.domain.task import McpServer
 from gangline.harnesses.installation import Program, check_program
 from gangline.harnesses.shared.configuration import write_json, write_skills
@@ -81,7 +81,7 @@ class OpencodeHarness:
     name: ClassVar[str] = "opencode"
     Config: ClassVar[type[BaseModel]] = OpencodeConfig
     program: ClassVar[Program] = _PROGRAM
-    takes: ClassVar[frozenset[Wish]] = frozenset({"mcp_servers", "skills"})
+    takes: ClassVar[frozenset[Capability]] = frozenset({"mcp_servers", "skills"})
     logs: ClassVar[tuple[str, ...]] = (".local/share/opencode/log/*.log",)
 
     def __init__(self, config: OpencodeConfig) -> None:

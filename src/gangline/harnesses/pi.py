@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch, Wish
+from gangline.domain.contracts import Capability, ExecResult, HarnessContext, HarnessVerdict, Launch
 from gangline.harnesses.installation import Program, check_program
 from gangline.harnesses.shared.configuration import write_json, write_skills
 from gangline.harnesses.shared.environment import provider_environment
@@ -91,7 +91,7 @@ class PiHarness:
     name: ClassVar[str] = "pi"
     Config: ClassVar[type[BaseModel]] = PiConfig
     program: ClassVar[Program] = _PROGRAM
-    takes: ClassVar[frozenset[Wish]] = frozenset({"skills"})
+    takes: ClassVar[frozenset[Capability]] = frozenset({"skills"})
 
     def __init__(self, config: PiConfig) -> None:
         self._config = config

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict, Launch, Wish
+from gangline.domain.contracts import Capability, ExecResult, HarnessContext, HarnessVerdict, Launch
 from gangline.harnesses.gemini_cli import mcp_servers
 from gangline.harnesses.installation import Program, check_program
 from gangline.harnesses.shared.configuration import write_json, write_skills
@@ -67,7 +67,7 @@ class QwenCodeHarness:
     name: ClassVar[str] = "qwen_code"
     Config: ClassVar[type[BaseModel]] = QwenCodeConfig
     program: ClassVar[Program] = _PROGRAM
-    takes: ClassVar[frozenset[Wish]] = frozenset({"mcp_servers", "skills"})
+    takes: ClassVar[frozenset[Capability]] = frozenset({"mcp_servers", "skills"})
     logs: ClassVar[tuple[str, ...]] = (".qwen/projects/*/chats/*.jsonl",)
 
     def __init__(self, config: QwenCodeConfig) -> None:

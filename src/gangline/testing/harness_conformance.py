@@ -38,7 +38,7 @@ from gangline.domain.contracts import (
     Logged,
     RuntimeHandle,
     RuntimeStart,
-    Taker,
+    SupportsCapabilities,
 )
 from gangline.domain.errors import HarnessError
 from gangline.domain.ids import new_id
@@ -331,7 +331,7 @@ def _words(launch: Launch, handle: RuntimeHandle) -> list[str]:
 @_check
 async def gives_its_program_servers_and_skills_that_it_takes(bench: Bench) -> None:
     harness = bench.subject.harness
-    takes = harness.takes if isinstance(harness, Taker) else frozenset[str]()
+    takes = harness.takes if isinstance(harness, SupportsCapabilities) else frozenset[str]()
     if "mcp_servers" in takes:
         servers = {
             "sled": McpServer(command=(_MCP_COMMAND, "--fast"), env={"DOGS": "eight-dogs"}),
