@@ -20,15 +20,15 @@ async def _lived(engine: HeldEngine) -> list[weakref.ref[object]]:
     for number in (1, 2):
         message = Message("user", (Text(f"hello {number}"),))
         call = ModelCall(dialect="openai_chat", model="m", messages=(message,), stream=number == 2)
-        attendance = session.attend(call, CallMark(bytes([number])))
+        subscription = session.subscribe(call, CallMark(bytes([number])))
         held = await engine.asked(number)
         held.finish("a", "b")
-        assert [len(news) async for news in attendance.flight.news(10.0)] or number == 1
-        await attendance.flight.reply()
-        attendance.delivered()
-        attendance.leave()
+        assert [len(news) async for news in subscription.flight.news(10.0)] or number == 1
+        await subscription.flight.reply()
+        subscription.delivered()
+        subscription.leave()
     await session.fence("it is over")
-    return [weakref.ref(session), weakref.ref(session.tree), weakref.ref(attendance.flight)]
+    return [weakref.ref(session), weakref.ref(session.tree), weakref.ref(subscription.flight)]
 
 
 async def test_a_session_that_is_over_is_freed_at_once() -> None:

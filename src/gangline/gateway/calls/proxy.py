@@ -38,7 +38,7 @@ from gangline.gateway.calls.dialect_routes import DialectRoutes, Match
 from gangline.gateway.calls.limits import BytesInFlight, TakenBytes, too_many_bytes
 from gangline.gateway.calls.readers import Readers
 from gangline.gateway.calls.reading import CallRead, is_large, read_here
-from gangline.gateway.calls.retries import Answering, Attendance
+from gangline.gateway.calls.retries import Answering, Subscription
 from gangline.gateway.calls.session import ModelSession, key_digest
 from gangline.http.listening import LIMITS, read_pieces
 from gangline.settings.node import CallLimits
@@ -210,23 +210,23 @@ class Proxy:
     ) -> web.StreamResponse:
         call = read.call
         stays_session_in_logs(session.session_id)
-        attendance = session.attend(call, read.mark, read.known)
+        subscription = session.subscribe(call, read.mark, read.known)
         try:
             if call.stream:
-                return await self._stream(request, dialect, call, attendance)
-            response = _json(dialect.reply_body(call, await attendance.flight.reply()))
+                return await self._stream(request, dialect, call, subscription)
+            response = _json(dialect.reply_body(call, await subscription.flight.reply()))
             await response.prepare(request)
             await response.write_eof()
-            attendance.delivered()
+            subscription.delivered()
             return response
         finally:
-            attendance.leave()
+            subscription.leave()
 
     async def _stream(
-        self, request: web.Request, dialect: Dialect, call: ModelCall, attendance: Attendance
+        self, request: web.Request, dialect: Dialect, call: ModelCall, subscription: Subscription
     ) -> web.StreamResponse:
         """Until the first byte, an error is a plain answer with its status; after it, an event of the stream."""
-        flight = attendance.flight
+        flight = subscription.flight
         writer = dialect.event_writer(
             call, reply_id=flight.record_key, model=call.model, created_at=int(flight.created_at)
         )
@@ -236,7 +236,7 @@ class Proxy:
         try:
             async with aclosing(self._events(writer, flight)) as events:
                 async for event, is_content in events:
-                    attendance.has_sent |= is_content
+                    subscription.has_sent |= is_content
                     if not response.prepared:
                         await response.prepare(request)
                     await response.write(event)
@@ -251,7 +251,7 @@ class Proxy:
             await response.write_eof()
             return response
         await response.write_eof()
-        attendance.delivered()
+        subscription.delivered()
         return response
 
     async def _events(self, writer: EventWriter, flight: Answering) -> AsyncGenerator[tuple[bytes, bool], None]:

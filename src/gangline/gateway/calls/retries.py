@@ -34,7 +34,7 @@ import msgspec
 from gangline.dialects.contract import RawRequest
 from gangline.domain.reply import Reply, ReplyDelta
 
-__all__ = ["MAX_FINISHED", "Answering", "Attendance", "CallMark", "Retries", "mark_of"]
+__all__ = ["MAX_FINISHED", "Answering", "CallMark", "Retries", "Subscription", "mark_of"]
 
 _log = logging.getLogger("gangline.calls")
 
@@ -127,7 +127,7 @@ class _Entry:
         return self.num_listeners == 0 and not self.is_delivered
 
 
-class Attendance:
+class Subscription:
     """One request that listens to a call; `leave` it, once."""
 
     def __init__(self, entry: _Entry, *, grace_s: float, is_retry: bool) -> None:
@@ -183,21 +183,21 @@ class Retries:
         self._entries: list[_Entry] = []
         self._answered = dict(answered or {})
 
-    def attend(self, mark: CallMark, start: Callable[[], Answering]) -> Attendance:
+    def subscribe(self, mark: CallMark, start: Callable[[], Answering]) -> Subscription:
         """Listen to the call that `mark` means, or to a new one. Raises: the errors of `start`."""
         entry = self._find(mark) or self._find_answered(mark)
         if entry is None:
             entry = _Entry(mark, start(), self._clock())
             self._forget_old()
             self._entries.append(entry)
-            return Attendance(entry, grace_s=self._grace_s, is_retry=False)
+            return Subscription(entry, grace_s=self._grace_s, is_retry=False)
         entry.flight.replayed()
         _log.info(
             "call.%s reply=%s replays=%d",
             *("replayed" if entry.flight.ended_already else "attached", entry.flight.record_key),
             entry.flight.num_replays,
         )
-        return Attendance(entry, grace_s=self._grace_s, is_retry=True)
+        return Subscription(entry, grace_s=self._grace_s, is_retry=True)
 
     def _find(self, mark: CallMark) -> _Entry | None:
         oldest = self._clock() - self._window_s

@@ -21,7 +21,7 @@ from gangline.gateway.calls.answered import answered_calls
 from gangline.gateway.calls.chat_call import CallInFlight, call_in_flight
 from gangline.gateway.calls.failures import SessionFailures
 from gangline.gateway.calls.flight import Flight
-from gangline.gateway.calls.retries import MAX_FINISHED, Attendance, CallMark, Retries
+from gangline.gateway.calls.retries import MAX_FINISHED, CallMark, Retries, Subscription
 from gangline.gateway.calls.sampling_policy import SamplingRules
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.gateway.calls.token_call import TokenCall, TokenRequest, token_call
@@ -128,11 +128,11 @@ class ModelSession:
         """Model calls that were admitted, without those that failed and left no record."""
         return self._numbers.num_calls
 
-    def attend(self, call: ModelCall, mark: CallMark, known: Digests = unknown) -> Attendance:
+    def subscribe(self, call: ModelCall, mark: CallMark, known: Digests = unknown) -> Subscription:
         """Listen to `call`: a new one, or the one that it is a retry of. Raises: SessionOver, InvalidRequest."""
         if self._fence_message is not None:
             raise SessionOver(self._fence_message)
-        return self._retries.attend(mark, lambda: self.start_call(call, mark.retry_key, known))
+        return self._retries.subscribe(mark, lambda: self.start_call(call, mark.retry_key, known))
 
     def start_call(self, call: ModelCall, retry_key: str | None = None, known: Digests = unknown) -> CallInFlight:
         """`retry_key`: see `CallMark`; `known`: see `PlaceIndex.place`. Raises: SessionOver, InvalidRequest."""
