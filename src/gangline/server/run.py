@@ -22,7 +22,7 @@ from gangline.server.app import create_app
 from gangline.server.compat.polar.dispatch import PolarDispatch
 from gangline.server.compat.polar.routes import polar_task
 from gangline.server.compat.prorl.nodes import NodeEngines
-from gangline.server.service.callbacks import Courier
+from gangline.server.service.callbacks import CallbackSender
 from gangline.server.service.core import RolloutService
 from gangline.server.service.housekeeping import Housekeeper, follow_forever
 from gangline.server.service.task_watch import TaskWatch
@@ -160,7 +160,7 @@ async def serving(
                 _, bound_port = await stack.enter_async_context(listener)
                 stack.callback(service.stop)
                 own_url = reachable_url(host, bound_port, public_url)
-                courier = Courier(
+                callback_sender = CallbackSender(
                     Outbox(store.database),
                     service.bells,
                     public_url=own_url,
@@ -170,7 +170,7 @@ async def serving(
                 )
                 watch = None if on_task_ended is None else TaskWatch(service, on_task_ended)
                 own_work = [engines.hand_out_forever(), polar.send_forever(own_url)]
-                async with _background(service, courier, own_work, storage.keep, watch) as work:
+                async with _background(service, callback_sender, own_work, storage.keep, watch) as work:
                     yield Running(local_url(host, bound_port), work)
         finally:
             await asyncio.to_thread(store.close)
@@ -179,7 +179,7 @@ async def serving(
 @asynccontextmanager
 async def _background(
     service: RolloutService,
-    courier: Courier,
+    callback_sender: CallbackSender,
     more: Sequence[Coroutine[Any, Any, None]],
     keep: Keep,
     watch: TaskWatch | None,
@@ -187,7 +187,7 @@ async def _background(
     """Sweeping, delivering, forgetting and following, for as long as the block lasts."""
     work = [
         asyncio.create_task(service.sweep_forever(), name="server.sweep"),
-        asyncio.create_task(courier.deliver_forever(), name="server.callbacks"),
+        asyncio.create_task(callback_sender.deliver_forever(), name="server.callbacks"),
         *map(asyncio.create_task, more),
         asyncio.create_task(service.metrics.loop_lag.watch(), name="server.loop_lag"),
     ]

@@ -19,7 +19,7 @@ from gangline.server.service.core import CALLBACKS, EVENTS
 from gangline.settings import read_secret
 from gangline.store.sql.outbox import POLAR_BODY, Callback, Outbox, next_try_at
 
-__all__ = ["Courier", "signature"]
+__all__ = ["CallbackSender", "signature"]
 
 log = logging.getLogger("gangline.server")
 
@@ -32,7 +32,7 @@ def signature(token: str, body: bytes) -> str:
     return "sha256=" + hmac.new(token.encode(), body, hashlib.sha256).hexdigest()
 
 
-class Courier:
+class CallbackSender:
     """Carries callbacks.
 
     public_url: the server's address as receivers know it, for `result_url`.
