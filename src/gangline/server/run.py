@@ -162,7 +162,7 @@ async def serving(
                 own_url = reachable_url(host, bound_port, public_url)
                 callback_sender = CallbackSender(
                     Outbox(store.database),
-                    service.bells,
+                    service.notifier,
                     public_url=own_url,
                     polar_task=partial(polar_task, service),
                     control_token=control_token,

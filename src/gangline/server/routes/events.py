@@ -61,7 +61,7 @@ class EventRoutes:
 
     async def _stream(self, response: web.StreamResponse, after: int, task_id: str | None) -> None:
         store = self._service.store
-        with self._service.bells.listen(EVENTS) as listener:
+        with self._service.notifier.listen(EVENTS) as listener:
             while not self._service.stopping:
                 page = await store.query(partial(store.events, after=after, limit=_PAGE, task_id=task_id))
                 if page:

@@ -14,8 +14,8 @@ import aiohttp
 import msgspec
 
 from gangline.domain.errors import GanglineError, StoreError
-from gangline.server.service.bells import Bells
 from gangline.server.service.core import CALLBACKS, EVENTS
+from gangline.server.service.notifier import Notifier
 from gangline.settings import read_secret
 from gangline.store.sql.outbox import POLAR_BODY, Callback, Outbox, next_try_at
 
@@ -43,7 +43,7 @@ class CallbackSender:
     def __init__(
         self,
         outbox: Outbox,
-        bells: Bells,
+        notifier: Notifier,
         *,
         public_url: str,
         polar_task: Callable[[str], Awaitable[bytes]],
@@ -54,7 +54,7 @@ class CallbackSender:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._outbox = outbox
-        self._bells = bells
+        self._notifier = notifier
         self._public_url = public_url
         self._polar_task = polar_task
         self._token = control_token
@@ -70,7 +70,7 @@ class CallbackSender:
             aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as http,
             asyncio.TaskGroup() as sending,
         ):
-            with self._bells.listen(CALLBACKS) as listener:
+            with self._notifier.listen(CALLBACKS) as listener:
                 while True:
                     await listener.wait(await self._send_due(http, sending))
 
@@ -105,8 +105,8 @@ class CallbackSender:
             await asyncio.sleep(self._base_s)
         finally:
             self._on_the_way.discard(callback.id)
-            self._bells.ring(CALLBACKS)
-            self._bells.ring(EVENTS)
+            self._notifier.notify(CALLBACKS)
+            self._notifier.notify(EVENTS)
 
     async def _settle(self, callback: Callback, error: str | None) -> None:
         now = self._clock()

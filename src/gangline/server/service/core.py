@@ -1,6 +1,6 @@
 """The rollout service, without HTTP: admission, leases, results, cancelling, and the sweeping of lost leases.
 
-Long polls wait on bells that durable events ring; `store.sql.standing` decides on transitions.
+Long polls wait on a notifier that durable events trigger; `store.sql.standing` decides on transitions.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionRes
 from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import decode_msgpack
 from gangline.domain.views import Event, ResultReceipt, ResultReference, SessionView, Submitted, TaskView
-from gangline.server.service.bells import Bells
 from gangline.server.service.metrics import ServerMetrics
+from gangline.server.service.notifier import Notifier
 from gangline.settings import read_secret
 from gangline.store.results.files import Results
 from gangline.store.sql.reader import result_of
 from gangline.store.sql.tasks import TaskStore
 from gangline.telemetry.logs import FIELDS
 
-__all__ = ["CALLBACKS", "EVENTS", "NODES", "WORK", "RolloutService", "task_bell"]
+__all__ = ["CALLBACKS", "EVENTS", "NODES", "WORK", "RolloutService", "task_topic"]
 
 log = logging.getLogger("gangline.server")
 
@@ -32,7 +32,7 @@ MAX_SESSIONS_AT_ONCE = 100_000
 
 WORK, EVENTS, CALLBACKS, NODES = "work", "events", "callbacks", "nodes"
 
-_BELLS_OF: dict[str, tuple[str, ...]] = {
+_TOPICS_OF: dict[str, tuple[str, ...]] = {
     "task.submitted": (WORK,),
     "session.requeued": (WORK,),
     "session.released": (WORK,),
@@ -41,7 +41,7 @@ _BELLS_OF: dict[str, tuple[str, ...]] = {
 }
 
 
-def task_bell(task_id: str) -> str:
+def task_topic(task_id: str) -> str:
     return f"task:{task_id}"
 
 
@@ -64,7 +64,7 @@ class RolloutService:
     ) -> None:
         self.store = store
         self.results = results
-        self.bells = Bells()
+        self.notifier = Notifier()
         self.metrics = ServerMetrics()
         self.watchers: list[Callable[[Sequence[Event]], None]] = [self.metrics.saw]
         """Each is given our own durable events, once, on the event loop."""
@@ -87,7 +87,7 @@ class RolloutService:
 
     def stop(self) -> None:
         self.stopping = True
-        self.bells.ring_all()
+        self.notifier.notify_all()
 
     def announce(self, events: Sequence[Event]) -> None:
         """Log durable events and wake who waits for them."""
@@ -100,11 +100,11 @@ class RolloutService:
     def wake(self, events: Sequence[Event]) -> None:
         """Ring for durable events, our own or another server's."""
         for event in events:
-            for bell in _BELLS_OF.get(event.kind, ()):
-                self.bells.ring(bell)
+            for topic in _TOPICS_OF.get(event.kind, ()):
+                self.notifier.notify(topic)
             if event.kind == "task.ended" and event.task_id is not None:
-                self.bells.ring(task_bell(event.task_id))
-        self.bells.ring(EVENTS)
+                self.notifier.notify(task_topic(event.task_id))
+        self.notifier.notify(EVENTS)
 
     # The user's side.
 
@@ -126,7 +126,7 @@ class RolloutService:
     async def task(self, task_id: str, wait_s: float = 0.0) -> TaskView:
         """The task now, or when it has ended, or after `wait_s`. Raises: NotFound."""
         deadline = self._monotonic() + wait_s
-        with self.bells.listen(task_bell(task_id)) as listener:
+        with self.notifier.listen(task_topic(task_id)) as listener:
             while not await self.store.query(self.store.task_ended, task_id):
                 left_s = deadline - self._monotonic()
                 if left_s <= 0 or self.stopping:
@@ -219,7 +219,7 @@ class RolloutService:
         Raises: NodeIdTaken.
         """
         deadline = self._monotonic() + wait_s
-        with self.bells.listen(WORK) as listener:
+        with self.notifier.listen(WORK) as listener:
             while True:
                 leases = await self.store.run(self.store.lease, node_id, url, max_sessions, identity, task_ids)
                 left_s = deadline - self._monotonic()
@@ -270,7 +270,7 @@ class RolloutService:
     async def sweep(self, *, after_pause: bool = False) -> int:
         """Take back leases, let sessions that rested after a fault into the queue; gives how many were taken back."""
         if await self.store.run(self.store.let_in):
-            self.bells.ring(WORK)
+            self.notifier.notify(WORK)
         if after_pause:
             await self.store.run(self.store.grant_grace)
             return 0

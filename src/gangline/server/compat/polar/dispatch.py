@@ -83,7 +83,7 @@ class PolarDispatch:
             self._gateways[node_id] = _Gateway(node_id, url, slots, interval_s, now)
         else:
             gateway.url, gateway.slots, gateway.interval_s, gateway.heard_at = url, slots, interval_s, now
-        self._service.bells.ring(WORK)
+        self._service.notifier.notify(WORK)
 
     def held(self, node_id: str) -> dict[str, tuple[int, Stage]]:
         """The sessions sent to the gateway, in the form of a heartbeat."""
@@ -96,7 +96,7 @@ class PolarDispatch:
         callback_url = f"{public_url}/callbacks/session_result"
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as http:
-            with self._service.bells.listen(WORK) as listener:
+            with self._service.notifier.listen(WORK) as listener:
                 while True:
                     serving = (self._serve(http, gateway, callback_url) for gateway in self._alive())
                     await asyncio.gather(*serving)

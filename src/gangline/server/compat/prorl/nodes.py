@@ -108,7 +108,7 @@ class NodeEngines:
 
     async def hand_out_forever(self) -> None:
         """Send missed changes to nodes that joined, or came back."""
-        with self._service.bells.listen(NODES) as listener:
+        with self._service.notifier.listen(NODES) as listener:
             while True:
                 try:
                     await self._hand_out()

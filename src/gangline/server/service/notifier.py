@@ -1,0 +1,64 @@
+"""Notification of waiting callers, without losing a change between the check and the wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+__all__ = ["Notifier"]
+
+
+class Notifier:
+    """Wakes listeners by topic. Listen first, then check, then wait: a notification after `listen` is never missed.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+
+    def notify(self, topic: str) -> None:
+        """Wake all current listeners of this topic."""
+        for heard in self._listeners.get(topic, ()):
+            heard.set()
+
+    def notify_all(self) -> None:
+        for topic in list(self._listeners):
+            self.notify(topic)
+
+    def listen(self, topic: str) -> Listener:
+        return Listener(self, topic)
+
+    def add(self, topic: str, heard: asyncio.Event) -> None:
+        self._listeners[topic].add(heard)
+
+    def remove(self, topic: str, heard: asyncio.Event) -> None:
+        self._listeners[topic].discard(heard)
+        if not self._listeners[topic]:
+            del self._listeners[topic]
+
+
+class Listener:
+    """`with notifier.listen(topic) as listener:` check; `await listener.wait(timeout_s)`; check again."""
+
+    def __init__(self, notifier: Notifier, topic: str) -> None:
+        self._notifier = notifier
+        self._topic = topic
+        self._heard = asyncio.Event()
+
+    def __enter__(self) -> Listener:
+        self._notifier.add(self._topic, self._heard)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._notifier.remove(self._topic, self._heard)
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Whether the topic was notified since `listen` or the last `wait`; waits for it at most `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._heard.wait()
+        except TimeoutError:
+            return False
+        self._heard.clear()
+        return True
