@@ -22,7 +22,7 @@ from gangline.runtimes.commands.sandbox import Entry, Life
 from gangline.runtimes.confinement.cgroups import Cgroups, group_name, make_groups
 from gangline.runtimes.confinement.limits import NOT_ENFORCED, enforcement, grader_enforcement, refuse_grader
 from gangline.runtimes.confinement.system_calls import enforced, filter_for
-from gangline.runtimes.network.openings import Openings
+from gangline.runtimes.network.listeners import NetworkListeners
 from gangline.runtimes.network.relay import ListenerHelper
 from gangline.runtimes.shared.disk import MEASURED, root_inside
 from gangline.runtimes.shared.environment import argv_of
@@ -152,7 +152,7 @@ class _Namespaces:
         program = filter_for(start.spec.system_calls_allow)
         self._filters = () if program is None else (program,)
         self._holder: Holder | None = None
-        self._openings = Openings()
+        self._listeners = NetworkListeners()
 
     @property
     def _uid(self) -> int | None:
@@ -192,7 +192,7 @@ class _Namespaces:
             self._holder = await Holder.start(await run_to_end(self._enclosure.launch), self.label)
             await asyncio.to_thread(self._enclosure.entered, self._holder.proc_fd)
             if helper is not None:
-                await self._openings.open(helper, self._holder.proc_fd, self._start)
+                await self._listeners.open(helper, self._holder.proc_fd, self._start)
         finally:
             if helper is not None:
                 helper.close()
@@ -200,7 +200,7 @@ class _Namespaces:
     def entry(self, request: ExecRequest) -> Entry:
         assert self._holder is not None
         uid, own = self._becoming(request.user)
-        extra = {**self._openings.env, **self._start.spec.env, **own, **request.env}
+        extra = {**self._listeners.env, **self._start.spec.env, **own, **request.env}
         order = Order(
             argv=argv_of(request.command),
             cwd=str(PurePosixPath(self.facts.workdir) / (request.cwd or "")),
@@ -227,7 +227,7 @@ class _Namespaces:
             self._holder.kill()
 
     async def end(self, *, is_last: bool) -> None:
-        await self._openings.close()
+        await self._listeners.close()
         if self._holder is not None:
             await self._holder.end()
             self._holder = None

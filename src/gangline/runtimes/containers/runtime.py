@@ -48,7 +48,7 @@ from gangline.runtimes.confinement.system_calls import enforced, filter_for
 from gangline.runtimes.containers.engine import Engine, checked_image
 from gangline.runtimes.containers.life import PIPES, ContainerLife, Pipes, first_process
 from gangline.runtimes.namespaced import GRADER_HOME, HOME
-from gangline.runtimes.network.openings import Openings
+from gangline.runtimes.network.listeners import NetworkListeners
 from gangline.runtimes.network.relay import ListenerHelper
 from gangline.runtimes.shared.disk import MEASURED, root_inside
 from gangline.runtimes.shared.environment import argv_of, exposed_folders, image_environment
@@ -210,7 +210,7 @@ class _Container:
         self._options = options
         self._run = _Run(groups=Cgroups(), limits=enforcement(start.spec.limits, {}, own_user=True))
         self._life: ContainerLife | None = None
-        self._openings = Openings()
+        self._listeners = NetworkListeners()
         self._was_made = False
 
     @property
@@ -245,7 +245,7 @@ class _Container:
         try:
             life = await _to_end(self._another_life())
             if helper is not None and not life.is_in_our_network():
-                await self._openings.open(helper, life.proc_fd, self._start)
+                await self._listeners.open(helper, life.proc_fd, self._start)
         finally:
             if helper is not None:
                 helper.close()
@@ -302,7 +302,7 @@ class _Container:
             self._life.kill()
 
     async def end(self, *, is_last: bool) -> None:
-        await self._openings.close()
+        await self._listeners.close()
         life, self._life = self._life, None
         if life is not None:
             life.close()
@@ -320,7 +320,7 @@ class _Container:
     def entry(self, request: ExecRequest) -> Entry:
         assert self._life is not None
         uid, own = self._becoming(request.user)
-        extra = {**self._openings.env, **self._start.spec.env, **own, **request.env}
+        extra = {**self._listeners.env, **self._start.spec.env, **own, **request.env}
         order = Order(
             argv=argv_of(request.command),
             cwd=str(PurePosixPath(self.facts.workdir) / (request.cwd or "")),

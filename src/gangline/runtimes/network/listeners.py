@@ -6,10 +6,10 @@ from gangline.domain.contracts import RuntimeStart
 from gangline.runtimes.network.forwarding import Forwarder, proxy_variables
 from gangline.runtimes.network.relay import ListenerHelper, Relay
 
-__all__ = ["Openings"]
+__all__ = ["NetworkListeners"]
 
 
-class Openings:
+class NetworkListeners:
     """Listeners inside one life of a sandbox's network, served from outside."""
 
     def __init__(self) -> None:
