@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree, Lineage
-from gangline.gateway.truth.origins import HistoryDigest
+from gangline.gateway.truth.lineage_index import HistoryDigest
 from gangline.gateway.truth.placing import PlaceIndex
 from gangline.gateway.truth.volatile import VolatileText
 

@@ -23,8 +23,8 @@ import msgspec
 from gangline.domain.completion import Completion, CompletionTree, Lineage
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall
 from gangline.event_loop import Turn
+from gangline.gateway.truth.lineage_index import HistoryDigest, LineageIndex, Step
 from gangline.gateway.truth.meaning import calls_of, is_echo, normal_form, said_by
-from gangline.gateway.truth.origins import HistoryDigest, Origins, Step
 from gangline.gateway.truth.volatile import VolatileText
 
 __all__ = ["Digests", "Place", "PlaceIndex", "branch_key", "history_of_key", "meaning_of", "signed_reply_id", "unknown"]
@@ -92,7 +92,7 @@ class PlaceIndex:
         self.volatile = VolatileText() if volatile is None else volatile
         # No method of ours: what refers to itself is not freed with the session.
         self._meaning = partial(meaning_of, self.volatile)
-        self._origins = Origins(tree, self._meaning)
+        self._lineage_index = LineageIndex(tree, self._meaning)
         self._ends: dict[str, HistoryDigest] = {}
         """completion id -> digest of its history and response"""
         self._by_end: dict[bytes, list[str]] = {}
@@ -135,7 +135,7 @@ class PlaceIndex:
             num_shared,
             call.messages[num_shared:],
             steps[-1].digest if steps else history_of_key(key),
-            self._origins.lineage(key, call, steps, num_shared) or _of_parent(parent_id),
+            self._lineage_index.lineage(key, call, steps, num_shared) or _of_parent(parent_id),
             self._pinned(parent_id, call.messages[:num_shared]),
         )
 
@@ -153,13 +153,13 @@ class PlaceIndex:
         """`history`: the digest of the call that it answers, as `place` gave it."""
         completion_id = completion.completion_id
         self._by_prompt.setdefault(history.strict, []).append(completion_id)
-        self._origins.add_prompt(completion, history)
+        self._lineage_index.add_prompt(completion, history)
         if completion.status != "complete":
             return
         meaning = self._meaning(completion.response)
         self._ends[completion_id] = end = _rolled(history, completion.response, meaning)
         self._by_end.setdefault(end.strict, []).append(completion_id)
-        self._origins.add_response(completion, Step(meaning, end, ()))
+        self._lineage_index.add_response(completion, Step(meaning, end, ()))
         reply_id = completion.metadata.get("reply_id")
         if isinstance(reply_id, str):
             self._by_reply_id.setdefault(reply_id, []).append(completion_id)

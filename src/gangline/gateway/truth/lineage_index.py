@@ -14,7 +14,7 @@ from gangline.domain.completion import Completion, CompletionTree, DivergenceCau
 from gangline.domain.conversation import Message, ModelCall, ToolCall
 from gangline.gateway.truth.meaning import said_by
 
-__all__ = ["HistoryDigest", "Origins", "Step"]
+__all__ = ["HistoryDigest", "LineageIndex", "Step"]
 
 _TELLING_CHARS = 24
 """A reply of that much text, or with a tool call, is not said twice by chance."""
@@ -40,7 +40,7 @@ class Step(NamedTuple):
     """The completions that the message names by their record keys."""
 
 
-class Origins:
+class LineageIndex:
     """Finds them among the completions of one session."""
 
     def __init__(self, tree: CompletionTree, meaning_of: Callable[[Message], bytes]) -> None:
