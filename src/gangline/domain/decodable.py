@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["learn"]
+__all__ = ["warm_decoder"]
 
 
-def learn(*kinds: Any) -> None:
-    """Learn these types, and all that they hold. Call it below their definitions."""
+def warm_decoder(*kinds: Any) -> None:
+    """Prepare the decoders of these types, and of all types inside. Call it below their definitions."""
     for kind in kinds:
         msgspec.msgpack.Decoder(kind)

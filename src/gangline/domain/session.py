@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from gangline.domain.completion import Completion
-from gangline.domain.decodable import learn
+from gangline.domain.decodable import warm_decoder
 from gangline.domain.errors import Failure
 from gangline.domain.lifecycle import Outcome, Stage
 from gangline.domain.trajectory import Trajectory
@@ -98,4 +98,4 @@ class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float
 
 
-learn(SessionResult)
+warm_decoder(SessionResult)

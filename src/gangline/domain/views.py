@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from gangline.domain.decodable import learn
+from gangline.domain.decodable import warm_decoder
 from gangline.domain.errors import Failure
 from gangline.domain.lifecycle import Outcome, SessionState, Stage, TaskState
 
@@ -207,4 +207,4 @@ class ResultReceipt(msgspec.Struct, frozen=True, kw_only=True):
     """`ended`, or `queued` when the session goes round again."""
 
 
-learn(SessionView)
+warm_decoder(SessionView)

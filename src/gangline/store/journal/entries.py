@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from gangline.domain.completion import Completion
-from gangline.domain.decodable import learn
+from gangline.domain.decodable import warm_decoder
 from gangline.domain.tokens import decode_msgpack, token_ids
 
 __all__ = [
@@ -86,7 +86,7 @@ class AttemptClosed(msgspec.Struct, frozen=True, tag="closed"):
 
 Entry = AttemptOpened | Appended | AttemptClosed
 EntryHead = AttemptOpened | _AppendedHead | AttemptClosed
-learn(Entry, EntryHead)
+warm_decoder(Entry, EntryHead)
 
 
 def key_of(record: Entry | EntryHead | Completion) -> AttemptKey:

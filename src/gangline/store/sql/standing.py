@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gangline.domain.decodable import learn
+from gangline.domain.decodable import warm_decoder
 from gangline.domain.errors import Failure, LeaseLost
 from gangline.domain.lifecycle import Outcome, SessionState, Stage, can_move, may_retry
 
@@ -45,7 +45,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, state=state, **changes)
 
 
-learn(Standing)
+warm_decoder(Standing)
 
 _RETRY_GROWTH = 4.0
 _MAX_RETRY_PAUSE_S = 300.0
