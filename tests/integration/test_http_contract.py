@@ -422,9 +422,10 @@ async def test_a_foreign_host_or_page_is_refused_before_all_else(service: Servic
         (b"POST /v1/sessions HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n", "Content-Length"),
         (b"POST /v1/sessions HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", "Length"),
         (b"GET /v1/status HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 9000 + b"\r\n\r\n", "8190 bytes"),
+        (b"GET /nothing HTTP/1.1\r\nHost: 127.0.0.1\r\nno header\r\n\r\n", "Invalid header"),
         (b"POST /v1/sessions HTTP/1.1\r\nHost: a\r\nExpect: 200-maybe\r\nContent-Length: 1\r\n\r\n", "100-continue"),
     ],
-    ids=["header", "no host", "two hosts", "length", "two lengths", "long header", "expect"],
+    ids=["header", "no host", "two hosts", "length", "two lengths", "long header", "unknown path", "expect"],
 )
 async def test_what_is_no_http_is_a_problem_too(service: Service, data: bytes, why: str):
     assert why in (await service.send(data)).problem(400, "invalid_request")["detail"]

@@ -412,7 +412,8 @@ async def _listen(
     own_roots = dict.fromkeys(_root(route.path) for route in routes if route.opened_by != "session")
 
     def shape(method: str, path: str, error: GanglineError) -> web.Response:
-        return problem_response(error) if _root(path) in own_roots else proxy.shaped_error(method, path, error)
+        is_own = _root(path) in own_roots or (door is not None and not proxy.owns(path))
+        return problem_response(error) if is_own else proxy.shaped_error(method, path, error)
 
     app = web.Application()
     if door is None:

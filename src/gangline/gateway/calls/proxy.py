@@ -114,6 +114,11 @@ class Proxy:
             *(web.route("*", f"/{{path:{root}(/.*)?}}", self._answer) for root in self._routes.roots),
         ]
 
+    def owns(self, path: str) -> bool:
+        """Whether the path is below a session or a root of a provider's API, or could not be read: most are calls."""
+        root = path.lstrip("/").partition("/")[0]
+        return not path or root in _SESSION_ROOTS or root in self._routes.roots
+
     def shaped_error(self, method: str, path: str, error: GanglineError) -> web.Response:
         """An error of a request that no handler saw, in the shape of the dialect of its path."""
         self._on_error(error)
