@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import LeaseLost
 from gangline.domain.ids import new_id
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
+from gangline.domain.views import ResultReceipt
 from gangline.gateway.backends.pool import BackendPool
 from gangline.gateway.calls.proxy import Proxy
 from gangline.gateway.sessions.delivery import Delivery
 from gangline.gateway.sessions.parts import NodeParts
 from gangline.gateway.sessions.pipeline import Pipeline
 from gangline.gateway.sessions.pools import Pools, PoolSizes
+from gangline.gateway.sessions.rollout_server import HeartbeatTaker
 from gangline.store.journal.log import AttemptOpened, Journal
 
 
@@ -39,7 +41,13 @@ class ForgetfulServer:
         self.told.append(beat.sessions)
         return HeartbeatReply(renewed=(), lost=(), lease_s=30.0)
 
-    async def post_result(self, result: SessionResult, *_: Any) -> None:
+    def twin(self, *, timeout_s: float) -> AbstractAsyncContextManager[HeartbeatTaker]:
+        raise NotImplementedError("the event loop is never held up here")
+
+    async def release(self, node_id: str, *, session_id: str, fence: int) -> None:
+        raise LeaseLost("it is queued")
+
+    async def post_result(self, result: SessionResult, data: bytes | None = None) -> ResultReceipt:
         self.asked.append(f"result of {result.session_id}")
         self.has_result.set()
         await self.answers.wait()
@@ -50,7 +58,6 @@ async def test_a_node_has_told_of_its_last_life_before_it_asks_for_work(tmp_path
     """Else the same attempt, leased again, would lose its calls when what was left of it is refused."""
     journal, backends, server = Journal.open(tmp_path / "journal"), BackendPool(), ForgetfulServer()
     await journal.open_attempt(AttemptOpened("s1", 1, "t1", 1))
-    client = cast(ServerClient, server)
     parts = NodeParts(
         node_id="n1",
         owner=new_id("recovery"),
@@ -62,7 +69,7 @@ async def test_a_node_has_told_of_its_last_life_before_it_asks_for_work(tmp_path
         journal=journal,
         pools=Pools(PoolSizes()),
     )
-    pipeline = Pipeline(parts, client, Delivery(tmp_path / "outgoing", client, journal), url="http://node.test")
+    pipeline = Pipeline(parts, server, Delivery(tmp_path / "outgoing", server, journal), url="http://node.test")
     running = asyncio.create_task(pipeline.run())
     async with asyncio.timeout(30):
         await server.has_result.wait()

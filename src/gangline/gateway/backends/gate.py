@@ -98,6 +98,27 @@ class GateMeter:
             self._runs.set()
 
 
+class _Stopwatch:
+    """Time in all between starts and stops."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._started_at: float | None = None
+        self._before_s = 0.0
+
+    @property
+    def spent_s(self) -> float:
+        return self._before_s + (0.0 if self._started_at is None else self._clock() - self._started_at)
+
+    def start(self) -> None:
+        """Idempotent."""
+        self._started_at = self._clock() if self._started_at is None else self._started_at
+
+    def stop(self) -> None:
+        """Idempotent."""
+        self._before_s, self._started_at = self.spent_s, None
+
+
 class Gate:
     """One per node. All methods belong to the node's event loop."""
 
@@ -117,8 +138,7 @@ class Gate:
         self._passing: set[GateMeter] = set()
         self.on_expired: Callable[[], None] | None = None
         """Called when a lease ran out, before the gate opens."""
-        self._closed_at: float | None = None
-        self._closed_before_s = 0.0
+        self._closed = _Stopwatch(clock)
         self._waited_s = 0.0
 
     @property
@@ -138,7 +158,7 @@ class Gate:
     @property
     def closed_s(self) -> float:
         """How long it was closed in all, until now."""
-        return self._closed_before_s + (0.0 if self._closed_at is None else self._clock() - self._closed_at)
+        return self._closed.spent_s
 
     @property
     def waited_s(self) -> float:
@@ -184,8 +204,8 @@ class Gate:
             self._lease.cancel()
         if self._opened is not None:
             self._opened.set()
-        self._closed_before_s = self.closed_s
-        self._lease, self._opened, self._mode, self._closed_at = None, None, None, None
+        self._closed.stop()
+        self._lease, self._opened, self._mode = None, None, None
         self._settled.set()
         self._freeze()
         _log.info("gate.resumed version=%s", self._version)
@@ -241,7 +261,7 @@ class Gate:
     def _close(self, mode: GateMode, lease_s: float) -> None:
         self._num_pauses += 1
         self._mode = mode
-        self._closed_at = self._clock() if self._closed_at is None else self._closed_at
+        self._closed.start()
         self._opened = self._opened or asyncio.Event()
         self._lease_for(lease_s)
         if self._num_in_flight:

@@ -11,12 +11,12 @@ import asyncio
 import logging
 from pathlib import Path
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError, LeaseLost, NotFound
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.durable import remove_unfinished, write_whole
 from gangline.gateway.sessions.hooks import Hooks
+from gangline.gateway.sessions.rollout_server import ResultTaker
 from gangline.private import make_private_folder
 from gangline.store.journal.log import AttemptKey, Journal
 
@@ -28,12 +28,12 @@ _LONGEST_WAIT_S = 10.0
 
 
 class Delivery:
-    def __init__(self, folder: Path, client: ServerClient, journal: Journal, hooks: Hooks | None = None) -> None:
+    def __init__(self, folder: Path, server: ResultTaker, journal: Journal, hooks: Hooks | None = None) -> None:
         make_private_folder(folder)
         remove_unfinished(folder)
         self._hooks = hooks or Hooks()
         self._folder = folder
-        self._client = client
+        self._server = server
         self._journal = journal
 
     async def deliver(self, result: SessionResult) -> None:
@@ -63,7 +63,7 @@ class Delivery:
         wait_s = 0.2
         while True:
             try:
-                await self._client.post_result(result, data)
+                await self._server.post_result(result, data)
                 log.info("result.delivered session=%s attempt=%d", result.session_id, result.attempt)
                 break
             except (LeaseLost, NotFound) as error:

@@ -8,23 +8,19 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import msgspec
-
-from gangline.client.server import ServerClient
-from gangline.domain.errors import GanglineError, LeaseLost, NodeIdTaken, NotFound, TooManyFiles
+from gangline.domain.errors import GanglineError, TooManyFiles
 from gangline.domain.lifecycle import STAGES, Stage
-from gangline.domain.session import Heartbeat, Lease, SessionResult
-from gangline.gateway.external.sessions import is_external
+from gangline.domain.session import Lease
 from gangline.gateway.health.breaker import Breaker
 from gangline.gateway.health.disk_guard import DiskGuard
 from gangline.gateway.health.metrics import NodeNow
 from gangline.gateway.health.watchdog import Watchdog
-from gangline.gateway.sessions.adoption import RESTARTED
 from gangline.gateway.sessions.attempt import Attempt
 from gangline.gateway.sessions.delivery import Delivery
 from gangline.gateway.sessions.parts import NodeParts
-from gangline.gateway.sessions.renewals import Renewals
-from gangline.store.journal.log import AttemptKey, AttemptOpened
+from gangline.gateway.sessions.recovery import Recovery
+from gangline.gateway.sessions.rollout_server import LeaseGiver
+from gangline.gateway.sessions.server_link import ServerLink
 from gangline.telemetry.logs import stays_session_in_logs
 
 __all__ = ["Pipeline", "one_error"]
@@ -53,7 +49,7 @@ class Pipeline:
     def __init__(
         self,
         parts: NodeParts,
-        client: ServerClient,
+        server: LeaseGiver,
         delivery: Delivery,
         *,
         url: str,
@@ -70,21 +66,16 @@ class Pipeline:
         num_external: open sessions of agents elsewhere, for the heartbeat.
         """
         self._parts = parts
-        self._client = client
+        self._link = ServerLink(parts, server, url=url, identity=identity, every_s=heartbeat_s)
         self._delivery = delivery
-        self._url = url
-        self._identity = identity
+        self._recovery = Recovery(parts.node_id, parts.journal, delivery)
         self._num_external = num_external
         self._breaker = breaker or Breaker()
         self._watchdog = watchdog or Watchdog()
         self._disk = disk or DiskGuard(parts.runtimes_folder)
-        self._heartbeat_s = heartbeat_s
-        self._renewals = Renewals(client, every_s=heartbeat_s)
         self._lease_wait_s = lease_wait_s
         self._attempts: dict[_LeaseKey, Attempt] = {}
         self._tasks: dict[_LeaseKey, asyncio.Task[None]] = {}
-        self._left: dict[str, int] = {}
-        """session id -> fence, of an earlier life's attempts that the server has not heard the end of."""
         self._room = asyncio.Event()
         self._disk.on_change = self._room.set
         self._num_ended = 0
@@ -95,7 +86,7 @@ class Pipeline:
 
         Raises: NodeIdTaken when a node of another data folder has its id.
         """
-        self._left = {opened.session_id: opened.fence for opened in self._unclosed()}
+        self._recovery.find()
         try:
             async with asyncio.timeout(_JOIN_S):
                 await self._beat_once()
@@ -104,16 +95,16 @@ class Pipeline:
 
     async def run(self) -> None:
         """Raises: as `join`, when another node took the id while this one was not heard."""
-        self._renewals.start()
+        self._link.renewals.start()
         try:
             await self._run()
         finally:
-            await self._renewals.stop()
+            await self._link.renewals.stop()
         log.info("node.drained node=%s", self._parts.node_id)
 
     async def _run(self) -> None:
         async with one_error(), asyncio.TaskGroup() as group:
-            recovering = group.create_task(self._recover())
+            recovering = group.create_task(self._recovery.run({attempt.key for attempt in self._attempts.values()}))
             beating = group.create_task(self._beat())
             guarding = group.create_task(self._disk.watch(self._attempts.values))
             pulling = group.create_task(self._pull_after(recovering))
@@ -197,13 +188,7 @@ class Pipeline:
             while (free := self._free_places()) <= 0:
                 await self._until_room()
             try:
-                leases = await self._client.lease(
-                    self._parts.node_id,
-                    url=self._url,
-                    max_sessions=free,
-                    wait_s=self._lease_wait_s,
-                    identity=self._identity,
-                )
+                leases = await self._link.lease(free, self._lease_wait_s)
             except GanglineError as error:
                 log.warning("lease.failed message=%s", error)
                 await asyncio.sleep(1.0)
@@ -212,7 +197,7 @@ class Pipeline:
             for lease in leases[:allowed]:
                 self._start(lease)
             for lease in leases[allowed:]:
-                await self._release(lease)
+                await self._link.release(lease)
 
     def _start(self, lease: Lease) -> None:
         log.info("session.leased session=%s attempt=%d", lease.session_id, lease.attempt)
@@ -237,7 +222,7 @@ class Pipeline:
             await asyncio.gather(*older, return_exceptions=True)
             result = await attempt.live()
         except asyncio.CancelledError:
-            if await self._release(attempt.lease):
+            if await self._link.release(attempt.lease):
                 await self._parts.journal.close_attempt(attempt.key)  # nobody asks for it any more
             raise
         self._breaker.ended((attempt.lease.session_id, attempt.lease.fence), result)
@@ -252,19 +237,8 @@ class Pipeline:
     async def _give_back(self, attempt: Attempt) -> None:
         """Unharmed, for another node or a better time: the attempt is not spent."""
         log.warning("session.given_back session=%s attempt=%d", *attempt.key)
-        if await self._release(attempt.lease):
+        if await self._link.release(attempt.lease):
             await self._parts.journal.close_attempt(attempt.key)
-
-    async def _release(self, lease: Lease) -> bool:
-        """Whether this node does not hold it any more."""
-        try:
-            await self._client.release(self._parts.node_id, session_id=lease.session_id, fence=lease.fence)
-        except (LeaseLost, NotFound):
-            return True
-        except GanglineError as error:  # then the lease runs out by itself
-            log.warning("lease.not_released session=%s message=%s", lease.session_id, error)
-            return False
-        return True
 
     def _ended(self, key: _LeaseKey, task: asyncio.Task[None]) -> None:
         del self._attempts[key], self._tasks[key]
@@ -284,36 +258,13 @@ class Pipeline:
             if self._parts.keeper is not None:
                 self._parts.keeper.tell_held()
             await self._beat_once()
-            await asyncio.sleep(self._heartbeat_s)
+            await asyncio.sleep(self._link.every_s)
 
     async def _beat_once(self) -> None:
-        held: dict[str, tuple[int, Stage]] = {name: (fence, "postrun") for name, fence in self._left.items()}
+        held: dict[str, tuple[int, Stage]] = {name: (fence, "postrun") for name, fence in self._recovery.left.items()}
         held |= {session_id: (fence, attempt.stage) for (session_id, fence), attempt in self._attempts.items()}
-        now = self.now()
-        beat = Heartbeat(
-            node_id=self._parts.node_id,
-            url=self._url,
-            sessions=held,
-            capacity=self._parts.pools.sizes.capacity,
-            draining=self._draining.is_set(),
-            backends=tuple(msgspec.to_builtins(view) for view in now.backends),
-            metrics=self._parts.metrics.numbers(now).as_metrics() | now.troubles(),
-            identity=self._identity,
-        )
-        self._renewals.sending(beat)
-        try:
-            reply = await self._client.heartbeat(beat)
-        except NodeIdTaken:
-            raise  # whoever has the id runs sessions under it
-        except GanglineError as error:
-            log.warning("heartbeat.failed message=%s", error)
-        else:
-            for session_id in reply.lost:
-                self._drop((session_id, held[session_id][0]))
-
-    def _unclosed(self) -> list[AttemptOpened]:
-        """Attempts that an earlier life of this node began and did not end."""
-        return [opened for opened in self._parts.journal.unclosed() if not is_external(opened)]
+        for session_id in await self._link.beat(held, self.now(), draining=self._draining.is_set()):
+            self._drop((session_id, held[session_id][0]))
 
     def _drop(self, key: _LeaseKey) -> None:
         """Cancelled, or given to another node: its runtime dies now."""
@@ -327,30 +278,3 @@ class Pipeline:
         """One after the other: a session that is left may be leased again, as the same attempt, to this node."""
         await asyncio.wait({recovering})
         await self._pull()
-
-    async def _recover(self) -> None:
-        """Deliver results from before the restart, and report the unfinished sessions."""
-        adopted = {attempt.key for attempt in self._attempts.values()}
-        unclosed = [opened for opened in self._unclosed() if (opened.session_id, opened.attempt) not in adopted]
-        self._left = {opened.session_id: opened.fence for opened in unclosed}
-        finished = self._delivery.leftover()
-        for key in finished:
-            await self._delivery.deliver_leftover(key)
-        for opened in unclosed:
-            if (opened.session_id, opened.attempt) not in finished:
-                await self._delivery.deliver(await self._interrupted(opened))
-        self._left = {}
-
-    async def _interrupted(self, opened: AttemptOpened) -> SessionResult:
-        """The completed calls of an attempt that died with the node, so that they are kept with the session."""
-        completions = await self._parts.journal.read(AttemptKey(opened.session_id, opened.attempt))
-        return SessionResult(
-            session_id=opened.session_id,
-            task_id=opened.task_id,
-            node_id=self._parts.node_id,
-            attempt=opened.attempt,
-            fence=opened.fence,
-            outcome="infra_error",
-            failure=RESTARTED,
-            completions=tuple(completions),
-        )

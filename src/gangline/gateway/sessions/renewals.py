@@ -12,9 +12,9 @@ import logging
 import threading
 import time
 
-from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError
 from gangline.domain.session import Heartbeat
+from gangline.gateway.sessions.rollout_server import LeaseGiver
 
 __all__ = ["Renewals"]
 
@@ -26,12 +26,12 @@ _TIMEOUT_S = 10.0
 class Renewals:
     """Call `start()`, then `sending()` with each heartbeat of the loop, and `stop()` at the end."""
 
-    def __init__(self, client: ServerClient, *, every_s: float, max_silence_s: float = 300.0) -> None:
+    def __init__(self, server: LeaseGiver, *, every_s: float, max_silence_s: float = 300.0) -> None:
         """
         every_s: how often the loop sends a heartbeat. Its silence begins after twice as long.
         max_silence_s: after so long the leases are left to run out.
         """
-        self._client = client
+        self._server = server
         self._every_s = every_s
         self._max_silence_s = max_silence_s
         self._last: tuple[float, Heartbeat] | None = None
@@ -76,5 +76,5 @@ class Renewals:
             log.warning("heartbeat.failed message=%s", error)
 
     async def _sent(self, beat: Heartbeat) -> None:
-        async with self._client.twin(timeout_s=_TIMEOUT_S) as client:
+        async with self._server.twin(timeout_s=_TIMEOUT_S) as client:
             await client.heartbeat(beat)
