@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gangline.client.server import ServerClient
-from gangline.gateway.sessions.renewals import Renewals
+from gangline.gateway.sessions.leases.renewals import Renewals
 from support.service.running import FakeNode, beat, request
 
 LEASE_S = 1.5

@@ -13,11 +13,11 @@ from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionRes
 from gangline.domain.views import ResultReceipt
 from gangline.gateway.backends.pool import BackendPool
 from gangline.gateway.calls.proxy import Proxy
-from gangline.gateway.sessions.delivery import Delivery
+from gangline.gateway.sessions.leases.delivery import Delivery
+from gangline.gateway.sessions.leases.rollout_server import HeartbeatTaker
 from gangline.gateway.sessions.parts import NodeParts
 from gangline.gateway.sessions.pipeline import Pipeline
 from gangline.gateway.sessions.pools import Pools, PoolSizes
-from gangline.gateway.sessions.rollout_server import HeartbeatTaker
 from gangline.store.journal.log import AttemptOpened, Journal
 
 

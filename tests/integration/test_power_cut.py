@@ -19,7 +19,7 @@ from gangline.gateway.backends.memory import BackendMemory
 from gangline.gateway.backends.records import BackendSpec
 from gangline.gateway.external.store import ExternalState, ExternalStore
 from gangline.gateway.identity import node_identity
-from gangline.gateway.sessions.delivery import Delivery
+from gangline.gateway.sessions.leases.delivery import Delivery
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
 from gangline.store.results.files import ResultStore
 from gangline.trainers.callbacks import receiving

@@ -40,8 +40,8 @@ from gangline.gateway.health.watchdog import Watchdog
 from gangline.gateway.identity import node_identity
 from gangline.gateway.sessions.adoption import adoptable
 from gangline.gateway.sessions.attempt import Attempt
-from gangline.gateway.sessions.delivery import Delivery
-from gangline.gateway.sessions.hooks import Hooks
+from gangline.gateway.sessions.leases.delivery import Delivery
+from gangline.gateway.sessions.leases.hooks import Hooks
 from gangline.gateway.sessions.parts import NodeParts
 from gangline.gateway.sessions.pipeline import Pipeline, one_error
 from gangline.gateway.sessions.pools import Pools, PoolSizes

@@ -16,11 +16,11 @@ from gangline.gateway.health.disk_guard import DiskGuard
 from gangline.gateway.health.metrics import NodeNow
 from gangline.gateway.health.watchdog import Watchdog
 from gangline.gateway.sessions.attempt import Attempt
-from gangline.gateway.sessions.delivery import Delivery
+from gangline.gateway.sessions.leases.delivery import Delivery
+from gangline.gateway.sessions.leases.recovery import Recovery
+from gangline.gateway.sessions.leases.rollout_server import LeaseGiver
+from gangline.gateway.sessions.leases.server_link import ServerLink
 from gangline.gateway.sessions.parts import NodeParts
-from gangline.gateway.sessions.recovery import Recovery
-from gangline.gateway.sessions.rollout_server import LeaseGiver
-from gangline.gateway.sessions.server_link import ServerLink
 from gangline.telemetry.logs import stays_session_in_logs
 
 __all__ = ["Pipeline", "one_error"]

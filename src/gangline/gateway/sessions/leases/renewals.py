@@ -14,7 +14,7 @@ import time
 
 from gangline.domain.errors import GanglineError
 from gangline.domain.session import Heartbeat
-from gangline.gateway.sessions.rollout_server import LeaseGiver
+from gangline.gateway.sessions.leases.rollout_server import LeaseGiver
 
 __all__ = ["Renewals"]
 

@@ -11,9 +11,9 @@ from gangline.domain.errors import GanglineError, LeaseLost, NodeIdTaken, NotFou
 from gangline.domain.lifecycle import Stage
 from gangline.domain.session import Heartbeat, Lease
 from gangline.gateway.health.metrics import NodeNow
+from gangline.gateway.sessions.leases.renewals import Renewals
+from gangline.gateway.sessions.leases.rollout_server import LeaseGiver
 from gangline.gateway.sessions.parts import NodeParts
-from gangline.gateway.sessions.renewals import Renewals
-from gangline.gateway.sessions.rollout_server import LeaseGiver
 
 __all__ = ["ServerLink"]
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from gangline.domain.session import SessionResult
 from gangline.gateway.external.sessions import is_external
 from gangline.gateway.sessions.adoption import RESTARTED
-from gangline.gateway.sessions.delivery import Delivery
+from gangline.gateway.sessions.leases.delivery import Delivery
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
 
 __all__ = ["Recovery"]

@@ -15,8 +15,8 @@ from gangline.domain.errors import GanglineError, LeaseLost, NotFound
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.durable import remove_unfinished, write_whole
-from gangline.gateway.sessions.hooks import Hooks
-from gangline.gateway.sessions.rollout_server import ResultTaker
+from gangline.gateway.sessions.leases.hooks import Hooks
+from gangline.gateway.sessions.leases.rollout_server import ResultTaker
 from gangline.private import make_private_folder
 from gangline.store.journal.log import AttemptKey, Journal
 
