@@ -50,7 +50,7 @@ help:
 	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; about an hour)"
 	@echo "make chaos   1,000 sessions through kills of everything (SESSIONS=N, SEED=N repeats; a quarter of an hour)"
 	@echo "make leaks   500 sessions cancelled and killed at any moment, and what they leave (SESSIONS=N, SEED=N; ten minutes)"
-	@echo "make check   lint, format, types, layers"
+	@echo "make check   lint, format, types, layers, English"
 	@echo "make bench   measure; writes bench/results.json and docs/benchmarks.md"
 	@echo "make tools   agent programs from npm into $(TOOLS)"
 	@echo "make docs    generate the reference and check the pages' links"
@@ -147,6 +147,7 @@ check: .venv/.dev
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/english.py
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix $(SOURCES)

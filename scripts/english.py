@@ -22,8 +22,10 @@ WHAT = re.compile(r"\b(?:what|whatever)\b", re.IGNORECASE)
 TELL = re.compile(r"\b(?:tell|tells|told)\b", re.IGNORECASE)
 BEGINS_WITH_OF = re.compile(r"\s*Of\b")
 
-PER_1000_WORDS = {"what": 4.0, "tell": 0.3}
-OCCURRENCES = {"begins with Of": 0, "semicolons": 0}
+PER_1000_WORDS = {"what": 4.0, "tell": 0.3, "semicolons": 0.7}
+"""Findings per 1,000 words; `semicolons` are sentences with more than one."""
+
+OCCURRENCES = {"begins with Of": 0}
 WORST_PLACES = 15
 
 
@@ -88,8 +90,8 @@ class Figures:
 
 def row(name: str, figures: Figures) -> str:
     """A line of the table."""
-    cells = [f"{figures.value(kind):>10.2f}" for kind in PER_1000_WORDS]
-    cells += [f"{figures.hits[kind]:>14}" for kind in OCCURRENCES]
+    cells = [f"{figures.value(kind):>16.2f}" for kind in PER_1000_WORDS]
+    cells += [f"{figures.hits[kind]:>16}" for kind in OCCURRENCES]
     return f"{name:<16}{figures.words:>9}" + "".join(cells)
 
 
@@ -113,8 +115,8 @@ def main(arguments: list[str] | None = None) -> int:
                     total.hits[kind] += 1
                     places[kind][path].append(line)
 
-    print(f"{'package':<16}{'words':>9}" + "".join(f"{k + '/1000':>10}" for k in PER_1000_WORDS), end="")
-    print("".join(f"{kind:>14}" if len(kind) < 14 else f" {kind:>14}" for kind in OCCURRENCES))
+    print(f"{'package':<16}{'words':>9}" + "".join(f"{k + '/1000':>16}" for k in PER_1000_WORDS), end="")
+    print("".join(f"{kind:>16}" for kind in OCCURRENCES))
     for name in sorted(packages):
         print(row(name, packages[name]))
     print(row("total", total))
