@@ -62,7 +62,7 @@ class Settings(BaseModel):
     """URL of the server. Default: the service of the data folder. Its token comes from GANGLINE_TOKEN, else from
     there."""
     database_url: Annotated[str | None, Setting(option="--database", env=("GANGLINE_DATABASE",))] = None
-    """The server's database, postgresql://USER@HOST/NAME; a password comes from PGPASSWORD or ~/.pgpass. Default:
+    """The server's database, postgresql://USER@HOST/NAME; the password comes from PGPASSWORD or ~/.pgpass. Default:
     SQLite in the data folder."""
     control_token: Annotated[str | None, Setting(env=("GANGLINE_TOKEN",), is_secret=True)] = None
     """Opens the control plane."""

@@ -71,7 +71,7 @@ class NodeSettings(BaseModel):
     affinity_slack: Annotated[int, Field(ge=0)] = 0
     """Sessions of one task share an engine while it has fewer than this many more than the least loaded."""
     capture: Literal["ids", "text"] = "ids"
-    """ids; or text, for engines that report no token ids: nothing can be trained."""
+    """ids, or text for engines that report no token ids (their rows cannot be trained on)."""
     sampling: Annotated[dict[str, _JsonTable] | None, AfterValidator(_policy_is_valid)] = None
     """Policy over the harness's sampling parameters, as JSON: {"temperature": {"override": 1}}."""
     call_limits: CallLimits = CallLimits()
@@ -79,28 +79,28 @@ class NodeSettings(BaseModel):
     run_slots: Annotated[int, Field(ge=1)] = 16
     """Agents that run at once."""
     ready_slots: Annotated[int, Field(ge=0)] = 8
-    """Prepared sandboxes that wait to run; 0 prepares one only when it can run."""
+    """Prepared sandboxes that wait for a run slot; 0 prepares a sandbox only when a slot is free."""
     init_workers: Annotated[int, Field(ge=1)] = 4
-    """Sandboxes prepared at once."""
+    """Sandboxes prepared at the same time."""
     prewarm_workers: Annotated[int, Field(ge=0)] = 2
-    """Graders' clean sandboxes prepared at once while agents run; 0 prepares each after its agent."""
+    """Clean grading sandboxes prepared at the same time while agents run; 0 prepares each after its agent."""
     postrun_workers: Annotated[int, Field(ge=1)] = 4
-    """Sessions graded at once."""
+    """Sessions graded at the same time."""
     breaker_faults: Annotated[int, Field(ge=0)] = 8
-    """Sessions in a row that fail for one reason of the node's own before it pauses; 0 never pauses it."""
+    """Consecutive sessions with the same fault of the node after which it pauses leasing; 0 never pauses."""
     breaker_pause_s: Annotated[float, Setting(option="--breaker-pause"), Field(ge=0.1)] = 10.0
     """Seconds of the first pause; each failed try doubles it."""
     stuck_after_s: Annotated[float, Setting(option="--stuck-after"), Field(ge=0)] = 60.0
     """Seconds beyond its budget after which a session is reported as stuck."""
     disk_reserve_gib: Annotated[float | None, Setting(option="--disk-reserve"), Field(ge=0)] = None
-    """GiB kept free on the data folder's disk: below it no session is taken, below half of it the agent with the
-    largest sandbox is ended. 0 keeps none. Default: 2, or 5 % of a smaller disk."""
+    """GiB to keep free on the data folder's disk: below it the node takes no sessions, below half of it it ends the
+    agent with the largest sandbox. 0 keeps none. Default: 2, or 5 % of a smaller disk."""
     hooks: Annotated[tuple[str, ...], Setting(option="--hook")] = ()
     """Shell commands that get each attempt's result as JSON on stdin; the option is repeatable."""
     hook_timeout_s: Annotated[float, Setting(option="--hook-timeout"), Field(ge=0.1)] = 60.0
     """Seconds that a hook may take."""
     adopt_grace_s: Annotated[float, Setting(option="--adopt-grace"), Field(ge=0)] = 60.0
-    """Seconds that running agents outlive a killed node, so that its next start goes on with them; 0 ends them."""
+    """Seconds that running agents outlive a killed node, so that its next start can adopt them; 0 ends them."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0

@@ -51,10 +51,10 @@ class ServerSettings(BaseModel):
     no_token: bool = False
     """Require no control token. Any program on this machine can then run commands."""
     results: str | None = None
-    """Folder or fsspec URL (s3://BUCKET/PATH) for results. Default: in the data folder. Servers that share a database
-    must share it."""
+    """Folder or fsspec URL (s3://BUCKET/PATH) for results. Default: in the data folder. Servers with a common database
+    need a common results folder."""
     keep_days: Annotated[float | None, Field(ge=0)] = None
-    """Days after its end when a task is removed. Default: never."""
+    """Days after its end until a task is deleted. Default: never."""
     keep_gb: Annotated[float | None, Field(ge=0)] = None
     """Gigabytes of results beyond which the oldest ended tasks are removed. Default: no limit."""
 
@@ -69,9 +69,9 @@ class ClusterSettings(BaseModel):
     num_nodes: Annotated[int | None, Setting(option="--nodes"), Field(ge=1)] = None
     """Number of nodes. Default: one for each of Ray's machines that has the resources of a node."""
     node_cpus: Annotated[float, Field(ge=0)] = 1.0
-    """CPUs that a node asks of Ray; 0 is none."""
+    """CPUs that a node requests from Ray; 0 requests none."""
     node_resources: dict[str, float] = {}
-    """Resources that a node asks of Ray beside CPUs, as JSON: {"sandboxes": 1}."""
+    """Resources that a node requests from Ray beside CPUs, as JSON: {"sandboxes": 1}."""
     node_data: Path | None = None
     """Data folder of the nodes, on a disk of each machine. Default: the same path as --data."""
 

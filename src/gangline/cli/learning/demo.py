@@ -56,7 +56,7 @@ class SessionLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What the demo found; `--json` prints it."""
+    """The result of the demo; `--json` prints it."""
 
     sessions: tuple[SessionLine, ...]
     mean_reward: float
@@ -131,7 +131,7 @@ class _Ran(NamedTuple):
 
 
 async def _run(plan: Plan, name: str, wanted: _Wanted, *, as_json: bool) -> tuple[Report, LearningReport | None]:
-    """The sessions and what came of them are shown before learning begins."""
+    """The sessions and their results are shown before training begins."""
     backend = wanted.runtime or await _choose_runtime()
     tasks = _tasks(name, wanted.groups, wanted.samples, wanted.seed, backend)
     say = notes()
@@ -203,7 +203,7 @@ async def _choose_runtime() -> str:
 
 def _tasks(name: str, groups: int, samples: int, seed: int, backend: str) -> list[dict[str, Any]]:
     """The tasks of `examples/read_file`, as anyone would submit them: named for this run of the demo, and the same
-    again for the same seed, what is sampled too."""
+    again for the same seed, including the sampling."""
     path = Path(gangline.__file__).resolve().parents[2] / "examples" / "read_file" / "tasks.py"
     spec = importlib.util.spec_from_file_location("gangline_example_tasks", path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -355,7 +355,7 @@ def _print_next(report: Report, plan: Plan) -> None:
 
 
 def _program() -> str:
-    """What to type for `gangline` here."""
+    """The command to type for `gangline` here."""
     return "gangline" if shutil.which("gangline") else os.path.relpath(sys.argv[0])
 
 

@@ -1,4 +1,4 @@
-"""One run of the reference trainer: the service that it trains through, its folder, what it says meanwhile."""
+"""One run of the reference trainer: the service that it trains through, its folder, its messages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def run_experiment(
 ) -> Ran:
     """Through a running service, or one of its own. held_out: of the experiment's `evaluation`.
 
-    Raises: what the trainer or the service does.
+    Raises: errors of the trainer or the service.
     """
     from gangline.client.server import ServerClient
 
@@ -143,7 +143,7 @@ async def train_through(
 
 
 def _control(run: str, experiment: Experiment) -> Prepare | None:
-    """What the experiment's control makes of each group."""
+    """The transformation of each group by the experiment's control."""
     from gangline.training.run.controls import shuffled_rewards
 
     return None if experiment.control == "none" else shuffled_rewards(experiment.seed, run)
@@ -161,7 +161,7 @@ def _evaluation(
 
 
 def _begin(folder: Path, experiment: Experiment, key: str, digests: tuple[str, str | None], model_folder: Path) -> int:
-    """Writes down what the run is made of. Returns how many steps are done.
+    """Writes down the inputs of the run. Returns the number of completed steps.
 
     digests: of tasks and held-out ones. Raises: Conflict.
     """
@@ -219,7 +219,7 @@ def _held(folder: Path) -> Generator[None]:
 
 @contextlib.contextmanager
 def _logged(path: Path) -> Generator[None]:
-    """What the trainer says of single groups is for a file, not for the terminal."""
+    """The trainer's messages about single groups go to a file, not to the terminal."""
     make_private_file(path)
     handler, log = logging.FileHandler(path), logging.getLogger("gangline")
     handler.setFormatter(LineFormatter("text"))
@@ -252,7 +252,7 @@ def _learner(experiment: Experiment, model_folder: Path) -> Learner:
 
 
 def _save_model(learner: Learner, model_folder: Path, target: Path) -> None:
-    """What was trained, whole: weights, configuration, tokenizer."""
+    """The whole trained model: weights, configuration, tokenizer."""
     learner.save_weights(target)
     for pattern in ("*.json", "*.jinja", "*.model", "*.txt"):
         for path in model_folder.glob(pattern):

@@ -1,7 +1,8 @@
-"""What `gangline harness check` does: run an agent program on a task whose model is played by a script, and look.
+"""The implementation of `gangline harness check`: run an agent program on a task whose model is played by a script, and
+observe it.
 
-The scripted engine asks for three tool calls, one of which writes a file, by whatever tools the program offers. So what
-is seen is the program's own way: its API, its conversations, what it asks beside the task, what it edits.
+The scripted engine asks for three tool calls, one of which writes a file, by whatever tools the program offers. So the
+observations are the program's own behaviour: its API, its conversations, its calls beside the task, its edits.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _GRADER = f"""if [ "$(cat hello.txt)" = "{CONTENT}" ]; then echo 1; else echo 0;
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen of one harness. Counts are of model calls unless a name says otherwise."""
+    """Observations of one harness. Counts are of model calls unless a name says otherwise."""
 
     harness: str
     version: str | None
-    """Of the installed program; None where there is none of its own."""
+    """Version of the installed program; None where there is none of its own."""
     ok: bool
     outcome: str
     dialects: tuple[str, ...]
@@ -44,13 +45,13 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     contexts: dict[str, int]
     """first, exact, diverged."""
     causes: dict[str, int]
-    """Why contexts were not exact, and what the program changed in its history."""
+    """Reasons why contexts were not exact, and the program's changes to its history."""
     num_side_calls: int
     num_sampled_tokens: int
     wall_s: float
-    """Of the program's whole run."""
+    """Seconds of the program's whole run."""
     model_s: float
-    """Of the run, while at least one model call was answered."""
+    """Seconds of the run in which at least one model call was being answered."""
     problems: tuple[str, ...]
 
 
@@ -62,10 +63,10 @@ class CheckPlan(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: Path
     """For service and sessions."""
     tokenizer: str
-    """Of the scripted engine."""
+    """Tokenizer of the scripted engine."""
     tier: Literal["auto", "observe"]
     timeout_s: float
-    """Of each program's run."""
+    """Seconds that each program may run."""
 
 
 def check_harnesses(plan: CheckPlan) -> list[CheckReport]:

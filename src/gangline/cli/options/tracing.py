@@ -17,7 +17,7 @@ __all__ = ["traces_of"]
 
 @contextmanager
 def traces_of(service: Literal["server", "node"], settings: Settings) -> Generator[Traces | None]:
-    """None where no collector is configured; what waits is sent at the end of the block.
+    """None where no collector is configured; pending spans are sent at the end of the block.
 
     Raises: InvalidRequest when a collector is configured and the extra is missing.
     """

@@ -150,7 +150,7 @@ class Child:
         return document
 
     async def _drain(self, process: asyncio.subprocess.Process) -> None:
-        """What it prints later goes to its log, so that a full pipe never stops it."""
+        """Its later output goes to its log, so that a full pipe never stops it."""
         assert process.stdout is not None
         while piece := await process.stdout.read(1 << 16):
             with self._log() as log:

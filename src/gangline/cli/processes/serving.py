@@ -1,7 +1,7 @@
 """How `gangline engine`, `server` and `node` run: one line of JSON on stdout when ready, logs on stderr, a clean end.
 
 - SIGTERM, SIGINT and SIGHUP cancel the service, which cleans up. A second one, or `GRACE_S` after the first, ends the
-  process at once; what it would leave behind is removed then too.
+  process at once; its leftovers are removed then too.
 - Under a supervisor (`--parent PID`) the kernel sends SIGUSR2 when that process dies, however it died. It sends it once
   more for each of the supervisor's threads that the service is handed on to, so this signal hurries nobody.
 """
@@ -72,7 +72,7 @@ def _nothing() -> None:
 class _Ending:
     """How a service ends: in order at the first signal, at once at the second, or when the first takes too long.
 
-    clean_up: removes what a process that ends at once would leave behind. Blocks; called on a thread.
+    clean_up: removes the leftovers of a process that ends at once. Blocks; called on a thread.
     """
 
     def __init__(self, kind: str, service: asyncio.Future[None], clean_up: Callable[[], None]) -> None:
@@ -133,7 +133,7 @@ def serve(
     is_open: bool = False,
     clean_up: Callable[[], None] = _nothing,
 ) -> None:
-    """Run a service until it is told to end. Prints `{kind: url, "pid": ...}` when it is ready.
+    """Run a service until it receives a signal. Prints `{kind: url, "pid": ...}` when it is ready.
 
     is_open: whether it asks for no control token, which is logged at every start.
     clean_up: see `_Ending`.

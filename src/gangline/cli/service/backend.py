@@ -26,7 +26,7 @@ backend = typer.Typer(no_args_is_help=True, help="Add, remove and list the runni
 def _ask(
     data: Path | None, nodes: list[str] | None, as_json: bool, change: Callable[[NodeClient], Awaitable[Any]]
 ) -> None:
-    """Make the change on every node, then show what each has."""
+    """Make the change on every node, then show the engines of each."""
 
     async def changed(client: NodeClient) -> list[dict[str, Any]]:
         await change(client)

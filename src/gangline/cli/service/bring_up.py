@@ -197,7 +197,8 @@ def _cluster_child(
 
 
 def _url_for_cluster(plan: Plan, server: Child) -> str:
-    """Of the server; one that listens everywhere stays so here, for only Ray knows this machine's address in it."""
+    """URL of the server; one that listens on every address stays so here, for only Ray knows this machine's address in
+    it."""
     return (
         plan.server.public_url
         or f"http://{f'[{plan.server.host}]' if ':' in plan.server.host else plan.server.host}:{server.port}"
@@ -205,9 +206,9 @@ def _url_for_cluster(plan: Plan, server: Child) -> str:
 
 
 async def run_service(plan: Plan, body: Callable[[running.Running], Awaitable[T]]) -> T:
-    """Bring the service up, await `body`, end everything; children that die meanwhile are started again.
+    """Start the service, await `body`, end everything; children that die meanwhile are restarted.
 
-    Raises: what `body` raised; GanglineError when the service cannot be started or kept; asyncio.CancelledError after
+    Raises: errors of `body`; GanglineError when the service cannot be started or kept; asyncio.CancelledError after
     SIGTERM, SIGINT or SIGHUP (a second one does not wait for anything).
     """
     from gangline.cli.processes.supervisor import Supervisor
@@ -282,7 +283,7 @@ async def _reap_after_node(plan: Plan) -> None:
 
 
 async def _first_of(body: Awaitable[T], keeping: Awaitable[None]) -> T:
-    """What `body` gives, unless the service breaks before."""
+    """The result of `body`, unless the service breaks before."""
     work, keeper = asyncio.ensure_future(body), asyncio.ensure_future(keeping)
     try:
         await asyncio.wait({work, keeper}, return_when=asyncio.FIRST_COMPLETED)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["register", "url_for_nodes"]
 
 _STOP_WAIT_S = GRACE_S - 3
-"""What is left of our own grace is for Ray."""
+"""The rest of our own grace is for Ray."""
 _EVERYWHERE = ("0.0.0.0", "::")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

@@ -1,7 +1,7 @@
 """One node of a cluster, on the machine that it was given: `gangline node` as a child, kept running as `up` keeps it.
 
-Its id is the machine's name and the actor's number, so that it finds its folder, and what it still has to deliver,
-whenever it is on that machine again; on another machine it is another node.
+Its id is the machine's name and the actor's number, so that it finds its folder, and its undelivered results, whenever
+it is on that machine again; on another machine it is another node.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def node_id_at(place: Place) -> str:
 
 
 class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
-    """What every node of the cluster has in common."""
+    """The common options of every node of the cluster."""
 
     data_dir: Path
     """On each machine."""
@@ -51,7 +51,7 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
     """The nodes' `NodeSettings` as JSON, which is read after the versions are compared."""
     log_format: LogFormat = "text"
     version: str = __version__
-    """Of whoever asks for the node."""
+    """Version of the program that requests the node."""
 
     async def run(self, place: Place, on_ready: Callable[[str], None]) -> None:
         """Keep the node running until cancelled; then nothing of it is left.

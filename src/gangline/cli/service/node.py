@@ -24,7 +24,7 @@ __all__ = ["register"]
 def node(settings: Resolved, as_json: JsonOption = False, parent: ParentOption = None) -> None:
     """Run a node: it leases sessions, runs them in sandboxes, and answers their model calls.
 
-    Prints one line of JSON with its url when it is ready, and serves until SIGTERM or `gangline drain`. The control
+    Prints one line of JSON with its URL when it is ready, and serves until SIGTERM or `gangline drain`. The control
     token comes from GANGLINE_TOKEN, else from the data folder of a server on this machine; it is the server's own.
     """
     from gangline.gateway.node import reap
