@@ -99,6 +99,8 @@ async def serve(
 ) -> None:
     """Run a node until cancelled, or until it is drained; its state is in `data_dir/nodes/<node_id>`.
 
+    Long because it lists the node's parts in the order of their begin, the reverse of the order of their end.
+
     engine_urls: its initial backends; changes while it runs are remembered over restarts with these.
     engine_key_env: names the environment variable with the key that those engines ask for.
     engine_options: of their plug-in, and `parsers`.

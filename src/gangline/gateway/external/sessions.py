@@ -376,7 +376,8 @@ class ExternalSessions:
                 raise Conflict(f"session {session_id!r} was aborted; nothing of it is kept.")
             if live.session is not None:
                 await live.session.fence("the session has been finalized")
-                result = await self._result(live, live.session)
+                completions = await self._journal.read(AttemptKey(session_id, _ATTEMPT))
+                result = await _result(self._node_id, live, live.session, completions)
                 await self._store.save_result(result)
                 await self._end(live, "finalized")
             return await self._store.load_result(session_id)
@@ -429,42 +430,40 @@ class ExternalSessions:
             live.state = state
             live.told.set()
 
-    # -- results -------------------------------------------------------------------------------------------------
-
-    async def _result(self, live: _Live, session: ModelSession) -> SessionResult:
-        session_id, request, claim = live.state.session_id, live.request, live.state.claim
-        completions = await self._journal.read(AttemptKey(session_id, _ATTEMPT))
-        outcome, failure = _outcome(session, completed=claim is not None)
-        trajectory: Trajectory | None = None
-        try:
-            trajectory = await asyncio.to_thread(_build, session_id, live.task_id, request.builder, completions)
-        except GanglineError as error:
-            outcome, failure = "infra_error", error.failure()
-        reward = claim.reward if claim is not None and request.reward_policy == "claimed" else None
-        if trajectory is not None and claim is not None:
-            trajectory = _with_claim(trajectory, claim)
-        if trajectory is not None and reward is not None:
-            trajectory = apply_reward(trajectory, Reward(reward=reward))
-        return SessionResult(
-            session_id=session_id,
-            task_id=live.task_id,
-            node_id=self._node_id,
-            attempt=_ATTEMPT,
-            fence=0,
-            outcome=outcome,
-            failure=failure,
-            reward=reward if trajectory is not None else None,
-            reward_details={} if claim is None else _told(claim),
-            trajectory=trajectory,
-            completions=tuple(completions),
-        )
-
     def _live(self, session_id: str) -> _Live:
         """Raises: NotFound."""
         live = self._sessions.get(session_id)
         if live is None:
             raise NotFound(f"this node has no session {session_id!r}.")
         return live
+
+
+async def _result(node_id: str, live: _Live, session: ModelSession, completions: list[Completion]) -> SessionResult:
+    session_id, request, claim = live.state.session_id, live.request, live.state.claim
+    outcome, failure = _outcome(session, completed=claim is not None)
+    trajectory: Trajectory | None = None
+    try:
+        trajectory = await asyncio.to_thread(_build, session_id, live.task_id, request.builder, completions)
+    except GanglineError as error:
+        outcome, failure = "infra_error", error.failure()
+    reward = claim.reward if claim is not None and request.reward_policy == "claimed" else None
+    if trajectory is not None and claim is not None:
+        trajectory = _with_claim(trajectory, claim)
+    if trajectory is not None and reward is not None:
+        trajectory = apply_reward(trajectory, Reward(reward=reward))
+    return SessionResult(
+        session_id=session_id,
+        task_id=live.task_id,
+        node_id=node_id,
+        attempt=_ATTEMPT,
+        fence=0,
+        outcome=outcome,
+        failure=failure,
+        reward=reward if trajectory is not None else None,
+        reward_details={} if claim is None else _told(claim),
+        trajectory=trajectory,
+        completions=tuple(completions),
+    )
 
 
 def _outcome(session: ModelSession, *, completed: bool) -> tuple[Outcome, Failure | None]:
