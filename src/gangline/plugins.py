@@ -91,7 +91,7 @@ def _missing(kind: Kind, entry: EntryPoint, module: str) -> str:
     what = f"{kind} {entry.name!r} needs the Python package {module!r}, which is not installed."
     distribution = entry.dist.name if entry.dist is not None else "gangline"
     if distribution != "gangline":
-        return f"{what} It comes with {distribution}: install that again with what it needs."
+        return f"{what} It comes with {distribution}: reinstall that with its dependencies."
     top = module.partition(".")[0]
     extra = next((extra for extra, modules in _EXTRAS.items() if top in modules), "engine")
     return f"{what} Run: pip install 'gangline[{extra}]'."

@@ -54,7 +54,7 @@ def test_ctrl_c_of_the_demo_leaves_nothing(tmp_path: Path, after_s: float) -> No
     except subprocess.TimeoutExpired:
         os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
     printed, errors = running.communicate(timeout=60)
-    if b"What to try next" in printed:
+    if b"Next steps" in printed:
         assert running.returncode == 0, errors.decode()
     else:
         assert running.returncode in (130, -signal.SIGINT), errors.decode()  # -SIGINT: before the commands were loaded
@@ -84,7 +84,7 @@ def test_ctrl_c_while_a_demo_that_is_done_stops_its_services_ends_it(tmp_path: P
     os.killpg(running.pid, signal.SIGINT)
     printed, errors = running.communicate(timeout=60)
     assert running.returncode == 130, errors.decode()
-    assert b"What to try next" not in printed
+    assert b"Next steps" not in printed
     assert processes_with(str(tmp_path)) == {}
 
 

@@ -29,8 +29,8 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Child:
     ("script", "told"),
     [
         ("echo trouble >&2; exit 7", "it ended with exit code 7. The end of"),
-        ("exit 7", "it ended with exit code 7. It said nothing of why."),
-        ("kill -SEGV $$", "it was ended by SIGSEGV. It said nothing of why."),
+        ("exit 7", "it ended with exit code 7. It gave no reason."),
+        ("kill -SEGV $$", "it was ended by SIGSEGV. It gave no reason."),
         ("exec >&-; sleep 600", "it was ended by SIGKILL"),
     ],
 )

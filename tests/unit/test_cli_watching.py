@@ -211,7 +211,7 @@ def test_a_time_without_the_server_is_told_while_it_lasts_and_for_a_while_after(
     now[0] = 12.0
     watched.lost("connection refused")
     text = drawn(watched)
-    assert "does not answer since 12 s" in text
+    assert "has not answered for 12 s" in text
     assert "connection refused" in text
     assert "queued 3" in text, "the last picture stays"
     watched.look(STATUS, [])

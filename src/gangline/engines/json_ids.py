@@ -61,7 +61,7 @@ def ids_from_json(raw: msgspec.Raw) -> TokenIds | None:
         return token_ids(msgspec.json.decode(text, type=list[TokenId]))
     except (msgspec.MsgspecError, OverflowError) as error:
         start = bytes(text[:80]).decode("utf-8", "replace")
-        raise EngineMalformed(f"the engine answered what are no token ids: {error}; got {start!r}") from error
+        raise EngineMalformed(f"the engine's answer has no token ids: {error}; got {start!r}") from error
 
 
 def plain_ids(text: bytes) -> TokenIds | None:

@@ -125,7 +125,7 @@ def decode(body: bytes, kind: type[WireT], url: str) -> WireT:
             return msgspec.json.decode(msgspec.json.encode(json.loads(body)), type=kind)  # NaN becomes null
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         start = body[:120].decode("utf-8", "replace")
-        raise EngineMalformed(f"engine {url} answered what is no chat reply: {error}; got {start!r}") from error
+        raise EngineMalformed(f"engine {url} answered with no chat reply: {error}; got {start!r}") from error
 
 
 def message_of(message: WireMessage | None) -> Message:

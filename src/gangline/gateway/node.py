@@ -389,8 +389,8 @@ def control_routes(
 
     routes = [
         HEALTH,
-        Route("GET", "/v1/status", show_status, "What the node is doing."),
-        Route("POST", "/v1/drain", start_drain, "Take no more sessions, and end with those that are here."),
+        Route("GET", "/v1/status", show_status, "The node's state."),
+        Route("POST", "/v1/drain", start_drain, "Take no more sessions, and exit when the current ones have ended."),
         Route("GET", "/metrics", show_metrics, "Numbers for Prometheus.", answer_types=("text/plain",)),
         *SessionRoutes(external, model, public_url).routes(),
         *GateRoutes(parts.gate, version_set).routes(),

@@ -240,7 +240,7 @@ class _TurnedAway(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
-        why = f"{self._max_connections} connections are open here, and more are not taken; try again later."
+        why = f"{self._max_connections} connections are open, which is the limit; try again later."
         body = problem_body(TooMany(why), 503)
         head = (
             "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\n"

@@ -72,7 +72,7 @@ def _refuse_uncarried(folder: Path, name: str, config: HarborConfig) -> None:
         if (folder / path).exists()
     ]
     if asked:
-        raise InvalidRequest(f"{name}: asks for what cannot be given: {', '.join(asked)}.")
+        raise InvalidRequest(f"{name}: requests unsupported features: {', '.join(asked)}.")
     if not (folder / "tests" / "test.sh").is_file():
         raise InvalidRequest(f"{name}: {folder / 'tests' / 'test.sh'} does not exist.")
 

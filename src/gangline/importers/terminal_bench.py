@@ -126,7 +126,7 @@ def _service(folder: Path) -> dict[str, Any]:
     (service,) = cast("dict[str, Any]", services).values()
     found = cast("dict[str, Any]", service) if isinstance(service, dict) else {}
     if more := set(found) - _COMPOSE_FIELDS:
-        raise InvalidRequest(f"{folder.name}: {path} asks for what cannot be given: {', '.join(sorted(more))}.")
+        raise InvalidRequest(f"{folder.name}: {path} requests unsupported features: {', '.join(sorted(more))}.")
     return found
 
 

@@ -343,7 +343,7 @@ def _print_learning(learned: LearningReport) -> None:
 def _print_next(report: Report, plan: Plan) -> None:
     out = console()
     data = "" if plan.data_dir == Path.cwd() / ".gangline" else f" --data {plan.data_dir}"
-    out.print("[bold]What to try next[/]")
+    out.print("[bold]Next steps[/]")
     task_id = report.best_session.rpartition(".")[0]
     for what, command in (
         ("one session, token by token", f"show {report.best_session} --tokens{data}"),

@@ -143,7 +143,7 @@ class Child:
             self.kill()
             how = await self.wait()
             said = self.log_tail()
-            end = f"The end of {self.log_path}:\n{said}" if said else "It said nothing of why."
+            end = f"The end of {self.log_path}:\n{said}" if said else "It gave no reason."
             raise NodeError(f"the {self.name} did not start: it {how}. {end}") from None
         if error := document.get("error"):
             raise _known_errors().get(error["code"], NodeError)(f"the {self.name} did not start: {error['message']}")

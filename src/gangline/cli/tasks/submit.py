@@ -193,7 +193,7 @@ async def _submit(address: Service, tasks: list[TaskRequest], *, wait: bool, as_
             ended = await wait_with_progress(client, task_ids)
         except asyncio.CancelledError:
             which = task_ids[0] if len(task_ids) == 1 else "TASK"
-            told = f"What was submitted goes on. `gangline status {which}` shows it, `gangline cancel {which}` ends it."
+            told = f"The tasks continue. `gangline status {which}` shows them, `gangline cancel {which}` ends them."
             notes().print(told, markup=False, soft_wrap=True)
             raise
     for task in ended:

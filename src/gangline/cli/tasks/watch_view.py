@@ -144,7 +144,7 @@ def _told(why: str, lasted_s: float, is_over: bool, status: ServiceStatus) -> Te
         return Text(f"The server answers again; it was away for {lasted_s:.0f} s.", style="yellow")
     since = clock_time(status.at)
     return Text(
-        f"The server does not answer since {lasted_s:.0f} s; trying again. This was at {since}. {printable(why)}",
+        f"The server has not answered for {lasted_s:.0f} s; retrying. This was at {since}. {printable(why)}",
         style="bold red",
         no_wrap=True,
         overflow="ellipsis",

@@ -48,9 +48,9 @@ class BackendRoutes:
     def routes(self) -> list[Route]:
         one = "/v1/backends/{backend}"
         return [
-            Route("GET", "/v1/backends", self.all, "The engines behind the node, and how they are.",
+            Route("GET", "/v1/backends", self.all, "The engines behind the node, and their state.",
                   answer=list[BackendView]),
-            Route("POST", "/v1/backends", self.add, "Probe a running engine and take it in.", body=BackendRequest,
+            Route("POST", "/v1/backends", self.add, "Probe a running engine and add it.", body=BackendRequest,
                   answer=BackendView, errors=(400, 401, 409, 502, 503)),
             Route("DELETE", "/v1/backends", self.clear, "Take all away; calls wait for new ones.", query=(_DRAIN,)),
             Route("GET", one, self.view, "One of them.", answer=BackendView, errors=(400, 401, 404)),

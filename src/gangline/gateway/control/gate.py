@@ -52,9 +52,9 @@ class GateRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("GET", "/v1/gate", self.show, "Whether model calls wait, and the policy version.", answer=GateState),
-            Route("POST", "/v1/gate/pause", self.pause, "Let model calls wait (`drain` or `keep`, with a lease).",
+            Route("POST", "/v1/gate/pause", self.pause, "Hold model calls (`drain` or `keep`, with a lease).",
                   body=PauseRequest, answer=GateState),
-            Route("POST", "/v1/gate/resume", self.resume, "Let them go on.", answer=GateState),
+            Route("POST", "/v1/gate/resume", self.resume, "Resume them.", answer=GateState),
             Route("POST", "/v1/gate/version", self.set_version, "The policy version from now on.",
                   body=VersionRequest, answer=GateState),
         ]  # fmt: skip

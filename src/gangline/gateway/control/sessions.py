@@ -132,7 +132,7 @@ class SessionRoutes:
     def routes(self) -> list[Route]:
         one = "/v1/sessions/{session}"
         return [
-            Route("POST", "/v1/sessions", self.create, "Open a session; its key is told only here.",
+            Route("POST", "/v1/sessions", self.create, "Open a session; only this answer contains its key.",
                   body=SessionRequest, answer=OpenedSession, errors=(400, 401, 409, 429, 502, 503)),
             Route("GET", "/v1/sessions", self.all, "The sessions that callers opened.", answer=list[ExternalView]),
             Route("GET", one, self.view, "One of them.", answer=ExternalView, errors=(400, 401, 404)),
@@ -140,9 +140,9 @@ class SessionRoutes:
                   query=(_TIMEOUT,), errors=(400, 401, 404)),
             Route("POST", f"{one}/finalize", self.finalize, "Close it; its result.", answer=SessionResult,
                   query=(_COMPLETIONS,), errors=(400, 401, 404, 409)),
-            Route("POST", f"{one}/abort", self.abort, "Close it and discard what it has.", answer=ExternalView,
+            Route("POST", f"{one}/abort", self.abort, "Close it and discard its records.", answer=ExternalView,
                   errors=(400, 401, 404, 409)),
-            Route("POST", f"{one}/complete", self.complete, "The agent is done; what it claims.", "session",
+            Route("POST", f"{one}/complete", self.complete, "The agent's report of its end, with its claim.", "session",
                   ClaimRequest, errors=_OF_AGENTS),
             *self._below("/s/{session}"),
             *self._below("/sessions/{session}"),

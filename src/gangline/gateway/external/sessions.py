@@ -287,7 +287,7 @@ class ExternalSessions:
         plugins.make_builder(request.builder.strategy, request.builder.config)
         session_id = request.session_id or new_id("session")
         if session_id in self._sessions or self._is_leased(session_id):
-            raise Conflict(f"session {session_id!r} exists already; its key is told only once.")
+            raise Conflict(f"session {session_id!r} exists already; its key is returned only once.")
         if self.num_open() >= self._max_open:
             raise TooMany(f"{self._max_open} sessions are open; finalize or abort some.", limit=self._max_open)
         key = new_secret("gls")
@@ -409,7 +409,7 @@ class ExternalSessions:
         """Raises: Unauthorized, in the same words for a wrong key and an unknown session; SessionOver."""
         live = self._sessions.get(session_id)
         if live is None or not hmac.compare_digest(bytes.fromhex(live.state.key_digest), digest):
-            raise Unauthorized("there is no such session, or this is not its key.")
+            raise Unauthorized("no such session, or the key belongs to another one.")
         if live.session is None:
             raise SessionOver("the session is over")
         return live.session

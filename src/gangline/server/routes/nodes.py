@@ -87,9 +87,9 @@ class NodeRoutes:
         return [
             Route("POST", "/v1/nodes/{node_id}/lease", self.lease, "Lease sessions; can wait for some.",
                   body=LeaseRequest, answer=list[Lease], errors=(400, 401, 409), routine=True),
-            Route("POST", "/v1/nodes/{node_id}/heartbeat", self.heartbeat, "Renew leases; hear which are lost.",
+            Route("POST", "/v1/nodes/{node_id}/heartbeat", self.heartbeat, "Renew leases; the answer lists lost ones.",
                   body=Heartbeat, answer=HeartbeatReply, errors=(400, 401, 409), routine=True),
-            Route("POST", "/v1/nodes/{node_id}/release", self.release, "Give a session back unharmed.",
+            Route("POST", "/v1/nodes/{node_id}/release", self.release, "Return a session at no cost of an attempt.",
                   body=ReleaseRequest, errors=(400, 401, 404, 409), routine=True),
             Route("POST", "/v1/sessions/{session_id}/result", self.report, "Report how an attempt ended.",
                   body=SessionResult, body_type=MSGPACK, answer=ResultReceipt, errors=(400, 401, 404, 409, 413, 507),

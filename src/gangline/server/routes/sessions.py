@@ -109,7 +109,7 @@ class CallerSessions:
         raise ServerUnavailable(
             f"no node can take the session ({'; '.join(failures)})."
             if failures
-            else "no node has been heard in the last minute that takes sessions; start one: `gangline node`."
+            else "no node that takes sessions has reported in the last minute; start one: `gangline node`."
         )
 
     def _load(self, node: NodeView) -> float:
@@ -153,7 +153,7 @@ class CallerSessions:
 
 
 def _taken(session_id: str) -> Conflict:
-    return Conflict(f"session {session_id!r} exists already; its key is told only once.")
+    return Conflict(f"session {session_id!r} exists already; its key is returned only once.")
 
 
 class CallerSessionRoutes:
@@ -196,7 +196,7 @@ class CallerSessionRoutes:
                   errors=(400, 401, 404, 503)),
             Route("POST", f"{one}/finalize", self.finalize, "Close such a session; its result.", answer=SessionResult,
                   query=(COMPLETIONS,), errors=(400, 401, 404, 409, 503)),
-            Route("POST", f"{one}/abort", self.abort, "Close such a session and discard what it has.",
+            Route("POST", f"{one}/abort", self.abort, "Close such a session and discard its records.",
                   errors=(400, 401, 404, 409, 503)),
         ]  # fmt: skip
 

@@ -122,7 +122,7 @@ class UserRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("POST", "/v1/tasks", self.submit, "Submit a task; the same one again is answered as the first time.",
+            Route("POST", "/v1/tasks", self.submit, "Submit a task; a repeated submission gets the first answer.",
                   body=TaskRequest, answer=Submitted, errors=(400, 401, 409, 413, 507)),
             Route("POST", "/v1/tasks:batch", self.submit_batch, "Submit tasks: all of them, or none.",
                   body=list[TaskRequest], answer=list[Submitted], errors=(400, 401, 409, 413, 507)),
@@ -132,9 +132,9 @@ class UserRoutes:
             Route("GET", "/v1/tasks/{task_id}/result", self.task_result, "The results of a task's sessions.",
                   answer=TaskResults, query=(_PARTIAL,), errors=(400, 401, 404, 409)),
             Route("GET", "/v1/tasks/{task_id}/references", self.task_references,
-                  "Where the results of a task's sessions lie, for who reads them there.",
+                  "References to the stored results of a task's sessions, for readers of that storage.",
                   answer=list[ResultReference], query=(_PARTIAL,), errors=(400, 401, 404, 409)),
-            Route("DELETE", "/v1/tasks/{task_id}", self.cancel_task, "Cancel what has not ended of a task.",
+            Route("DELETE", "/v1/tasks/{task_id}", self.cancel_task, "Cancel a task's unfinished sessions.",
                   answer=TaskView, errors=(400, 401, 404)),
             Route("GET", "/v1/sessions", self.list_sessions, "List sessions, newest first.", answer=SessionPage,
                   query=_SESSIONS),
@@ -143,7 +143,7 @@ class UserRoutes:
             Route("GET", "/v1/sessions/{session_id}/result", self.session_result, "The result of a session.",
                   answer=SessionResult, query=(_ATTEMPT,), errors=(400, 401, 404, 409)),
             Route("GET", "/v1/sessions/{session_id}/reference", self.session_reference,
-                  "Where the result of a session lies.", answer=ResultReference, query=(_ATTEMPT,),
+                  "Reference to the stored result of a session.", answer=ResultReference, query=(_ATTEMPT,),
                   errors=(400, 401, 404, 409)),
             Route("DELETE", "/v1/sessions/{session_id}", self.cancel_session, "Cancel a session.", answer=SessionView,
                   errors=(400, 401, 404)),

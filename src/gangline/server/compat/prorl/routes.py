@@ -112,7 +112,7 @@ class ProrlRoutes:
         task_id = task_id_of(job_id)
         while not (task := await self._service.task(task_id, MAX_WAIT_S)).ended:
             if self._service.stopping:
-                raise ServerUnavailable(f"the server is stopping; job {job_id!r} goes on: ask again with its id.")
+                raise ServerUnavailable(f"the server is stopping; job {job_id!r} continues: send it again with its id.")
         _, results = await self._service.task_results(task_id, partial=False)
         return await asyncio.to_thread(lambda: answer_json(job_result(results[0], job_id, task.request, ignored)))
 
@@ -169,20 +169,20 @@ class ProrlRoutes:
     def _refuse_when_stopped(self) -> None:
         """Raises: ServerUnavailable."""
         if not self._accepting:
-            raise ServerUnavailable("jobs are stopped; POST /start takes them again.")
+            raise ServerUnavailable("jobs are stopped; POST /start resumes them.")
 
     def routes(self) -> list[Route]:
         return [
             json_route("POST", "/process", self.process_job, "ProRL Agent's job: answered when it has ended.",
                   body=ProrlJob, errors=(400, 401, 409, 413, 503, 507)),
-            json_route("POST", "/cancel", self.cancel_job, "Cancel a job; who waits for it is answered.",
+            json_route("POST", "/cancel", self.cancel_job, "Cancel a job; its waiting callers get an answer.",
                   body=ProrlCancel, answer=ProrlAnswer, errors=(400, 401, 404)),
             json_route("POST", "/add_llm_server", self.add_llm_server,
                   "Add an engine on every node, now or when it joins.",
                   body=ProrlEngine, answer=ProrlAnswer, errors=(400, 401, 409, 502, 503)),
-            json_route("POST", "/clear_llm_server", self.clear_llm_server, "Take all engines away; calls wait.",
+            json_route("POST", "/clear_llm_server", self.clear_llm_server, "Remove all engines; calls wait.",
                   answer=ProrlAnswer, errors=(400, 401, 502, 503)),
-            json_route("POST", "/start", self.start_jobs, "Take jobs again.", answer=ProrlAnswer),
+            json_route("POST", "/start", self.start_jobs, "Resume taking jobs.", answer=ProrlAnswer),
             json_route("POST", "/stop", self.stop_jobs,
                   "Cancel the jobs in flight, and take no more.", answer=ProrlAnswer),
             json_route("GET", "/status", self.prorl_status, "Whether jobs are taken, and how deep the queues are.",
