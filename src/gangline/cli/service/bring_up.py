@@ -171,7 +171,7 @@ def _node_child(plan: Plan, node: NodeSettings, server: Child, env: Mapping[str,
 
     return Child(
         "node",
-        ["node", "--data", str(plan.data_dir), "--server", server.url],
+        ["node", "--data", str(plan.data_dir), "--id", str(node.node_id), "--server", server.url],
         log_path=_log_path(plan, "node"),
         env=env,
         port=node.port,

@@ -81,11 +81,11 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
                 f"{place.machine} cannot write to the data folder {self.data_dir}: {error.strerror}. Choose another."
             ) from error
         settings = NodeSettings.model_validate_json(self.settings)
-        here = settings.model_copy(update={"node_id": node_id, "host": place.host})
+        here = settings.model_copy(update={"host": place.host})
         token = {} if self.control_token is None else {"GANGLINE_TOKEN": self.control_token}
         return Child(
             "node",
-            ["node", "--data", str(self.data_dir), "--server", self.server_url],
+            ["node", "--data", str(self.data_dir), "--id", node_id, "--server", self.server_url],
             tables=write_tables(node=here),
             log_path=logs / f"{node_id}.log",
             env={**os.environ, **token, "GANGLINE_LOG_FORMAT": self.log_format},
