@@ -107,7 +107,7 @@ async def test_it_goes_on_when_the_server_is_restarted_and_says_so(tmp_path: Pat
             port = int(client.url.rsplit(":", 1)[1])
             screen = await stack.enter_async_context(watching(client))
             await screen.shows("queued 2", "sums")
-        await screen.shows("The server does not answer", "queued 2")
+        await screen.shows("The server has not answered", "queued 2")
         async with service(tmp_path, port) as client:
             await screen.shows("The server answers again; it was away for")
             await client.submit(request("later", num_samples=1))

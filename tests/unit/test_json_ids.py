@@ -49,7 +49,24 @@ def test_a_long_list_is_read_as_a_short_one_is(ids: list[int], comma: str) -> No
 
 
 @pytest.mark.parametrize(
-    "odd", ["1.5", "-1", "123456789", "2147483647", " 7", "1e3", "null", "[]", '"8"', "2147483648", "", "01", "true"]
+    "odd",
+    [
+        "1.5",
+        "-1",
+        "123456789",
+        "2147483647",
+        " 7",
+        "1e3",
+        "null",
+        "[]",
+        '"8"',
+        "2147483648",
+        "",
+        "01",
+        "true",
+        "9" * 19,
+        "1" + "0" * 30,
+    ],
 )
 @pytest.mark.parametrize("place", [0, 15_000, 30_000])
 def test_a_long_list_with_one_oddity_is_read_or_refused_as_a_short_one_is(odd: str, place: int) -> None:

@@ -70,7 +70,7 @@ def plain_ids(text: bytes) -> TokenIds | None:
         return None
     try:
         pieces = [_integers(piece) for piece in _pieces(text)]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RuntimeError):  # the last for integers beyond 64 bits
         return None
     if len(pieces) > 1 and not all(map(len, pieces)):  # the whole list ends with a comma
         return None
@@ -81,7 +81,7 @@ def plain_ids(text: bytes) -> TokenIds | None:
 
 
 def _integers(text: bytes) -> NDArray[np.int64]:
-    """The numbers of a JSON list. Raises: ValueError, TypeError."""
+    """The numbers of a JSON list. Raises: ValueError, TypeError, RuntimeError."""
     found = simdjson.Parser().parse(text)
     if not isinstance(found, simdjson.Array):
         raise TypeError
