@@ -110,7 +110,7 @@ $(VLLM)/.ready:
 $(VLLM)/tiny-qwen3/config.json: tests/support/engines/tiny_qwen3.py $(VLLM)/.ready | .venv/.dev
 	@command -v npm >/dev/null || { echo "npm is missing (the tokenizer comes from it): install Node.js." >&2; exit 1; }
 	@$(MAKE) --no-print-directory tools
-	$(BIN)/python tests/support/engines/tiny_qwen3.py $(VLLM)/tiny-qwen3
+	PYTHONPATH=tests $(BIN)/python -P -m support.engines.tiny_qwen3 $(VLLM)/tiny-qwen3
 	@touch $@
 
 # Starts engines of its own, as root, and removes them; docker beside podman. GANGLINE_TEST_CONTAINERS names one of them.

@@ -151,8 +151,12 @@ class Leaks:
         return {"node": Footprint.of(self.node), "keeper": Footprint.of(self.keeper)}
 
     def left(self) -> dict[str, list[str]]:
-        """Of sandboxes, while the service lives."""
-        there = {"processes": [str(pid) for pid in descendants(self.keeper)], **self.service.sandboxes()}
+        """Sandboxes, and results that are still to be delivered, while the service lives."""
+        there = {
+            "processes": [str(pid) for pid in descendants(self.keeper)],
+            "undelivered": self.service.undelivered(),
+            **self.service.sandboxes(),
+        }
         return {kind: found for kind, found in there.items() if found}
 
 

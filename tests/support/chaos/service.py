@@ -182,12 +182,16 @@ class ChaosService:
             "processes": [f"{pid} {line}" for pid, line in alive.items()],
             "ports": [program.name for program in self.programs.values() if program.is_listening()],
             **self.sandboxes(),
-            "undelivered": [str(path) for node in nodes for path in (node / "outgoing").glob("*.*")],
+            "undelivered": self.undelivered(),
             "half-written": [str(path) for path in (self.data / "server" / "results" / ".incoming").iterdir()],
             "temporary": [str(path) for path in self._temporary.iterdir()],
             "unclosed": [str(opened) for node in nodes for opened in await _unclosed(node / "journal")],
             "sockets": [str(path) for path in self._folder.rglob("*") if path.is_socket()],
         }
+
+    def undelivered(self) -> list[str]:
+        """Results that nodes keep until the server has them."""
+        return [str(path) for node in self._folders() for path in (node / "outgoing").glob("*.*")]
 
     def sandboxes(self) -> dict[str, list[str]]:
         """What there is of sandboxes but their processes, by kind."""

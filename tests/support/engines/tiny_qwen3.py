@@ -1,6 +1,6 @@
 """A Qwen3 of ten million parameters that thinks, calls tools and answers.
 
-`python tests/support/engines/tiny_qwen3.py FOLDER` makes it.
+`PYTHONPATH=tests python -P -m support.engines.tiny_qwen3 FOLDER` makes it.
 
 Real architecture, real tokenizer, real chat template; the weights are taught for half a minute on conversations made
 up here. It is good for nothing but this: it writes `<think>`, then a call or an answer, sampled freely, so that an
