@@ -9,11 +9,16 @@ import os
 from collections.abc import Generator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from support.requirements import DOES_NOT_APPLY, everything_is_required
 from support.store.databases import any_database, postgres
 
 __all__ = ["any_database", "postgres"]
+
+# No test fails for its time: on a busy machine an example takes seconds.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Else the threads of one model spin while they wait for each other on processors that other tests use.
