@@ -27,6 +27,7 @@ from gangline import plugins
 from gangline.client.node import NodeClient
 from gangline.client.server import ServerClient
 from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart
+from gangline.domain.node_views import OpenedSession
 from gangline.gateway.node import serve as serve_node
 from gangline.server.run import serve as serve_server
 
@@ -135,8 +136,8 @@ async def files_of(tracer: Tracer, rounds: list[Coroutine[Any, Any, None]]) -> s
     return min(found[1:], key=len)
 
 
-async def one_call(opened: dict[str, Any]) -> None:
-    assert await ask(opened["base_url"], opened["api_key"]) == 0
+async def one_call(opened: OpenedSession) -> None:
+    assert await ask(opened.base_url, opened.api_key) == 0
 
 
 async def one_task(client: ServerClient, task_id: str) -> None:
@@ -162,7 +163,7 @@ async def measure() -> tuple[set[str], set[str]]:
         client = await stack.enter_async_context(ServerClient(server_url, None))
         opened = await node.open_session()
         call_files = await files_of(tracer, [one_call(opened) for _ in range(ROUNDS)])
-        await node.abort_session(opened["session_id"])
+        await node.abort_session(opened.session_id)
         task_files = await files_of(tracer, [one_task(client, f"t{number}") for number in range(ROUNDS)])
     return call_files, task_files
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, Usage
+from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import NotFound
+from gangline.domain.usage import Usage
 
 __all__ = ["NoHandle", "NoRuntime"]
 

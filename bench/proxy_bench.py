@@ -93,9 +93,19 @@ class Stand:
     """One engine, and the proxies before it that could be started."""
 
     def __init__(
-        self, stack: ExitStack, size: str, *, events_per_s: int = 0, peers: bool = True, of_strangers: bool = False
+        self,
+        stack: ExitStack,
+        size: str,
+        *,
+        events_per_s: int = 0,
+        peers: bool = True,
+        of_strangers: bool = False,
+        elsewhere: bool = False,
     ) -> None:
-        """of_strangers: every second session, from the first on, has an engine of its own, which yields to all else."""
+        """
+        of_strangers: every second session, from the first on, has an engine of its own, which yields to all else.
+        elsewhere: start a second node of ours, with the same engines.
+        """
         self.size = size
         self._stack = stack
         self.ports = {"direct": free_port()}
@@ -108,7 +118,8 @@ class Stand:
             strangers = ("nice", "-n", "10", *engine[:4], port, *engine[5:])
             stack.enter_context(process(*strangers, port=port))
             self._urls.insert(0, f"http://127.0.0.1:{port}")
-        self._start("ours", sys.executable, "proxy_node.py")
+        for name in ("ours", "elsewhere") if elsewhere else ("ours",):
+            self._start(name, sys.executable, "proxy_node.py")
         for name in PEERS if peers else ():
             requirement, program, version = PEERS[name]
             if (python := peer_python(name, requirement, version)) is not None:

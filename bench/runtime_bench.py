@@ -27,6 +27,7 @@ from gangline.domain.contracts import Runtime, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import RuntimeUnavailable, UnknownPlugin
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
+from gangline.gateway.sessions.stock.warm import WarmPool, WarmSizes
 from gangline.testing.adoption_conformance import in_keeper
 
 BENCH = Path(__file__).parent
@@ -102,9 +103,59 @@ def rounds_of(name: str, image: str | None, times: Times) -> Figures:
                 await (await place.start()).stop()  # the keeper starts with the first one
                 for _ in range(NUM_LIVES):
                     await place.live(times)
-                return at_once(await place.live_at_once(NUM_AT_ONCE)) if name == "sandbox" else {}
+                if name != "sandbox":
+                    return {}
+                await warm_starts(place, times)
+                return at_once(await place.live_at_once(NUM_AT_ONCE)) | await private_memory(place)
 
     return asyncio.run(live())
+
+
+async def warm_starts(place: Place, times: Times) -> None:
+    """Sandboxes that a session of the kind finds started, one after another."""
+    spec = RuntimeSpec(backend=place.runtime.name)
+    pool = WarmPool(lambda _spec, _runtime_id: place.start(), WarmSizes(count=1))
+    try:
+        assert await pool.take(spec, None) is None  # the first one to ask has another one started
+        for _ in range(NUM_LIVES):
+            await filled(pool)
+            handle = await timed(times, "warm_start", pool.take(spec, None))
+            assert handle is not None
+            await filled(pool)
+            await handle.stop()
+    finally:
+        await pool.close()
+
+
+async def filled(pool: WarmPool) -> None:
+    while pool.is_starting:  # noqa: ASYNC110 - a bench needs no event for it
+        await asyncio.sleep(0.01)
+
+
+async def private_memory(place: Place) -> Figures:
+    """Of the foreman of one sandbox, which has run a command."""
+    handle = await place.start()
+    await run_true(handle)
+    label = f"GANGLINE_RUNTIME=bench/{handle.runtime_id}/".encode()
+    num_bytes = await asyncio.to_thread(foremens_bytes, label)
+    await handle.stop()
+    return {"runtime.sandbox.private_mb": figure(num_bytes / (1 << 20), "MB", "private memory of a sandbox's foreman")}
+
+
+def foremens_bytes(label: bytes) -> int:
+    return sum(private_bytes(folder) for folder in Path("/proc").glob("[0-9]*") if is_foreman(folder, label))
+
+
+def is_foreman(folder: Path, label: bytes) -> bool:
+    try:
+        return label in (folder / "environ").read_bytes() and b"helpers.zygote" in (folder / "cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def private_bytes(folder: Path) -> int:
+    lines = (folder / "smaps_rollup").read_text().splitlines()
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
 def at_once(times: Times) -> Figures:

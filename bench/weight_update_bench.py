@@ -97,7 +97,7 @@ async def _agent(node_url: str, done: asyncio.Event) -> int:
     async with NodeClient(node_url) as node:
         opened = await node.open_session()
         async with openai.AsyncOpenAI(
-            base_url=opened["base_urls"]["openai"], api_key=opened["api_key"], max_retries=0
+            base_url=opened.base_urls["openai"], api_key=opened.api_key, max_retries=0
         ) as client:
             while not done.is_set():
                 async for _ in await client.chat.completions.create(**ASK, stream=True):

@@ -110,7 +110,11 @@ def _rows() -> list[tuple[str, list[tuple[str, str, str]]]]:
     assert usual.disk_bytes is not None
     assert usual.max_files is not None
     sandbox = [
-        ("`memory_bytes`", _size(usual.memory_bytes), "its largest process is ended, or gets no more"),
+        (
+            "`memory_bytes`",
+            _size(usual.memory_bytes),
+            "its largest process is ended, or gets no more; an agent that is: `memory_limit`",
+        ),
         ("`cpus`", f"{usual.cpus:g}", "it waits"),
         ("`max_pids`", f"{usual.max_pids}", "no process is started"),
         ("`disk_bytes`", _size(usual.disk_bytes), "its processes are ended: `agent_error`, `disk_limit`"),

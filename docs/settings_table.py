@@ -41,7 +41,7 @@ def settings() -> str:
 def _row(leaf: Leaf) -> str:
     key = f"`{leaf.name}`" if not leaf.setting.is_secret else "(not in the file)"
     has_option = any(leaf.key in command.options for command in COMMANDS.values())
-    option = f"`{leaf.option}`" if has_option else ""
+    option = ", ".join(f"`{name}`" for name in (leaf.option, leaf.unset) if name) if has_option else ""
     env = ", ".join(f"`{name}`" for name in leaf.env)
     meaning = " ".join((leaf.field.description or "").split()).replace("|", "\\|")
     return f"| {key} | {option} | {env} | {_default(leaf)} | {meaning} |"

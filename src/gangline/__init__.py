@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gangline.client.node import NodeClient
     from gangline.client.running import Service, find_service
     from gangline.client.server import ServerClient
-    from gangline.client.sync import SyncServerClient
+    from gangline.client.sync import SyncNodeClient, SyncServerClient
     from gangline.domain.errors import GanglineError
     from gangline.domain.session import SessionResult
     from gangline.domain.task import TaskRequest
@@ -32,6 +32,7 @@ __all__ = [
     "Service",
     "SessionResult",
     "SessionView",
+    "SyncNodeClient",
     "SyncServerClient",
     "TaskRequest",
     "TaskView",
@@ -50,6 +51,7 @@ _MODULES = {
     "Service": "client.running",
     "SessionResult": "domain.session",
     "SessionView": "domain.views",
+    "SyncNodeClient": "client.sync",
     "SyncServerClient": "client.sync",
     "TaskRequest": "domain.task",
     "TaskView": "domain.views",

@@ -2,16 +2,19 @@
 
 import gc
 import signal
+import sys
 
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Until the commands are loaded there is nothing to clean up: a Ctrl-C then just ends the process. Once a command
-    has ended, one comes too late: Python's own shutdown would answer it with a traceback."""
+    """Run the command. Until it is loaded there is nothing to clean up, and an extension module that is being loaded
+    may swallow a KeyboardInterrupt: a Ctrl-C then just ends the process. Once the command has ended, one comes too
+    late: Python's own shutdown would answer it with a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from gangline.cli.main import main as run  # noqa: PLC0415 - after the line above
+    from gangline.cli.main import load  # noqa: PLC0415 - after the line above
 
+    run = load(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         run()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
-__all__ = ["Turn", "call_all"]
+__all__ = ["Share", "Turn", "call_all"]
 
 ResultT = TypeVar("ResultT")
 
@@ -15,6 +16,21 @@ _MAX_HELD_S = 0.001
 _PAUSE_PER_HELD_S = 4.0
 """A call of others needs the loop about ten times. Were it given back for one of these only, each would wait for a turn
 of the long work; so that work takes a fifth of the loop."""
+
+
+class Share:
+    """The part of the event loop that the long work of several tasks has together: as much as that of one."""
+
+    def __init__(self) -> None:
+        self.free_at_s = 0.0
+        """When the turns that are given out are over."""
+
+    def join(self) -> None:
+        """For the rest of the calling task."""
+        _share.set(self)
+
+
+_share: ContextVar[Share | None] = ContextVar("share", default=None)
 
 
 class Turn:
@@ -29,10 +45,14 @@ class Turn:
         return time.perf_counter() - self._since_s > _MAX_HELD_S
 
     async def give(self) -> None:
-        """Let the others run where the turn is over."""
-        held_s = time.perf_counter() - self._since_s
+        """Let the others run where the turn is over. Tasks of one share wait for each other's turns as well."""
+        now_s = time.perf_counter()
+        held_s = now_s - self._since_s
         if held_s > _MAX_HELD_S:
-            await asyncio.sleep(_PAUSE_PER_HELD_S * held_s)
+            share = _share.get() or Share()
+            begins_at_s = max(now_s, share.free_at_s) + _PAUSE_PER_HELD_S * held_s
+            share.free_at_s = begins_at_s + held_s  # the next turn will be about as long
+            await asyncio.sleep(begins_at_s - now_s)
             self._since_s = time.perf_counter()
 
 

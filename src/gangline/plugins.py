@@ -1,12 +1,15 @@
 """The one door through which every plug-in comes, the built-in ones too: entry points.
 
 Groups: `gangline.dialects`, `gangline.engines`, `gangline.runtimes`, `gangline.harnesses`, `gangline.builders`,
-`gangline.evaluators`, `gangline.engine_servers`. Requests choose by name only; a dotted path is never taken from a
-request.
+`gangline.evaluators`, `gangline.rewards`, `gangline.engine_servers`. Requests choose by name only; a dotted path is
+never taken from a request.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from importlib import invalidate_caches
 from importlib.metadata import EntryPoint, entry_points
@@ -37,15 +40,13 @@ __all__ = [
     "names",
 ]
 
-Kind = Literal["dialect", "engine", "runtime", "harness", "builder", "evaluator", "engine_server"]
+Kind = Literal["dialect", "engine", "runtime", "harness", "builder", "evaluator", "reward", "engine_server"]
 
 _PLURAL = {"harness": "harnesses"}
 
-_EXTRAS = {
-    "renderers": ("renderers", "httpx"),
-    "tokenizer": ("transformers", "tokenizers", "jinja2", "safetensors", "gguf"),
-}
-"""Extra -> modules of ours that it brings; the embedded engine's extra brings the others."""
+_REQUIREMENT = re.compile(r"(?P<package>(?P<name>[\w.-]+)\s*(?:\[[^\]]*\])?[^;]*)(?:;(?P<marker>.*))?")
+_EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
+"""The extra in the marker of a `Requires-Dist`. Source: the core metadata specification, PEP 508."""
 
 
 @cache
@@ -87,14 +88,39 @@ def _is_new(kind: Kind, name: str) -> bool:
 
 
 def _missing(kind: Kind, entry: EntryPoint, module: str) -> str:
-    """The package to install for a plug-in that lacks one."""
+    """The package to install for a plug-in that lacks one, by the metadata of the plug-in's distribution."""
     what = f"{kind} {entry.name!r} needs the Python package {module!r}, which is not installed."
-    distribution = entry.dist.name if entry.dist is not None else "gangline"
-    if distribution != "gangline":
-        return f"{what} It comes with {distribution}: reinstall that with its dependencies."
-    top = module.partition(".")[0]
-    extra = next((extra for extra, modules in _EXTRAS.items() if top in modules), "engine")
-    return f"{what} Run: pip install 'gangline[{extra}]'."
+    if entry.dist is None:
+        return f"{what} Install it."
+    distribution, requires = entry.dist.name, entry.dist.requires or []
+    if (package := _package_with(module, requires, distribution)) is not None:
+        return f"{what} Run: pip install '{package}'."
+    extras = ", ".join(f"{distribution}[{extra}]" for extra in entry.dist.metadata.get_all("Provides-Extra") or ())
+    more = f" One of its extras may bring it: {extras}." if extras else ""
+    return f"{what} It is none of the packages that {distribution} requires by this name.{more}"
+
+
+def _package_with(module: str, requires: Sequence[str], distribution: str) -> str | None:
+    """What to install for a module, of a distribution's requirements: one of the same name, or one whose name contains
+    the module's, such as PyYAML for `yaml`. One that extras require is installed by the extra with the fewest."""
+    wanted = _plain(module.partition(".")[0])
+    found = [match for one in requires if (match := _REQUIREMENT.fullmatch(one)) is not None]
+    extras = [_EXTRA.findall(match["marker"] or "") for match in found]
+    sizes = Counter(extra for named in extras for extra in named)
+    choices = [
+        (len(_plain(match["name"])), min((sizes[extra], extra) for extra in named) if named else (0, ""), match)
+        for match, named in zip(found, extras, strict=True)
+        if wanted in _plain(match["name"])
+    ]
+    if not choices:
+        return None
+    _, (_, extra), match = min(choices, key=lambda choice: choice[:2])
+    return f"{distribution}[{extra}]" if extra else match["package"].strip()
+
+
+def _plain(name: str) -> str:
+    """A name as modules and distributions have it in common."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _configured(kind: Kind, name: str, config: dict[str, Any]) -> Any:

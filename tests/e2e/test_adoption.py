@@ -153,7 +153,7 @@ class Service:
         async with NodeClient(self.node.url, TOKEN) as node:
             await node.pause()
             go.touch()
-            while (await node.gate())["num_waiting"] == 0:
+            while (await node.gate()).num_waiting == 0:
                 await asyncio.sleep(0.02)
 
     def keeper_pids(self) -> list[int]:

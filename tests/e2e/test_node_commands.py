@@ -15,6 +15,7 @@ import pytest
 
 from gangline.client.node import NodeClient
 from gangline.domain.errors import GanglineError
+from gangline.domain.node_views import OpenedSession
 from gangline.serving.scripted.server import scripted_server
 from support.service.cli_process import UpProcess, gangline, wait_for
 
@@ -90,12 +91,12 @@ def test_without_a_service_the_commands_say_so(tmp_path: Path) -> None:
         assert "gangline up" in done.stderr
 
 
-async def turn(url: str, opened: dict[str, Any], messages: list[Any]) -> None:
+async def turn(url: str, opened: OpenedSession, messages: list[Any]) -> None:
     async with openai.AsyncOpenAI(
-        base_url=f"{url}/s/{opened['session_id']}/v1", api_key=opened["api_key"], max_retries=0
+        base_url=f"{url}/s/{opened.session_id}/v1", api_key=opened.api_key, max_retries=0
     ) as client:
         messages.append({"role": "user", "content": f"message {len(messages)}"})
-        reply = await client.chat.completions.create(model=opened["model"], messages=messages)
+        reply = await client.chat.completions.create(model=opened.model, messages=messages)
         messages.append({"role": "assistant", "content": reply.choices[0].message.content})
 
 
@@ -112,7 +113,7 @@ async def test_a_session_and_its_key_outlive_their_node(up: UpProcess) -> None:
     async with NodeClient(url, token) as node:  # the same port again
         await answers(node)
         await turn(url, opened, messages)
-        result = await node.finalize(opened["session_id"], completions=True)
+        result = await node.finalize(opened.session_id, completions=True)
     assert len(result.completions) == 3
     assert result.trajectory is not None
     assert len(result.trajectory.traces) == 1
@@ -148,7 +149,7 @@ async def test_the_service_hands_the_operators_policy_to_its_node(tmp_path: Path
         async with NodeClient(url, running["control_token"]) as node:
             opened = await node.open_session()
             await turn(url, opened, [])
-            result = await node.finalize(opened["session_id"], completions=True)
+            result = await node.finalize(opened.session_id, completions=True)
     finally:
         await asyncio.to_thread(up.close)
     assert result.completions[0].certificate.sampling.temperature == 0.5
@@ -168,7 +169,7 @@ async def test_engines_named_at_the_start_and_added_later_outlive_their_node(tmp
             async with NodeClient(running["node_urls"][0], running["control_token"]) as node:
                 await answers(node)
                 again = await node.backends()
-            assert [(backend["url"], backend["label"]) for backend in again][-1] == (three, "host-3")
+            assert [(backend.url, backend.label) for backend in again][-1] == (three, "host-3")
             assert len(again) == 3
         finally:
             await asyncio.to_thread(up.close)

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from gangline.domain.completion import Completion
+from gangline.domain.node_views import OpenedSession
 from gangline.domain.session import SessionResult
 from gangline.serving.scripted.server import scripted_server
 from gangline.trajectories.audit import audit
@@ -21,12 +22,10 @@ SCRIPT = {"default": {"text": TEXT, "token_delay_s": 0.01}, "weight_version": 1}
 NUM_AGENTS, NUM_TURNS = 8, 3
 
 
-async def agent(opened: dict[str, Any], began: asyncio.Event) -> None:
+async def agent(opened: OpenedSession, began: asyncio.Event) -> None:
     """Streams its turns; every one must come whole."""
     messages: list[Any] = []
-    async with openai.AsyncOpenAI(
-        base_url=opened["base_urls"]["openai"], api_key=opened["api_key"], max_retries=0
-    ) as client:
+    async with openai.AsyncOpenAI(base_url=opened.base_urls["openai"], api_key=opened.api_key, max_retries=0) as client:
         for turn in range(NUM_TURNS):
             messages.append({"role": "user", "content": f"turn {turn}"})
             text = ""
@@ -41,7 +40,7 @@ async def agent(opened: dict[str, Any], began: asyncio.Event) -> None:
 async def update(node: RunningNode, engine_url: str, mode: str) -> None:
     """What a trainer does. The engine is held too, so that no token is sampled while its weights change."""
     state = await node.client.pause(mode, lease_s=120)
-    assert state["is_drained"] == (mode == "drain")
+    assert state.is_drained == (mode == "drain")
     async with node.http.post(f"{engine_url}/pause", params={"mode": "keep"}) as response:
         assert response.status == 200
     async with node.http.post(f"{engine_url}/update_weight_version", json={"new_version": "2"}) as response:
@@ -63,7 +62,7 @@ async def run_update(tmp_path: Path, mode: str) -> list[SessionResult]:
             for event in began:
                 await event.wait()
             await update(node, engine_url, mode)
-        return [await node.client.finalize(session["session_id"], completions=True) for session in opened]
+        return [await node.client.finalize(session.session_id, completions=True) for session in opened]
 
 
 def versions_of(completion: Completion) -> list[int]:

@@ -56,7 +56,7 @@ def log_of(up: UpProcess, action: str) -> list[str]:
 
 
 async def stages_become(node: NodeClient, **wanted: int) -> None:
-    while (await node.status())["stages"] != wanted:
+    while (await node.status()).stages != wanted:
         await asyncio.sleep(0.05)
 
 
@@ -94,7 +94,7 @@ async def test_a_node_whose_engine_fails_every_session_rests_and_comes_back_when
         submitted = await server.submit(calling)
         view = await server.wait(submitted.task_id, timeout_s=90)
         assert view.outcomes == {"completed": 3}
-        assert (await node.status())["breaker"]["state"] == "closed"
+        assert (await node.status()).breaker.state == "closed"
     opened = log_of(up, "breaker.opened")
     assert len(opened) >= 2
     assert "boundary=engine" in opened[0]
@@ -112,9 +112,9 @@ async def test_a_resting_node_is_shown_with_what_fails(start: Start) -> None:
         await server.submit(calling)
         while not (await server.status()).nodes[0].metrics.get("breaker_open_engine"):
             await asyncio.sleep(0.05)
-        breaker = (await node.status())["breaker"]
-        assert (breaker["state"], breaker["boundary"], breaker["num_faults"]) == ("open", "engine", 1)
-        assert 0 < breaker["tries_in_s"] <= 300
+        breaker = (await node.status()).breaker
+        assert (breaker.state, breaker.boundary, breaker.num_faults) == ("open", "engine", 1)
+        assert 0 < (breaker.tries_in_s or 0) <= 300
     shown = gangline("status", "--data", up.data)
     assert "resting: engine fails" in shown.stdout
 
@@ -173,8 +173,8 @@ async def test_a_drained_node_ends_with_its_sessions_and_takes_no_other(start: S
         go.touch()
         while (await server.task(held.task_id)).states.get("ended", 0) < 2:
             await asyncio.sleep(0.05)
-        assert (await node.status())["draining"], "a caller's own session is still open"
-        await node.finalize(opened["session_id"])
+        assert (await node.status()).draining, "a caller's own session is still open"
+        await node.finalize(opened.session_id)
         wait_until_gone(node_pid)
         with pytest.raises(GanglineError):
             await node.status()

@@ -12,6 +12,7 @@ import pytest
 from gangline.client.server import ServerClient
 from gangline.domain.session import SessionResult
 from gangline.trajectories.audit import audit
+from gangline.trajectories.rows import rows_of
 from support.requirements import need_command
 from support.service.cli_process import UpProcess, processes_with, wait_for
 
@@ -125,6 +126,17 @@ async def test_the_call_beyond_the_token_limit_ends_the_session(client: ServerCl
     result = await run(client, request)
     assert (result.outcome, len(result.completions)) == ("token_limit", 1)
     assert result.artifacts["harness.stdout"].startswith(b"begins")
+
+
+async def test_an_agent_that_goes_round_in_circles_ends_as_a_loop_and_keeps_its_rows(client: ServerClient) -> None:
+    request = task("echo begins; python3 agent.py again again again again again || sleep 600", max_attempts=3)
+    request["agent"]["max_repeated_actions"] = 3
+    result = await run(client, request)
+    assert (result.outcome, result.failure, result.attempt, len(result.completions)) == ("agent_loop", None, 1, 3)
+    assert result.reward == 0.0
+    assert result.artifacts["harness.stdout"].startswith(b"begins")
+    (row,) = rows_of(result)
+    assert (row.outcome, row.loss_mask.any()) == ("agent_loop", True)
 
 
 async def test_an_agent_that_fails_is_scored_and_not_tried_again(client: ServerClient) -> None:

@@ -75,7 +75,7 @@ async def work(node: RunningNode, done: asyncio.Event) -> list[SessionResult]:
                 text = "".join([choice.delta.content or "" async for chunk in chunks for choice in chunk.choices])
                 assert text == TEXT
                 messages.append({"role": "assistant", "content": text})
-        results.append(await node.client.finalize(opened["session_id"], completions=True))
+        results.append(await node.client.finalize(opened.session_id, completions=True))
     return results
 
 
@@ -126,9 +126,9 @@ async def test_a_trainer_that_is_killed_with_the_gate_closed_does_not_freeze_the
             await load.began.wait()
         trainer.kill()
         await trainer.wait()
-        assert (await node.client.gate())["is_paused"]
+        assert (await node.client.gate()).is_paused
         assert await versions_sampled(node) == [-1]
-        assert (await node.client.gate())["num_expired_leases"] == 1
+        assert (await node.client.gate()).num_expired_leases == 1
         del sampler_of(engine).load_weights
         await weights.push(save, 2)
         assert await versions_sampled(node) == [2]

@@ -205,19 +205,19 @@ async def test_the_server_and_other_ports_of_the_host_cannot_be_reached(up: UpPr
 async def test_a_key_opens_no_other_session(client: ServerClient, node: NodeClient) -> None:
     victim = await node.open_session()
     chat = {"model": "m", "messages": [{"role": "user", "content": "say it"}]}
-    here = f"NODE/s/{victim['session_id']}"
+    here = f"NODE/s/{victim.session_id}"
     attempts = [
         ("POST", f"{here}/v1/chat/completions", "own", chat),
         ("POST", f"{here}/v1/messages", "own", {**chat, "max_tokens": 8}),
         ("POST", f"{here}/generate", "own", {"prompt_ids": [1]}),
         ("POST", f"{here}/complete", "own", {"reward": 0}),
-        ("POST", f"NODE/v1/sessions/{victim['session_id']}/complete", "own", {"reward": 0}),
-        ("POST", f"NODE/s/SESSION/../{victim['session_id']}/v1/chat/completions", "own", chat),
-        ("POST", f"NODE/s/SESSION%2f..%2f{victim['session_id']}/v1/chat/completions", "own", chat),
+        ("POST", f"NODE/v1/sessions/{victim.session_id}/complete", "own", {"reward": 0}),
+        ("POST", f"NODE/s/SESSION/../{victim.session_id}/v1/chat/completions", "own", chat),
+        ("POST", f"NODE/s/SESSION%2f..%2f{victim.session_id}/v1/chat/completions", "own", chat),
     ]
     statuses = await tried(client, attempts)
     assert all(status in ("400", "401", "403", "404") for status in statuses), statuses
-    result = await node.finalize(victim["session_id"], completions=True)
+    result = await node.finalize(victim.session_id, completions=True)
     assert (result.completions, result.reward) == ((), None)
 
 

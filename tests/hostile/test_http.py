@@ -60,19 +60,19 @@ async def surfaces(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[d
         running_node(folder / "node", engine) as node,
     ):
         own, other = await node.client.open_session(), await node.client.open_session()
-        own_calls, other_calls = (tuple(f"/s/{s['session_id']}{path}" for path in _MODEL_PATHS) for s in (own, other))
+        own_calls, other_calls = (tuple(f"/s/{s.session_id}{path}" for path in _MODEL_PATHS) for s in (own, other))
         yield {
             "server": Surface(
                 "server", server.url, "/health", TOKEN, _named(_SERVER), _posts(_SERVER),
-                key=own["api_key"], outside=outside_url,
+                key=own.api_key, outside=outside_url,
             ),
             "node": Surface(
                 "node", node.url, "/health", TOKEN, _named(_NODE), _posts(_NODE),
-                key=own["api_key"], outside=outside_url,
+                key=own.api_key, outside=outside_url,
             ),
             "proxy": Surface(
                 "proxy", node.url, "/health", TOKEN, calls=own_calls, other_calls=other_calls,
-                key=own["api_key"], outside=outside_url,
+                key=own.api_key, outside=outside_url,
             ),
             "engine": Surface(
                 "engine", engine, "/health", outside=outside_url,

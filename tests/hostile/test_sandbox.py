@@ -16,7 +16,6 @@ from support.requirements import need
 
 NOT_FOR_ORDINARY_USERS = {
     "sets_limits_of_its_supervisor",
-    "names_its_supervisor_as_the_first_to_end",
     "makes_empty_files_in_memory_without_end",
     "keeps_removed_files_mapped",
 }

@@ -12,6 +12,9 @@ from gangline.testing.hostility import Attack, Grounds, attacked_grounds, attack
 from gangline.testing.hostility.open_runtime import OpenRuntime
 from support.requirements import need
 
+NUM_FURTHER_TRIES = 2
+"""Some attacks are races, which they may lose by chance."""
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def open_grounds(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Grounds]:
@@ -24,6 +27,9 @@ async def open_grounds(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerat
 @pytest.mark.parametrize("attack", attacks(isolated=True), ids=lambda attack: attack.name)
 async def test_an_attack_succeeds_where_there_is_no_wall(attack: Attack, open_grounds: Grounds) -> None:
     verdict = await open_grounds.attacked(attack)
+    for _ in range(NUM_FURTHER_TRIES):
+        if verdict.outcome == "held":
+            verdict = await open_grounds.attacked(attack)
     if verdict.outcome == "absent":
         pytest.skip(f"does not apply: {verdict.told}")
     assert verdict.outcome == "breached", f"{verdict.outcome}: {verdict.told}"

@@ -69,7 +69,7 @@ async def test_who_is_refused_is_written_down_apart(tmp_path: Path):
 async def test_a_node_writes_down_what_the_control_token_changes_and_not_what_agents_do(tmp_path: Path):
     async with scripted_server({"default": {"text": "x"}}) as engine, running_node(tmp_path, engine) as node:
         opened = await node.client.open_session(session_id="s1")
-        await node.ask("POST", "/v1/sessions/s1/complete", {}, key=opened["api_key"])
+        await node.ask("POST", "/v1/sessions/s1/complete", {}, key=opened.api_key)
         await node.client.set_version(3)
         assert (await node.ask("DELETE", "/v1/backends", key="wrong"))[0] == 401
     folder = tmp_path / "nodes" / "n1" / "actions"

@@ -52,6 +52,27 @@ class LastFirstBuilder:
         return msgspec.structs.replace(built, builder=self.name, traces=tuple(reversed(traces)))
 '''
 
+STRANGERS_PROJECT = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "last-first-builder"
+version = "1.0"
+dependencies = ["numpy", "Fast.Sorts[c]>=2,<3; python_version > '3'"]
+
+[project.optional-dependencies]
+pictures = ["dots"]
+all-files = ["PyYAMLs>=6; platform_system != 'Plan9'"]
+
+[project.entry-points."gangline.builders"]
+last_first = "last_first_builder:LastFirstBuilder"
+
+[tool.setuptools]
+py-modules = ["last_first_builder"]
+"""
+
 # What a node does with a task, and what anybody may do with completions.
 USER = """
 import sys
@@ -184,8 +205,26 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(
     assert f"pip install 'gangline[{extra}]'" in done.stderr
 
 
-def test_a_missing_package_of_a_strangers_plugin_is_not_blamed_on_ours(installed: Path) -> None:
-    (installed / "last_first_builder.py").write_text("import no_such_package")
-    done = use(installed, '{"strategy": "last_first"}')
-    assert b"It comes with last-first-builder" in done.stderr
+@pytest.mark.parametrize(
+    ("module", "remedy"),
+    [
+        ("fast_sorts", "Run: pip install 'Fast.Sorts[c]<3,>=2'."),
+        ("dots", "Run: pip install 'last-first-builder[pictures]'."),
+        ("yamls", "Run: pip install 'last-first-builder[all-files]'."),
+        ("absent", "One of its extras may bring it: last-first-builder[pictures], last-first-builder[all-files]."),
+    ],
+)
+def test_a_missing_package_of_a_strangers_plugin_is_named_by_its_own_metadata(
+    tmp_path: Path, module: str, remedy: str
+) -> None:
+    source, site = tmp_path / "source", tmp_path / "site"
+    source.mkdir()
+    (source / "last_first_builder.py").write_text(f"import {module}")
+    (source / "pyproject.toml").write_text(STRANGERS_PROJECT)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", site, source], check=True, timeout=120)
+    done = use(site, '{"strategy": "last_first"}')
+    message = f"builder 'last_first' needs the Python package {module!r}, which is not installed."
+    assert message in done.stderr.decode()
+    assert remedy in done.stderr.decode()
     assert b"gangline[" not in done.stderr

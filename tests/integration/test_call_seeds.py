@@ -152,13 +152,13 @@ async def test_sessions_that_callers_open_sample_by_their_seed_in_chats_and_in_t
             ids = TinyTokenizer().encode("once upon a time")
             for _ in range(2):
                 body = {"prompt_ids": ids, "sampling_params": {"max_tokens": 6}}
-                await node.ask("POST", f"/s/{opened['session_id']}/generate", body, opened["api_key"])
+                await node.ask("POST", f"/s/{opened.session_id}/generate", body, opened.api_key)
             async with openai.AsyncOpenAI(
-                base_url=opened["base_urls"]["openai"], api_key=opened["api_key"], max_retries=0
+                base_url=opened.base_urls["openai"], api_key=opened.api_key, max_retries=0
             ) as client:
                 messages: Any = [{"role": "user", "content": "hello"}]
                 await client.chat.completions.create(model="tiny", messages=messages, max_tokens=6)
-            return sampled(await node.client.finalize(opened["session_id"], completions=True))
+            return sampled(await node.client.finalize(opened.session_id, completions=True))
 
         first, second, other = [await said(seed) for seed in (1, 1, 2)]
     assert first == second

@@ -11,6 +11,7 @@ import pytest
 from gangline.domain.ids import new_id
 from gangline.domain.task import LimitsSpec
 from gangline.runtimes.commands.execution import Executions, Order
+from gangline.runtimes.commands.foreman import Foreman
 from gangline.runtimes.confinement.cgroups import Cgroups, group_name, make_groups, remove_owned
 from support.requirements import DOES_NOT_APPLY, need
 
@@ -53,14 +54,15 @@ def test_what_is_said_to_be_enforced_is_what_the_kernel_holds(root: Path) -> Non
 async def test_a_command_joins_its_group_and_the_group_goes_when_its_processes_are_gone(group: Path) -> None:
     groups = Cgroups()
     groups.folders = [group]
-    executions = Executions("test/cgroup/v2")
+    executions, foreman = Executions(), Foreman("test/cgroup/v2")
+    await foreman.ready()
     order = Order(
         argv=["sh", "-c", "cat /proc/self/cgroup; sleep 100000 & echo $!"],
         cwd="/",
         env={"PATH": "/usr/bin:/bin"},
         cgroup_procs=groups.procs,
     )
-    result = await executions.run(order, end_all=lambda: None, max_output_bytes=4096)
+    result = await executions.run(foreman, order, end_all=lambda: None, max_output_bytes=4096)
     assert f"0::/{group.name}" in result.stdout.decode().splitlines()[-2]
     (left,) = (group / "cgroup.procs").read_text().split()
     assert left == result.stdout.decode().split()[-1], "its child is in the group too"
@@ -69,6 +71,7 @@ async def test_a_command_joins_its_group_and_the_group_goes_when_its_processes_a
     (group / "cgroup.kill").write_text("1")
     await groups.remove()
     await executions.close()
+    await foreman.end()
 
 
 async def test_a_lost_group_is_found_by_its_name(group: Path, root: Path) -> None:

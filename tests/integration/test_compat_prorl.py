@@ -230,7 +230,7 @@ async def test_a_data_source_never_leaves_its_folder(trainer: Trainer, tmp_path:
 
 
 async def engines_of(node: RunningNode) -> list[str]:
-    return [view["url"] for view in await node.client.backends()]
+    return [view.url for view in await node.client.backends()]
 
 
 async def until_engines(node: RunningNode, wanted: list[str]) -> None:
@@ -279,7 +279,7 @@ async def test_engines_reach_nodes_that_join_later_through_restarts_of_the_serve
             await client.heartbeat(here)
             await until_engines(node, [own, added])
             # What an operator takes away from one node stays away from it, until it is added again.
-            await node.client.remove_backend((await node.client.backends())[1]["backend_id"])
+            await node.client.remove_backend((await node.client.backends())[1].backend_id)
             await client.heartbeat(msgspec.structs.replace(here, node_id="n2"))
             await until_engines(node, [own, added])
             trainer = Trainer(server.url, http)

@@ -100,7 +100,7 @@ def no_tracebacks(caplog: pytest.LogCaptureFixture) -> None:
 async def test_models_read_every_known_coding_and_refuse_others_in_the_providers_shape(
     name: str, node: RunningNode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    key, (path, fields) = (await node.client.open_session())["api_key"], CALLS[name]
+    key, (path, fields) = (await node.client.open_session()).api_key, CALLS[name]
     plain = json.dumps(fields).encode()
     for coding, pack in [*PACKED.items(), ("deflate", raw_deflate), ("GZip ", gzip.compress), ("identity", bytes)]:
         status, _, answer = await post(node.url, path, key, pack(plain), coding)
@@ -218,7 +218,7 @@ async def _answers(folder: Path) -> dict[str, list[tuple[int, Any]]]:
         running_node(folder, engine) as node,
         serving(data_dir=folder / "server", control_token=TOKEN) as server,
     ):
-        key = (await node.client.open_session())["api_key"]
+        key = (await node.client.open_session()).api_key
         for name, (path, fields) in (CALLS | CONTROLS).items():
             url, opened_by = (server.url if name == "server" else node.url), (TOKEN if name in CONTROLS else key)
             body = json.dumps(fields).encode()

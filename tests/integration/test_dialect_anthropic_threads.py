@@ -12,6 +12,7 @@ import pytest
 from anthropic import beta_async_tool, beta_tool
 from anthropic.types.beta import BetaMessage
 
+from gangline.domain.node_views import OpenedSession
 from gangline.domain.session import SessionResult
 from gangline.serving.scripted.server import scripted_server
 from gangline.trajectories.audit import audit
@@ -60,24 +61,24 @@ async def node(tmp_path: Path) -> AsyncGenerator[RunningNode]:
         yield running
 
 
-def options_of(opened: dict[str, Any]) -> dict[str, Any]:
-    return {"base_url": opened["base_urls"]["anthropic"], "api_key": opened["api_key"], "max_retries": 0}
+def options_of(opened: OpenedSession) -> dict[str, Any]:
+    return {"base_url": opened.base_urls["anthropic"], "api_key": opened.api_key, "max_retries": 0}
 
 
-def run_sync(opened: dict[str, Any], stream: bool) -> BetaMessage:
+def run_sync(opened: OpenedSession, stream: bool) -> BetaMessage:
     with anthropic.Anthropic(**options_of(opened)) as client:
         runner: Any = client.beta.messages.tool_runner(**ASK, tools=[SHELL], stream=stream)
         return runner.until_done()
 
 
-async def run_async(opened: dict[str, Any], stream: bool) -> BetaMessage:
+async def run_async(opened: OpenedSession, stream: bool) -> BetaMessage:
     async with anthropic.AsyncAnthropic(**options_of(opened)) as client:
         runner: Any = client.beta.messages.tool_runner(**ASK, tools=[ASYNC_SHELL], stream=stream)
         return await runner.until_done()
 
 
-async def one_exact_trace(node: RunningNode, opened: dict[str, Any]) -> SessionResult:
-    result = await node.client.finalize(opened["session_id"], completions=True)
+async def one_exact_trace(node: RunningNode, opened: OpenedSession) -> SessionResult:
+    result = await node.client.finalize(opened.session_id, completions=True)
     assert result.trajectory is not None
     (trace,) = result.trajectory.traces
     assert int(trace.loss_mask.sum()) == sum(len(one.sampled_ids) for one in result.completions)
@@ -122,9 +123,9 @@ async def test_a_thread_that_another_session_holds_is_replayed_by_the_sdk(node: 
     async with anthropic.AsyncAnthropic(**options_of(opened)) as client:
         thread = client.beta.messages.thread(model="scripted", max_tokens=200, system="Be brief.")
         await thread.send({"role": "user", "content": "one"})
-        client.base_url, client.api_key = other["base_urls"]["anthropic"], other["api_key"]
+        client.base_url, client.api_key = other.base_urls["anthropic"], other.api_key
         await thread.send({"role": "user", "content": "two"})
-    result = await node.client.finalize(other["session_id"], completions=True)
+    result = await node.client.finalize(other.session_id, completions=True)
     (record,) = result.completions
     assert [message.role for message in record.new_messages] == ["system", "user", "assistant", "user"]
 

@@ -188,3 +188,35 @@ async def test_a_long_body_arrives_whole_and_with_its_length() -> None:
     assert len(said.requests) == 1
     assert f"Content-Length: {len(body)}".encode() in said.requests[0]
     assert said.requests[0].endswith(body)
+
+
+async def test_a_large_body_gives_others_their_turn_even_where_the_socket_takes_it_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A socket of the same machine takes megabytes in one go, and copying them holds up the loop."""
+    bodies: list[int] = []
+    turns = turns_at_end = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def takes_all(self: object, chunk: bytes | memoryview, **_: object) -> None:
+        nonlocal turns_at_end
+        bodies.append(len(chunk))
+        turns_at_end = turns
+
+    async with server([OK]) as said:
+        http = EngineHttp(f"http://127.0.0.1:{said.port}")
+        counting = asyncio.create_task(count())
+        monkeypatch.setattr("aiohttp.http_writer.StreamWriter.write", takes_all)
+        asking = asyncio.create_task(http.post("/v1/chat/completions", b"x" * (8 << 20)))
+        while sum(bodies) < 8 << 20:
+            await asyncio.sleep(0.001)
+        counting.cancel()
+        asking.cancel()
+        await asyncio.gather(counting, asking, return_exceptions=True)
+        assert turns_at_end >= (8 << 20) // max(bodies) - 2
+        await http.close()

@@ -1,7 +1,7 @@
 import pytest
 
 from gangline.domain.errors import EvaluatorError
-from gangline.evaluators.patterns import matches
+from gangline.evaluators.untrusted.patterns import matches
 
 
 async def test_a_pattern_without_end_is_stopped_and_gives_no_reward() -> None:

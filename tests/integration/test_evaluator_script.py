@@ -44,6 +44,19 @@ async def test_the_commands_number_is_the_reward(
     assert result.details == details | {"graded_in": "clean runtime"}
 
 
+async def test_the_command_may_reward_traces_and_score_turns(agents: FolderRuntime, clean: FolderRuntime) -> None:
+    given = {"reward": 1, "trace_rewards": {"t0": 0.5}, "turn_scores": {"k0": -1, "k1": 2}, "note": "x"}
+    result = await graded(agents, clean, f"echo '{json.dumps(given)}' > reward.json")
+    assert (result.reward, result.trace_rewards, result.turn_scores) == (1.0, {"t0": 0.5}, {"k0": -1.0, "k1": 2.0})
+    assert result.details == {"note": "x", "graded_in": "clean runtime"}
+
+
+@pytest.mark.parametrize("given", ["[1]", '{"t0": "x"}', '{"t0": true}', '{"t0": NaN}', "1"])
+async def test_rewards_of_traces_are_finite_numbers(agents: FolderRuntime, clean: FolderRuntime, given: str) -> None:
+    with pytest.raises(EvaluatorError, match="trace_rewards must be an object"):
+        await graded(agents, clean, f"""echo '{{"reward": 1, "trace_rewards": {given}}}' > reward.json""")
+
+
 async def test_the_reward_file_can_be_named(agents: FolderRuntime, clean: FolderRuntime) -> None:
     result = await graded(agents, clean, "mkdir out; echo 1 > reward.json; echo 0.25 > out/r", reward_file="out/r")
     assert result.reward == 0.25

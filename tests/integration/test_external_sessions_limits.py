@@ -173,10 +173,10 @@ async def node(tmp_path: Path) -> AsyncGenerator[RunningNode]:
 @pytest.mark.parametrize("info", [{"n": 2**70}, {"text": "x" * 70_000}])
 async def test_an_agent_cannot_claim_what_a_result_cannot_carry(node: RunningNode, info: dict[str, Any]) -> None:
     opened = await node.client.open_session()
-    path = f"/s/{opened['session_id']}/complete"
-    status, problem = await node.ask("POST", path, {"reward_info": info}, opened["api_key"])
+    path = f"/s/{opened.session_id}/complete"
+    status, problem = await node.ask("POST", path, {"reward_info": info}, opened.api_key)
     assert (status, problem["code"]) == (400, "invalid_request")
-    assert (await node.client.finalize(opened["session_id"])).reward_details == {}
+    assert (await node.client.finalize(opened.session_id)).reward_details == {}
 
 
 async def test_a_node_that_anyone_could_reach_wants_a_control_token(tmp_path: Path) -> None:

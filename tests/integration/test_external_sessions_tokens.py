@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from gangline.domain.completion import CompletionTree
+from gangline.domain.node_views import OpenedSession
 from gangline.engines.json_ids import plain_ids
 from gangline.serving.scripted.server import scripted_server
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
@@ -29,9 +30,9 @@ async def node(tmp_path: Path) -> AsyncGenerator[RunningNode]:
         yield running
 
 
-async def generate(node: RunningNode, opened: dict[str, Any], ids: list[int], **fields: Any) -> tuple[int, Any]:
-    path = f"/s/{opened['session_id']}/generate"
-    return await node.ask("POST", path, {"prompt_ids": ids, **fields}, opened["api_key"])
+async def generate(node: RunningNode, opened: OpenedSession, ids: list[int], **fields: Any) -> tuple[int, Any]:
+    path = f"/s/{opened.session_id}/generate"
+    return await node.ask("POST", path, {"prompt_ids": ids, **fields}, opened.api_key)
 
 
 async def test_sampled_ids_and_logprobs_come_back_and_are_recorded(node: RunningNode) -> None:
@@ -41,7 +42,7 @@ async def test_sampled_ids_and_logprobs_come_back_and_are_recorded(node: Running
     assert reply["prompt_ids"] == PROMPT
     assert reply["finish_reason"] == "stop"
     assert reply["version_spans"] == [{"version": 7, "start": 0, "end": len(reply["output_ids"])}]
-    result = await node.client.finalize(opened["session_id"], completions=True)
+    result = await node.client.finalize(opened.session_id, completions=True)
     (completion,) = result.completions
     assert completion.prompt_suffix_ids.tolist() == PROMPT
     assert completion.sampled_ids.tolist() == reply["output_ids"]
@@ -57,29 +58,27 @@ async def test_a_prompt_that_goes_on_from_an_earlier_call_extends_its_trace(node
     _, second = await generate(node, opened, so_far + PROMPT)
     await generate(node, opened, so_far + PROMPT + second["output_ids"] + PROMPT)
     await generate(node, opened, PROMPT[1:])
-    result = await node.client.finalize(opened["session_id"], completions=True)
+    result = await node.client.finalize(opened.session_id, completions=True)
     assert [one.certificate.context for one in result.completions] == ["first", "exact", "exact", "first"]
     assert result.trajectory is not None
     assert [len(trace.spans) for trace in result.trajectory.traces] == [3, 1]
     assert audit(result.trajectory, result.completions).ok
 
 
-async def chat(opened: dict[str, Any]) -> None:
-    async with openai.AsyncOpenAI(
-        base_url=opened["base_urls"]["openai"], api_key=opened["api_key"], max_retries=0
-    ) as client:
+async def chat(opened: OpenedSession) -> None:
+    async with openai.AsyncOpenAI(base_url=opened.base_urls["openai"], api_key=opened.api_key, max_retries=0) as client:
         await client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": "hi"}])
 
 
 async def test_a_prompt_may_go_on_from_a_chat_call(node: RunningNode) -> None:
     first = await node.client.open_session()
     await chat(first)
-    told = await node.client.finalize(first["session_id"], completions=True)
+    told = await node.client.finalize(first.session_id, completions=True)
     context = CompletionTree(told.completions).context_ids(told.completions[0]).tolist()
     opened = await node.client.open_session()
     await chat(opened)
     await generate(node, opened, context + PROMPT, sampling_params={"max_new_tokens": 1})
-    result = await node.client.finalize(opened["session_id"], completions=True)
+    result = await node.client.finalize(opened.session_id, completions=True)
     assert result.completions[1].certificate.context == "exact"
     assert result.completions[1].certificate.sampling.max_tokens == 1
     assert result.trajectory is not None
@@ -89,8 +88,8 @@ async def test_a_prompt_may_go_on_from_a_chat_call(node: RunningNode) -> None:
 
 async def test_a_stream_of_tokens_adds_up_to_the_whole(node: RunningNode) -> None:
     opened = await node.client.open_session()
-    headers = {"Authorization": f"Bearer {opened['api_key']}", "Content-Type": "application/json"}
-    url = f"{node.url}/s/{opened['session_id']}/generate"
+    headers = {"Authorization": f"Bearer {opened.api_key}", "Content-Type": "application/json"}
+    url = f"{node.url}/s/{opened.session_id}/generate"
     async with node.http.post(url, json={"input_ids": PROMPT, "stream": True}, headers=headers) as response:
         text = await response.text()
     *events, end = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
@@ -99,7 +98,7 @@ async def test_a_stream_of_tokens_adds_up_to_the_whole(node: RunningNode) -> Non
     assert len(pieces) > 1
     assert [token for piece in pieces for token in piece["output_ids"]] == whole["output_ids"]
     assert [value for piece in pieces for value in piece["logprobs"]] == pytest.approx(whole["logprobs"])
-    result = await node.client.finalize(opened["session_id"], completions=True)
+    result = await node.client.finalize(opened.session_id, completions=True)
     assert result.completions[0].sampled_ids.tolist() == whole["output_ids"]
 
 
@@ -120,9 +119,9 @@ async def test_a_stream_of_tokens_adds_up_to_the_whole(node: RunningNode) -> Non
 )
 async def test_a_wrong_body_is_refused_and_no_turn(node: RunningNode, body: dict[str, Any]) -> None:
     opened = await node.client.open_session()
-    status, problem = await node.ask("POST", f"/s/{opened['session_id']}/generate", body, opened["api_key"])
+    status, problem = await node.ask("POST", f"/s/{opened.session_id}/generate", body, opened.api_key)
     assert (status, problem["code"]) == (400, "invalid_request")
-    assert (await node.client.session(opened["session_id"]))["num_calls"] == 0
+    assert (await node.client.session(opened.session_id)).num_calls == 0
 
 
 async def test_a_prompt_beyond_the_context_is_told_so(node: RunningNode) -> None:
@@ -144,7 +143,7 @@ async def test_an_engine_that_ignores_the_ids_is_refused(tmp_path: Path) -> None
         opened = await node.client.open_session()
         status, problem = await generate(node, opened, PROMPT)
         assert (status, problem["code"]) == (502, "engine_incapable")
-        result = await node.client.finalize(opened["session_id"], completions=True)
+        result = await node.client.finalize(opened.session_id, completions=True)
         assert result.completions == ()
 
 
@@ -163,8 +162,8 @@ async def test_a_long_prompt_is_read_as_a_short_one_and_on_a_thread(
     ids = PROMPT * 2500
     text = separator.join(map(str, ids))
     body = f'{{"sampling_params":{{"max_tokens":2}},"input_ids":[{text}]}}'.encode()
-    headers = {"Authorization": f"Bearer {opened['api_key']}", "Content-Type": "application/json"}
-    url = f"{node.url}/s/{opened['session_id']}/generate"
+    headers = {"Authorization": f"Bearer {opened.api_key}", "Content-Type": "application/json"}
+    url = f"{node.url}/s/{opened.session_id}/generate"
     async with aiohttp.ClientSession() as http:
         async with http.post(url, data=body, headers=headers) as response:
             reply = await response.json()

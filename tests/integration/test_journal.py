@@ -402,8 +402,9 @@ from gangline.store.journal.log import Journal
 async def main():
     journal = Journal.open(Path(sys.argv[1]))
     async def one(worker):
+        size = 150_000 if worker == 0 else 3  # written in pieces, between the others
         for number in range(10_000):
-            await journal.append(completion(number, session=f"s-{worker}"))
+            await journal.append(completion(number, session=f"s-{worker}", size=size))
             print(f"s-{worker} {number}", flush=True)
     await asyncio.gather(*(one(worker) for worker in range(4)))
 asyncio.run(main())

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gangline.client.server import ServerClient
 from gangline.domain.node_numbers import NodeNumbers
+from gangline.domain.node_views import OpenedSession
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from support.node.node import TOKEN, RunningNode, running_node
@@ -38,10 +40,8 @@ def of(numbers: Numbers, name: str, **labels: str) -> float:
     return numbers[name, frozenset(labels.items())]
 
 
-async def talk(opened: dict[str, Any], text: str) -> None:
-    async with openai.AsyncOpenAI(
-        base_url=opened["base_urls"]["openai"], api_key=opened["api_key"], max_retries=0
-    ) as client:
+async def talk(opened: OpenedSession, text: str) -> None:
+    async with openai.AsyncOpenAI(base_url=opened.base_urls["openai"], api_key=opened.api_key, max_retries=0) as client:
         messages: Any = [{"role": "user", "content": text}]
         await client.chat.completions.create(model="scripted", messages=messages)
 
@@ -64,7 +64,7 @@ async def test_a_node_counts_calls_tokens_and_what_contexts_were(tmp_path: Path)
         opened = await node.client.open_session()
         await talk(opened, "hi")
         await talk(opened, "hello")
-        result = await node.client.finalize(opened["session_id"], completions=True)
+        result = await node.client.finalize(opened.session_id, completions=True)
         sampled.append(sum(len(one.sampled_ids) for one in result.completions))
 
     numbers = await on_a_node(tmp_path, two_calls)
@@ -79,7 +79,7 @@ async def test_a_node_counts_errors_by_what_broke(tmp_path: Path) -> None:
     async def wrong_key(node: RunningNode) -> None:
         opened = await node.client.open_session()
         with pytest.raises(openai.AuthenticationError):
-            await talk({**opened, "api_key": "wrong"}, "hi")
+            await talk(msgspec.structs.replace(opened, api_key="wrong"), "hi")
 
     numbers = await on_a_node(tmp_path, wrong_key)
     assert of(numbers, "gangline_call_errors_total", boundary="caller", code="unauthorized") == 1

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from gangline.domain.errors import Conflict, EngineUnavailable, GanglineError, InvalidRequest
+from gangline.domain.node_views import OpenedSession
 from gangline.serving.app import serving
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app, scripted_server
@@ -41,16 +42,14 @@ async def locked_engine() -> AsyncGenerator[str]:
         yield url
 
 
-async def ask(opened: dict[str, Any]) -> str | None:
-    async with openai.AsyncOpenAI(
-        base_url=opened["base_urls"]["openai"], api_key=opened["api_key"], max_retries=0
-    ) as client:
+async def ask(opened: OpenedSession) -> str | None:
+    async with openai.AsyncOpenAI(base_url=opened.base_urls["openai"], api_key=opened.api_key, max_retries=0) as client:
         messages: Any = [{"role": "user", "content": "hi"}]
         return (await client.chat.completions.create(model="m", messages=messages)).choices[0].message.content
 
 
 async def urls(node: RunningNode) -> list[str]:
-    return [view["url"] for view in await node.client.backends()]
+    return [view.url for view in await node.client.backends()]
 
 
 @pytest.mark.parametrize("kind", ["auto", "vllm"])
@@ -64,7 +63,7 @@ async def test_an_engines_key_comes_from_the_environment_by_name(
     ):
         assert await ask(await node.client.open_session()) == "as you wish"
         (view,) = await node.client.backends()
-        assert view["api_key_env"] == "ENGINE_KEY"
+        assert view.api_key_env == "ENGINE_KEY"
         await node.client.clear_backends()
         with pytest.raises(GanglineError, match="Unauthorized"):
             await node.client.add_backend(url, kind=kind)
@@ -73,7 +72,7 @@ async def test_an_engines_key_comes_from_the_environment_by_name(
         with pytest.raises(InvalidRequest):
             await node.client.add_backend(url, kind=kind, api_key_env=KEY)
         added = await node.client.add_backend(url, kind=kind, api_key_env="ENGINE_KEY")
-        assert added["state"] == "healthy"
+        assert added.state == "healthy"
     kept = (tmp_path / "nodes" / "n1" / "backends.json").read_text()
     assert "ENGINE_KEY" in kept
     assert KEY not in kept
@@ -84,10 +83,10 @@ async def test_what_was_added_and_removed_is_so_after_a_restart(tmp_path: Path) 
         async with running_node(tmp_path, one) as node:
             await node.client.add_backend(two, label="host-2")
             (first, _) = await node.client.backends()
-            await node.client.remove_backend(first["backend_id"])
+            await node.client.remove_backend(first.backend_id)
         async with running_node(tmp_path, one) as node:
             (view,) = await node.client.backends()
-            assert (view["url"], view["label"]) == (two, "host-2")
+            assert (view.url, view.label) == (two, "host-2")
             await node.client.add_backend(three)
         async with running_node(tmp_path, one) as node:
             assert await urls(node) == [two, three]
@@ -113,12 +112,12 @@ async def test_an_engine_that_drains_is_not_remembered_though_nobody_waits_for_i
             opened = await node.client.open_session()
             async with node.http.post(f"{one}/pause", params={"mode": "keep"}):
                 held = asyncio.create_task(ask(opened))
-            while (await node.client.gate())["num_in_flight"] == 0:
+            while (await node.client.gate()).num_in_flight == 0:
                 await asyncio.sleep(0)
             await node.client.add_backend(two)
             (first, _) = await node.client.backends()
-            vanished = asyncio.create_task(node.client.remove_backend(first["backend_id"]))
-            while (await node.client.backends())[0]["state"] != "draining":
+            vanished = asyncio.create_task(node.client.remove_backend(first.backend_id))
+            while (await node.client.backends())[0].state != "draining":
                 await asyncio.sleep(0)
             vanished.cancel()
             path = tmp_path / "nodes" / "n1" / "backends.json"
@@ -149,13 +148,13 @@ async def test_the_sessions_of_one_task_share_an_engine_and_their_results_its_id
         opened = [await node.client.open_session(task_id="t1") for _ in range(3)]
         for session in opened:
             await ask(session)
-        assert sorted(view["num_sessions"] for view in await node.client.backends()) == [0, 3]
-        assert (await node.client.session(opened[0]["session_id"]))["task_id"] == "t1"
-        result = await node.client.finalize(opened[0]["session_id"])
+        assert sorted(view.num_sessions for view in await node.client.backends()) == [0, 3]
+        assert (await node.client.session(opened[0].session_id)).task_id == "t1"
+        result = await node.client.finalize(opened[0].session_id)
         assert result.trajectory
         assert (result.task_id, result.trajectory.task_id) == ("t1", "t1")
         alone = await node.client.open_session()
-        assert (await node.client.finalize(alone["session_id"])).task_id == alone["session_id"]
+        assert (await node.client.finalize(alone.session_id)).task_id == alone.session_id
 
 
 async def test_a_tasks_id_outlives_the_node(tmp_path: Path) -> None:
@@ -163,9 +162,9 @@ async def test_a_tasks_id_outlives_the_node(tmp_path: Path) -> None:
         async with running_node(tmp_path, one) as node:
             opened = await node.client.open_session(task_id="t1")
         async with running_node(tmp_path, one) as node:
-            assert (await node.client.finalize(opened["session_id"])).task_id == "t1"
+            assert (await node.client.finalize(opened.session_id)).task_id == "t1"
             with pytest.raises(Conflict):
-                await node.client.open_session(session_id=opened["session_id"])
+                await node.client.open_session(session_id=opened.session_id)
 
 
 async def test_agents_are_told_the_public_url_and_this_machine_the_local_one(tmp_path: Path) -> None:
@@ -175,4 +174,4 @@ async def test_agents_are_told_the_public_url_and_this_machine_the_local_one(tmp
     ):
         assert node.url.startswith("http://127.0.0.1:")
         opened = await node.client.open_session(session_id="s1")
-        assert opened["base_urls"]["openai"] == "http://gpu-1.example:99/s/s1/v1"
+        assert opened.base_urls["openai"] == "http://gpu-1.example:99/s/s1/v1"

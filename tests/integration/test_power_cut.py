@@ -15,7 +15,7 @@ from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.durable import append, make_folder, replacing, write_new, write_once, write_whole
-from gangline.gateway.backends.memory import BackendMemory
+from gangline.gateway.backends.member_file import MemberFile
 from gangline.gateway.backends.records import BackendSpec
 from gangline.gateway.external.store import ExternalState, ExternalStore
 from gangline.gateway.identity import node_identity
@@ -177,7 +177,7 @@ def test_records_of_steps(disk: PowerCut, data: Path, after: Path) -> None:
 async def test_what_a_node_and_a_service_are(disk: PowerCut, data: Path, after: Path) -> None:
     identity, token = node_identity(data), keep_token(data, None)
     named, members = [BackendSpec("http://one")], [BackendSpec("http://two")]
-    await BackendMemory(data / "engines.json", named).keep(members)
+    await MemberFile(data / "engines.json", named).keep(members)
     left = disk.leaves(after)
     assert (node_identity(left), keep_token(left, None)) == (identity, token)
-    assert BackendMemory(left / "engines.json", named).changed() == members
+    assert MemberFile(left / "engines.json", named).changed() == members

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import aiohttp
@@ -15,10 +16,12 @@ from gangline.engines.vllm.engine import VllmEngine
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.serving.app import serving
+from gangline.serving.sampler import SampledToken, SampleRequest
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from gangline.settings.node import CallLimits
+from support.engines.held import HeldEngine
 from support.node.proxy import MemoryJournal, Proxied, proxied, proxied_engine
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -223,19 +226,41 @@ async def _stream_status(running: Proxied) -> int:
 # -- clients and sessions that go away -------------------------------------------------------------------------------
 
 
+class AskedSampler(ScriptedSampler):
+    """A scripted sampler that sets an event when a sequence begins."""
+
+    def __init__(self, script: Script, tokenizer: TinyTokenizer) -> None:
+        super().__init__(script, tokenizer)
+        self.asked = asyncio.Event()
+
+    async def sample(self, request: SampleRequest) -> AsyncGenerator[SampledToken, None]:
+        self.asked.set()
+        async for token in super().sample(request):
+            yield token
+
+
+async def _disconnected(asked: asyncio.Task[Any]) -> None:
+    asked.cancel()
+    await asyncio.wait({asked})
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_disconnects_cancels_the_engine_and_leaves_an_aborted_record(stream: bool) -> None:
-    async with proxied(SLOW) as running:
-        slow: Any = [{"role": "user", "content": "slow"}]
+    engine = HeldEngine()
+    async with proxied_engine(engine) as running:
         async with running.client() as client:
             if stream:
-                async for chunk in await client.chat.completions.create(model="m", messages=slow, stream=True):
+                opened = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO, stream=True))
+                (await engine.asked(1)).say("a", "b")
+                async for chunk in await opened:
                     if chunk.choices[0].delta.content:
                         break
             else:
-                with pytest.raises(openai.APITimeoutError):
-                    await client.chat.completions.create(model="m", messages=slow, timeout=0.3)
+                asked = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO))
+                await engine.asked(1)
+                await _disconnected(asked)
         await _recorded(running.journal)
+        assert engine.calls[0].was_cancelled
         (completion,) = running.journal.completions
         assert completion.status == "aborted"
         assert completion.certificate.untrainable == "aborted: client disconnected"
@@ -247,14 +272,16 @@ async def test_a_client_that_disconnects_cancels_the_engine_and_leaves_an_aborte
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_disconnects_frees_its_place_in_the_engine(stream: bool) -> None:
-    endless = Script.model_validate({"rules": [{"pattern": "slow", "text": "a b c", "token_delay_s": 600}]})
-    sampler = ScriptedSampler(endless, TinyTokenizer())
+    endless = Script.model_validate({"default": {"text": "a b c", "token_delay_s": 600}})
+    sampler = AskedSampler(endless, TinyTokenizer())
     async with serving(create_scripted_app(sampler)) as engine_url, proxied_engine(engine_url) as running:
-        await running.engine.capabilities()  # a busy machine may take longer to probe than this client waits
+        await running.engine.capabilities()  # probed by calls of its own
+        sampler.asked.clear()
         async with running.client() as client:
-            slow: Any = [{"role": "user", "content": "slow"}]
-            with pytest.raises(openai.APITimeoutError):
-                await _finishes(client, messages=slow, stream=stream, timeout=0.3)
+            asked = asyncio.create_task(_finishes(client, stream=stream))
+            async with asyncio.timeout(30):
+                await sampler.asked.wait()
+            await _disconnected(asked)
         async with asyncio.timeout(10):
             await sampler.pause("wait")
         await _recorded(running.journal)

@@ -65,7 +65,7 @@ async def test_a_marked_retry_attaches_to_the_call_in_flight_and_both_get_one_an
 async def test_the_official_sdks_retry_after_a_timeout_finds_its_call() -> None:
     engine = HeldEngine()
     async with proxied_engine(engine, retry_grace_s=600) as running:
-        async with running.client(max_retries=5, timeout=0.2) as client:
+        async with running.client(max_retries=50, timeout=0.2) as client:
             asked = asyncio.create_task(client.chat.completions.create(**BODY))
             call = await engine.asked(1)
             async with asyncio.timeout(20):

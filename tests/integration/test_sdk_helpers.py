@@ -14,6 +14,7 @@ from anthropic import beta_async_tool
 from google import genai
 from google.genai import types
 
+from gangline.domain.node_views import OpenedSession
 from gangline.serving.scripted.server import scripted_server
 from gangline.trajectories.audit import audit
 from support.node.node import RunningNode, running_node
@@ -45,22 +46,22 @@ async def node(tmp_path: Path) -> AsyncGenerator[RunningNode]:
         yield running
 
 
-def _openai(opened: dict[str, Any]) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=opened["base_urls"]["openai"], api_key=opened["api_key"], max_retries=0)
+def _openai(opened: OpenedSession) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=opened.base_urls["openai"], api_key=opened.api_key, max_retries=0)
 
 
-def _anthropic(opened: dict[str, Any]) -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(base_url=opened["base_urls"]["anthropic"], api_key=opened["api_key"], max_retries=0)
+def _anthropic(opened: OpenedSession) -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(base_url=opened.base_urls["anthropic"], api_key=opened.api_key, max_retries=0)
 
 
-def _google(opened: dict[str, Any]) -> Any:
-    options = types.HttpOptions(base_url=opened["base_urls"]["google"], api_version="v1beta")
-    return genai.Client(api_key=opened["api_key"], vertexai=False, http_options=options).aio
+def _google(opened: OpenedSession) -> Any:
+    options = types.HttpOptions(base_url=opened.base_urls["google"], api_version="v1beta")
+    return genai.Client(api_key=opened.api_key, vertexai=False, http_options=options).aio
 
 
-async def _records(node: RunningNode, opened: dict[str, Any], num_traces: int = 1) -> list[str]:
+async def _records(node: RunningNode, opened: OpenedSession, num_traces: int = 1) -> list[str]:
     """The contexts of a session's records, whose traces hold each sampled token once."""
-    result = await node.client.finalize(opened["session_id"], completions=True)
+    result = await node.client.finalize(opened.session_id, completions=True)
     assert result.trajectory is not None
     assert len(result.trajectory.traces) == num_traces
     num_trained = sum(int(trace.loss_mask.sum()) for trace in result.trajectory.traces)

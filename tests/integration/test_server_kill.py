@@ -116,6 +116,9 @@ async def test_killing_the_server_under_load_loses_nothing_and_doubles_nothing(t
             await server.start()
         await submitting
         tasks = [await client.wait(f"t{index}", timeout_s=120) for index in range(NUM_TASKS)]
+        async with asyncio.timeout(60):  # a worker hears of its last report after everybody else does
+            while sum(len(worker.accepted) for worker in workers) < NUM_TASKS * NUM_SAMPLES:
+                await asyncio.sleep(0.02)
         for task in working:
             task.cancel()
         await asyncio.wait(working)

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from gangline.domain.errors import EngineUnavailable
-from gangline.engines.contract import TemplateFacts
+from gangline.domain.node_views import TemplateFacts
 from gangline.engines.probe import probe_template
 from gangline.engines.sglang.engine import SglangEngine
 from gangline.engines.vllm.engine import VllmEngine

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from gangline.client.node import NodeClient
 from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidGroup, ServerUnavailable
+from gangline.domain.node_views import GateMode, GateState
 from gangline.domain.session import SessionResult
 from gangline.domain.trajectory import Trace
 from gangline.server.run import serving
@@ -29,6 +30,7 @@ from gangline.trainers.nemo_rl import NemoActor, NemoCollector, NemoSettings
 from gangline.training.collecting.collector import informative
 from gangline.training.collecting.groups import Group, ValiditySettings
 from support.node.node import TOKEN, running_node
+from support.training.fakes import gate_state
 from support.training.nemo_rl_loop import (
     ReplayBuffer,
     compared,
@@ -129,20 +131,20 @@ class Gate:
         self.version = 0
         self.answers = True
 
-    async def pause(self, mode: str = "drain", lease_s: float = 600.0) -> dict[str, Any]:
+    async def pause(self, mode: GateMode = "drain", lease_s: float = 600.0) -> GateState:
         if not self.answers:
             raise ServerUnavailable("the node does not answer.")
         self.said.append(f"pause {mode} {lease_s:g}")
-        return {"is_drained": True}
+        return gate_state(is_drained=True)
 
-    async def resume(self) -> dict[str, Any]:
+    async def resume(self) -> GateState:
         self.said.append("resume")
-        return {}
+        return gate_state()
 
-    async def set_version(self, version: int) -> dict[str, Any]:
+    async def set_version(self, version: int) -> GateState:
         self.said.append(f"version {version}")
         self.version = version
-        return {}
+        return gate_state()
 
 
 class Run:
@@ -345,13 +347,13 @@ async def test_the_gate_of_a_real_node_is_closed_around_a_refit(tmp_path: Path) 
         settings = NemoSettings(num_samples=2, groups_per_step=1, start_version=3)
         collector = NemoCollector(service, [gate], ReplayBuffer(9).push_with_wait_signal, settings, lambda one: [one])
         await collector.start_collection([])
-        assert (await node.client.gate())["version"] == 3
+        assert (await node.client.gate()).version == 3
         await collector.prepare_for_refit()
-        assert (await node.client.gate())["is_paused"]
+        assert (await node.client.gate()).is_paused
         collector.set_weight_version(4)
         await collector.resume_after_refit()
         state = await node.client.gate()
-        assert (state["is_paused"], state["version"]) == (False, 4)
+        assert (state.is_paused, state.version) == (False, 4)
         await collector.stop()
 
 

@@ -44,7 +44,7 @@ class Service:
 
     async def gates(self) -> list[tuple[bool, int | None]]:
         states = [await node.client.gate() for node in self.nodes]
-        return [(state["is_paused"], state["version"]) for state in states]
+        return [(state.is_paused, state.version) for state in states]
 
     def versions(self) -> list[int]:
         return [sampler_of(engine).weight_version for engine in self.engines]
@@ -127,14 +127,14 @@ async def test_a_half_done_update_says_so_and_is_repaired_by_pushing_again(tmp_p
             await running.weights.push(save, 2)
         assert running.engines[1].url in failed.value.message
         assert running.versions() == [2, 1]
-        known = {view["url"]: view["weights_known"] for view in await running.nodes[0].client.backends()}
+        known = {view.url: view.weights_known for view in await running.nodes[0].client.backends()}
         assert known == {running.engines[0].url: True, running.engines[1].url: False}
         assert await running.is_all_open()
         del sampler_of(running.engines[1]).load_weights
         await running.weights.push(save, 2)
         assert running.versions() == [2, 2]
         assert await running.weights.lost(2) == []
-        known = {view["url"]: view["weights_known"] for view in await running.nodes[0].client.backends()}
+        known = {view.url: view.weights_known for view in await running.nodes[0].client.backends()}
         assert set(known.values()) == {True}
 
 
@@ -189,14 +189,14 @@ async def test_the_lease_is_renewed_while_loading_takes_longer(tmp_path: Path) -
         load = HeldLoad(running.engines[0])
         pushing = asyncio.create_task(running.weights.push(save, 1))
         await load.began.wait()
-        left_s = (await running.nodes[0].client.gate())["lease_left_s"]
+        left_s = (await running.nodes[0].client.gate()).lease_left_s
         async with asyncio.timeout(30):
-            while (now_s := (await running.nodes[0].client.gate())["lease_left_s"]) <= left_s:
+            while (now_s := (await running.nodes[0].client.gate()).lease_left_s) <= left_s:
                 left_s = now_s
                 await asyncio.sleep(0.05)
         load.goes_on.set()
         await pushing
-        assert (await running.nodes[0].client.gate())["num_expired_leases"] == 0
+        assert (await running.nodes[0].client.gate()).num_expired_leases == 0
 
 
 @MODES
@@ -315,7 +315,7 @@ async def sampled(node: RunningNode) -> tuple[list[int], list[int], list[int]]:
     async with agent(opened) as client:
         messages: Any = [{"role": "user", "content": "hello"}]
         await client.chat.completions.create(model="tiny", messages=messages, max_tokens=12, temperature=0.0)
-    result = await node.client.finalize(opened["session_id"])
+    result = await node.client.finalize(opened.session_id)
     assert result.trajectory is not None
     (trace,) = result.trajectory.traces
     return trace.prompt_ids.tolist(), trace.response_ids.tolist(), trace.response_versions.tolist()

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gangline.cli.results.audit import load_score
+from gangline.domain.node_views import OpenedSession
 from gangline.training.weights.update import ServiceWeights
 from gangline.trajectories.audit import audit
 from gangline.trajectories.logprob_audit import Score, compare_logprobs
@@ -61,9 +62,9 @@ async def weights(tmp_path: Path, node: RunningNode, vllm_url: str) -> AsyncGene
         await (await engine.post("/update_weight_version", json={"new_version": "default"})).read()
 
 
-async def stream_reply(opened: dict[str, Any], *, after_20_tokens: Coroutine[Any, Any, object]) -> None:
+async def stream_reply(opened: OpenedSession, *, after_20_tokens: Coroutine[Any, Any, object]) -> None:
     num_chunks = 0
-    async with openai.AsyncOpenAI(base_url=opened["base_urls"]["openai"], api_key=opened["api_key"]) as client:
+    async with openai.AsyncOpenAI(base_url=opened.base_urls["openai"], api_key=opened.api_key) as client:
         async for _ in await client.chat.completions.create(**ASK, max_tokens=NUM_TOKENS, temperature=HOT):
             num_chunks += 1
             if num_chunks == 20:
@@ -82,7 +83,7 @@ async def test_a_reply_that_outlives_its_weights_says_which_tokens_are_whose(
     assert await weights.lost(2) == []
     assert [one.version for one in await weights.lost(3)] == [2]
     new = tmp_path / "weights" / "v2"
-    result = await node.client.finalize(opened["session_id"], completions=True)
+    result = await node.client.finalize(opened.session_id, completions=True)
     (completion,) = result.completions
     spans = completion.certificate.version_spans
     assert [span.version for span in spans] == [1, 2]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.domain.contracts import Usage
 from gangline.domain.errors import RuntimeFailed
+from gangline.domain.usage import Usage
 from gangline.gateway.health.disk_guard import LITTLE_BYTES, RESERVE_FILES, DiskGuard, Room
 from gangline.store.journal.log import AttemptKey
 

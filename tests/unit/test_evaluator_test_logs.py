@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 from gangline.domain.errors import EvaluatorError
-from gangline.evaluators.test_logs import Status, read_log
+from gangline.evaluators.untrusted.test_logs import Status, read_log
 from support.requirements import need
 
 PYTEST = """

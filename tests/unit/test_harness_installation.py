@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sysconfig
 from pathlib import Path
+from zipfile import ZipFile
 
+import msgspec
 import pytest
 
 from gangline.domain.errors import HarnessError, InvalidRequest
 from gangline.harnesses.installation import Program, check_program, find_program, install, installed_version
 from support.node.folder_runtime import FolderRuntime
+from support.requirements import need_module
 
 NPM = Program(harness="sledge", command="sledge", source="npm", package="@dogs/sledge", version="1.2.3", oldest=(22, 0))
 PYPI = Program(
@@ -109,6 +114,43 @@ def test_an_installation_that_was_interrupted_does_not_count(tmp_path: Path, mon
     finally:
         signal.signal(signal.SIGINT, before)
     assert installed_version(PYPI, tmp_path / "tools") is None
+
+
+WHEEL = {
+    "musher_agent.py": "def main():\n    print('4.5')\n",
+    "musher_agent-4.5.dist-info/METADATA": "Metadata-Version: 2.1\nName: musher-agent\nVersion: 4.5\n",
+    "musher_agent-4.5.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "musher_agent-4.5.dist-info/entry_points.txt": "[console_scripts]\nmusher = musher_agent:main\n",
+    "musher_agent-4.5.dist-info/RECORD": "",
+}
+
+
+@pytest.mark.parametrize("installer", ["uv", "pip", "pip after uv"])
+def test_a_python_program_is_installed_by_uv_where_it_is_in_path_and_else_by_pip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, installer: str
+) -> None:
+    need_module("uv", "pip install uv")
+    with ZipFile(tmp_path / "musher_agent-4.5-py3-none-any.whl", "w") as wheel:
+        for name, content in WHEEL.items():
+            wheel.writestr(name, content)
+    (tmp_path / "machine").mkdir()
+    if installer != "pip":
+        (tmp_path / "machine" / "uv").symlink_to(Path(sysconfig.get_path("scripts")) / "uv")
+    machine_with(tmp_path, monkeypatch)
+    for tool in ("PIP", "UV"):
+        monkeypatch.setenv(f"{tool}_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path if installer == "uv" else tmp_path / "machine"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    tools, alone = tmp_path / "tools", msgspec.structs.replace(PYPI, beside=())
+    install([(alone, None)], tools)
+    assert installed_version(alone, tools) == "4.5"
+    told = subprocess.run([tools / "bin" / "musher"], capture_output=True, text=True, check=True).stdout
+    assert told == "4.5\n"
+    bytecode = list(tools.glob("python/musher/lib/python3*/site-packages/__pycache__/musher_agent.*.pyc"))
+    assert len(bytecode) == 1, "sandboxes cannot write it"
+    assert (list(tools.glob("python/musher/bin/pip*")) == []) == (installer == "uv")
+    assert ("harness.uv_failed" in caplog.text) == (installer == "pip after uv")
 
 
 async def test_a_program_of_the_right_version_passes(tmp_path: Path) -> None:

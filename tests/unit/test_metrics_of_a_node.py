@@ -8,9 +8,10 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from gangline.domain.errors import Failure
+from gangline.domain.node_views import BreakerView
 from gangline.domain.session import SessionResult, StageTiming
+from gangline.domain.usage import SessionUsage, Usage
 from gangline.gateway.backends.gate import Gate
-from gangline.gateway.health.breaker import BreakerView
 from gangline.gateway.health.metrics import NodeMetrics, NodeNow
 from gangline.telemetry.exposition import LoopLag
 
@@ -37,6 +38,22 @@ def test_a_clock_that_went_back_spoils_no_histogram() -> None:
     metrics = NodeMetrics()
     metrics.attempt_ended(result(outcome="completed", timings=(StageTiming("run", 9.0, 1.0),)))
     assert 'gangline_stage_seconds_sum{stage="run"} 0.0' in metrics.exposition(NOW).decode()
+
+
+def test_resources_of_sandboxes_are_counted_by_part_where_they_are_known() -> None:
+    metrics = NodeMetrics()
+    agent = Usage(disk_bytes=None, cpu_s=1.5, peak_memory_bytes=20 << 20, proxy_sent_bytes=7, list_received_bytes=9)
+    usage = SessionUsage(agent=agent, grading=Usage(disk_bytes=None, cpu_s=0.5))
+    metrics.attempt_ended(result(outcome="completed", usage=usage))
+    metrics.attempt_ended(result(outcome="completed"))
+    text = metrics.exposition(NOW).decode()
+    assert 'gangline_sandbox_cpu_seconds_total{part="agent"} 1.5' in text
+    assert 'gangline_sandbox_cpu_seconds_total{part="grading"} 0.5' in text
+    assert 'gangline_sandbox_network_bytes_total{direction="sent",part="agent",way="proxy"} 7.0' in text
+    assert 'gangline_sandbox_network_bytes_total{direction="received",part="agent",way="list"} 9.0' in text
+    assert 'gangline_sandbox_peak_memory_bytes_bucket{le="1.6777216e+07",part="agent"} 0.0' in text
+    assert 'gangline_sandbox_peak_memory_bytes_count{part="agent"} 1.0' in text
+    assert 'gangline_sandbox_peak_memory_bytes_count{part="grading"}' not in text
 
 
 def test_what_hangs_and_what_rests_is_shown() -> None:

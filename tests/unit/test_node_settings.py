@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gangline.cli.options.settings import COMMANDS, given_to
 from gangline.domain.errors import InvalidRequest
 from gangline.settings import Settings
 from gangline.settings.node import CallLimits, NodeSettings
@@ -66,7 +67,7 @@ def test_the_strongest_source_wins_and_is_named(
     untouched = resolve(environ={"GANGLINE_CONFIG": ""})
     for key in LEAVES:
         if key in as_options:
-            wanted, source, where = WORTH[key][2], "option", LEAVES[key].option
+            wanted, source, where = WORTH[key][2], "option", LEAVES[key].given_as(WORTH[key][2])
         elif key in in_environment:
             wanted, source, where = WORTH[key][1], "environment", LEAVES[key].env[0]
         elif key in in_file:
@@ -197,3 +198,28 @@ def test_every_command_reads_the_machine_s_settings_of_the_file(
     assert Settings.from_environ({"GANGLINE_DATA": "there"}).data_dir == Path("there")
     home = {"GANGLINE_CONFIG": "", "XDG_CACHE_HOME": "/c"}
     assert Settings.from_environ(home).cache_dir == Path("/c/gangline")
+
+
+FLAGS = {
+    ("up", "up.on_cluster"): ("--cluster", "--no-cluster"),
+    ("server", "server.no_token"): ("--no-token", "--with-token"),
+    ("node", "node.no_token"): ("--no-token", "--with-token"),
+}
+
+
+@pytest.mark.parametrize(("place", "options"), FLAGS.items())
+@pytest.mark.parametrize("wanted", [True, False])
+def test_an_option_unsets_a_flag_of_the_file(
+    tmp_path: Path, place: tuple[str, str], options: tuple[str, str], wanted: bool
+) -> None:
+    (command, key), option = place, options[0 if wanted else 1]
+    config = tmp_path / "gangline.toml"
+    config.write_text(f"{key} = {toml(not wanted)}\n")
+    found = resolve(given_to(COMMANDS[command], [option]), environ={}, config=config)
+    assert (found.value(key), *found.origin(key)) == (wanted, "option", option)
+
+
+def test_every_flag_has_an_option_that_unsets_it() -> None:
+    flags = {key for key, leaf in LEAVES.items() if leaf.kind is bool}
+    assert flags == {key for _, key in FLAGS} | {"apptainer_fakeroot"}, "which no command has an option for"
+    assert {key for key, leaf in LEAVES.items() if leaf.unset is not None} == flags

@@ -18,6 +18,7 @@ from gangline.domain.conversation import Text as Words
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.tokens import token_ids
 from gangline.domain.trajectory import Trace
+from gangline.domain.usage import SessionUsage, Usage, unmeasured
 from support.strategies import session_result
 
 
@@ -37,6 +38,15 @@ def test_a_session_shows_outcome_reward_and_time_in_each_stage() -> None:
     text = printed(session_view(session_result()))
     assert "session-1  completed  reward 0.5" in text
     assert "init 0.25 s, run 2.50 s, postrun 0.50 s" in text
+
+
+def test_a_session_shows_the_resources_that_are_known() -> None:
+    agent = Usage(disk_bytes=None, cpu_s=1.5, peak_memory_bytes=64 << 20, proxy_sent_bytes=2048, proxy_received_bytes=9)
+    usage = SessionUsage(agent=agent, grading=unmeasured("it is gone"))
+    text = printed(session_view(msgspec.structs.replace(session_result(), usage=usage)))
+    assert "agent used: 1.5 s of processor time, 64 MiB of memory at most, model calls 2 KiB out and 9 bytes in" in text
+    assert "grading used: nothing that is known" in text
+    assert "used" not in printed(session_view(session_result()))
 
 
 def test_a_trace_shows_how_each_turn_came_by_its_context() -> None:

@@ -11,9 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from gangline.domain.errors import InvalidGroup, NodeError, ServerUnavailable
+from gangline.domain.node_views import GateMode, GateState
 from gangline.testing.trainer_conformance import ReadRow, Subject, checks, run_check
 from gangline.trainers.contract import TrainerRow, require_whole, rows_of, updating
 from gangline.training.collecting.groups import Group
+from support.training.fakes import gate_state
 from support.training.samples import group, session
 
 Rows = list[TrainerRow]
@@ -213,21 +215,21 @@ class FakeGate:
     def __init__(self, said: list[str], name: str, *, drains: bool = True, answers: bool = True) -> None:
         self._said, self._name, self._drains, self._answers = said, name, drains, answers
 
-    async def pause(self, mode: str = "drain", lease_s: float = 600.0) -> dict[str, Any]:
+    async def pause(self, mode: GateMode = "drain", lease_s: float = 600.0) -> GateState:
         if not self._answers:
             raise ServerUnavailable(f"{self._name} does not answer.")
         self._said.append(f"{self._name} pause {mode} {lease_s:g}")
-        return {"is_drained": self._drains}
+        return gate_state(is_drained=self._drains)
 
-    async def resume(self) -> dict[str, Any]:
+    async def resume(self) -> GateState:
         self._said.append(f"{self._name} resume")
-        return {}
+        return gate_state()
 
-    async def set_version(self, version: int) -> dict[str, Any]:
+    async def set_version(self, version: int) -> GateState:
         if not self._answers:
             raise ServerUnavailable(f"{self._name} does not answer.")
         self._said.append(f"{self._name} version {version}")
-        return {}
+        return gate_state()
 
 
 async def test_weights_are_loaded_while_every_gate_is_closed() -> None:

@@ -65,6 +65,26 @@ def test_one_token_by_hand() -> None:
     assert float(weighted.loss) == pytest.approx(-1.2 * 2.0 * math.log(0.5))
 
 
+@pytest.mark.parametrize(
+    ("estimator", "kl"),
+    [("k1", math.log(2)), ("k2", math.log(2) ** 2 / 2), ("k3", math.log(2) - 0.5)],
+)
+def test_the_kl_penalty_by_hand(estimator: str, kl: float) -> None:
+    """A token twice as probable as under the reference, without an advantage: its loss is the penalty alone."""
+    one = LossInputs(
+        logprobs=torch.tensor([math.log(0.5)], dtype=torch.float64),
+        behaviour_logprobs=torch.tensor([math.log(0.5)], dtype=torch.float64),
+        advantages=torch.zeros(1, dtype=torch.float64),
+        weights=torch.ones(1, dtype=torch.float64),
+        traces=torch.zeros(1, dtype=torch.int64),
+        reference_logprobs=torch.tensor([math.log(0.25)], dtype=torch.float64),
+    )
+    settings = LossSettings.model_validate({"kl": {"coefficient": 0.1, "estimator": estimator}})
+    found = policy_loss(one, settings)
+    assert float(found.loss) == pytest.approx(0.1 * kl)
+    assert found.metrics["reference_kl"] == pytest.approx(kl)
+
+
 # Those two hold parts without gradient by definition; their gradients are checked by themselves below.
 UNCORRECTED = {"loss.correction.level": "none"}
 DIFFERENTIABLE = {name: settings for name, settings in EVERY.items() if name not in ("cispo", "gspo")}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -13,7 +14,7 @@ from gangline import __version__
 from gangline.cli.terminal.exits import Exit, report
 from gangline.domain.errors import GanglineError
 
-__all__ = ["build_app", "main"]
+__all__ = ["build_app", "load"]
 
 _COMMAND_MODULES = (
     "learning.demo",
@@ -81,11 +82,15 @@ def build_app(command: str | None = None) -> typer.Typer:
     return app
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point. Never returns: raises SystemExit with a code of `exits.Exit`."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+def load(arguments: Sequence[str]) -> Callable[[], None]:
+    """The command that `arguments` ask for, loaded but not begun. Calling it raises SystemExit with a code of
+    `exits.Exit`, always."""
+    return partial(_run, build_app(arguments[0] if arguments else None), list(arguments))
+
+
+def _run(app: typer.Typer, arguments: list[str]) -> None:
     try:
-        build_app(arguments[0] if arguments else None)(args=arguments, prog_name="gangline")
+        app(args=arguments, prog_name="gangline")
     except GanglineError as error:
         if "--debug" in arguments:
             raise

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from gangline.client.sessions import CallerSessions
+from gangline.domain.node_views import BackendView, ExternalView, GateMode, GateState, NodeStatus
 
 __all__ = ["NodeClient"]
 
@@ -19,27 +20,31 @@ class NodeClient(CallerSessions):
     """Calls one node: sessions of your own agents, its engines, its gate.
 
     opened = await node.open_session(max_turns=20)
-    run_my_agent(base_url=opened["base_urls"]["openai"], api_key=opened["api_key"])
-    result = await node.finalize(opened["session_id"])
+    run_my_agent(base_url=opened.base_urls["openai"], api_key=opened.api_key)
+    result = await node.finalize(opened.session_id)
     """
 
-    async def status(self) -> dict[str, Any]:
-        return await self.request_json("GET", "/v1/status", dict[str, Any])
+    async def status(self) -> NodeStatus:
+        return await self.request_json("GET", "/v1/status", NodeStatus)
 
-    async def drain(self) -> dict[str, Any]:
-        """The node takes no more sessions, and ends with those that it has. Returns its status."""
-        return await self.request_json("POST", "/v1/drain", dict[str, Any])
+    async def drain(self) -> NodeStatus:
+        """Take no more sessions, and end with those that it has."""
+        return await self.request_json("POST", "/v1/drain", NodeStatus)
 
-    async def session(self, session_id: str) -> dict[str, Any]:
+    async def sessions(self) -> list[ExternalView]:
+        """Sessions that callers opened."""
+        return await self.request_json("GET", "/v1/sessions", list[ExternalView])
+
+    async def session(self, session_id: str) -> ExternalView:
         """Raises: NotFound."""
-        return await self.request_json("GET", f"/v1/sessions/{session_id}", dict[str, Any])
+        return await self.request_json("GET", f"/v1/sessions/{session_id}", ExternalView)
 
     # The gate, and the engines behind it.
 
-    async def gate(self) -> dict[str, Any]:
-        return await self.request_json("GET", "/v1/gate", dict[str, Any])
+    async def gate(self) -> GateState:
+        return await self.request_json("GET", "/v1/gate", GateState)
 
-    async def pause(self, mode: str = "drain", lease_s: float = 600.0) -> dict[str, Any]:
+    async def pause(self, mode: GateMode = "drain", lease_s: float = 600.0) -> GateState:
         """Let model calls wait; with `drain`, returns when none is in flight, or when the lease is over: see
         `is_drained`. Asks again every half minute, without renewing the lease. Raises: InvalidRequest.
         """
@@ -47,32 +52,32 @@ class NodeClient(CallerSessions):
         while True:
             fields = {"mode": mode, "lease_s": lease_s, "wait_s": _DRAIN_POLL_S}
             state = await self.request_json(
-                *("POST", "/v1/gate/pause", dict[str, Any]), body=msgspec.json.encode(fields), wait_s=_DRAIN_POLL_S
+                *("POST", "/v1/gate/pause", GateState), body=msgspec.json.encode(fields), wait_s=_DRAIN_POLL_S
             )
             lease_s = ends_at - asyncio.get_running_loop().time()
-            if mode != "drain" or state["is_drained"] or not state["is_paused"]:
+            if mode != "drain" or state.is_drained or not state.is_paused:
                 return state
             if lease_s <= 0:
                 return await self.gate()
 
-    async def resume(self) -> dict[str, Any]:
-        return await self.request_json("POST", "/v1/gate/resume", dict[str, Any])
+    async def resume(self) -> GateState:
+        return await self.request_json("POST", "/v1/gate/resume", GateState)
 
-    async def hold(self, mode: str, lease_s: float, wait_s: float = 0.0) -> dict[str, Any]:
+    async def hold(self, mode: GateMode, lease_s: float, wait_s: float = 0.0) -> GateState:
         """Close the gate, or renew the lease of a closed one. A drain is waited for `wait_s` at most."""
         body = msgspec.json.encode({"mode": mode, "lease_s": lease_s, "wait_s": wait_s})
-        return await self.request_json("POST", "/v1/gate/pause", dict[str, Any], body=body, wait_s=wait_s)
+        return await self.request_json("POST", "/v1/gate/pause", GateState, body=body, wait_s=wait_s)
 
-    async def set_version(self, version: int, unknown: Sequence[str] = ()) -> dict[str, Any]:
+    async def set_version(self, version: int, unknown: Sequence[str] = ()) -> GateState:
         """Set the policy version of tokens sampled from now on; `unknown`: URLs of engines that may have other weights.
 
         Raises: InvalidRequest when it would go back.
         """
         body = msgspec.json.encode({"version": version, "unknown": unknown})
-        return await self.request_json("POST", "/v1/gate/version", dict[str, Any], body=body)
+        return await self.request_json("POST", "/v1/gate/version", GateState, body=body)
 
-    async def backends(self) -> list[dict[str, Any]]:
-        return await self.request_json("GET", "/v1/backends", list[dict[str, Any]])
+    async def backends(self) -> list[BackendView]:
+        return await self.request_json("GET", "/v1/backends", list[BackendView])
 
     async def add_backend(
         self,
@@ -82,14 +87,14 @@ class NodeClient(CallerSessions):
         label: str | None = None,
         api_key_env: str | None = None,
         options: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
+    ) -> BackendView:
         """`api_key_env`: names the node's environment variable with the engine's key. `options`: of the plug-in.
 
         Raises: EngineUnavailable, EngineIncapable, InvalidRequest, Conflict when it serves another model than others.
         """
         named = {"url": url, "kind": kind, "label": label, "api_key_env": api_key_env}
         body = msgspec.json.encode(named | {"options": dict(options or {})})
-        return await self.request_json("POST", "/v1/backends", dict[str, Any], body=body)
+        return await self.request_json("POST", "/v1/backends", BackendView, body=body)
 
     async def remove_backend(self, backend_id: str, *, drain: bool = True) -> None:
         """Raises: NotFound."""

@@ -1,41 +1,42 @@
-"""The server's client for code without an event loop of its own, and for notebooks, which run one already.
+"""Clients for code without an event loop of its own, and for notebooks, which run one already.
 
     with SyncServerClient("http://127.0.0.1:8700", token) as client:
         task = client.wait(client.submit(task).task_id)
         results = client.result(task.task_id)
 
 Each call is the asynchronous client's, made on a loop in a background thread; errors are the same. Ctrl-C cancels it.
+Enter a client before use. One thread at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from gangline.client.background import InBackground
+from gangline.client.node import NodeClient
 from gangline.client.server import ServerClient
+from gangline.client.sessions import CallerSessions
 from gangline.domain.lifecycle import Outcome, SessionState, TaskState
+from gangline.domain.node_views import BackendView, ExternalView, GateMode, GateState, NodeStatus, OpenedSession
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import ServiceStatus, SessionPage, SessionView, Submitted, TaskPage, TaskView
 
-__all__ = ["SyncServerClient"]
+__all__ = ["SyncNodeClient", "SyncServerClient"]
 
+C = TypeVar("C", bound=CallerSessions)
 T = TypeVar("T")
 
 _POLL_S = 60.0
 
 
-class SyncServerClient:
-    """Calls the rollout server. Enter it before use. One thread at a time.
+class _SyncSessions(Generic[C]):
+    """Sessions of agents that Gangline does not run, on a server or a node."""
 
-    token: the control token, if there is one. timeout_s: for a call's answer, long polls excepted; results have ten
-    times as long.
-    """
-
-    def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 60.0) -> None:
-        self._background = InBackground(lambda: ServerClient(url, token, timeout_s=timeout_s))
+    def __init__(self, client: Callable[[], C]) -> None:
+        self._background = InBackground(client)
         self._entered = ExitStack()
 
     def __enter__(self) -> Self:
@@ -45,8 +46,38 @@ class SyncServerClient:
     def __exit__(self, *_exc: object) -> None:
         self._entered.close()
 
-    def _run(self, call: Callable[[ServerClient], Coroutine[Any, Any, T]]) -> T:
+    def _run(self, call: Callable[[C], Coroutine[Any, Any, T]]) -> T:
         return self._background.run(call)
+
+    def open_session(self, **request: Any) -> OpenedSession:
+        """Open a session. Fields of `request`: docs/guides/external-sessions.md.
+
+        Raises: InvalidRequest, Conflict when the id is taken, TooMany.
+        """
+        return self._run(lambda client: client.open_session(**request))
+
+    def wait_session(self, session_id: str, timeout_s: float = 60.0) -> ExternalView:
+        """The session once its agent is done, or after `timeout_s` (at most 300). Raises: NotFound."""
+        return self._run(lambda client: client.wait_session(session_id, timeout_s))
+
+    def finalize(self, session_id: str, *, completions: bool = False) -> SessionResult:
+        """The same result every time. Raises: NotFound, Conflict when it was aborted."""
+        return self._run(lambda client: client.finalize(session_id, completions=completions))
+
+    def abort_session(self, session_id: str) -> ExternalView:
+        """Raises: NotFound, Conflict when it was finalized."""
+        return self._run(lambda client: client.abort_session(session_id))
+
+
+class SyncServerClient(_SyncSessions[ServerClient]):
+    """Calls the rollout server.
+
+    token: the control token, if there is one. timeout_s: for a call's answer, long polls excepted; results have ten
+    times as long.
+    """
+
+    def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 60.0) -> None:
+        super().__init__(lambda: ServerClient(url, token, timeout_s=timeout_s))
 
     def submit(self, task: TaskRequest | Mapping[str, Any]) -> Submitted:
         """Raises: InvalidRequest, UnknownPlugin, Conflict when the id is taken by another task."""
@@ -135,14 +166,71 @@ class SyncServerClient:
     def status(self) -> ServiceStatus:
         return self._run(lambda client: client.status())
 
-    def open_session(self, **request: Any) -> dict[str, Any]:
-        """`session_id`, `api_key` and `base_urls` for an agent of your own. Raises: InvalidRequest, TooMany."""
-        return self._run(lambda client: client.open_session(**request))
 
-    def finalize(self, session_id: str, *, completions: bool = False) -> SessionResult:
-        """The result of a session that you opened, the same every time. Raises: NotFound, Conflict."""
-        return self._run(lambda client: client.finalize(session_id, completions=completions))
+class SyncNodeClient(_SyncSessions[NodeClient]):
+    """Calls one node: sessions of your own agents, its engines, its gate. Arguments as of `SyncServerClient`."""
 
-    def abort_session(self, session_id: str) -> dict[str, Any]:
-        """Raises: NotFound, Conflict when it was finalized."""
-        return self._run(lambda client: client.abort_session(session_id))
+    def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 60.0) -> None:
+        super().__init__(lambda: NodeClient(url, token, timeout_s=timeout_s))
+
+    def status(self) -> NodeStatus:
+        return self._run(lambda client: client.status())
+
+    def drain(self) -> NodeStatus:
+        """Take no more sessions, and end with those that it has."""
+        return self._run(lambda client: client.drain())
+
+    def sessions(self) -> list[ExternalView]:
+        """Sessions that callers opened."""
+        return self._run(lambda client: client.sessions())
+
+    def session(self, session_id: str) -> ExternalView:
+        """Raises: NotFound."""
+        return self._run(lambda client: client.session(session_id))
+
+    def gate(self) -> GateState:
+        return self._run(lambda client: client.gate())
+
+    def pause(self, mode: GateMode = "drain", lease_s: float = 600.0) -> GateState:
+        """Let model calls wait; with `drain`, returns when none is in flight, or when the lease is over: see
+        `is_drained`. Raises: InvalidRequest.
+        """
+        return self._run(lambda client: client.pause(mode, lease_s))
+
+    def resume(self) -> GateState:
+        return self._run(lambda client: client.resume())
+
+    def hold(self, mode: GateMode, lease_s: float, wait_s: float = 0.0) -> GateState:
+        """Close the gate, or renew the lease of a closed one. A drain is waited for `wait_s` at most."""
+        return self._run(lambda client: client.hold(mode, lease_s, wait_s))
+
+    def set_version(self, version: int, unknown: Sequence[str] = ()) -> GateState:
+        """Set the policy version of tokens sampled from now on; `unknown`: URLs of engines that may have other weights.
+
+        Raises: InvalidRequest when it would go back.
+        """
+        return self._run(lambda client: client.set_version(version, unknown))
+
+    def backends(self) -> list[BackendView]:
+        return self._run(lambda client: client.backends())
+
+    def add_backend(
+        self,
+        url: str,
+        *,
+        kind: str = "auto",
+        label: str | None = None,
+        api_key_env: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> BackendView:
+        """As `NodeClient.add_backend`. Raises: EngineUnavailable, EngineIncapable, InvalidRequest, Conflict."""
+        return self._run(
+            lambda client: client.add_backend(url, kind=kind, label=label, api_key_env=api_key_env, options=options)
+        )
+
+    def remove_backend(self, backend_id: str, *, drain: bool = True) -> None:
+        """Raises: NotFound."""
+        return self._run(lambda client: client.remove_backend(backend_id, drain=drain))
+
+    def clear_backends(self) -> None:
+        return self._run(lambda client: client.clear_backends())

@@ -6,7 +6,7 @@ come through the same door. See `gangline.plugins`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -18,22 +18,28 @@ from gangline.domain.lifecycle import Outcome
 from gangline.domain.session import HarnessExit
 from gangline.domain.task import McpServer, RuntimeSpec
 from gangline.domain.trajectory import Trajectory
+from gangline.domain.usage import Usage
 
 __all__ = [
     "AgentRun",
     "Builder",
     "Capability",
+    "Channel",
+    "Checkpoint",
+    "CheckpointMethod",
     "Controlled",
     "DropsTurns",
     "EvaluationContext",
     "Evaluator",
     "ExecResult",
+    "GraderEngine",
     "GradesClean",
     "Harness",
     "HarnessContext",
     "HarnessVerdict",
     "Keepable",
     "Launch",
+    "Layered",
     "Logged",
     "OutputSink",
     "Reward",
@@ -42,7 +48,7 @@ __all__ = [
     "RuntimeStart",
     "RuntimeUser",
     "SupportsCapabilities",
-    "Usage",
+    "in_binary_units",
 ]
 
 Capability = Literal["mcp_servers", "skills"]
@@ -50,6 +56,15 @@ Capability = Literal["mcp_servers", "skills"]
 
 RuntimeUser = Literal["agent", "grader"]
 """Users of a sandbox, neither of them root. Not every runtime has the second one: see `RuntimeHandle.grader_home`."""
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def in_binary_units(num_bytes: int) -> str:
+    """`2 GiB`, `1.5 MiB`, `100 bytes`."""
+    power = min(max(0, num_bytes.bit_length() - 1) // 10, len(_UNITS) - 1)
+    return f"{num_bytes / 1024**power:.4g} {_UNITS[power]}"
+
 
 OutputSink = Callable[[Literal["stdout", "stderr"], bytes], None]
 """Called with each piece of output as it comes, on the event loop."""
@@ -66,10 +81,57 @@ class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
     stderr: bytes = b""
     truncated: bool = False
     duration_s: float = 0.0
+    memory_limit_bytes: int | None = None
+    """The sandbox's limit of memory, where the kernel killed the command for it: its first process, or one whose
+    SIGKILL a shell reports as its own exit code, 137. None otherwise, and where memory is limited per process: there
+    the kernel refuses memory instead, and the program ends in its own way."""
 
     @property
     def ok(self) -> bool:
         return self.exit_code == 0
+
+    @property
+    def memory_kill(self) -> str:
+        """`killed: more than 2 GiB of memory`; empty where memory did not end the command."""
+        limit = self.memory_limit_bytes
+        return "" if limit is None else f"killed: more than {in_binary_units(limit)} of memory"
+
+
+CheckpointMethod = Literal["overlay", "frozen_copy", "reflink", "copy"]
+"""How a checkpoint was made.
+
+`overlay`: its files became a frozen layer, and the sandbox goes on in a new one over it; no process of it lived.
+`frozen_copy`: copied while all processes of the sandbox were stopped. `reflink`: the same or `copy`, by a file system
+that shares the bytes. `copy`: copied without stopping any.
+"""
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of a sandbox's writable folders at one time. Processes are not part of it, nor is the grader's HOME."""
+
+    checkpoint_id: str
+    """Unique."""
+    runtime_id: str
+    """The sandbox that it was made of."""
+    owner: str
+    runtime: str
+    """Name of the runtime plug-in."""
+    spec_digest: str
+    """A sandbox over it needs the same specification."""
+    number: int
+    """From 1, counted in its sandbox."""
+    name: str
+    """As given to `checkpoint`."""
+    method: CheckpointMethod
+    is_frozen: bool
+    """Whether no process of the sandbox ran while it was made; otherwise its files may be of different moments."""
+    num_bytes: int
+    """Disk usage in bytes, without files that it shares with checkpoints below it."""
+    num_files: int
+    made_at: float
+    """Unix time, UTC, seconds."""
+    folder: str
+    """On the host, the runtime's own."""
 
 
 class RuntimeStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,17 +149,39 @@ class RuntimeStart(msgspec.Struct, frozen=True, kw_only=True):
     `list`."""
     hidden: tuple[Path, ...] = ()
     """Host folders that the sandbox must not see, also where they lie in a folder that it does see."""
+    base: Checkpoint | None = None
+    """The sandbox begins with these files: a fork. Its folder lies beside that of the checkpoint's sandbox, and its
+    owner and specification are the same."""
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Resources that a sandbox uses."""
+class Channel(Protocol):
+    """Our end of a channel to a command in a sandbox: see `RuntimeHandle.channel`.
 
-    disk_bytes: int | None
-    """Disk usage in bytes; None where it is not measured, or not yet."""
-    files: int | None = None
-    """Files and folders; None as above."""
-    exceeded: str | None = None
-    """Name of a limit for which the runtime ended the sandbox's processes, once."""
+    A cancelled `read` loses nothing. The data of a cancelled `write` is still taken, whole.
+    """
+
+    async def read(self, max_bytes: int = 1 << 16) -> bytes:
+        """At least one byte, at most `max_bytes`; b"" when no process holds the other end any more, and after
+        `close`."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Wait until the data is taken: a reader that is slow slows this down.
+
+        Raises: RuntimeFailed when no process holds the other end any more, and after `close`.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Kill the command's whole process tree, unless it has ended by itself. Idempotent."""
+        ...
+
+    async def ended(self) -> ExecResult:
+        """Wait for the command's end: its exit, and the front of its stdout and stderr (1 MB each).
+
+        Closed, or killed with its sandbox, it ended by signal 9. Raises: RuntimeFailed when the sandbox is gone.
+        """
+        ...
 
 
 class RuntimeHandle(Protocol):
@@ -124,14 +208,33 @@ class RuntimeHandle(Protocol):
         on_output: OutputSink | None = None,
         max_output_bytes: int = 1 << 20,
         user: RuntimeUser = "agent",
+        grace_s: float = 0.0,
     ) -> ExecResult:
         """Run a command (a string goes to `sh -c`) and wait for it and its output.
 
         user: processes of `agent` cannot signal, trace or read those of `grader`, whose HOME is `grader_home`.
 
         The environment holds only PATH, HOME, LANG, the image's variables and the spec's `env`. On timeout, and when
-        the caller is cancelled, the command's whole process tree is killed.
+        the caller is cancelled, the command's whole process tree is killed: with a `grace_s`, its processes get SIGTERM
+        first, and SIGKILL those seconds later if they have not ended by then.
         Raises: RuntimeFailed when the sandbox is gone; RuntimeUnavailable when it has no such user.
+        """
+        ...
+
+    async def channel(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: RuntimeUser = "agent",
+    ) -> Channel:
+        """Start a command, as `exec` does, whose descriptor 3 is the other end of a channel: a stream of bytes in both
+        directions (a Unix socket without a name, which nothing else in the sandbox can reach).
+
+        The command's standard input is empty. It lives until it ends by itself, the channel is closed, or the sandbox
+        is killed or stopped. Its bytes are the agent's claims.
+        Raises: as `exec`.
         """
         ...
 
@@ -161,6 +264,22 @@ class RuntimeHandle(Protocol):
         """Kill every process in the sandbox and keep its files; a later `exec` works."""
         ...
 
+    async def checkpoint(self, name: str = "") -> Checkpoint:
+        """Keep the present files of the writable folders, until `Layered.release`. Commands go on, but for a pause.
+
+        Later writes never change it. It outlives kills, and the sandbox.
+        Raises: RuntimeUnavailable where `limits()["checkpoints"]` is `not supported`; RuntimeFailed.
+        """
+        ...
+
+    async def reset(self, checkpoint: Checkpoint | None = None) -> None:
+        """Kill every process and return to a checkpoint's files; None: to those that the sandbox began with.
+
+        Also empties the grader's HOME. Raises: as `checkpoint`; NotFound when it was released; InvalidRequest when it
+        is of another owner, runtime or specification.
+        """
+        ...
+
     async def stop(self) -> None:
         """Kill and remove everything. Idempotent."""
         ...
@@ -174,7 +293,8 @@ class RuntimeHandle(Protocol):
         ...
 
     async def usage(self) -> Usage:
-        """As it was last measured. Raises: RuntimeFailed when the sandbox is gone."""
+        """Its resources over all its lives; those of the disk as they were last measured. An amount that the runtime
+        cannot measure is None, with the reason in `measured`. Raises: RuntimeFailed when the sandbox is gone."""
         ...
 
 
@@ -198,11 +318,22 @@ class Runtime(Protocol):
 
 
 @runtime_checkable
+class Layered(Protocol):
+    """A runtime whose sandboxes have checkpoints. Those of other runtimes refuse them."""
+
+    async def release(self, checkpoint: Checkpoint) -> None:
+        """Remove a checkpoint as soon as no sandbox is over it. Idempotent. A reaper removes those that were never
+        released, as it does sandboxes: by `checkpoint_id`."""
+        ...
+
+
+@runtime_checkable
 class Keepable(Protocol):
     """A runtime whose sandboxes may live in the node's keeper, and so outlive the node's process.
 
     The keeper finds the runtime by its name and uses only the contract of its handles. Its sandboxes die with the
-    process that started them: the keeper.
+    process that started them: the keeper. Its channels have a `fileno()`: the socket that the keeper shares with the
+    node.
     """
 
     is_keepable: ClassVar[bool]
@@ -301,8 +432,23 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
     trace_rewards: dict[str, float] = {}
     """trace id -> reward, where an evaluator rewards traces separately; others get `reward`."""
+    turn_scores: dict[str, float] = {}
+    """completion id -> score, where an evaluator scores turns; kept with the turns (`TurnSpan.score`)."""
     details: dict[str, Any] = {}
     """The checks and their results, for people."""
+
+
+class GraderEngine(msgspec.Struct, frozen=True, kw_only=True):
+    """Access to a model for graders. Its calls are no session's, and appear in no row."""
+
+    url: str
+    """Base URL, with or without `/v1`."""
+    model: str | None = None
+    key_env: str | None = None
+    """Name of the node's environment variable with the key; None: it asks for none."""
+    prompt_price: float = 0.0
+    """Price of a million prompt tokens."""
+    completion_price: float = 0.0
 
 
 class EvaluationContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -320,7 +466,7 @@ class EvaluationContext(msgspec.Struct, frozen=True, kw_only=True):
     fresh_runtime: Callable[[], Awaitable[RuntimeHandle]]
     """A clean runtime of the same specification, prepared the same way, never touched by the agent.
 
-    Stopped by the node.
+    Each call gives another one. Stopped by the node.
     """
     refresh_runtime: bool
     """True if the task requires grading in `fresh_runtime`."""
@@ -330,6 +476,13 @@ class EvaluationContext(msgspec.Struct, frozen=True, kw_only=True):
     artifacts: dict[str, bytes] = msgspec.field(default_factory=dict[str, bytes])
     """Name -> content, for the evaluator to fill: kept with the session's artifacts however grading ends, bounded by
     the node."""
+    engines: Mapping[str, GraderEngine] = {}
+    """Models that the operator gives to graders, by name, and `policy`, the engine that serves the agents. An evaluator
+    calls only one that its configuration names."""
+    functions: frozenset[str] = frozenset()
+    """Reward functions that the operator allows tasks to name, as `module:function`."""
+    verdicts: MutableMapping[bytes, bytes] = msgspec.field(default_factory=dict[bytes, bytes])
+    """Answers of models, by digests of the questions: a cache that the node's sessions share. It forgets."""
 
 
 class Evaluator(Protocol):

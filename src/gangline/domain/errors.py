@@ -16,6 +16,7 @@
     │   ├── UpgradeRefused     426: WebSocket is not spoken
     │   ├── LimitExceeded      413: a request beyond its limits
     │   │   └── TooMany        429, retryable: concurrency limit reached
+    │   ├── ActionRefused      a tool could not do an action: no such file, a command still runs
     │   ├── UnknownPlugin      400, names the known ones
     │   ├── InvalidGroup       an incomplete group, for a trainer that needs whole ones
     │   └── OutOfTasks         a trainer's tasks were used up before it had its groups
@@ -31,9 +32,11 @@
     │   ├── RuntimeFailed      retryable: it did not start, or died
     │   └── PrepareFailed      retryable: a prepare command of the task failed
     ├── HarnessError           the agent program
+    │   ├── ActionServerFailed the sandbox's action server ended, lied, or does not answer
     │   └── GradingSpoiled     the agent's files prevent its grading
     ├── BuilderError
     ├── EvaluatorError
+    │   └── GraderUnavailable  a grader's own service failed: no doing of the agent's
     ├── StoreError             retryable: database, journal, disk
     │   └── DiskFull
     └── NodeError              ours
@@ -56,6 +59,8 @@ from typing import ClassVar, Literal
 import msgspec
 
 __all__ = [
+    "ActionRefused",
+    "ActionServerFailed",
     "Boundary",
     "BuilderError",
     "CallerError",
@@ -72,6 +77,7 @@ __all__ = [
     "Failure",
     "ForeignRequest",
     "GanglineError",
+    "GraderUnavailable",
     "GradingSpoiled",
     "HarnessError",
     "InvalidGroup",
@@ -222,6 +228,16 @@ class TooMany(LimitExceeded):
     retryable = True
 
 
+class ActionRefused(CallerError):
+    """An action of a tool that was not done; `reason` is a short code such as `not_found`."""
+
+    code = "action_refused"
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message, reason=reason)
+        self.reason = reason
+
+
 class UnknownPlugin(CallerError):
     code = "unknown_plugin"
 
@@ -316,6 +332,12 @@ class GradingSpoiled(HarnessError):
     code = "grading_spoiled"
 
 
+class ActionServerFailed(HarnessError):
+    """A sandbox's action server is of no use any more. It is the agent's, so this is the session's own failure."""
+
+    code = "action_server_failed"
+
+
 class BuilderError(GanglineError):
     boundary = "builder"
     code = "builder_error"
@@ -324,6 +346,13 @@ class BuilderError(GanglineError):
 class EvaluatorError(GanglineError):
     boundary = "evaluator"
     code = "evaluator_error"
+
+
+class GraderUnavailable(EvaluatorError):
+    """A service that a grader needs is down, slow or gives no usable answer. No control is asked: it would only show
+    whether the service works by now."""
+
+    code = "grader_unavailable"
 
 
 class StoreError(GanglineError):

@@ -11,13 +11,15 @@ the server with heartbeats.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from gangline.domain.errors import Failure
 
 __all__ = [
     "OUTCOMES",
     "STAGES",
+    "STOPPED_BY_LIMIT",
+    "CallLimit",
     "Outcome",
     "SessionState",
     "Stage",
@@ -33,16 +35,22 @@ STAGES: tuple[Stage, ...] = ("init", "ready", "run", "postrun")
 SessionState = Literal["queued", "leased", "ended"]
 TaskState = Literal["queued", "running", "ended", "cancelled"]
 
-Outcome = Literal["completed", "agent_timeout", "turn_limit", "token_limit", "agent_error", "infra_error", "cancelled"]
-OUTCOMES: tuple[Outcome, ...] = (
+CallLimit = Literal["turn_limit", "token_limit", "agent_loop"]
+STOPPED_BY_LIMIT: tuple[CallLimit, ...] = get_args(CallLimit)
+"""Outcomes of sessions whose next model call was refused, by a limit that their task sets."""
+
+Outcome = Literal[
     "completed",
     "agent_timeout",
     "turn_limit",
     "token_limit",
+    "agent_loop",
+    "memory_limit",
     "agent_error",
     "infra_error",
     "cancelled",
-)
+]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 _MOVES: dict[SessionState, frozenset[SessionState]] = {
     "queued": frozenset({"leased", "ended"}),

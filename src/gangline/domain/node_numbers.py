@@ -41,6 +41,12 @@ class NodeNumbers(msgspec.Struct, frozen=True, kw_only=True):
     """Total completions whose prompt differs from the ids before it."""
     untrainable: int
     """Total completions that no row may use."""
+    checkpoints: int = 0
+    """Checkpoints of sessions that are kept."""
+    checkpoint_bytes: int = 0
+    """Their disk usage."""
+    warm_sandboxes: int = 0
+    """Prepared sandboxes that wait for a session."""
     policy_version: int | None = None
     """Version recorded with tokens sampled now; None: never set."""
 

@@ -11,6 +11,7 @@ from gangline.domain.decodable import warm_decoder
 from gangline.domain.errors import Failure
 from gangline.domain.lifecycle import Outcome, Stage
 from gangline.domain.trajectory import Trajectory
+from gangline.domain.usage import SessionUsage
 
 __all__ = ["HarnessExit", "Heartbeat", "HeartbeatReply", "Lease", "SessionResult", "StageTiming"]
 
@@ -71,6 +72,8 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
     """Small files by name: logs of the harness and of the evaluator, bounded."""
     limits: dict[str, str] = {}
     """Which limit the runtime really enforced, and how."""
+    usage: SessionUsage | None = None
+    """Resources of the attempt's sandboxes; None where it had none."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):

@@ -196,6 +196,9 @@ class AgentSpec(_Spec):
     max_sampled_tokens: int | None = Field(default=None, gt=0)
     """Sampled tokens, of all calls together, after which the next call ends the session with outcome `token_limit`;
     None is no limit."""
+    max_repeated_actions: int | None = Field(default=None, ge=2, le=100)
+    """How often in a row the agent may do the same with the same result: after so many times the next call ends the
+    session with outcome `agent_loop`. A cycle of up to four actions counts too. None is no limit."""
     mcp_servers: dict[McpServerName, McpServer] = Field(default_factory=dict)
     """Tool servers for the harness's program, by name. A harness without support for them rejects the task."""
     skills: dict[SkillName, dict[SkillFile, str]] = Field(default_factory=dict)
@@ -266,6 +269,10 @@ class CaptureSpec(_Spec):
     does not make a call another conversation: the engine receives the text of the conversation's first call there, and
     the record keeps the client's."""
 
+    checkpoints: Literal["none", "turn"] = "none"
+    """`turn`: keep the files of the sandbox at each model call, before it is sampled. The record's metadata names the
+    checkpoint. They last as long as the session and the node's `checkpoint_hold_s`, unless the node needs their room.
+    Not every runtime has them."""
     token_texts: bool = False
     """Keep the text of each sampled token beside its id, as the engine reports it: a part of a character is U+FFFD.
     Tasks in Polar's format have it on."""

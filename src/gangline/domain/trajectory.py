@@ -24,6 +24,8 @@ class TurnSpan(msgspec.Struct, frozen=True):
     start: int
     end: int
     role: TraceRole = "main"
+    score: float | None = None
+    """The evaluator's for this turn, if it gave one."""
 
 
 class Splice(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ import msgspec
 
 from gangline.domain.completion import LogprobKind, ParseStatus, PromptSource, VersionSpan
 from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolDefinition, Usage
+from gangline.domain.node_views import TemplateFacts
 from gangline.domain.reply import ReplyDelta, TokenLogprob, ToolCallDelta
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 
@@ -24,24 +25,9 @@ __all__ = [
     "EngineReply",
     "EngineRequest",
     "ReplyAccumulator",
-    "TemplateFacts",
     "assistant_message",
     "whole_deltas",
 ]
-
-
-class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about the engine's tokenizer and chat template. Empty and None: unknown."""
-
-    tokenizer_digest: str = ""
-    """Digest of the ids of a fixed text: engines with the same digest tokenise alike."""
-    template_digest: str = ""
-    """Digest of the texts of fixed conversations, without their dates."""
-    appends_tool_turns: bool | None = None
-    """A prompt of a run of calls, with thinking, begins with the prompt before it."""
-    appends_user_turns: bool | None = None
-    keeps_thinking: bool | None = None
-    """Whether the template keeps the thinking of turns before a user's message."""
 
 
 class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,8 +18,8 @@ import numpy as np
 
 from gangline.domain.conversation import Message, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.errors import EngineError, EngineUnavailable
+from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds, common_prefix_len
-from gangline.engines.contract import TemplateFacts
 
 __all__ = ["probe_template"]
 

@@ -75,8 +75,9 @@ class ScriptConfig(BaseModel):
     collect: tuple[str, ...] = ()
     """Files of the agent's runtime that are copied into the clean one; those that do not exist are left out."""
     reward_file: str | Annotated[tuple[str, ...], Field(min_length=1)] = ("reward.json", "reward.txt")
-    """Where the command writes a number, or JSON `{"reward": number, ...}` whose other fields are kept as details; of
-    several, the first that exists."""
+    """Where the command writes a number, or JSON `{"reward": number, ...}` whose other fields are kept as details, but
+    for `trace_rewards` (trace id -> reward) and `turn_scores` (completion id -> score). Of several files, the first
+    that exists counts."""
     env: dict[str, str] = Field(default_factory=dict)
     timeout_seconds: float = Field(default=120, gt=0)
     max_collect_bytes: int = Field(default=16 << 20, gt=0)
@@ -133,13 +134,13 @@ class ScriptEvaluator:
         result = await self._run(place)
         if not result.ok:
             raise EvaluatorError(f"the grading command {_how_it_ended(result, self._config.timeout_seconds)}")
-        reward, details = await self._read_reward(place)
-        details |= {"graded_in": "clean runtime" if context.refresh_runtime else "agent's runtime"}
+        found = await self._read_reward(place)
+        details = found.details | {"graded_in": "clean runtime" if context.refresh_runtime else "agent's runtime"}
         if missing:
             details["missing_files"] = missing
         if result.stdout or result.stderr:
             details["output"] = _tail(result.stdout + result.stderr)
-        return Reward(reward=reward, details=details)
+        return msgspec.structs.replace(found, details=details)
 
     async def _grading_runtime(self, context: EvaluationContext) -> tuple[RuntimeHandle, list[str]]:
         """The runtime to grade in, with the collected files, and the names of those that could not be collected."""
@@ -200,7 +201,7 @@ class ScriptEvaluator:
                 user=place.user,
             )
 
-    async def _read_reward(self, place: _Place) -> tuple[float, dict[str, Any]]:
+    async def _read_reward(self, place: _Place) -> Reward:
         for path in self._reward_files():
             try:
                 return _parse_reward(path, await place.runtime.download(place.at(path), max_bytes=_MAX_REWARD_BYTES))
@@ -215,7 +216,7 @@ class ScriptEvaluator:
         return (named,) if isinstance(named, str) else named
 
 
-def _parse_reward(path: str, data: bytes) -> tuple[float, dict[str, Any]]:
+def _parse_reward(path: str, data: bytes) -> Reward:
     """Raises: EvaluatorError."""
     text = data.decode(errors="replace").strip()
     try:
@@ -223,12 +224,26 @@ def _parse_reward(path: str, data: bytes) -> tuple[float, dict[str, Any]]:
     except (ValueError, RecursionError):
         raise EvaluatorError(f"the grader's {path} holds neither a number nor JSON: {text[:200]!r}") from None
     details: dict[str, Any] = {}
+    parts: dict[str, dict[str, float]] = {}
     if isinstance(value, dict):
         details = dict(cast(dict[str, Any], value))
+        for field in ("trace_rewards", "turn_scores"):
+            parts[field] = _numbers(path, field, details.pop(field, {}))
         value = details.pop("reward", None) if "reward" in details or len(details) != 1 else details.popitem()[1]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+    if not _is_number(value):
         raise EvaluatorError(f"the grader's {path} holds no finite number as its reward: {text[:200]!r}")
-    return float(value), details
+    return Reward(reward=float(value), details=details, **parts)
+
+
+def _numbers(path: str, field: str, value: Any) -> dict[str, float]:
+    """Raises: EvaluatorError."""
+    if not isinstance(value, dict) or not all(map(_is_number, cast("dict[str, Any]", value).values())):
+        raise EvaluatorError(f"the grader's {path}: {field} must be an object of ids and finite numbers")
+    return {name: float(number) for name, number in cast("dict[str, Any]", value).items()}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
 
 
 def _is_finite(value: float) -> bool:
@@ -242,6 +257,7 @@ def _how_it_ended(result: ExecResult, timeout_s: float) -> str:
     if result.timed_out:
         return f"was not done in {timeout_s:g} s; output: {_tail(result.stdout + result.stderr)!r}"
     end = f"exited with {result.exit_code}" if result.signal is None else f"was killed by signal {result.signal}"
+    end = f"was {result.memory_kill}" if result.memory_kill else end
     return f"{end}; output: {_tail(result.stdout + result.stderr)!r}"
 
 

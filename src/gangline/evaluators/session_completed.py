@@ -20,7 +20,8 @@ class SessionCompletedConfig(BaseModel):
     completed: FiniteFloat = 1.0
     """Reward of outcome `completed`."""
     otherwise: FiniteFloat = 0.0
-    """Reward of `agent_timeout`, `turn_limit`, `token_limit` and `agent_error`."""
+    """Reward of all other outcomes of the agent's: `agent_timeout`, `turn_limit`, `token_limit`, `agent_loop`,
+    `memory_limit` and `agent_error`."""
 
 
 class SessionCompletedEvaluator:

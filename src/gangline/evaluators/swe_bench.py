@@ -37,7 +37,7 @@ from gangline.evaluators.agent_patch import (
     take_patch,
 )
 from gangline.evaluators.swe_bench_rows import SweBenchRow, grading_of
-from gangline.evaluators.test_logs import Status, read_log
+from gangline.evaluators.untrusted.test_logs import Status, read_log
 from gangline.plugins import explain
 
 __all__ = ["SweBenchConfig", "SweBenchEvaluator"]

@@ -11,9 +11,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from gangline.domain.contracts import EvaluationContext, Reward
-from gangline.domain.errors import CallerError
-from gangline.evaluators.patterns import matches
-from gangline.evaluators.transcript import last_answer
+from gangline.evaluators.answers import AnswerSource, answer_of
+from gangline.evaluators.untrusted.patterns import matches
 
 __all__ = ["Check", "TestOnOutputConfig", "TestOnOutputEvaluator"]
 
@@ -55,30 +54,19 @@ def _not_empty(checks: tuple[Check, ...]) -> tuple[Check, ...]:
     return checks
 
 
-class TestOnOutputConfig(BaseModel):
+class TestOnOutputConfig(AnswerSource):
     """Configuration of evaluator `test_on_output`."""
 
     __test__: ClassVar[bool] = False  # not a test, whatever pytest makes of the name
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     checks: Annotated[tuple[Check, ...], AfterValidator(_not_empty)]
     """The reward is the weight of the checks that hold over the weight of all."""
     source: Literal["stdout", "file", "last_message"] = "stdout"
     """The agent's standard output, a file it left in its runtime, or the model's last answer."""
-    path: str | None = None
-    """The file, with `source: file`."""
     part: Literal["all", "last_line"] = "all"
     """`last_line`: the last line that is not blank."""
     strip: bool = True
     """Leave out blanks at both ends before checking."""
-    max_bytes: int = Field(default=1 << 20, gt=0)
-    """A file larger than this fails every check."""
-
-    @model_validator(mode="after")
-    def _path_goes_with_file(self) -> Self:
-        if (self.source == "file") != (self.path is not None):
-            raise ValueError("`path` goes with `source: file`, and only with it")
-        return self
 
 
 class TestOnOutputEvaluator:
@@ -94,7 +82,7 @@ class TestOnOutputEvaluator:
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
         """Raises: EvaluatorError when a regular expression does not come to an end."""
-        output, missing = await self._output(context)
+        output, missing = await answer_of(context, self._config)
         if output is None:
             return Reward(reward=0.0, details={"source": self._config.source, "missing": missing})
         text = self._relevant(output)
@@ -108,19 +96,6 @@ class TestOnOutputEvaluator:
         ]
         details = {"source": self._config.source, "output": text[:_MAX_SHOWN_CHARS], "checks": found}
         return Reward(reward=reward, details=details)
-
-    async def _output(self, context: EvaluationContext) -> tuple[str | None, str]:
-        """The text, or None and why there is none."""
-        if self._config.source == "stdout":
-            return context.harness_stdout.decode(errors="replace"), ""
-        if self._config.source == "last_message":
-            return last_answer(context.trajectory), "the model gave no answer"
-        assert self._config.path is not None
-        try:
-            data = await context.runtime.download(self._config.path, max_bytes=self._config.max_bytes)
-        except CallerError as error:  # no such file, too large, a link: the agent's doing
-            return None, error.message
-        return data.decode(errors="replace"), ""
 
     def _relevant(self, output: str) -> str:
         if self._config.part == "last_line":

@@ -1,8 +1,8 @@
 """A session as JSON for graders: the recorded conversation, rather than the agent's account of it.
 
     {"session_id", "instruction", "outcome", "harness_exit": {"exit_code", "signal", "timed_out"}, "harness_stdout",
-     "metadata", "traces": [{"trace_id", "role", "parent_trace_id", "num_turns", "finish_reason", "prompt_messages",
-                             "response_messages"}]}
+     "metadata", "traces": [{"trace_id", "role", "parent_trace_id", "num_turns", "turns": [completion id, ...],
+                             "finish_reason", "prompt_messages", "response_messages"}]}
 
 Messages are in the form of OpenAI's chat API. `response_messages` begins with the model's first answer in the trace;
 the harness's answers in between follow in order.
@@ -55,6 +55,7 @@ def _trace(trace: Trace) -> dict[str, Any]:
         "role": trace.role,
         "parent_trace_id": trace.parent_trace_id,
         "num_turns": len(trace.spans),
+        "turns": [span.completion_id for span in trace.spans],
         "finish_reason": trace.finish_reason,
         "prompt_messages": chat_messages(trace.prompt_messages),
         "response_messages": chat_messages(trace.response_messages),

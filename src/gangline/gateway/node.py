@@ -19,10 +19,12 @@ from aiohttp import web
 
 from gangline import plugins
 from gangline.client.server import ServerClient
+from gangline.domain.contracts import GraderEngine
 from gangline.domain.errors import EngineUnavailable, GanglineError, StoreError
+from gangline.domain.node_views import NodeStatus
 from gangline.domain.session import SessionResult
 from gangline.domain.task import SamplingPolicy
-from gangline.gateway.backends.memory import BackendMemory
+from gangline.gateway.backends.member_file import MemberFile
 from gangline.gateway.backends.pool import BackendPool
 from gangline.gateway.backends.records import BackendSpec
 from gangline.gateway.calls.proxy import Proxy
@@ -45,6 +47,9 @@ from gangline.gateway.sessions.leases.hooks import Hooks
 from gangline.gateway.sessions.parts import NodeParts
 from gangline.gateway.sessions.pipeline import Pipeline, one_error
 from gangline.gateway.sessions.pools import Pools, PoolSizes
+from gangline.gateway.sessions.sandboxes import start_prepared
+from gangline.gateway.sessions.stock.checkpoints import Checkpoints
+from gangline.gateway.sessions.stock.warm import WarmPool, WarmSizes
 from gangline.http.listening import listening, port_unavailable
 from gangline.http.negotiation import answer
 from gangline.http.openapi import described
@@ -82,6 +87,8 @@ async def serve(
     affinity_slack: int = 0,
     capture: Literal["ids", "text"] = "ids",
     sampling: SamplingPolicy | None = None,
+    grader_engines: Mapping[str, GraderEngine] | None = None,
+    reward_functions: Sequence[str] = (),
     call_limits: CallLimits | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -91,6 +98,9 @@ async def serve(
     breaker: Breaker | None = None,
     stuck_after_s: float = 60.0,
     disk_reserve_bytes: int | None = None,
+    checkpoint_bytes: int = 8 << 30,
+    checkpoint_hold_s: float = 600.0,
+    warm: WarmSizes | None = None,
     hooks: Sequence[str] = (),
     hook_budget_s: float = 60.0,
     adopt_grace_s: float = 60.0,
@@ -109,9 +119,12 @@ async def serve(
     allowed_hosts: more names under which the control routes are reached.
     capture: `text` accepts engines that report no token ids; their replies cannot be trained on.
     sampling: the operator's policy, applied after a task's own.
+    grader_engines, reward_functions: models, and functions as `module:function`, that evaluators may name.
     call_limits: limits of one model call; None is the usual ones.
     stuck_after_s: seconds beyond its budget after which a session is reported as stuck.
     disk_reserve_bytes: see `DiskGuard`.
+    checkpoint_bytes, checkpoint_hold_s: see `Checkpoints`.
+    warm: bounds of warm sandboxes; None: there are none.
     hooks, hook_budget_s: see `Hooks`.
     adopt_grace_s: seconds that sandboxes outlive this process if it dies, so that its next start can adopt them; 0 is
     not at all.
@@ -147,7 +160,7 @@ async def serve(
         stack.push_async_callback(backends.close)
         options = dict(engine_options or {})
         named = [BackendSpec(url, engine_kind, None, engine_key_env, options) for url in engine_urls]
-        memory = BackendMemory(folder / "backends.json", named)
+        memory = MemberFile(folder / "backends.json", named)
         await _add_all(backends, named, await asyncio.to_thread(memory.changed), engine_wait_s)
         client = await stack.enter_async_context(ServerClient(server_url, control_token))
 
@@ -159,6 +172,12 @@ async def serve(
         journal.on_kept = metrics.kept
         readers = Readers()
         stack.push_async_callback(readers.close)
+        checkpoints = Checkpoints(
+            keeper.release, max_bytes=checkpoint_bytes, hold_s=checkpoint_hold_s, found=keeper.checkpoints
+        )
+        stack.push_async_callback(checkpoints.close)
+        spares = WarmPool(lambda spec, runtime_id: start_prepared(parts, spec, runtime_id), warm or WarmSizes())
+        stack.push_async_callback(spares.close)
         proxy = Proxy(limits=call_limits, readers=readers, on_error=metrics.error_told)
         parts = NodeParts(
             node_id=node_id,
@@ -172,14 +191,19 @@ async def serve(
             journal=journal,
             pools=Pools(sizes),
             sampling=sampling,
+            grader_engines=grader_engines or {},
+            reward_functions=frozenset(reward_functions),
             metrics=metrics,
             on_result=on_result,
+            checkpoints=checkpoints,
+            warm=spares,
             keeper=keeper,
         )
         parts.gate.on_expired = backends.lease_expired
         after = Hooks(hooks, budget_s=hook_budget_s, at_once=sizes.postrun_workers)
         delivery = Delivery(folder / "outgoing", client, journal, after)
         adopted = await _adopted(keeper, delivery, parts)
+        checkpoints.all_ended(attempt.key.session_id for attempt in adopted)
         external = await _external_sessions(stack, folder, parts)
         pipeline = Pipeline(
             parts,
@@ -225,7 +249,8 @@ async def _adopted(keeper: Keeper, delivery: Delivery, parts: NodeParts) -> list
     """Attempts from before the restart that this node continues; all other leftovers are removed."""
     unclosed = {AttemptKey(opened.session_id, opened.attempt) for opened in parts.journal.unclosed()}
     found = await adoptable(keeper.kept, unclosed, delivery.leftover())
-    await _reap(parts.owner, parts.runtimes_folder, frozenset(handle.runtime_id for _, handle in found))
+    lasting = {handle.runtime_id for _, handle in found} | {one.checkpoint_id for one in keeper.checkpoints}
+    await _reap(parts.owner, parts.runtimes_folder, frozenset(lasting))
     attempts: list[Attempt] = []
     for note, handle in found:
         try:
@@ -377,7 +402,7 @@ def control_routes(
         parts.backends.version_set(unknown)
 
     async def show_status(request: web.Request) -> web.StreamResponse:
-        return answer(request, pipeline.status() | {"num_external_sessions": external.num_open()})
+        return answer(request, pipeline.status())
 
     async def start_drain(request: web.Request) -> web.StreamResponse:
         external.close_door()
@@ -389,13 +414,14 @@ def control_routes(
 
     routes = [
         HEALTH,
-        Route("GET", "/v1/status", show_status, "The node's state."),
-        Route("POST", "/v1/drain", start_drain, "Take no more sessions, and exit when the current ones have ended."),
+        Route("GET", "/v1/status", show_status, "The node's state.", answer=NodeStatus),
+        Route("POST", "/v1/drain", start_drain, "Take no more sessions, and exit when the current ones have ended.",
+              answer=NodeStatus),
         Route("GET", "/metrics", show_metrics, "Numbers for Prometheus.", answer_types=("text/plain",)),
         *SessionRoutes(external, model, public_url).routes(),
         *GateRoutes(parts.gate, version_set).routes(),
         *BackendRoutes(parts.backends, keep_backends).routes(),
-    ]
+    ]  # fmt: skip
     return described(routes, TITLE)
 
 

@@ -1,4 +1,4 @@
-"""Sandboxes made of namespaces that a launcher makes, and that our supervisors enter from outside.
+"""Sandboxes made of namespaces that a launcher makes, and that our foremen enter from outside.
 
 The common part of `sandbox` and `apptainer`: the folders, the commands, the proxies, the limits, the end. Their
 difference is an `Enclosure`.
@@ -17,13 +17,16 @@ from gangline.domain.contracts import RuntimeStart, RuntimeUser
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import validated_id
 from gangline.runtimes.commands.execution import Order
+from gangline.runtimes.commands.foreman import Foreman
 from gangline.runtimes.commands.holder import Holder, Launch
 from gangline.runtimes.commands.sandbox import Entry, Life
 from gangline.runtimes.confinement.cgroups import Cgroups, group_name, make_groups
+from gangline.runtimes.confinement.freezing import Freezer
 from gangline.runtimes.confinement.limits import NOT_ENFORCED, enforcement, grader_enforcement, refuse_grader
 from gangline.runtimes.confinement.system_calls import enforced, filter_for
+from gangline.runtimes.layers.stack import Layers
 from gangline.runtimes.network.listeners import NetworkListeners
-from gangline.runtimes.network.relay import ListenerHelper
+from gangline.runtimes.shared.accounts import Traffic
 from gangline.runtimes.shared.disk import MEASURED, root_inside
 from gangline.runtimes.shared.environment import argv_of
 from gangline.runtimes.shared.files import SharedFolders
@@ -59,8 +62,11 @@ class Enclosure(Protocol):
         """Make its own folders in the sandbox's folder, once, beside the shared folders and the files of users."""
         ...
 
-    def launch(self) -> Launch:
-        """Another start. Raises: InvalidRequest, RuntimeFailed."""
+    has_private_mounts: bool
+    """Whether it can show mounts that only one namespace has: `launch` takes the way to them."""
+
+    def launch(self, entering: Sequence[str]) -> Launch:
+        """Another start. `entering`: the beginning of its command line. Raises: InvalidRequest, RuntimeFailed."""
         ...
 
     def entered(self, proc_fd: int) -> None:
@@ -140,7 +146,6 @@ class _Namespaces:
             grader_home=None if user is None else GRADER_HOME,
             proxy_url=None if start.spec.network == "none" else _proxy_url(start.proxy_port),
         )
-        self.label = mark.label
         self.asked_limits = start.spec.limits
         self._start = start
         self._mark = mark
@@ -152,7 +157,20 @@ class _Namespaces:
         program = filter_for(start.spec.system_calls_allow)
         self._filters = () if program is None else (program,)
         self._holder: Holder | None = None
+        self._foreman: Foreman | None = None
         self._listeners = NetworkListeners()
+        grader = shared.get(GRADER_HOME)
+        lasting = {path: folder for path, folder in shared.items() if path != GRADER_HOME}
+        users = () if user is None else (user.uid, grader_uid(user.uid))
+        self.layers = Layers(
+            start,
+            mark.runtime,
+            lasting,
+            uid=self._uid,
+            mounts=enclosure.has_private_mounts,
+            private=grader,
+            processes=Freezer(groups, group_name(start.owner, start.runtime_id), users),
+        )
 
     @property
     def _uid(self) -> int | None:
@@ -180,39 +198,40 @@ class _Namespaces:
         _write_lines(folder / "passwd", ["root:x:0:0:root:/root:/bin/sh", *passwd, last])
         _write_lines(folder / "group", ["root:x:0:", *group, "nogroup:x:65534:"])
         self._enclosure.make_folders()
+        self.layers.begin()
 
     @property
     def is_alive(self) -> bool:
-        return self._holder is not None and self._holder.alive
+        holder, foreman = self._holder, self._foreman
+        return holder is not None and foreman is not None and holder.alive and foreman.alive
 
     async def start(self) -> None:
-        relayed = self._start.spec.network in ("proxy", "list")
-        helper = ListenerHelper(self.label) if relayed else None
-        try:
-            self._holder = await Holder.start(await run_to_end(self._enclosure.launch), self.label)
-            await asyncio.to_thread(self._enclosure.entered, self._holder.proc_fd)
-            if helper is not None:
-                await self._listeners.open(helper, self._holder.proc_fd, self._start)
-        finally:
-            if helper is not None:
-                helper.close()
+        holder = self._holder = await Holder.start(
+            await run_to_end(self._enclosure.launch, self.layers.entering), self._mark.label
+        )
+        self._foreman = Foreman(self._mark.label, holder.proc_fd)
+        await asyncio.to_thread(self._enclosure.entered, holder.proc_fd)
+        if self._start.spec.network in ("proxy", "list"):
+            await self._listeners.open(self._mark.label, holder.proc_fd, self._start)
+        await self._foreman.ready()
 
     def entry(self, request: ExecRequest) -> Entry:
         assert self._holder is not None
+        assert self._foreman is not None
         uid, own = self._becoming(request.user)
         extra = {**self._listeners.env, **self._start.spec.env, **own, **request.env}
         order = Order(
             argv=argv_of(request.command),
             cwd=str(PurePosixPath(self.facts.workdir) / (request.cwd or "")),
             env=self._enclosure.environment(extra),
-            proc_fd=self._holder.proc_fd,
             uid=uid,
             own_namespace=self._uid is None and not self._enclosure.agent_is_root,
             filters=self._filters,
             cgroup_procs=self._groups.procs,
             rlimits=self._limits.rlimits,
+            grace_s=request.grace_s,
         )
-        return Entry(order, self._holder.kill_all)
+        return Entry(self._foreman, order, self._holder.kill_all)
 
     def _becoming(self, user: RuntimeUser) -> tuple[int | None, dict[str, str]]:
         """The user that a command becomes, and the environment that goes with it. Raises: RuntimeUnavailable."""
@@ -231,6 +250,9 @@ class _Namespaces:
         if self._holder is not None:
             await self._holder.end()
             self._holder = None
+        if self._foreman is not None:
+            await self._foreman.end()
+            self._foreman = None
 
     async def remove(self) -> None:
         self._enclosure.close()
@@ -242,13 +264,24 @@ class _Namespaces:
     def files(self) -> AbstractContextManager[SharedFolders]:
         uid = self._uid
         owners = {} if uid is None else {GRADER_HOME: grader_uid(uid)}
-        return nullcontext(SharedFolders(self._shared, self.facts.workdir, uid=uid, owners=owners))
+        folders = {**self._shared, **self.layers.folders()}
+        return nullcontext(SharedFolders(folders, self.facts.workdir, uid=uid, owners=owners))
 
     def written(self) -> Sequence[Path]:
-        return [self._start.folder]
+        merged = self.layers.written()
+        if merged is None:
+            return [self._start.folder]
+        return [*merged, *(folder for path, folder in self._shared.items() if path == GRADER_HOME)]
 
     def root(self) -> Path | None:
         return None if self._holder is None else root_inside(self._holder.proc_fd)
+
+    def group_folders(self) -> Sequence[Path]:
+        return self._groups.folders
+
+    def traffic(self) -> Mapping[str, Traffic] | str:
+        is_shared = self._start.spec.network == "full"
+        return "network `full` is the machine's own: nobody counts" if is_shared else self._listeners.traffic
 
     def limits(self) -> dict[str, str]:
         network = NOT_ENFORCED if self._start.spec.network == "full" else "network namespace"
@@ -256,7 +289,13 @@ class _Namespaces:
         is_filtered = self._filters and not self._enclosure.agent_is_root
         filtered = enforced(allowed) if is_filtered else NOT_ENFORCED
         own = grader_enforcement(self.facts.grader_home)
-        return {**self._limits.told, **own, "network": network, "system_calls": filtered}
+        return {
+            **self._limits.told,
+            **own,
+            "network": network,
+            "system_calls": filtered,
+            "checkpoints": self.layers.method,
+        }
 
 
 def _write_lines(file: Path, lines: Sequence[str]) -> None:

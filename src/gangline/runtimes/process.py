@@ -12,13 +12,18 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import ClassVar
 
-from gangline.domain.contracts import RuntimeHandle, RuntimeStart
+import msgspec
+
+from gangline.domain.contracts import Checkpoint, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import validated_id
 from gangline.runtimes.commands.execution import Order
+from gangline.runtimes.commands.foreman import Foreman
 from gangline.runtimes.commands.sandbox import Entry, begun
 from gangline.runtimes.confinement.limits import NOT_ENFORCED, enforcement, grader_enforcement, refuse_grader
 from gangline.runtimes.confinement.system_calls import enforced, filter_for
+from gangline.runtimes.layers.records import release
+from gangline.runtimes.layers.stack import Layers
 from gangline.runtimes.shared.disk import MEASURED
 from gangline.runtimes.shared.environment import argv_of, clean_environment, exposed_folders
 from gangline.runtimes.shared.files import SharedFolders
@@ -52,6 +57,9 @@ class ProcessRuntime:
         mark = Mark(owner=start.owner, runtime=self.name, runtime_id=start.runtime_id)
         return await begun(_ProcessLife(start, mark, self._expose))
 
+    async def release(self, checkpoint: Checkpoint) -> None:
+        await run_to_end(release, checkpoint)
+
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
         return len(await asyncio.to_thread(reap, self.name, owner, root, keep))
 
@@ -60,7 +68,6 @@ class _ProcessLife:
     """See `Life`: a folder, and processes that are known by their label."""
 
     moves_files_alive = False
-    is_alive = True
 
     def __init__(self, start: RuntimeStart, mark: Mark, expose: Sequence[Path]) -> None:
         folder, port = start.folder.resolve(), start.proxy_port
@@ -71,17 +78,20 @@ class _ProcessLife:
             grader_home=None,
             proxy_url=None if port is None or start.spec.network == "none" else f"http://127.0.0.1:{port}",
         )
-        self.label = mark.label
         self.asked_limits = start.spec.limits
         self._folder = folder
         self._tmp = str(folder / "tmp")
         self._spec = start.spec
         self._expose = expose
         self._mark = mark
+        self._label = mark.label
+        self._foreman: Foreman | None = None
         self._limits = enforcement(start.spec.limits, MEASURED, own_user=False)
         program = filter_for(start.spec.system_calls_allow)
         self._filters = () if program is None else (program,)
-        self._files = SharedFolders({path: Path(path) for path in self._paths()}, self.facts.workdir)
+        paths = {path: Path(path) for path in self._paths()}
+        self.layers = Layers(msgspec.structs.replace(start, folder=folder), mark.runtime, paths)
+        self._files = SharedFolders(paths, self.facts.workdir)
 
     def _paths(self) -> tuple[str, str, str]:
         return self.facts.workdir, self.facts.home, self._tmp
@@ -93,25 +103,34 @@ class _ProcessLife:
         write_mark(self._folder, self._mark)
         for path in self._paths():
             Path(path).mkdir(exist_ok=True)
+        self.layers.begin()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._foreman is not None and self._foreman.alive
 
     async def start(self) -> None:
-        """Nothing runs beside commands."""
+        self._foreman = Foreman(self._label)
+        await self._foreman.ready()
 
     def entry(self, request: ExecRequest) -> Entry:
+        assert self._foreman is not None
         if request.user == "grader":
             raise refuse_grader(ProcessRuntime.name)
-        extra = {"TMPDIR": self._tmp, **self._spec.env, **request.env, LABEL: self.label}
+        extra = {"TMPDIR": self._tmp, **self._spec.env, **request.env, LABEL: self._label}
         order = Order(
             argv=argv_of(request.command),
             cwd=str(Path(self.facts.workdir) / (request.cwd or "")),
             env=clean_environment(self._expose, self.facts.home, extra),
             filters=self._filters,
             rlimits=self._limits.rlimits,
+            grace_s=request.grace_s,
         )
-        return Entry(order, self._kill_all)
+        return Entry(self._foreman, order, self._kill_all)
 
     def _kill_labelled(self) -> None:
-        kill_labelled(self.label.__eq__)
+        """The foreman among them."""
+        kill_labelled(self._label.__eq__)
 
     async def _kill_all(self) -> None:
         await run_to_end(self._kill_labelled)
@@ -121,6 +140,9 @@ class _ProcessLife:
 
     async def end(self, *, is_last: bool) -> None:
         await self._kill_all()
+        if self._foreman is not None:
+            await self._foreman.end()
+            self._foreman = None
 
     async def remove(self) -> None:
         await run_to_end(remove_folder, self._folder)
@@ -134,7 +156,13 @@ class _ProcessLife:
     def root(self) -> Path | None:
         return None
 
+    def group_folders(self) -> Sequence[Path]:
+        return ()
+
+    def traffic(self) -> str:
+        return "runtime `process` is in the machine's own network: nobody counts"
+
     def limits(self) -> dict[str, str]:
         filtered = enforced(self._spec.system_calls_allow) if self._filters else NOT_ENFORCED
-        network = {"network": NOT_ENFORCED, "system_calls": filtered}
+        network = {"network": NOT_ENFORCED, "system_calls": filtered, "checkpoints": self.layers.method}
         return {**self._limits.told, **grader_enforcement(None), **network}

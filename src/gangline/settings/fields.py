@@ -24,6 +24,8 @@ class Setting(NamedTuple):
 
     option: str | None = None
     """Option of the command line; None is the field's name with dashes."""
+    unset: str | None = None
+    """Option that unsets a flag; None is `--no-` and the flag's name."""
     env: tuple[str, ...] = ()
     """Environment variables, the first one that is set; empty is GANGLINE_TABLE__FIELD."""
     words: bool = False
@@ -49,6 +51,17 @@ class Leaf(NamedTuple):
     @property
     def option(self) -> str:
         return self.setting.option or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def unset(self) -> str | None:
+        """Option that unsets a flag which a weaker source sets; None unless it is a flag."""
+        if self.kind is not bool:
+            return None
+        return self.setting.unset or f"--no-{self.option.removeprefix('--')}"
+
+    def given_as(self, value: Any) -> str:
+        """The option that gives the value."""
+        return self.unset if self.unset is not None and value is False else self.option
 
     @property
     def env(self) -> tuple[str, ...]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from gangline.plugins import explain
 from gangline.settings.fields import Setting
 
 if TYPE_CHECKING:
+    from gangline.domain.contracts import GraderEngine
     from gangline.domain.task import SamplingPolicy
 
 __all__ = ["CallLimits", "NodeSettings"]
@@ -51,6 +53,32 @@ def _policy_is_valid(policy: dict[str, _JsonTable] | None) -> dict[str, _JsonTab
     return policy
 
 
+def _read_engine(engine: _JsonTable) -> GraderEngine:
+    """Raises: ValueError."""
+    from gangline.domain.contracts import GraderEngine  # noqa: PLC0415 - as above
+
+    try:
+        given = msgspec.convert(engine, GraderEngine)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+    if unknown := sorted(engine.keys() - set(given.__struct_fields__)):
+        raise ValueError(f"unknown field {unknown[0]!r}; known: {', '.join(given.__struct_fields__)}")
+    if not given.url.startswith(("http://", "https://")):
+        raise ValueError("url must begin with http:// or https://")
+    return given
+
+
+def _engines_are_valid(engines: dict[str, _JsonTable]) -> dict[str, _JsonTable]:
+    for name, engine in engines.items():
+        if name == "policy":
+            raise ValueError("`policy` is the name of the engine that serves the agents: choose another")
+        try:
+            _read_engine(engine)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    return engines
+
+
 class NodeSettings(BaseModel):
     """Settings of `gangline node`, in the table [node]."""
 
@@ -74,6 +102,11 @@ class NodeSettings(BaseModel):
     """ids, or text for engines that report no token ids (their rows cannot be trained on)."""
     sampling: Annotated[dict[str, _JsonTable] | None, AfterValidator(_policy_is_valid)] = None
     """Policy over the harness's sampling parameters, as JSON: {"temperature": {"override": 1}}."""
+    grader_engines: Annotated[dict[str, _JsonTable], AfterValidator(_engines_are_valid)] = {}
+    """Models that graders may name, as JSON: {"judge": {"url": "https://host/v1", "model": "m", "key_env": "KEY"}};
+    prompt_price and completion_price are those of a million tokens."""
+    reward_functions: Annotated[tuple[str, ...], Setting(option="--reward-function", words=True)] = ()
+    """Python functions, as module:function, that tasks may name for their reward; the option is repeatable."""
     call_limits: CallLimits = CallLimits()
     """Limits of one model call, as JSON: {"max_body_bytes": 8388608, "max_messages": 4096}."""
     run_slots: Annotated[int, Field(ge=1)] = 16
@@ -95,6 +128,17 @@ class NodeSettings(BaseModel):
     disk_reserve_gib: Annotated[float | None, Setting(option="--disk-reserve"), Field(ge=0)] = None
     """GiB to keep free on the data folder's disk: below it the node takes no sessions, below half of it it ends the
     agent with the largest sandbox. 0 keeps none. Default: 2, or 5 % of a smaller disk."""
+    checkpoint_gib: Annotated[float, Field(ge=0)] = 8.0
+    """GiB that checkpoints of sessions may take on the data folder's disk; beyond it the oldest are removed."""
+    checkpoint_hold_s: Annotated[float, Setting(option="--checkpoint-hold"), Field(ge=0)] = 600.0
+    """Seconds that a session's checkpoints outlive it."""
+    warm_sandboxes: Annotated[int, Field(ge=0)] = 0
+    """Sandboxes that are started and prepared before a session asks for them, for tasks like those that just ran; 0
+    starts none. Their prepare actions run once for each."""
+    warm_memory_gib: Annotated[float, Setting(option="--warm-memory"), Field(ge=0)] = 16.0
+    """Bound of the sum of warm sandboxes' memory limits, in GiB."""
+    warm_age_s: Annotated[float, Setting(option="--warm-age"), Field(gt=0)] = 300.0
+    """Seconds after which a warm sandbox that nobody took is stopped."""
     hooks: Annotated[tuple[str, ...], Setting(option="--hook")] = ()
     """Shell commands that get each attempt's result as JSON on stdin; the option is repeatable."""
     hook_timeout_s: Annotated[float, Setting(option="--hook-timeout"), Field(ge=0.1)] = 60.0
@@ -111,12 +155,16 @@ class NodeSettings(BaseModel):
     allowed_hosts: Annotated[tuple[str, ...], Setting(option="--allowed-host", words=True)] = ()
     """Additional host names under which clients reach the control routes, such as that of a reverse proxy; the option
     is repeatable. Its own address, loopback and the host of --public-url are always allowed."""
-    no_token: bool = False
+    no_token: Annotated[bool, Setting(unset="--with-token")] = False
     """Require no control token. Any program on this machine can then run commands."""
 
     def policy(self) -> SamplingPolicy | None:
         """`sampling`, as the gateway applies it."""
         return None if self.sampling is None else _read_policy(self.sampling)
+
+    def engines_of_graders(self) -> dict[str, GraderEngine]:
+        """`grader_engines`, as the gateway uses them."""
+        return {name: _read_engine(engine) for name, engine in self.grader_engines.items()}
 
     def disk_reserve_bytes(self) -> int | None:
         return None if self.disk_reserve_gib is None else int(self.disk_reserve_gib * (1 << 30))

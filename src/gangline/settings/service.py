@@ -48,7 +48,7 @@ class ServerSettings(BaseModel):
     allowed_hosts: Annotated[tuple[str, ...], Setting(option="--allowed-host", words=True)] = ()
     """Additional host names under which clients reach it, such as that of a reverse proxy; the option is repeatable.
     Its own address, loopback and the host of --public-url are always allowed."""
-    no_token: bool = False
+    no_token: Annotated[bool, Setting(unset="--with-token")] = False
     """Require no control token. Any program on this machine can then run commands."""
     results: str | None = None
     """Folder or fsspec URL (s3://BUCKET/PATH) for results. Default: in the data folder. Servers with a common database

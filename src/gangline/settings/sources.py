@@ -154,7 +154,7 @@ class Sources(NamedTuple):
         for leaf in leaves.values():
             if leaf.key in self.options:
                 values[leaf.name] = _validated(model, leaf, self.options[leaf.key], leaf.option)
-                origins[leaf.name] = Origin("option", leaf.option)
+                origins[leaf.name] = Origin("option", leaf.given_as(values[leaf.name]))
         return values, origins
 
 

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from gangline import plugins
-from gangline.domain.contracts import Runtime, RuntimeHandle, RuntimeStart
+from gangline.domain.contracts import Channel, Checkpoint, Runtime, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import RuntimeFailed
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
 from gangline.runtimes.keeping.kept import Keeper, KeptHandle
 from gangline.runtimes.shared.leftovers import LABEL
-from gangline.testing.runtime_conformance.bench import daemon, is_held, until_held, until_present
+from gangline.testing.runtime_conformance.bench import daemon, is_held, promised, until_held, until_present
 
 __all__ = ["AdoptionCheck", "Lives", "adoption_checks", "in_keeper", "run_adoption_check"]
 
@@ -88,7 +88,7 @@ class Lives:
         assert isinstance(handle, KeptHandle), f"runtime {self.runtime} does not say that it is keepable"
         return handle
 
-    async def start_of(self, runtime_id: str) -> RuntimeHandle:
+    async def start_of(self, runtime_id: str, base: Checkpoint | None = None) -> RuntimeHandle:
         spec = RuntimeSpec(backend=self.runtime, image=self.image)
         start = RuntimeStart(
             runtime_id=runtime_id,
@@ -96,6 +96,7 @@ class Lives:
             spec=spec,
             folder=self.root / runtime_id,
             proxy_port=int(self.agents.getsockname()[1]),
+            base=base,
         )
         return await self.keeper.start(self.runtime, start)
 
@@ -178,6 +179,9 @@ async def in_keeper(runtime: str, root: Path) -> AsyncGenerator[Runtime]:
         async def start(self, start: RuntimeStart) -> RuntimeHandle:
             return await lives.keeper.start(runtime, start)
 
+        async def release(self, checkpoint: Checkpoint) -> None:
+            await lives.keeper.release(checkpoint)
+
         async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
             return await plugin.reap(owner, root, keep)
 
@@ -238,6 +242,41 @@ async def _called(lives: Lives, handle: KeptHandle, program: str) -> Call:
     task: asyncio.Task[object] = asyncio.create_task(handle.exec_lasting(_calling(handle, program), note=b"note"))
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await lives.accept()
+
+
+_TALKS = "import os\nwhile piece := os.read(3, 1 << 16): os.write(3, piece.upper())\nprint('talked')\n"
+
+
+async def _talk(channel: Channel, line: bytes) -> bytes:
+    await channel.write(line)
+    heard = b""
+    while len(heard) < len(line) and (piece := await channel.read()):
+        heard += piece
+    return heard
+
+
+@_check
+async def a_channel_goes_on_in_the_nodes_next_life(lives: Lives) -> None:
+    handle = await lives.start()
+    old = await _running(handle)
+    first, second = [await handle.channel(["python3", "-c", _TALKS]) for _ in range(2)]
+    assert await _talk(first, b"before") == b"BEFORE"
+    await second.write(b"unread")
+    (kept,) = await lives.next()
+    await _refused(old)
+    await _refused(first.ended())
+    await first.close()
+    await second.close()
+    one, two = [await kept.rejoin_channel(channel_id) for channel_id in kept.channels]
+    assert await _talk(one, b"after") == b"AFTER"
+    assert await two.read() == b"UNREAD", "what nobody had read is still there"
+    await two.close()
+    assert (await two.ended()).signal == 9
+    await _refused(kept.rejoin_channel(two.channel_id))
+    assert await _talk(one, b"still") == b"STILL"
+    await kept.kill()
+    assert await one.read() == b""
+    await one.close()
 
 
 @_check
@@ -397,3 +436,36 @@ async def a_start_that_is_cancelled_leaves_nothing(lives: Lives) -> None:
         if not isinstance(done, BaseException):
             await done.stop()
     assert await lives.left(but=first.runtime_id) == 0
+
+
+@_check
+async def checkpoints_outlive_their_node_in_the_keeper(lives: Lives) -> None:
+    handle = await lives.start()
+    promised(handle, "checkpoints")
+    await handle.upload("file", b"then")
+    made = await handle.checkpoint("turn")
+    released = await handle.checkpoint("released")
+    await lives.keeper.release(released)
+    running = await _running(handle)
+    assert [one.runtime_id for one in await lives.next()] == [handle.runtime_id]
+    await asyncio.wait({running})
+    assert [(one.checkpoint_id, one.name) for one in lives.keeper.checkpoints] == [(made.checkpoint_id, "turn")]
+    fork = await lives.start_of(new_id("runtime"), lives.keeper.checkpoints[0])
+    assert await fork.download("file") == b"then"
+    await fork.stop()
+
+
+@_check
+async def a_killed_keeper_leaves_no_checkpoint_and_no_mount(lives: Lives) -> None:
+    handle = await lives.start()
+    promised(handle, "checkpoints")
+    await handle.upload("file", b"then")
+    made = await handle.checkpoint()
+    assert (await handle.exec("cat file")).stdout == b"then"
+    for pid in lives.keeper_pids():
+        os.kill(pid, signal.SIGKILL)
+    await _refused(handle.exec("true"))
+    await handle.stop()
+    mounts = await asyncio.to_thread(Path("/proc/self/mountinfo").read_text)
+    assert str(lives.root) not in mounts, "a mount was left behind"
+    assert made.checkpoint_id not in os.listdir(lives.root), "a checkpoint was left behind"

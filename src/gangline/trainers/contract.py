@@ -21,10 +21,11 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from gangline.domain.errors import InvalidGroup, NodeError
 from gangline.domain.lifecycle import Outcome
+from gangline.domain.node_views import GateMode, GateState
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions
 from gangline.domain.trajectory import Trace
@@ -138,11 +139,11 @@ def _rows(task_id: str, session: SessionResult) -> Iterator[TrainerRow]:
 class Gate(Protocol):
     """A node's gate. `gangline.client.NodeClient` is one."""
 
-    async def pause(self, mode: str = "drain", lease_s: float = 600.0) -> dict[str, Any]: ...
+    async def pause(self, mode: GateMode = "drain", lease_s: float = 600.0) -> GateState: ...
 
-    async def resume(self) -> dict[str, Any]: ...
+    async def resume(self) -> GateState: ...
 
-    async def set_version(self, version: int) -> dict[str, Any]: ...
+    async def set_version(self, version: int) -> GateState: ...
 
 
 async def close_gates(gates: Sequence[Gate], *, lease_s: float = 600.0) -> None:
@@ -154,7 +155,7 @@ async def close_gates(gates: Sequence[Gate], *, lease_s: float = 600.0) -> None:
     answers = await asyncio.gather(*(gate.pause("drain", lease_s) for gate in gates), return_exceptions=True)
     errors = [answer for answer in answers if isinstance(answer, BaseException)]
     states = [answer for answer in answers if not isinstance(answer, BaseException)]
-    if not errors and all(state["is_drained"] for state in states):
+    if not errors and all(state.is_drained for state in states):
         return
     await asyncio.gather(*(gate.resume() for gate in gates), return_exceptions=True)
     if errors:

@@ -28,6 +28,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from gangline.domain.errors import InvalidGroup, OutOfTasks
+from gangline.domain.lifecycle import STOPPED_BY_LIMIT
 from gangline.trainers.contract import Gate, TrainerRow, close_gates, open_gates, rows_of
 from gangline.training.collecting.admission import lag_of, version_spans
 from gangline.training.collecting.collector import Admit, CollectionCounts, ReplenishingCollector, RolloutClient
@@ -44,7 +45,7 @@ CONTRACT = 3
 
 _FULL_S = 0.2
 """Between questions to a buffer that is full."""
-_CUT_SHORT = ("agent_timeout", "turn_limit", "token_limit")
+_CUT_SHORT = ("agent_timeout", *STOPPED_BY_LIMIT)
 
 Push = Callable[[dict[str, Any], int, int], Awaitable[str]]
 """(group, weight version, target weight version) -> `success` or `full`: `buffer.push_with_wait_signal.remote`."""

@@ -29,6 +29,7 @@ import numpy as np
 from gangline.client.server import ServerClient
 from gangline.domain.conversation import Message, Text
 from gangline.domain.errors import InvalidRequest, NodeError
+from gangline.domain.lifecycle import STOPPED_BY_LIMIT
 from gangline.evaluators.transcript import chat_messages
 from gangline.settings import read_secret
 from gangline.trainers.callbacks import CallbackClient, receiving
@@ -45,7 +46,7 @@ CONTRACT = 3
 """Version of the contract with trainers that this keeps."""
 
 _OWN = CreditSettings(scheme="own")
-_CUT_SHORT = ("agent_timeout", "turn_limit", "token_limit")
+_CUT_SHORT = ("agent_timeout", *STOPPED_BY_LIMIT)
 _NORMALISED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 _DIVIDED = ("grpo", "gspo", "cispo")
 _NOT_COMPARED = ("reinforce_plus_plus", "ppo")

@@ -46,7 +46,13 @@ _ARRAYS: dict[str, Any] = {
 _JSON = ("lineage", "certificates", "prompt_messages", "response_messages", "tools", "metadata")
 _STRUCTS: dict[str, Any] = {
     "spans": pa.struct(
-        [("completion_id", pa.string()), ("start", pa.int32()), ("end", pa.int32()), ("role", pa.string())]
+        [
+            ("completion_id", pa.string()),
+            ("start", pa.int32()),
+            ("end", pa.int32()),
+            ("role", pa.string()),
+            ("score", pa.float64()),
+        ]
     ),
     "splices": pa.struct([("completion_id", pa.string()), ("at", pa.int32()), ("cause", pa.string())]),
 }

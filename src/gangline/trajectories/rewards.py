@@ -1,4 +1,4 @@
-"""A reward given to a trajectory: to all its traces, or to each its own."""
+"""A reward given to a trajectory: to all its traces, or to each its own; scores to its turns."""
 
 from __future__ import annotations
 
@@ -8,23 +8,33 @@ import msgspec
 
 from gangline.domain.contracts import Reward
 from gangline.domain.errors import EvaluatorError
-from gangline.domain.trajectory import Trajectory
+from gangline.domain.trajectory import Trace, Trajectory
 
 __all__ = ["apply_reward"]
 
 
 def apply_reward(trajectory: Trajectory, reward: Reward) -> Trajectory:
-    """Each trace gets `trace_rewards[trace_id]`, or else the session's reward.
+    """Each trace gets `trace_rewards[trace_id]`, or else the session's reward; each turn `turn_scores[completion_id]`.
 
-    Raises: EvaluatorError when a trace is named that is not there, or a reward is not a finite number.
+    Raises: EvaluatorError when a trace or turn is named that is not there, or a reward or score is not a finite number.
     """
-    unknown = reward.trace_rewards.keys() - {trace.trace_id for trace in trajectory.traces}
-    if unknown:
-        raise EvaluatorError(f"the evaluator rewarded traces that are not in the trajectory: {sorted(unknown)}.")
-    if not all(map(math.isfinite, (reward.reward, *reward.trace_rewards.values()))):
+    turns = {span.completion_id for trace in trajectory.traces for span in trace.spans}
+    for kind, unknown in (
+        ("traces", reward.trace_rewards.keys() - {trace.trace_id for trace in trajectory.traces}),
+        ("turns", reward.turn_scores.keys() - turns),
+    ):
+        if unknown:
+            raise EvaluatorError(
+                f"the evaluator rewarded {kind} that are not in the trajectory: {sorted(unknown)[:8]}."
+            )
+    if not all(map(math.isfinite, (reward.reward, *reward.trace_rewards.values(), *reward.turn_scores.values()))):
         raise EvaluatorError("the evaluator gave a reward that is not a finite number.")
-    traces = tuple(
-        msgspec.structs.replace(trace, reward=reward.trace_rewards.get(trace.trace_id, reward.reward))
-        for trace in trajectory.traces
-    )
+    traces = tuple(_rewarded(trace, reward) for trace in trajectory.traces)
     return msgspec.structs.replace(trajectory, traces=traces, reward=reward.reward)
+
+
+def _rewarded(trace: Trace, reward: Reward) -> Trace:
+    spans = tuple(
+        msgspec.structs.replace(span, score=reward.turn_scores.get(span.completion_id)) for span in trace.spans
+    )
+    return msgspec.structs.replace(trace, reward=reward.trace_rewards.get(trace.trace_id, reward.reward), spans=spans)

@@ -18,6 +18,7 @@ import pytest
 from gangline.domain.completion import VersionSpan
 from gangline.domain.conversation import Image, Message, ModelCall, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.errors import EngineRefused, InvalidRequest
+from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds, logprobs, token_ids
 from gangline.engines.contract import (
     EngineCapabilities,
@@ -25,7 +26,6 @@ from gangline.engines.contract import (
     EngineDelta,
     EngineReply,
     EngineRequest,
-    TemplateFacts,
     assistant_message,
     whole_deltas,
 )

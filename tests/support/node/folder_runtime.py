@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gangline.domain.contracts import ExecResult, OutputSink, RuntimeUser, Usage
-from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound
+from gangline.domain.contracts import Checkpoint, ExecResult, OutputSink, RuntimeUser
+from gangline.domain.errors import InvalidRequest, LimitExceeded, NotFound, RuntimeUnavailable
+from gangline.domain.usage import Usage
 from gangline.runtimes.shared.files import SharedFolders
 
 
@@ -44,6 +45,7 @@ class FolderRuntime:
         on_output: OutputSink | None = None,
         max_output_bytes: int = 1 << 20,
         user: RuntimeUser = "agent",
+        grace_s: float = 0.0,
     ) -> ExecResult:
         assert user == "agent", "it has no other"
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
@@ -99,6 +101,12 @@ class FolderRuntime:
         self.log.append(f"clear {path}")
         folders = {str(self._root): self._root, self.home: self._home}
         await asyncio.to_thread(SharedFolders(folders, self.workdir).clear, path)
+
+    async def checkpoint(self, name: str = "") -> Checkpoint:
+        raise RuntimeUnavailable("checkpoints are not supported here.")
+
+    async def reset(self, checkpoint: Checkpoint | None = None) -> None:
+        raise RuntimeUnavailable("checkpoints are not supported here.")
 
     async def kill(self) -> None:
         self.log.append("kill")

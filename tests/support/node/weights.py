@@ -11,6 +11,7 @@ from typing import Any
 import openai
 
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.node_views import OpenedSession
 from gangline.domain.views import NodeView, ServiceStatus
 from gangline.serving.scripted.server import ScriptedSampler
 from gangline.training.weights.update import ServiceWeights
@@ -90,11 +91,9 @@ def sampler_of(engine: KillableEngine) -> ScriptedSampler:
 
 
 @asynccontextmanager
-async def agent(opened: dict[str, Any]) -> AsyncGenerator[openai.AsyncOpenAI]:
+async def agent(opened: OpenedSession) -> AsyncGenerator[openai.AsyncOpenAI]:
     """The SDK as a harness has it, which notices every failure."""
-    async with openai.AsyncOpenAI(
-        base_url=opened["base_urls"]["openai"], api_key=opened["api_key"], max_retries=0
-    ) as client:
+    async with openai.AsyncOpenAI(base_url=opened.base_urls["openai"], api_key=opened.api_key, max_retries=0) as client:
         yield client
 
 
@@ -103,7 +102,7 @@ async def versions_sampled(node: RunningNode, model: str = "scripted") -> Sequen
     opened = await node.client.open_session()
     async with agent(opened) as client:
         await client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hello"}], max_tokens=4)
-    result = await node.client.finalize(opened["session_id"])
+    result = await node.client.finalize(opened.session_id)
     assert result.trajectory is not None
     (trace,) = result.trajectory.traces
     return sorted(set(trace.response_versions[trace.loss_mask == 1].tolist()))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.domain.errors import EngineUnavailable
+from gangline.domain.node_views import GateState
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import Submitted
@@ -31,6 +32,20 @@ PROFILE = UpdateProfile(
     num_nodes=1,
     num_bytes=8,
 )
+
+
+def gate_state(*, is_drained: bool = False) -> GateState:
+    """The answer of a gate that nothing waits at; `is_drained`: it is closed."""
+    return GateState(
+        is_paused=is_drained,
+        mode="drain" if is_drained else None,
+        version=None,
+        lease_left_s=600.0 if is_drained else None,
+        num_waiting=0,
+        num_in_flight=0,
+        is_drained=is_drained,
+        num_expired_leases=0,
+    )
 
 
 class Killed(Exception):

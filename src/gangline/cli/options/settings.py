@@ -46,6 +46,8 @@ _NODE_OPTIONS = Annotated[
     list[str] | None,
     typer.Argument(metavar="NODE_OPTIONS", help="Behind `--`: options of `gangline node`, such as --engine."),
 ]
+_UNSET = "__unset"
+"""Ends the names of parameters that unset a flag."""
 _FROM_STDIN = Annotated[bool, typer.Option(FROM_STDIN, hidden=True)]
 
 
@@ -144,9 +146,10 @@ def _parameter(command: ServedCommand, key: str) -> inspect.Parameter:
     leaf = LEAVES[key]
     help_text = command.help.get(key) or " ".join((leaf.field.description or "").split())
     shown = _default_shown(leaf, command.default(key), help_text)
+    unset = "" if leaf.unset is None else f" {leaf.unset} unsets it."
     option = typer.Option(
         leaf.option,
-        help=f"{help_text}{_limits(leaf)} Environment: {leaf.env[0]}.",
+        help=f"{help_text}{_limits(leaf)}{unset} Environment: {leaf.env[0]}.",
         metavar="|".join(get_args(leaf.kind)) if get_origin(leaf.kind) is Literal else None,
         show_default=shown is not None and leaf.kind is not bool,
         rich_help_panel=command.panels.get(key) or command.panels.get(leaf.table),
@@ -155,17 +158,29 @@ def _parameter(command: ServedCommand, key: str) -> inspect.Parameter:
     return _keyword(key.replace(".", "__"), Annotated[kind if shown is not None else kind | None, option], shown)
 
 
+def _unsetting(command: ServedCommand) -> list[inspect.Parameter]:
+    """The options that unset flags. Beside their flags in `--help` they would take a column from all descriptions."""
+    flags = [(key, LEAVES[key].unset) for key in command.options]
+    return [
+        _keyword(key.replace(".", "__") + _UNSET, Annotated[bool, typer.Option(unset, hidden=True)], False)
+        for key, unset in flags
+        if unset is not None
+    ]
+
+
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def given_in(context: Any) -> dict[str, Any]:
-    """Values by key, of the options that are on the command line."""
+    """Values by key, of the options that are on the command line. Raises: InvalidRequest for a contradiction."""
     given: dict[str, Any] = {}
     for name, value in context.params.items():
-        key, source = name.replace("__", ".", 1), context.get_parameter_source(name)
+        key, source = name.removesuffix(_UNSET).replace("__", ".", 1), context.get_parameter_source(name)
         if key in LEAVES and source is not None and source.name == "COMMANDLINE":
-            given[key] = value
+            if key in given:
+                raise InvalidRequest(f"{LEAVES[key].option} and {LEAVES[key].unset} contradict each other: give one.")
+            given[key] = False if name.endswith(_UNSET) else value
     return {**given, **_node_options(context.params.get("node_options"))}
 
 
@@ -212,6 +227,7 @@ def with_settings(command: ServedCommand) -> Callable[[Callable[..., None]], Cal
             inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
             *([_keyword("node_options", _NODE_OPTIONS, None)] if command.takes_node_options else ()),
             *(_parameter(command, key) for key in command.options),
+            *_unsetting(command),
             _keyword("config", ConfigOption, None),
             *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own),
             *([_keyword("from_stdin", _FROM_STDIN, False)] if command.is_child else ()),

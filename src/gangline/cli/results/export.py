@@ -23,6 +23,7 @@ class RowFormat(StrEnum):
     jsonl = "jsonl"
     msgpack = "msgpack"
     atif = "atif"
+    csv = "csv"
 
 
 class _Counted:
@@ -56,7 +57,11 @@ def export(
     out: Annotated[Path, typer.Option("--out", help="Folder for NAME.FORMAT; created if missing.")] = Path(),
     row_format: Annotated[
         RowFormat,
-        typer.Option("--format", help="atif: a folder with one document for each session, for Harbor's tools."),
+        typer.Option(
+            "--format",
+            help="atif: a folder with one document for each session, for Harbor's tools. csv: one line for each "
+            "session, with its reward, tokens, seconds and resources.",
+        ),
     ] = RowFormat.parquet,
     whole_prompts: Annotated[
         bool, typer.Option("--whole-prompts", help="Write full prompts for rows that share them (builder `tree`).")
@@ -85,6 +90,11 @@ def export(
             "documents",
             write_atif(results, path, agent_of=agent_of),
         )
+    elif row_format is RowFormat.csv:
+        from gangline.cli.results.sessions_table import write_sessions_csv
+
+        path = out / f"{name}.csv"
+        what, num = "lines", write_sessions_csv(results, path)
     else:
         from gangline.trajectories.export import export_rows
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from gangline.cli.results.token_runs import Run, TextOf, elided, runs_of, standing
 from gangline.cli.terminal.output import printable, printable_lines
+from gangline.domain.contracts import in_binary_units
 from gangline.domain.conversation import Document, Image, Thinking, ToolCall, ToolResult
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from gangline.domain.conversation import Message, Part
     from gangline.domain.session import SessionResult
     from gangline.domain.trajectory import Trace, TurnSpan
+    from gangline.domain.usage import SessionUsage, Usage
 
 __all__ = ["session_view", "task_view", "token_legend", "tokens_view", "trace_view"]
 
@@ -69,13 +71,15 @@ def task_view(results: Iterable[SessionResult]) -> Table:
 
 
 def session_view(result: SessionResult) -> RenderableType:
-    """How the session went: outcome, reward, time in each stage."""
+    """How the session went: outcome, reward, time in each stage, resources."""
     head = Text.assemble((result.session_id, "bold"), f"  {result.outcome}")
     head.append(f"  reward {_number(result.reward)}", "bold green" if result.reward else "")
     lines = [head, Text(f"task {result.task_id}, attempt {result.attempt}, node {result.node_id or 'none'}")]
     if result.timings:
         stages = (f"{timing.stage} {timing.ended_at - timing.started_at:.2f} s" for timing in result.timings)
         lines.append(Text("time: " + ", ".join(stages)))
+    if result.usage is not None:
+        lines += [Text(f"{part}: {told}") for part, told in _usage_lines(result.usage)]
     if result.failure is not None:
         lines.append(Text(f"failure: {result.failure.boundary}, {result.failure.message}", "red"))
     if result.reward_details:
@@ -83,6 +87,28 @@ def session_view(result: SessionResult) -> RenderableType:
     if result.trajectory is None:
         lines.append(Text("no trajectory was built"))
     return Group(*lines)
+
+
+def _usage_lines(usage: SessionUsage) -> Iterator[tuple[str, str]]:
+    for part, used in (("agent used", usage.agent), ("grading used", usage.grading)):
+        if used is not None:
+            yield part, ", ".join(_amounts(used)) or "nothing that is known"
+
+
+def _amounts(used: Usage) -> Iterator[str]:
+    if used.cpu_s is not None:
+        yield f"{used.cpu_s:.3g} s of processor time"
+    if used.peak_memory_bytes is not None:
+        yield f"{in_binary_units(used.peak_memory_bytes)} of memory at most"
+    if used.written_bytes is not None:
+        yield f"{in_binary_units(used.written_bytes)} written"
+    ways = (
+        ("model calls", used.proxy_sent_bytes, used.proxy_received_bytes),
+        ("listed hosts", used.list_sent_bytes, used.list_received_bytes),
+    )
+    for way, sent, received in ways:
+        if sent is not None and received is not None and sent + received > 0:
+            yield f"{way} {in_binary_units(sent)} out and {in_binary_units(received)} in"
 
 
 def trace_view(

@@ -14,6 +14,7 @@ from rich.text import Text
 from gangline.cli.service.node_addresses import NodesOption, ask_nodes
 from gangline.cli.terminal.output import DataOption, JsonOption, console, print_json, printable, run
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.node_views import BackendView, TemplateFacts
 
 if TYPE_CHECKING:
     from gangline.client.node import NodeClient
@@ -28,7 +29,7 @@ def _ask(
 ) -> None:
     """Make the change on every node, then show the engines of each."""
 
-    async def changed(client: NodeClient) -> list[dict[str, Any]]:
+    async def changed(client: NodeClient) -> list[BackendView]:
         await change(client)
         return await client.backends()
 
@@ -43,18 +44,18 @@ def _ask(
             out.print(_view(one))
 
 
-def _view(one: dict[str, Any]) -> Table:
+def _view(one: BackendView) -> Table:
     """One engine as a few lines that fit 80 columns."""
     table = Table.grid(padding=(0, 1))
     table.add_column(min_width=10, justify="right", style="bold")
     table.add_column(overflow="fold")
-    state = f"{one['state']}, {one['num_sessions']} sessions, {one['num_calls']} calls"
-    table.add_row(one["backend_id"], Text(f"{one['url']}  {state}"))
+    state = f"{one.state}, {one.num_sessions} sessions, {one.num_calls} calls"
+    table.add_row(one.backend_id, Text(f"{one.url}  {state}"))
     facts = {
-        "engine": one["engine"],
-        "model": one["model"],
-        "template": _appends(one["template"]),
-        "error": one["error"],
+        "engine": one.engine,
+        "model": one.model,
+        "template": _appends(one.template),
+        "error": one.error,
     }
     for name, value in facts.items():
         if value:
@@ -62,11 +63,11 @@ def _view(one: dict[str, Any]) -> Table:
     return table
 
 
-def _appends(template: dict[str, Any]) -> str:
+def _appends(template: TemplateFacts) -> str:
     """How a model's chat template treats earlier turns."""
-    appended = [name for name in ("tool", "user") if template[f"appends_{name}_turns"]]
+    appended = [name for name in ("tool", "user") if getattr(template, f"appends_{name}_turns")]
     told = f"appends {' and '.join(appended)} turns" if appended else ""
-    drops = "drops thinking" if template["keeps_thinking"] is False else ""
+    drops = "drops thinking" if template.keeps_thinking is False else ""
     return ", ".join(part for part in (told, drops) if part)
 
 

@@ -24,7 +24,7 @@ def drain(data: DataOption = None, node: NodesOption = None, as_json: JsonOption
         return
     table = Table("node", "init", "ready", "run", "postrun", "of callers", box=None)
     for url, status in answers.items():
-        table.add_row(url, *(str(number) for number in status["stages"].values()), str(status["num_external_sessions"]))
+        table.add_row(url, *(str(number) for number in status.stages.values()), str(status.num_external_sessions))
     console().print(table)
 
 

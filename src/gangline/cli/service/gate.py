@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from gangline.cli.service.node_addresses import NodesOption, ask_nodes
 from gangline.cli.terminal.output import DataOption, JsonOption, console, print_json, run
+from gangline.domain.node_views import GateMode, GateState
 
 if TYPE_CHECKING:
     from gangline.client.node import NodeClient
@@ -21,7 +22,7 @@ gate = typer.Typer(no_args_is_help=True, help="Hold model calls while weights ar
 
 
 def _ask(
-    data: Path | None, nodes: list[str] | None, as_json: bool, question: Callable[[NodeClient], Awaitable[Any]]
+    data: Path | None, nodes: list[str] | None, as_json: bool, question: Callable[[NodeClient], Awaitable[GateState]]
 ) -> None:
     answers = run(ask_nodes(data, nodes, question))
     if as_json:
@@ -29,17 +30,17 @@ def _ask(
         return
     table = Table("node", "gate", "version", "in flight", "waiting", "opens by itself in", box=None)
     for url, state in answers.items():
-        paused = f"paused ({state['mode']})" if state["is_paused"] else "open"
-        left = "" if state["lease_left_s"] is None else f"{state['lease_left_s']:.0f} s"
-        version = "" if state["version"] is None else str(state["version"])
-        table.add_row(url, paused, version, str(state["num_in_flight"]), str(state["num_waiting"]), left)
+        paused = f"paused ({state.mode})" if state.is_paused else "open"
+        left = "" if state.lease_left_s is None else f"{state.lease_left_s:.0f} s"
+        version = "" if state.version is None else str(state.version)
+        table.add_row(url, paused, version, str(state.num_in_flight), str(state.num_waiting), left)
     console().print(table)
 
 
 @gate.command()
 def pause(
     mode: Annotated[
-        str,
+        GateMode,
         typer.Option("--mode", help="drain waits until no call is in flight; keep leaves calls in flight as they are."),
     ] = "drain",
     lease: Annotated[float, typer.Option("--lease", help="Seconds after which the gate reopens by itself.")] = 600,

@@ -58,16 +58,35 @@ def node(settings: Resolved, as_json: JsonOption = False, parent: ParentOption =
 def _arguments(wanted: NodeSettings) -> dict[str, Any]:
     from gangline.gateway.health.breaker import Breaker
     from gangline.gateway.sessions.pools import PoolSizes
+    from gangline.gateway.sessions.stock.warm import WarmSizes
 
     same = ("engine_kind", "engine_wait_s", "engine_key_env", "engine_options", "affinity_slack", "capture")
-    same += ("call_limits", "host", "port", "public_url", "allowed_hosts", "stuck_after_s", "hooks", "adopt_grace_s")
+    same += (
+        "reward_functions",
+        "call_limits",
+        "host",
+        "port",
+        "public_url",
+        "allowed_hosts",
+        "stuck_after_s",
+        "hooks",
+        "adopt_grace_s",
+    )
     return {
         **{name: getattr(wanted, name) for name in same},
         "engine_urls": wanted.engines,
         "sampling": wanted.policy(),
+        "grader_engines": wanted.engines_of_graders(),
         "sizes": PoolSizes(**{name: getattr(wanted, name) for name in PoolSizes.model_fields}),
         "breaker": Breaker(wanted.breaker_faults, pause_s=wanted.breaker_pause_s),
         "disk_reserve_bytes": wanted.disk_reserve_bytes(),
+        "checkpoint_bytes": int(wanted.checkpoint_gib * (1 << 30)),
+        "checkpoint_hold_s": wanted.checkpoint_hold_s,
+        "warm": WarmSizes(
+            count=wanted.warm_sandboxes,
+            memory_bytes=int(wanted.warm_memory_gib * (1 << 30)),
+            age_s=wanted.warm_age_s,
+        ),
         "hook_budget_s": wanted.hook_timeout_s,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 import typer
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from gangline.client.node import NodeClient
 
 __all__ = ["NodeAddress", "NodesOption", "ask_nodes", "find_nodes"]
+
+T = TypeVar("T")
 
 _HEARD_LATELY_S = 15.0
 """A node is heard every three seconds."""
@@ -69,12 +71,12 @@ async def _heard_by(server: Service) -> list[str]:
 
 
 async def ask_nodes(
-    data_dir: Path | None, urls: list[str] | None, question: Callable[[NodeClient], Awaitable[Any]]
-) -> dict[str, Any]:
+    data_dir: Path | None, urls: list[str] | None, question: Callable[[NodeClient], Awaitable[T]]
+) -> dict[str, T]:
     """Every node's answer by its url, asked at once. Raises: the error of the first node that failed."""
     from gangline.client.node import NodeClient
 
-    async def ask(node: NodeAddress) -> Any:
+    async def ask(node: NodeAddress) -> T:
         async with NodeClient(node.url, node.control_token) as client:
             return await question(client)
 

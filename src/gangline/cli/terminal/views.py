@@ -32,6 +32,8 @@ OUTCOME_COLOURS = {
     "agent_timeout": "yellow",
     "turn_limit": "yellow",
     "token_limit": "yellow",
+    "agent_loop": "yellow",
+    "memory_limit": "yellow",
     "agent_error": "yellow",
     "infra_error": "bold red",
     "cancelled": "dim",
@@ -97,7 +99,11 @@ def node_state(node: NodeView) -> str:
     broken = [name.removeprefix(_BREAKER) for name in node.metrics if name.startswith(_BREAKER)]
     state = "draining" if node.draining else f"resting: {broken[0]} fails" if broken else "up"
     stuck = int(node.metrics.get("num_stuck", 0))
-    return f"{state}, {stuck} stuck" if stuck else state
+    state = f"{state}, {stuck} stuck" if stuck else state
+    if num_checkpoints := int(node.metrics.get("checkpoints", 0)):
+        gib = node.metrics.get("checkpoint_bytes", 0) / (1 << 30)
+        state = f"{state}, {num_checkpoints} checkpoints of {gib:.1f} GiB"
+    return state
 
 
 def nodes_table(nodes: Sequence[NodeView]) -> RenderableType:

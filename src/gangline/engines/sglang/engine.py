@@ -18,15 +18,9 @@ import numpy as np
 
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolDefinition
 from gangline.domain.errors import EngineError, EngineIncapable, EngineMalformed, EngineRefused
+from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds, token_ids
-from gangline.engines.contract import (
-    EngineCapabilities,
-    EngineDelta,
-    EngineReply,
-    EngineRequest,
-    TemplateFacts,
-    whole_deltas,
-)
+from gangline.engines.contract import EngineCapabilities, EngineDelta, EngineReply, EngineRequest, whole_deltas
 from gangline.engines.fields import messages_in_turns
 from gangline.engines.http import EngineHttp
 from gangline.engines.probe import probe_template

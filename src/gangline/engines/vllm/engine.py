@@ -17,15 +17,9 @@ import numpy as np
 from gangline.domain.completion import LogprobKind
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolDefinition
 from gangline.domain.errors import EngineError, EngineIncapable, EngineMalformed, EngineRefused, EngineUnavailable
+from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import TokenIds
-from gangline.engines.contract import (
-    EngineCapabilities,
-    EngineDelta,
-    EngineReply,
-    EngineRequest,
-    ReplyAccumulator,
-    TemplateFacts,
-)
+from gangline.engines.contract import EngineCapabilities, EngineDelta, EngineReply, EngineRequest, ReplyAccumulator
 from gangline.engines.fields import messages_in_turns
 from gangline.engines.http import EngineHttp
 from gangline.engines.probe import probe_template

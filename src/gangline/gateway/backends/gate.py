@@ -14,35 +14,16 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Literal
-
-import msgspec
 
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.node_views import GateMode, GateState
 
-__all__ = ["ABANDONED_S", "Gate", "GateMeter", "GateMode", "GateState"]
+__all__ = ["ABANDONED_S", "Gate", "GateMeter"]
 
 _log = logging.getLogger("gangline.gate")
 
-GateMode = Literal["drain", "keep"]
-
 ABANDONED_S = 30.0
 """Left of the lease of a gate whose drain nobody waits for any more."""
-
-
-class GateState(msgspec.Struct, frozen=True, kw_only=True):
-    is_paused: bool
-    mode: GateMode | None
-    """None while the gate is open."""
-    version: int | None
-    """Policy version as last set; None: never set."""
-    lease_left_s: float | None
-    """None while the gate is open."""
-    num_waiting: int
-    num_in_flight: int
-    is_drained: bool
-    """Paused, and no call is in flight."""
-    num_expired_leases: int
 
 
 class GateMeter:

@@ -24,16 +24,17 @@ from typing import Any, Literal
 from gangline import plugins
 from gangline.domain.conversation import Message, Text
 from gangline.domain.errors import Conflict, EngineError, EngineUnavailable, GanglineError, NotFound, TooManyFiles
+from gangline.domain.node_views import BackendState, BackendView
 from gangline.engines.contract import Engine, EngineCapabilities
 from gangline.engines.weights import engine_weights
 from gangline.gateway.backends.engine import PooledEngine
 from gangline.gateway.backends.locality import is_on_this_machine
 from gangline.gateway.backends.options import make_engine
 from gangline.gateway.backends.placement import Placement
-from gangline.gateway.backends.records import Assignment, Backend, BackendSpec, BackendState, BackendView
+from gangline.gateway.backends.records import Assignment, Backend, BackendSpec
 from gangline.settings import read_secret
 
-__all__ = ["BackendPool", "BackendState", "BackendView"]
+__all__ = ["BackendPool"]
 
 log = logging.getLogger("gangline.backends")
 

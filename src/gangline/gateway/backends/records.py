@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from gangline.engines.contract import Engine, EngineCapabilities, TemplateFacts
+from gangline.domain.node_views import BackendState, BackendView
+from gangline.engines.contract import Engine, EngineCapabilities
 
-__all__ = ["Assignment", "Backend", "BackendSpec", "BackendState", "BackendView", "Rank"]
-
-BackendState = Literal["healthy", "unhealthy", "draining"]
+__all__ = ["Assignment", "Backend", "BackendSpec", "Rank"]
 
 Rank = tuple[int, int, int]
 """(sessions now, sessions ever, order of arrival): the least goes first."""
@@ -29,38 +28,6 @@ class BackendSpec(msgspec.Struct, frozen=True):
     """Name of the environment variable that holds its key."""
     options: dict[str, Any] = {}
     """Options of the plug-in, and `parsers`."""
-
-
-class BackendView(msgspec.Struct, frozen=True, kw_only=True):
-    """One backend as an operator sees it."""
-
-    backend_id: str
-    url: str
-    engine: str
-    """Its kind: `vllm`, `sglang`, `openai_text`."""
-    label: str | None
-    """Where it runs, such as a host's or node's name."""
-    api_key_env: str | None
-    """Name of the environment variable that holds its key; None: it wants none."""
-    is_near: bool
-    """On the node's own machine, by its label, or without one by its address: chosen before all others."""
-    state: BackendState
-    model: str
-    version: str
-    template: TemplateFacts
-    num_sessions: int
-    """Assigned to it now."""
-    num_assigned: int
-    """Sessions that were ever assigned to it."""
-    num_calls: int
-    """In flight."""
-    num_failures: int
-    """Health checks failed in a row."""
-    error: str | None
-    weights_known: bool = True
-    """False: it came, or came back from a failure, after a policy version was set; or a weight update was cut off."""
-    since: float
-    """When it took this state. Unix time, UTC, seconds."""
 
 
 @dataclass(eq=False, slots=True)

@@ -22,10 +22,13 @@ from gangline.gateway.truth.prompts import PromptReport
 from gangline.gateway.truth.recorder import Recorder, Sampled
 from gangline.gateway.truth.references import INSTRUCTIONS
 
-__all__ = ["RETRY_KEY", "CallInFlight", "call_in_flight", "whole_delta"]
+__all__ = ["CHECKPOINT", "RETRY_KEY", "CallInFlight", "call_in_flight", "whole_delta"]
 
 RETRY_KEY = "retry_key"
 """Name in a record's metadata, of what a retry is known by."""
+
+CHECKPOINT = "checkpoint"
+"""Name in a record's metadata, of the id of the checkpoint of the files as they were when the call came."""
 
 CallInFlight: TypeAlias = Flight[Reply, ReplyDelta]
 
@@ -72,6 +75,7 @@ class _ChatSampler:
         self._gathered = ReplyAccumulator()
         self._sent_ids: TokenIds | None = None
         self._place: Place | None = None
+        self._checkpoint: str | None = None
         self._volatile: dict[str, Sequence[str]] = {}
         """Index of a system message -> its volatile text, where the engine was sent other text."""
         self._capabilities: EngineCapabilities | None = None
@@ -79,8 +83,11 @@ class _ChatSampler:
 
     async def answer(self) -> Reply:
         parts = self._parts
+        parts.share.join()
         self._place = place = await parts.ledger.index.place_in_turns(self._call, self._known)
         self._pin(place)
+        if parts.checkpoint is not None:  # now, while the agent waits: it acts as soon as it sees a part of the answer
+            self._checkpoint = await parts.checkpoint()
         capabilities = await parts.engine.capabilities()
         decision = await parts.tier.decide(self._call, place, capabilities)
         self._capabilities, self._sent_ids = capabilities, decision.prompt_ids
@@ -177,6 +184,8 @@ class _ChatSampler:
     def _metadata(self) -> dict[str, Any]:
         """The reply's id, and the harness's wishes that were not met."""
         metadata: dict[str, Any] = {"reply_id": self._progress.record_key}
+        if self._checkpoint is not None:
+            metadata[CHECKPOINT] = self._checkpoint
         if self._call.leads_with_instructions:
             metadata[INSTRUCTIONS] = True
         if self._retry_key is not None and self._call.num_top_logprobs is None:

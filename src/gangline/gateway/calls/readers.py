@@ -5,8 +5,8 @@ Laws
   for itself.
 - A request that is not read within `max_s` is refused, and the process that read it is killed.
 - A process is started when it is first needed, and again after it ended.
-- Each process has a thread that writes to it and reads from it. Its output is decoded a frame at a time, since decoding
-  holds up the event loop as well.
+- Each process has a thread that writes to it and reads from it. Its output is decoded a frame at a time, into memory
+  that is resident before, since decoding holds up the event loop as well.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from gangline.domain.errors import GanglineError, LimitExceeded, NodeError
 from gangline.gateway.calls.reader_child import HEAD, Answer, Messages, Question, Refusal
 from gangline.gateway.calls.reading import CallRead
 from gangline.gateway.calls.session import ModelSession
+from gangline.resident import make_resident
 from gangline.settings.node import CallLimits
 
 __all__ = ["Readers"]
@@ -162,7 +163,9 @@ class _Child:
         read = _result(answer)
         messages, digests = list[Message](), list[bytes]()
         for _ in range(answer.num_frames):
-            piece = msgspec.msgpack.decode(_frame(pipe), type=Messages)
+            frame = _frame(pipe)
+            make_resident(len(frame))
+            piece = msgspec.msgpack.decode(frame, type=Messages)
             messages += piece.messages
             digests += piece.digests
         call = msgspec.structs.replace(read.call, messages=tuple(messages))
@@ -209,6 +212,7 @@ def _frame(pipe: int) -> bytearray:
 
 def _read(pipe: int, length: int) -> bytearray:
     """Raises: EOFError."""
+    make_resident(length)
     data = bytearray(length)
     left = memoryview(data)
     while left:

@@ -6,14 +6,15 @@ import asyncio
 import hashlib
 import heapq
 import time
-from collections.abc import Callable, Collection, Iterable
-from typing import Any, Literal, NoReturn
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Any, NoReturn
 
 import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import SessionOver
+from gangline.domain.lifecycle import CallLimit
 from gangline.domain.task import SamplingPolicy
 from gangline.engines.contract import Engine
 from gangline.gateway.backends.gate import Gate, GateMeter
@@ -31,6 +32,7 @@ from gangline.gateway.truth.placing import Digests, unknown
 from gangline.gateway.truth.references import resolved
 from gangline.gateway.truth.stitch import PromptTier, Stitcher
 from gangline.gateway.truth.volatile import VolatileText
+from gangline.trajectories.repetition import is_loop
 
 __all__ = ["ModelSession", "key_digest"]
 
@@ -52,18 +54,20 @@ class ModelSession:
         completions: Iterable[Completion] = (),
         gate: Gate | None = None,
         sampling: SamplingPolicy | None = None,
+        checkpoint: Callable[[], Awaitable[str | None]] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """
         completions: records that the journal already has of this attempt; their conversations go on.
         gate: the node's; None is one of its own, open.
         sampling: the operator's policy, applied after the task's.
+        checkpoint: see `CallParts`.
         """
         self.spec = spec
         self.key_digest = key_digest(spec.key) if isinstance(spec.key, str) else spec.key
         self.limit_reached = asyncio.Event()
-        """Set by the first call beyond `max_turns` or `max_sampled_tokens`; that call was refused."""
-        self.limit: Literal["turn_limit", "token_limit"] | None = None
+        """Set by the first call beyond a limit of the session's; that call was refused."""
+        self.limit: CallLimit | None = None
         """Which one it was beyond."""
         self.failures = SessionFailures()
         capture = spec.capture
@@ -76,6 +80,7 @@ class ModelSession:
             meter=GateMeter(),
             clock=clock,
             with_texts=capture.token_texts,
+            checkpoint=checkpoint,
         )
         self._sampling = SamplingRules(capture, spec.sample_index, sampling)
         # Nothing that the session holds holds the session: one that is over is freed at once.
@@ -137,6 +142,7 @@ class ModelSession:
     def start_call(self, call: ModelCall, retry_key: str | None = None, known: Digests = unknown) -> CallInFlight:
         """`retry_key`: see `CallMark`; `known`: see `PlaceIndex.place`. Raises: SessionOver, InvalidRequest."""
         call = resolved(call, self._parts.ledger)
+        self._refuse_loop(call)
         number = self._admit()
         used = self._sampling.used(call.sampling, number)
         wished = None if used == call.sampling else call.sampling
@@ -178,7 +184,13 @@ class ModelSession:
             self._refuse("token_limit", f"{max_tokens} sampled tokens")
         return self._numbers.take()
 
-    def _refuse(self, limit: Literal["turn_limit", "token_limit"], what: str) -> NoReturn:
+    def _refuse_loop(self, call: ModelCall) -> None:
+        """Raises: SessionOver."""
+        most = self.spec.max_repeated_actions
+        if most is not None and self._fence_message is None and is_loop(call.messages, most):
+            self._refuse("agent_loop", f"{most} times the same actions with the same results")
+
+    def _refuse(self, limit: CallLimit, what: str) -> NoReturn:
         self.limit = self.limit or limit
         self.limit_reached.set()
         raise SessionOver(f"the session's limit of {what} is reached")

@@ -23,6 +23,8 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Model calls; None is no limit."""
     max_sampled_tokens: int | None = None
     """Over all calls; None is no limit."""
+    max_repeated_actions: int | None = None
+    """Times in a row; see `is_loop`. None is no limit."""
     retry_window_s: float = 600.0
     """How long a call's answer is kept for retries."""
     retry_grace_s: float = 5.0

@@ -10,8 +10,9 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.errors import NotFound
+from gangline.domain.node_views import BackendView
 from gangline.gateway.backends.pool import BackendPool
-from gangline.gateway.backends.records import BackendSpec, BackendView
+from gangline.gateway.backends.records import BackendSpec
 from gangline.http.audit import SUBJECT
 from gangline.http.negotiation import answer, path_id, read_record
 from gangline.http.query import Flag

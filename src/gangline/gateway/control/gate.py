@@ -8,7 +8,8 @@ from typing import Literal
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from gangline.gateway.backends.gate import Gate, GateState
+from gangline.domain.node_views import GateState
+from gangline.gateway.backends.gate import Gate
 from gangline.http.negotiation import answer, read_record
 from gangline.http.query import MAX_WAIT_S
 from gangline.http.routes import Route

@@ -14,18 +14,13 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
 
 from gangline.domain.conversation import SamplingParams
 from gangline.domain.errors import GanglineError, InvalidRequest, Unauthorized
+from gangline.domain.node_views import ExternalView, OpenedSession
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import TokenIds, encode_json
 from gangline.engines.json_ids import plain_ids
 from gangline.gateway.calls.session import key_digest
 from gangline.gateway.calls.token_call import TokenCall, TokenReply, TokenRequest
-from gangline.gateway.external.sessions import (
-    ClaimRequest,
-    ExternalSessions,
-    ExternalView,
-    OpenedSession,
-    SessionRequest,
-)
+from gangline.gateway.external.sessions import ClaimRequest, ExternalSessions, SessionRequest
 from gangline.http.audit import SUBJECT
 from gangline.http.listening import read_body
 from gangline.http.negotiation import answer, path_id, read_record

@@ -29,6 +29,7 @@ from gangline.domain.errors import (
     Conflict,
     Failure,
     GanglineError,
+    InvalidRequest,
     NodeDraining,
     NotFound,
     SessionOver,
@@ -37,13 +38,14 @@ from gangline.domain.errors import (
 )
 from gangline.domain.ids import ID_PATTERN, new_id, new_secret
 from gangline.domain.lifecycle import Outcome
+from gangline.domain.node_views import Claim, ExternalView, OpenedSession
 from gangline.domain.session import SessionResult
 from gangline.domain.task import BuilderSpec, CaptureSpec
 from gangline.domain.tokens import encode_msgpack
 from gangline.domain.trajectory import Trajectory
 from gangline.gateway.calls.session import ModelSession, key_digest
 from gangline.gateway.calls.session_spec import SessionSpec
-from gangline.gateway.external.store import Claim, ExternalState, ExternalStore
+from gangline.gateway.external.store import ExternalState, ExternalStore
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
 from gangline.trajectories.builders.building import built
 from gangline.trajectories.rewards import apply_reward
@@ -51,8 +53,6 @@ from gangline.trajectories.rewards import apply_reward
 __all__ = [
     "ClaimRequest",
     "ExternalSessions",
-    "ExternalView",
-    "OpenedSession",
     "SessionHost",
     "SessionRequest",
     "is_external",
@@ -98,6 +98,8 @@ class SessionRequest(BaseModel):
     """Or the strategy's name alone."""
     capture: CaptureSpec = CaptureSpec()
     max_turns: int | None = Field(default=None, gt=0)
+    max_repeated_actions: int | None = Field(default=None, ge=2, le=100)
+    """As `agent.max_repeated_actions` of a task."""
     reward_policy: Literal["none", "claimed"] = "none"
     """`claimed`: the reward that the agent claims with `/complete` becomes the trajectory's."""
     ttl_s: float = Field(default=86_400.0, gt=0, le=31_536_000)
@@ -131,34 +133,6 @@ class ClaimRequest(BaseModel):
         if isinstance(found, bool) or not isinstance(found, int | float):
             return None
         return float(found) if math.isfinite(found) else None
-
-
-class OpenedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer of `POST /v1/sessions`; no other answer contains the key."""
-
-    session_id: str
-    api_key: str
-    base_url: str
-    """For an agent that speaks OpenAI Chat Completions: `NODE/sessions/SESSION/v1`. Source: 002, session management."""
-    base_urls: dict[str, str]
-    """By SDK: `openai` (ends with `/v1`), `anthropic`, `google`."""
-    model: str
-
-
-class ExternalView(msgspec.Struct, frozen=True, kw_only=True):
-    """A session as its owner sees it."""
-
-    session_id: str
-    task_id: str
-    status: Literal["open", "completed", "finalized", "aborted"]
-    """completed: the agent said so; the session still answers calls until it is finalized."""
-    model: str
-    created_at: float
-    """Unix time, UTC, seconds."""
-    num_calls: int
-    """Model calls so far; 0 once the session has ended."""
-    claim: Claim | None
-    metadata: dict[str, Any]
 
 
 class _Live:
@@ -285,6 +259,8 @@ class ExternalSessions:
         if not self._takes_more:
             raise NodeDraining("this node takes no more sessions: open it on another node.")
         plugins.make_builder(request.builder.strategy, request.builder.config)
+        if request.capture.checkpoints != "none":
+            raise InvalidRequest("capture.checkpoints needs a sandbox of the node's, and this agent runs elsewhere.")
         session_id = request.session_id or new_id("session")
         if session_id in self._sessions or self._is_leased(session_id):
             raise Conflict(f"session {session_id!r} exists already; its key is returned only once.")
@@ -313,6 +289,7 @@ class ExternalSessions:
         urls = {"openai": f"{base}/v1", "anthropic": base, "google": base}
         return OpenedSession(
             session_id=session_id,
+            node_id=self._node_id,
             api_key=key,
             base_url=f"{origin}/sessions/{session_id}/v1",
             base_urls=urls,
@@ -334,6 +311,7 @@ class ExternalSessions:
             key=key,
             capture=request.capture,
             max_turns=request.max_turns,
+            max_repeated_actions=request.max_repeated_actions,
         )
         return self._host.open_session(spec, completions)
 

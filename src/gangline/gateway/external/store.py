@@ -10,21 +10,15 @@ from typing import Any, Literal
 import msgspec
 
 from gangline.domain.errors import NotFound, StoreError
+from gangline.domain.node_views import Claim
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.durable import disk_full_error, remove_unfinished, write_whole
 from gangline.private import make_private_folder
 
-__all__ = ["Claim", "ExternalState", "ExternalStore"]
+__all__ = ["ExternalState", "ExternalStore"]
 
 log = logging.getLogger("gangline.external")
-
-
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent's own report at its end."""
-
-    reward: float | None
-    reward_info: dict[str, Any]
 
 
 class ExternalState(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,37 +22,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Literal
-
-import msgspec
 
 from gangline.domain.errors import Boundary, Failure, TooManyFiles
+from gangline.domain.node_views import BreakerView
 from gangline.domain.session import SessionResult
 
-__all__ = ["Breaker", "BreakerState", "BreakerView"]
+__all__ = ["Breaker"]
 
 log = logging.getLogger("gangline.node")
-
-BreakerState = Literal["closed", "open", "trying"]
 
 _OURS: frozenset[Boundary] = frozenset({"engine", "runtime", "store", "node"})
 _OF_THE_TASK = frozenset({"prepare_failed"})
 _AT_ONCE = frozenset({TooManyFiles.code})
 """Opens it by itself: each further session would fail, and cost those that run."""
-
-
-class BreakerView(msgspec.Struct, frozen=True, kw_only=True):
-    """For people and for the heartbeat."""
-
-    state: BreakerState
-    boundary: Boundary | None = None
-    """Boundary of the faults; None while closed without a recent failure."""
-    num_faults: int = 0
-    """In a row, at that boundary."""
-    message: str = ""
-    """Message of the last of them."""
-    tries_in_s: float | None = None
-    """Until the next session is taken; None unless open."""
 
 
 class Breaker:

@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-import msgspec
-
-from gangline.domain.contracts import Usage
 from gangline.domain.errors import RuntimeFailed
+from gangline.domain.node_views import DiskState
+from gangline.domain.usage import Usage
 from gangline.store.journal.log import AttemptKey
 
-__all__ = ["DEFAULT_RESERVE_BYTES", "LITTLE_BYTES", "MAX_SHARE", "RESERVE_FILES", "DiskGuard", "DiskState", "Room"]
+__all__ = ["DEFAULT_RESERVE_BYTES", "LITTLE_BYTES", "MAX_SHARE", "RESERVE_FILES", "DiskGuard", "Room"]
 
 log = logging.getLogger("gangline.node")
 
@@ -45,19 +44,6 @@ class Room(NamedTuple):
     free_files: int = 1
     max_files: int = 0
     """0 where the file system has no fixed number of them."""
-
-
-class DiskState(msgspec.Struct, frozen=True, kw_only=True):
-    """For people."""
-
-    free_bytes: int
-    reserve_bytes: int
-    free_files: int
-    """Files that may still be made."""
-    reserve_files: int
-    """0 where the file system has no fixed number of them."""
-    is_low: bool
-    """Whether no session is leased."""
 
 
 class Evictable(Protocol):

@@ -9,23 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
-from prometheus_client import Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from gangline.domain.completion import Completion
 from gangline.domain.errors import GanglineError
 from gangline.domain.lifecycle import STAGES
 from gangline.domain.node_numbers import NodeNumbers
+from gangline.domain.node_views import BackendView, BreakerView
 from gangline.domain.session import SessionResult
+from gangline.domain.usage import Usage
 from gangline.gateway.backends.gate import Gate
-from gangline.gateway.backends.records import BackendView
-from gangline.gateway.health.breaker import BreakerView
 from gangline.telemetry.exposition import LoopLag, counted, exposition, gauge, new_registry
 
 __all__ = ["NodeMetrics", "NodeNow"]
 
 _POOLS = ("init_workers", "ready_slots", "run_slots", "postrun_workers")
 _STAGE_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+_MEMORY_BUCKETS_BYTES = [float(1 << power) for power in range(24, 37)]  # 16 MiB to 64 GiB
 _CALL_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 
 
@@ -41,6 +42,12 @@ class NodeNow(msgspec.Struct, frozen=True, kw_only=True):
     breaker: BreakerView = BreakerView(state="closed")
     num_external: int
     """Open sessions of agents that run elsewhere."""
+    num_checkpoints: int = 0
+    """Checkpoints of sessions that are kept."""
+    checkpoint_bytes: int = 0
+    """Their disk usage."""
+    num_warm: int = 0
+    """Sandboxes that wait for a session."""
     backends: Sequence[BackendView]
     gate: Gate
 
@@ -61,14 +68,10 @@ class _Totals(msgspec.Struct):
     untrainable: int = 0
 
 
-class NodeMetrics:
-    """One for each node; all methods belong to its event loop."""
+class _AttemptMetrics:
+    """Counters of attempts that ended, and of their resources."""
 
-    def __init__(self) -> None:
-        self._now: NodeNow | None = None
-        self._totals = _Totals()
-        self._registry = registry = new_registry(self._read)
-        self.loop_lag = LoopLag(registry)
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._attempts = Counter(
             "gangline_attempts", "Attempts that ended on this node.", ["outcome"], registry=registry
         )
@@ -82,6 +85,63 @@ class NodeMetrics:
         self._failures = Counter(
             "gangline_failures", "Failed attempts, by boundary and code.", ["boundary", "code"], registry=registry
         )
+        self._cpu_s = Counter(
+            "gangline_sandbox_cpu_seconds",
+            "Processor time in sandboxes of attempts that ended, where it is known.",
+            ["part"],
+            registry=registry,
+        )
+        self._peak_bytes = Histogram(
+            "gangline_sandbox_peak_memory_bytes",
+            "Highest memory of attempts' sandboxes, where it is known.",
+            ["part"],
+            buckets=_MEMORY_BUCKETS_BYTES,
+            registry=registry,
+        )
+        self._written_bytes = Counter(
+            "gangline_sandbox_written_bytes",
+            "Bytes that sandboxes of attempts that ended have written to disks, where it is known.",
+            ["part"],
+            registry=registry,
+        )
+        self._network_bytes = Counter(
+            "gangline_sandbox_network_bytes",
+            "Bytes between sandboxes of attempts that ended and the node's proxy, or hosts of network lists.",
+            ["part", "way", "direction"],
+            registry=registry,
+        )
+
+    def ended(self, result: SessionResult) -> None:
+        self._attempts.labels(result.outcome).inc()
+        if result.failure is not None:
+            self._failures.labels(result.failure.boundary, result.failure.code).inc()
+        for timing in result.timings:
+            self._stage_s.labels(timing.stage).observe(max(0.0, timing.ended_at - timing.started_at))
+        if result.usage is not None:
+            self._used("agent", result.usage.agent)
+            if result.usage.grading is not None:
+                self._used("grading", result.usage.grading)
+
+    def _used(self, part: str, usage: Usage) -> None:
+        self._cpu_s.labels(part).inc(usage.cpu_s or 0.0)
+        self._written_bytes.labels(part).inc(usage.written_bytes or 0)
+        if usage.peak_memory_bytes is not None:
+            self._peak_bytes.labels(part).observe(usage.peak_memory_bytes)
+        for way in ("proxy", "list"):
+            for direction in ("sent", "received"):
+                num_bytes = getattr(usage, f"{way}_{direction}_bytes")
+                self._network_bytes.labels(part, way, direction).inc(num_bytes or 0)
+
+
+class NodeMetrics:
+    """One for each node; all methods belong to its event loop."""
+
+    def __init__(self) -> None:
+        self._now: NodeNow | None = None
+        self._totals = _Totals()
+        self._registry = registry = new_registry(self._read)
+        self.loop_lag = LoopLag(registry)
+        self._attempts = _AttemptMetrics(registry)
         self._errors = Counter(
             "gangline_call_errors",
             "Errors returned to agents, by boundary and code.",
@@ -130,11 +190,7 @@ class NodeMetrics:
                 totals.untrainable += 1
 
     def attempt_ended(self, result: SessionResult) -> None:
-        self._attempts.labels(result.outcome).inc()
-        if result.failure is not None:
-            self._failures.labels(result.failure.boundary, result.failure.code).inc()
-        for timing in result.timings:
-            self._stage_s.labels(timing.stage).observe(max(0.0, timing.ended_at - timing.started_at))
+        self._attempts.ended(result)
 
     def error_told(self, error: GanglineError) -> None:
         """An agent's call was answered with an error."""
@@ -151,6 +207,9 @@ class NodeMetrics:
             gate_calls_waiting=gate.num_waiting,
             calls_in_flight=gate.num_in_flight,
             policy_version=gate.version,
+            checkpoints=now.num_checkpoints,
+            checkpoint_bytes=now.checkpoint_bytes,
+            warm_sandboxes=now.num_warm,
             **msgspec.structs.asdict(self._totals),
         )
 
@@ -171,6 +230,9 @@ class NodeMetrics:
             now.breaker.state != "closed",
         )
         yield GaugeMetricFamily("gangline_external_sessions", "Open external sessions.", now.num_external)
+        yield GaugeMetricFamily("gangline_checkpoints", "Checkpoints of sessions.", now.num_checkpoints)
+        yield GaugeMetricFamily("gangline_checkpoint_bytes", "Disk usage of checkpoints.", now.checkpoint_bytes)
+        yield GaugeMetricFamily("gangline_warm_sandboxes", "Sandboxes that wait for a session.", now.num_warm)
         yield GaugeMetricFamily("gangline_gate_closed", "1 while calls are held for a weight update.", gate.is_paused)
         yield GaugeMetricFamily("gangline_gate_calls_waiting", "Calls waiting at the gate.", gate.num_waiting)
         yield GaugeMetricFamily("gangline_calls_in_flight", "Calls in flight at an engine.", gate.num_in_flight)

@@ -13,13 +13,12 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Protocol, TypeVar
 
-import msgspec
-
 import gangline
 from gangline.domain.lifecycle import Stage
+from gangline.domain.node_views import Stuck
 from gangline.store.journal.log import AttemptKey
 
-__all__ = ["Stuck", "Watchdog", "session_task", "where_tasks_wait"]
+__all__ = ["Watchdog", "session_task", "where_tasks_wait"]
 
 log = logging.getLogger("gangline.node")
 
@@ -40,20 +39,6 @@ class Watched(Protocol):
     def since(self) -> float: ...
 
     def overdue_s(self) -> float | None: ...
-
-
-class Stuck(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that should have gone on."""
-
-    session_id: str
-    attempt: int
-    stage: Stage
-    since: float
-    """When it came there. Unix time, UTC, seconds."""
-    overdue_s: float
-    """For how long its budget has been over."""
-    waits_at: dict[str, list[str]]
-    """Each of its tasks -> the innermost frames, the last one the innermost."""
 
 
 class Watchdog:

@@ -23,6 +23,7 @@ from gangline.domain.contracts import AgentRun, ExecResult, Launch, RuntimeHandl
 from gangline.domain.errors import Failure
 from gangline.domain.lifecycle import Outcome
 from gangline.domain.session import HarnessExit, Lease, StageTiming
+from gangline.domain.usage import Usage
 from gangline.gateway.backends.gate import GateMeter
 from gangline.store.journal.log import AttemptKey
 
@@ -90,6 +91,8 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     artifacts: dict[str, bytes]
     ended_at: float
     """Unix time, UTC, seconds."""
+    usage: Usage | None = None
+    """Resources of the agent's sandbox until then; None where it had none."""
 
 
 class RunClock:

@@ -17,12 +17,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from gangline import plugins
 from gangline.domain.completion import Completion
-from gangline.domain.contracts import HarnessContext, Usage
+from gangline.domain.contracts import HarnessContext
 from gangline.domain.errors import NodeError, RuntimeFailed
 from gangline.domain.ids import new_secret
 from gangline.domain.lifecycle import Stage
 from gangline.domain.session import Lease, SessionResult, StageTiming
 from gangline.domain.task import TaskRequest
+from gangline.domain.usage import Usage
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.gateway.sessions.adoption import RESTARTED, AttemptNote, LastingHandle, RunEnd
@@ -88,7 +89,7 @@ class Attempt:
             async with self._parts.pools.postrun:
                 with self.stages.within("postrun", self._task.evaluation_timeout_seconds):
                     graded = await self.grade(end)
-            return self._result(end, graded)
+            return await self._result(end, graded)
         finally:
             self.stages.move("postrun", _STOP_S)
             await _uncancelled(self._clean())
@@ -211,6 +212,7 @@ class Attempt:
     async def _prepared(self) -> Prepared:
         task, parts = self._task, self._parts
         handle = await self._sandboxes.start("agent")
+        await self._sandboxes.begin_checkpoints()
         session = self._open_session(new_secret("gls"))
         harness = plugins.make_harness(task.agent.harness, task.agent.settings)
         context = HarnessContext(
@@ -240,8 +242,9 @@ class Attempt:
             sample_index=self.lease.sample_index,
             max_turns=agent.max_turns,
             max_sampled_tokens=agent.max_sampled_tokens,
+            max_repeated_actions=agent.max_repeated_actions,
         )
-        self._session = self._parts.open_session(spec, completions)
+        self._session = self._parts.open_session(spec, completions, self._sandboxes.checkpoint)
         return self._session
 
     # -- POSTRUN -------------------------------------------------------------------------------------------------
@@ -250,7 +253,7 @@ class Attempt:
         """POSTRUN: the traces, and the reward. Raises only CancelledError."""
         return await Postrun(self.lease, self._task, self._parts, self._sandboxes, self.stages).graded(end)
 
-    def _result(self, end: RunEnd, graded: Graded) -> SessionResult:
+    async def _result(self, end: RunEnd, graded: Graded) -> SessionResult:
         agent = self._sandboxes.agent
         return SessionResult(
             session_id=self.lease.session_id,
@@ -268,6 +271,7 @@ class Attempt:
             timings=self.stages.timings,
             artifacts=graded.artifacts,
             limits={} if agent is None else agent.limits(),
+            usage=await self._sandboxes.usage(end.usage, was_graded=end.outcome != "infra_error"),
         )
 
     async def _clean(self) -> None:

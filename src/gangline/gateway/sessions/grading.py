@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from gangline.domain.contracts import Controlled, EvaluationContext, Evaluator, Reward, RuntimeHandle
-from gangline.domain.errors import EvaluatorError, GanglineError, GradingSpoiled
+from gangline.domain.errors import EvaluatorError, GanglineError, GraderUnavailable, GradingSpoiled
 from gangline.domain.session import HarnessExit
 
 __all__ = ["MAX_ARTIFACT_BYTES", "bounded", "graded", "within"]
@@ -43,6 +43,8 @@ async def graded(
     """
     try:
         return await _reward(evaluator, context, budget_s)
+    except GraderUnavailable:
+        raise
     except EvaluatorError as error:
         if not (isinstance(evaluator, Controlled) and evaluator.is_controlled):
             raise

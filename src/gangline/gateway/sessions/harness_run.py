@@ -13,17 +13,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from gangline.domain.contracts import AgentRun, ExecResult, Harness, Launch, Logged, RuntimeHandle, Usage
+from gangline.domain.contracts import AgentRun, ExecResult, Harness, Launch, Logged, RuntimeHandle
 from gangline.domain.errors import Failure, GanglineError, RuntimeFailed
 from gangline.domain.lifecycle import Outcome
 from gangline.domain.session import HarnessExit
 from gangline.domain.task import LimitsSpec, TaskRequest
+from gangline.domain.usage import Usage
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.health.watchdog import session_task
 from gangline.gateway.sessions.adoption import AttemptNote, RunClock, RunEnd, annotate, rejoin, run_harness, tell_spent
 from gangline.gateway.sessions.failures import failure_of
 from gangline.gateway.sessions.harness_logs import collect_logs
-from gangline.gateway.sessions.sandboxes import describe_end
+from gangline.gateway.sessions.sandboxes import describe_end, usage_of
 
 __all__ = ["HarnessRun", "Prepared", "over_limit"]
 
@@ -72,7 +73,8 @@ class HarnessRun:
         """Run the harness to its end. Raises: RuntimeFailed, and errors of an agent in the node's process."""
         handle, harness = self._prepared.handle, self._prepared.harness
         result = await self._executed()
-        await self._note_usage()
+        usage = await usage_of(handle)
+        self._note_excess(usage)
         logs = await collect_logs(handle, harness.logs) if isinstance(harness, Logged) else {}
         verdict = self._verdict(result)
         end = RunEnd(
@@ -81,6 +83,7 @@ class HarnessRun:
             harness_exit=verdict.exit,
             artifacts=logs | {"harness.stdout": result.stdout, "harness.stderr": result.stderr},
             ended_at=self._now(),
+            usage=usage,
         )
         try:
             await annotate(handle, self._note(end))
@@ -135,12 +138,10 @@ class HarnessRun:
             return await rejoin(self._prepared.handle)
         return await run_harness(self._prepared.handle, self._prepared.launch, self._note(None), MAX_LOG_BYTES)
 
-    async def _note_usage(self) -> None:
+    def _note_excess(self, usage: Usage) -> None:
         """Whether the runtime itself ended the harness for its use of the disk."""
-        with suppress(RuntimeFailed):
-            usage = await self._prepared.handle.usage()
-            if self._evicted is None and (why := over_limit(usage, self._task.runtime.limits)) is not None:
-                self._evicted = _disk_limit(why)
+        if self._evicted is None and (why := over_limit(usage, self._task.runtime.limits)) is not None:
+            self._evicted = _disk_limit(why)
 
     def _verdict(self, result: ExecResult) -> _Verdict:
         """Outcome of RUN. A limit is an outcome, however the harness reacted to the rejected call."""
@@ -155,6 +156,9 @@ class HarnessRun:
 
     def _judged(self, result: ExecResult) -> tuple[Outcome, Failure | None]:
         session = self._prepared.session
+        if result.memory_kill:
+            message = f"the agent was {result.memory_kill} (limits.memory_bytes)"
+            return "memory_limit", Failure(boundary="harness", code="memory_limit", message=message, retryable=False)
         try:
             verdict = self._prepared.harness.judge(result)
         except Exception as error:  # a plug-in's

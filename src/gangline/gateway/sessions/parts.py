@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from gangline import plugins
 from gangline.domain.completion import Completion
-from gangline.domain.contracts import RuntimeHandle, RuntimeStart
+from gangline.domain.contracts import GraderEngine, RuntimeHandle, RuntimeStart
 from gangline.domain.session import SessionResult
 from gangline.domain.task import SamplingPolicy
 from gangline.gateway.backends.gate import Gate
@@ -19,6 +19,9 @@ from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.gateway.health.metrics import NodeMetrics
 from gangline.gateway.sessions.pools import Pools
+from gangline.gateway.sessions.stock.checkpoints import Checkpoints
+from gangline.gateway.sessions.stock.warm import WarmPool
+from gangline.gateway.sessions.verdicts import Verdicts
 from gangline.runtimes.keeping.kept import Keeper
 from gangline.store.journal.log import Journal
 
@@ -44,11 +47,29 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     gate: Gate = msgspec.field(default_factory=Gate)
     sampling: SamplingPolicy | None = None
     """The operator's, applied after a task's own."""
+    grader_engines: Mapping[str, GraderEngine] = {}
+    """Models that evaluators may name."""
+    reward_functions: frozenset[str] = frozenset()
+    """Functions that evaluators may name, as `module:function`."""
+    verdicts: Verdicts = msgspec.field(default_factory=Verdicts)
     metrics: NodeMetrics = msgspec.field(default_factory=NodeMetrics)
     on_result: Callable[[SessionResult], None] | None = None
     """Called with the result of each attempt that ended."""
+    checkpoints: Checkpoints = msgspec.field(default_factory=Checkpoints)
+    """Checkpoints of the sessions whose tasks ask for them."""
+    warm: WarmPool | None = None
+    """None: every sandbox is started when its session asks for it."""
     keeper: Keeper | None = None
     """Where sandboxes live that are to outlive the node's process; None: none is."""
+
+    def engines_for_graders(self) -> dict[str, GraderEngine]:
+        """The operator's, and `policy` while an engine is healthy."""
+        healthy = [view for view in self.backends.views() if view.state == "healthy"]
+        if not healthy:
+            return dict(self.grader_engines)
+        view = min(healthy, key=lambda view: view.num_calls)
+        policy = GraderEngine(url=view.url, model=view.model, key_env=view.api_key_env)
+        return {**self.grader_engines, "policy": policy}
 
     @property
     def model(self) -> str:
@@ -59,8 +80,13 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a session of that id is open, whoever opened it."""
         return self.proxy.serves(session_id)
 
-    def open_session(self, spec: SessionSpec, completions: Sequence[Completion] = ()) -> ModelSession:
-        """Answer a session's calls from here on. `completions`: see `ModelSession`.
+    def open_session(
+        self,
+        spec: SessionSpec,
+        completions: Sequence[Completion] = (),
+        checkpoint: Callable[[], Awaitable[str | None]] | None = None,
+    ) -> ModelSession:
+        """Answer a session's calls from here on. `completions`, `checkpoint`: see `ModelSession`.
 
         Raises: Conflict when its id is taken.
         """
@@ -71,6 +97,7 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
             completions=completions,
             gate=self.gate,
             sampling=self.sampling,
+            checkpoint=checkpoint,
         )
         self.proxy.add(session)
         return session

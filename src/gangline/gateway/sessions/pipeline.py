@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 from gangline.domain.errors import GanglineError, TooManyFiles
 from gangline.domain.lifecycle import STAGES, Stage
+from gangline.domain.node_views import NodeStatus
 from gangline.domain.session import Lease
 from gangline.gateway.health.breaker import Breaker
 from gangline.gateway.health.disk_guard import DiskGuard
@@ -137,32 +137,35 @@ class Pipeline:
         if running:
             await asyncio.wait(running.values())
 
-    def status(self) -> dict[str, Any]:
-        """For people and for the heartbeat."""
-        return {
-            "node_id": self._parts.node_id,
-            "model": self._parts.model,
-            "stages": self._num_in_stages(),
-            "sizes": self._parts.pools.sizes.model_dump(),
-            "num_ended": self._num_ended,
-            "draining": self._draining.is_set(),
-            "breaker": self._breaker.view(),
-            "stuck": self._watchdog.stuck,
-            "disk": self._disk.state(),
-        }
+    def status(self) -> NodeStatus:
+        return NodeStatus(
+            node_id=self._parts.node_id,
+            model=self._parts.model,
+            stages=self._num_in_stages(),
+            sizes=self._parts.pools.sizes.model_dump(),
+            num_ended=self._num_ended,
+            draining=self._draining.is_set(),
+            breaker=self._breaker.view(),
+            stuck=self._watchdog.stuck,
+            disk=self._disk.state(),
+            num_external_sessions=self._num_external(),
+        )
 
-    def _num_in_stages(self) -> dict[str, int]:
+    def _num_in_stages(self) -> dict[Stage, int]:
         stages = [attempt.stage for attempt in self._attempts.values()]
         return {stage: stages.count(stage) for stage in STAGES}
 
     def now(self) -> NodeNow:
         """For metrics and for the heartbeat."""
         return NodeNow(
-            stages=self._num_in_stages(),
+            stages={**self._num_in_stages()},
             sizes=self._parts.pools.sizes.model_dump(),
             num_stuck=len(self._watchdog.stuck),
             breaker=self._breaker.view(),
             num_external=self._num_external(),
+            num_checkpoints=self._parts.checkpoints.num_kept,
+            checkpoint_bytes=self._parts.checkpoints.num_bytes,
+            num_warm=0 if self._parts.warm is None else self._parts.warm.num_spare,
             backends=self._parts.backends.views(),
             gate=self._parts.gate,
         )

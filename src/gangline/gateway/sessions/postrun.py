@@ -63,6 +63,7 @@ class Postrun:
         self._lease = lease
         self._key = AttemptKey(lease.session_id, lease.attempt)
         self._task = task
+        self._parts = parts
         self._journal = parts.journal
         self._sandboxes = sandboxes
         self._stages = stages
@@ -131,10 +132,13 @@ class Postrun:
             harness_exit=end.harness_exit,
             harness_stdout=end.artifacts.get("harness.stdout", b""),
             runtime=self._sandboxes.agent,
-            fresh_runtime=self._sandboxes.fresh,
+            fresh_runtime=self._sandboxes.clean,
             refresh_runtime=self._task.evaluator.refresh_runtime,
             metadata=self._task.metadata,
             artifacts=artifacts,
+            engines=self._parts.engines_for_graders(),
+            functions=self._parts.reward_functions,
+            verdicts=self._parts.verdicts,
         )
 
     async def _evaluate(self, context: EvaluationContext) -> Reward:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
 from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import GanglineError, PrepareFailed, RuntimeFailed
 from gangline.domain.session import Lease
-from gangline.domain.task import ExecAction, TaskRequest, decoded
+from gangline.domain.task import ExecAction, RuntimeSpec, TaskRequest, decoded
+from gangline.domain.usage import SessionUsage, Usage, since, summed, unmeasured
 from gangline.gateway.health.watchdog import session_task
 from gangline.gateway.sessions.grading import within
 from gangline.gateway.sessions.parts import NodeParts
 
-__all__ = ["Sandboxes", "describe_end"]
+__all__ = ["Sandboxes", "describe_end", "start_prepared", "usage_of"]
 
 log = logging.getLogger("gangline.node")
 
@@ -31,6 +32,7 @@ class Sandboxes:
         self._parts = parts
         self._started = [] if agent is None else [agent]
         self._fresh: asyncio.Task[RuntimeHandle] | None = None
+        self._num_clean = 0
 
     @property
     def agent(self) -> RuntimeHandle | None:
@@ -38,33 +40,55 @@ class Sandboxes:
         return self._started[0] if self._started else None
 
     async def start(self, role: str) -> RuntimeHandle:
-        """Start a sandbox and run the task's prepare actions there. The agent's comes first.
+        """Start a sandbox and run the task's prepare actions there, or take a warm one. The agent's comes first.
 
         Raises: PrepareFailed, and the runtime's errors.
         """
-        spec, runtime_id = self._task.runtime, f"{self._lease.session_id}.{self._lease.attempt}.{role}"
-        start = RuntimeStart(
-            runtime_id=runtime_id,
-            owner=self._parts.owner,
-            spec=spec,
-            folder=self._parts.runtimes_folder / runtime_id,
-            proxy_port=self._parts.proxy_port,
-            hidden=self._parts.hidden,
-        )
-        handle = await self._parts.start_runtime(spec.backend, start)
+        spec, warm = self._task.runtime, self._parts.warm
+        handle = None if warm is None else await warm.take(spec, self._task.submitter)
+        if handle is not None:
+            self._started.append(handle)
+            return handle
+        handle = await _started(self._parts, spec, f"{self._lease.session_id}.{self._lease.attempt}.{role}")
         self._started.append(handle)
-        for action in spec.prepare:
-            if isinstance(action, ExecAction):
-                await _prepare(handle, action)
-            else:
-                await handle.upload(action.path, decoded(action.content, action.encoding), mode=action.mode)
+        await _prepare_all(handle, spec)
         return handle
+
+    async def begin_checkpoints(self) -> None:
+        """Freeze the agent's prepared files, where the task asks for checkpoints. Before the agent starts.
+
+        Raises: RuntimeUnavailable where there are none; RuntimeFailed.
+        """
+        if self._task.capture.checkpoints == "turn":
+            assert self.agent is not None
+            await self._parts.checkpoints.begin(self._lease.session_id, self.agent)
+
+    @property
+    def checkpoint(self) -> Callable[[], Awaitable[str | None]] | None:
+        """See `CallParts.checkpoint`."""
+        agent = self.agent
+        if self._task.capture.checkpoints == "none" or agent is None:
+            return None
+        return lambda: self._parts.checkpoints.take(self._lease.session_id, agent)
 
     async def start_grader(self, role: str) -> RuntimeHandle:
         """Start a clean sandbox within INIT's budget. Raises: RuntimeFailed, and as `start`."""
         budget_s = self._task.init_timeout_seconds
         out_of_time = RuntimeFailed(f"the grader's clean runtime ran out of INIT's budget of {budget_s:g} s")
         return await within(budget_s, self.start(role), out_of_time)
+
+    async def usage(self, run: Usage | None, *, was_graded: bool) -> SessionUsage | None:
+        """Resources of the attempt so far, before `stop`; None where no sandbox was started.
+
+        run: of the agent's sandbox at the end of RUN; None where RUN did not end.
+        """
+        if self.agent is None:
+            return None
+        total, *graders = [await usage_of(handle) for handle in self._started]
+        if run is None:
+            return SessionUsage(agent=total)
+        grading = summed([*graders, since(run, total)]) if was_graded else None
+        return SessionUsage(agent=run, grading=grading)
 
     def prewarm(self) -> None:
         """Start the grader's sandbox while the agent runs, where the evaluator wants one and the node has the room."""
@@ -88,6 +112,11 @@ class Sandboxes:
             self._fresh = self._begin(self.start_grader("grader"))
         return self._fresh
 
+    async def clean(self) -> RuntimeHandle:
+        """A clean sandbox for each call: the prewarmed one comes first. Raises: as `start_grader`."""
+        self._num_clean += 1
+        return await (self.fresh() if self._num_clean == 1 else self.start_grader(f"grader.{self._num_clean}"))
+
     def _begin(self, work: Coroutine[Any, Any, RuntimeHandle]) -> asyncio.Task[RuntimeHandle]:
         return session_task(self._lease.session_id, "grader", work)
 
@@ -108,11 +137,51 @@ class Sandboxes:
 
     async def stop(self) -> None:
         await self.drop_grader()
+        self._parts.checkpoints.ended(self._lease.session_id)
         for handle in self._started:
             try:
                 await handle.stop()
             except GanglineError as error:
                 log.error("runtime.stop_failed runtime=%s message=%s", handle.runtime_id, error)
+
+
+async def start_prepared(parts: NodeParts, spec: RuntimeSpec, runtime_id: str) -> RuntimeHandle:
+    """Start a sandbox that no session has asked for; one that fails leaves nothing. Raises: as `Sandboxes.start`."""
+    handle = await _started(parts, spec, runtime_id)
+    try:
+        await _prepare_all(handle, spec)
+    except BaseException:
+        await asyncio.shield(handle.stop())
+        raise
+    return handle
+
+
+async def _started(parts: NodeParts, spec: RuntimeSpec, runtime_id: str) -> RuntimeHandle:
+    start = RuntimeStart(
+        runtime_id=runtime_id,
+        owner=parts.owner,
+        spec=spec,
+        folder=parts.runtimes_folder / runtime_id,
+        proxy_port=parts.proxy_port,
+        hidden=parts.hidden,
+    )
+    return await parts.start_runtime(spec.backend, start)
+
+
+async def _prepare_all(handle: RuntimeHandle, spec: RuntimeSpec) -> None:
+    for action in spec.prepare:
+        if isinstance(action, ExecAction):
+            await _prepare(handle, action)
+        else:
+            await handle.upload(action.path, decoded(action.content, action.encoding), mode=action.mode)
+
+
+async def usage_of(handle: RuntimeHandle) -> Usage:
+    """Also of a sandbox that is gone: then nothing is known."""
+    try:
+        return await handle.usage()
+    except GanglineError as error:
+        return unmeasured(error.message)
 
 
 async def _prepare(handle: RuntimeHandle, action: ExecAction) -> None:
@@ -126,4 +195,6 @@ def describe_end(result: ExecResult) -> str:
     """How a command ended, for a message."""
     if result.timed_out:
         return "ran out of time"
+    if result.memory_kill:
+        return f"was {result.memory_kill}"
     return f"exited {result.exit_code}" if result.signal is None else f"was ended by signal {result.signal}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from gangline.engines.contract import Engine
+from gangline.event_loop import Share
 from gangline.gateway.backends.gate import Gate, GateMeter
 from gangline.gateway.truth.ledger import Ledger
 from gangline.gateway.truth.stitch import PromptTier
@@ -24,3 +25,7 @@ class CallParts(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time, UTC, seconds."""
     with_texts: bool
     """Whether records keep the texts of sampled tokens."""
+    share: Share = msgspec.field(default_factory=Share)
+    """The session's share of the event loop, for the long work of all its calls."""
+    checkpoint: Callable[[], Awaitable[str | None]] | None = None
+    """Makes a checkpoint of the session's files and returns its id, or None where that failed; None makes none."""

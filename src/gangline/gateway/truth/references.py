@@ -36,7 +36,10 @@ INSTRUCTIONS = "instructions"
 def resolved(call: ModelCall, ledger: Ledger) -> ModelCall:
     """The call with its whole conversation. Raises: InvalidRequest when it refers to a reply of another session."""
     _refuse_unknown_references(call, ledger)
-    messages = tuple(_whole(message, ledger) for message in call.messages)
+    messages = call.messages
+    # Few calls have any, and of a conversation of thousands of messages the loop below takes milliseconds.
+    if any(type(part) is Thinking for message in messages for part in message.parts):
+        messages = tuple(_whole(message, ledger) for message in messages)
     if call.previous_reply_id is None:
         return msgspec.structs.replace(call, messages=messages)
     earlier = ledger.reply(call.previous_reply_id)

@@ -114,6 +114,8 @@ class Tools:
     def _end(self, result: ExecResult) -> str:
         if result.timed_out:
             return f"killed after {self._command_timeout_s:g} s"
+        if result.memory_kill:
+            return result.memory_kill
         return f"exit code {result.exit_code}" if result.signal is None else f"killed by signal {result.signal}"
 
     async def _read_file(self, path: str) -> str:

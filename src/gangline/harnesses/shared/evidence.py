@@ -17,6 +17,7 @@ def describe_exit(result: ExecResult) -> str:
     if result.timed_out:
         return "killed when its time was up"
     end = f"exited with {result.exit_code}" if result.signal is None else f"killed by {_signal_name(result.signal)}"
+    end = result.memory_kill or end
     said = last_line(result.stderr)
     return f"{end}: {said}" if said else end
 

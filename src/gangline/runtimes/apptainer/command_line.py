@@ -17,8 +17,8 @@ import msgspec
 
 from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.runtimes.bubblewrap.command_line import HOST_ROOTS
-from gangline.runtimes.commands.execution import launcher_argv
 from gangline.runtimes.commands.holder import PATH, WAITING
+from gangline.runtimes.commands.zygote import launcher_argv
 from gangline.runtimes.confinement.masks import masked
 
 __all__ = ["ApptainerLaunch", "View", "checked_image", "container_environment", "exec_arguments", "make_host_root"]

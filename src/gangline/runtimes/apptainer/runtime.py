@@ -17,13 +17,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import ClassVar
 
-from gangline.domain.contracts import RuntimeHandle, RuntimeStart
+from gangline.domain.contracts import Checkpoint, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import GanglineError, RuntimeFailed, RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.task import LimitsSpec, RuntimeSpec
@@ -36,15 +35,17 @@ from gangline.runtimes.apptainer.command_line import (
     make_host_root,
 )
 from gangline.runtimes.bubblewrap.command_line import SHM_BYTES
-from gangline.runtimes.commands.execution import helper_argv
 from gangline.runtimes.commands.holder import PATH, Launch
 from gangline.runtimes.commands.sandbox import begun
+from gangline.runtimes.commands.zygote import run_helper
 from gangline.runtimes.confinement.cgroups import remove_owned
 from gangline.runtimes.confinement.masks import refuse_hidden_image
+from gangline.runtimes.layers.records import release
 from gangline.runtimes.namespaced import HOME, can_give_users, checked_folders, grader_folder, namespaced
 from gangline.runtimes.network.loopback import LoopbackAddress
 from gangline.runtimes.shared.environment import exposed_folders, image_environment
-from gangline.runtimes.shared.leftovers import kill_mounted, reap
+from gangline.runtimes.shared.leftovers import Mark, kill_mounted, reap
+from gangline.runtimes.shared.threads import run_to_end
 from gangline.runtimes.shared.users import HeldUser
 from gangline.settings import Settings
 
@@ -111,6 +112,9 @@ class ApptainerRuntime:
         user = HeldUser(start.runtime_id) if self._privileged else None
         return await begun(namespaced(start, self.name, enclosure, shared, user))
 
+    async def release(self, checkpoint: Checkpoint) -> None:
+        await run_to_end(release, checkpoint)
+
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
         await asyncio.to_thread(kill_mounted, self.name, owner, root, keep)
         removed = await asyncio.to_thread(reap, self.name, owner, root, keep)
@@ -121,6 +125,8 @@ class ApptainerRuntime:
 class _Container:
     """See `namespaced.Enclosure`."""
 
+    has_private_mounts = False
+
     def __init__(
         self,
         start: RuntimeStart,
@@ -130,6 +136,7 @@ class _Container:
         program: Sequence[str],
         fakeroot: bool,
     ) -> None:
+        self._label = Mark(owner=start.owner, runtime=ApptainerRuntime.name, runtime_id=start.runtime_id).label
         self._folder = start.folder
         self._hidden = start.hidden
         self._image = image
@@ -164,7 +171,8 @@ class _Container:
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o755)
 
-    def launch(self) -> Launch:
+    def launch(self, entering: Sequence[str]) -> Launch:
+        assert not entering, "no private mounts here"
         names = ("passwd", "group", "hosts")
         view = View(
             image=self._image or str(self._folder / "root"),
@@ -181,10 +189,10 @@ class _Container:
         return ApptainerLaunch(exec_arguments(self._program, view), self._folder / "apptainer")
 
     def entered(self, proc_fd: int) -> None:
-        helper = helper_argv("shared_memory", f"{proc_fd}, {SHM_BYTES}")
-        ran = subprocess.run(helper, pass_fds=[proc_fd], capture_output=True, text=True, check=False)
-        if ran.returncode != 0:
-            raise RuntimeFailed(f"/dev/shm of a container could not be limited: {ran.stderr.strip()[-200:]}")
+        try:
+            run_helper("shared_memory", self._label, [proc_fd], SHM_BYTES)
+        except RuntimeFailed as error:
+            raise RuntimeFailed(f"/dev/shm of a container could not be limited: {error.message}") from error
         self._image_env = container_environment(int(os.readlink(f"/proc/self/fd/{proc_fd}").rpartition("/")[2]))
 
     def environment(self, extra: Mapping[str, str]) -> dict[str, str]:

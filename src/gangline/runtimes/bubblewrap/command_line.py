@@ -66,8 +66,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 class BubblewrapLaunch:
     """See `holder.Launch`."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(self, arguments: Sequence[str], entering: Sequence[str] = ()) -> None:
+        """`entering`: the beginning of the command line, which leads to where its folders are mounted."""
         self._arguments = arguments
+        self._entering = entering
         self._info_read, self._info_write = os.pipe2(os.O_CLOEXEC)
 
     def spawn(self, label: str) -> subprocess.Popen[bytes]:
@@ -76,7 +78,11 @@ class BubblewrapLaunch:
                 file.write(b"\0".join(map(os.fsencode, self._arguments)))
                 file.seek(0)
                 return subprocess.Popen(
-                    ["bwrap", "--info-fd", str(self._info_write), "--args", str(file.fileno()), *WAITING],
+                    [
+                        *self._entering,
+                        *("bwrap", "--info-fd", str(self._info_write), "--args", str(file.fileno())),
+                        *WAITING,
+                    ],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,

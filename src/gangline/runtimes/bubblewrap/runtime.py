@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import ClassVar
 
-from gangline.domain.contracts import RuntimeHandle, RuntimeStart
+from gangline.domain.contracts import Checkpoint, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import GanglineError, RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.task import LimitsSpec, RuntimeSpec
@@ -31,6 +31,7 @@ from gangline.runtimes.bubblewrap.obstacles import obstacle
 from gangline.runtimes.commands.holder import Launch
 from gangline.runtimes.commands.sandbox import begun
 from gangline.runtimes.confinement.cgroups import remove_owned
+from gangline.runtimes.layers.records import release
 from gangline.runtimes.namespaced import (
     HOME,
     can_give_users,
@@ -41,6 +42,7 @@ from gangline.runtimes.namespaced import (
 )
 from gangline.runtimes.shared.environment import clean_environment, exposed_folders
 from gangline.runtimes.shared.leftovers import reap
+from gangline.runtimes.shared.threads import run_to_end
 from gangline.runtimes.shared.users import HeldUser
 from gangline.settings import Settings
 
@@ -84,6 +86,9 @@ class SandboxRuntime:
         uid = None if user is None else user.uid
         return await begun(namespaced(start, self.name, _Bubblewrap(start, shared, self._expose, uid), shared, user))
 
+    async def release(self, checkpoint: Checkpoint) -> None:
+        await run_to_end(release, checkpoint)
+
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
         removed = await asyncio.to_thread(reap, self.name, owner, root, keep)
         await remove_owned(owner, keep)
@@ -94,6 +99,7 @@ class _Bubblewrap:
     """See `namespaced.Enclosure`."""
 
     agent_is_root = False
+    has_private_mounts = True
 
     def __init__(
         self, start: RuntimeStart, shared: Mapping[str, Path], expose: Sequence[Path], uid: int | None
@@ -106,7 +112,7 @@ class _Bubblewrap:
     def make_folders(self) -> None:
         """Nothing beside the shared ones."""
 
-    def launch(self) -> Launch:
+    def launch(self, entering: Sequence[str]) -> Launch:
         spec = self._start.spec
         as_root = os.geteuid() == 0 and self._uid is None
         view = View(
@@ -121,7 +127,7 @@ class _Bubblewrap:
             user_namespace=self._uid is None,
         )
         uid = str(inner_uid(self._uid))
-        return BubblewrapLaunch([*arguments(view), *(["--uid", uid, "--gid", uid] if as_root else [])])
+        return BubblewrapLaunch([*arguments(view), *(["--uid", uid, "--gid", uid] if as_root else [])], entering)
 
     def entered(self, proc_fd: int) -> None:
         """Files inside are the host's."""

@@ -12,26 +12,32 @@ import fcntl
 import marshal
 import os
 import socket
-import subprocess
 import sys
 import termios
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
+from functools import partial
 from typing import Literal
 
 import msgspec
 
-import gangline
 from gangline.domain.contracts import ExecResult, OutputSink
 from gangline.domain.errors import RuntimeFailed
+from gangline.runtimes.commands.channel import LocalChannel
+from gangline.runtimes.commands.foreman import Foreman
+from gangline.runtimes.shared.accounts import Spent
 
-__all__ = ["Executions", "Order", "helper_argv", "launcher_argv"]
+__all__ = ["EndAll", "Executions", "Order"]
+
+EndAll = Callable[[], Awaitable[None]]
+"""Kills every process of a sandbox's present life, and waits for their end."""
 
 _PIECE_BYTES = 1 << 16
+_STARTED = b"started\n"
 _KILL_GRACE_S = 10.0
 """How long a supervisor may take to kill a tree before the whole sandbox is ended instead."""
-_SOURCE = str(Path(gangline.__file__).parents[1])
+_START_S = 30.0
+"""How long a command may take to be supervised. A foreman that an agent has stopped never does it."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,48 +46,37 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     argv: Sequence[str]
     cwd: str
     env: Mapping[str, str]
-    proc_fd: int | None = None
-    """An open `/proc/<pid>` folder of the sandbox to enter; None stays on the host."""
     uid: int | None = None
     """User (and group) to become; None stays who we are."""
-    supervisor_uid: int | None = None
-    """User of that sandbox that the supervisor becomes, so that the command cannot end it; None stays who we are."""
     own_namespace: bool = False
     """Whether the command gets a user namespace of its own in the sandbox's."""
     filters: Sequence[bytes] = ()
     """Filters of system calls to put on, as the kernel takes them, the first one first."""
-    cgroup_procs: Sequence[str] = ()
-    """Host paths of the `cgroup.procs` files to join."""
     rlimits: Mapping[int, int] = {}
     """RLIMIT number -> value."""
-
-
-def helper_argv(name: str, argument: int | str) -> list[str]:
-    """Command line of `gangline.runtimes.commands.helpers.<name>`. `argument`: of its `main`, as Python writes it."""
-    program = f"import sys; sys.path.append({_SOURCE!r}); from gangline.runtimes.commands.helpers.{name} import main; "
-    return [sys.executable, "-I", "-S", "-c", f"{program}main({argument})"]
-
-
-def launcher_argv(argv: Sequence[str]) -> list[str]:
-    """The same program with an empty session keyring of its own."""
-    return [*helper_argv("launcher", "sys.argv[1:]"), *argv]
+    cgroup_procs: Sequence[str] = ()
+    """Paths of the `cgroup.procs` files to join."""
+    grace_s: float = 0.0
+    """How long the command's processes have, out of time or cancelled, between SIGTERM and SIGKILL."""
 
 
 class Executions:
     """The commands that run in one sandbox, and the pipes that outlived theirs."""
 
-    def __init__(self, label: str) -> None:
-        """`label` marks our processes for the reaper."""
-        self._label = label
+    def __init__(self) -> None:
+        self.spent = Spent()
+        """By commands that have ended."""
         self._running: set[_Execution] = set()
         self._killing: set[asyncio.Task[None]] = set()
         self._pipes: set[_Pipe] = set()
+        self._channels: set[LocalChannel] = set()
 
     async def run(
         self,
+        foreman: Foreman,
         order: Order,
         *,
-        end_all: Callable[[], Awaitable[None]],
+        end_all: EndAll,
         stdin: bytes | None = None,
         timeout_s: float | None = None,
         on_output: OutputSink | None = None,
@@ -89,134 +84,228 @@ class Executions:
     ) -> ExecResult:
         """Start the command and wait for it. Cancelled or out of time, its whole tree is dead when this returns.
 
-        `end_all` kills every process of the sandbox and waits for their end: called when a supervisor was killed, or
-        cannot keep up with its tree. Raises: RuntimeFailed when the sandbox cannot be entered.
+        `end_all` is called when a supervisor was killed, cannot keep up with its tree, or did not begin.
+        Raises: RuntimeFailed when no command can be started in the sandbox.
         """
-        loop = asyncio.get_running_loop()
-        started_at = loop.time()
-        pipes = tuple(self._pipe(name, on_output, max_output_bytes) for name in ("stdout", "stderr"))
-        try:
-            execution = _Execution(order, stdin, pipes, self._label)
-        except OSError as error:
-            for pipe in pipes:
-                pipe.abandon()
-            raise RuntimeFailed(f"no process could be started for a command: {error}.") from error
-        self._running.add(execution)
+        execution = self._begin(foreman, order, stdin, on_output, max_output_bytes)
         timed_out = False
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await execution.answer()
-                if not answer:
-                    await end_all()
-                if answer.startswith("lost "):
-                    raise RuntimeFailed(f"the sandbox is gone: {answer.removeprefix('lost ')}.")
+                answer = await _ended(execution, end_all)
         except TimeoutError:
             timed_out = True
-            answer = await self._killed(execution, end_all)
+            answer = await self._killed(execution, order.grace_s, end_all)
         except asyncio.CancelledError:
-            await self._killed(execution, end_all)
+            await self._killed(execution, order.grace_s, end_all)
             raise
         finally:
-            self._running.discard(execution)
+            self._finish(execution)
+        return execution.result(answer, timed_out=timed_out)
+
+    async def open(
+        self,
+        foreman: Foreman,
+        order: Order,
+        *,
+        end_all: EndAll,
+        max_output_bytes: int,
+        on_ended: Callable[[], None],
+    ) -> LocalChannel:
+        """Start a command with a channel. Returns when it is supervised.
+
+        `on_ended` is called once, at the command's end, also where it does not begin. Raises: RuntimeFailed.
+        """
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            on_ended()
+            raise RuntimeFailed(f"no channel could be opened: {error}.") from error
+        with ExitStack() as on_failure:
+            on_failure.enter_context(ours)
+            on_failure.callback(on_ended)
+            with theirs:
+                execution = self._begin(foreman, order, None, None, max_output_bytes, theirs.fileno())
+            task = asyncio.create_task(self._channel_ended(execution, end_all))
+            on_failure.pop_all()
+            on_failure.enter_context(ours)
+            task.add_done_callback(lambda _task: on_ended())
+            kill = partial(self._killed, execution, 0.0, end_all)
+            try:
+                await execution.started()
+            except asyncio.CancelledError:
+                await kill()
+                raise
+            if not execution.is_started:
+                await task
+            on_failure.pop_all()
+        channel = LocalChannel(ours, task, kill, self._channels.discard)
+        self._channels.add(channel)
+        return channel
+
+    async def _channel_ended(self, execution: _Execution, end_all: EndAll) -> ExecResult:
+        """Raises: RuntimeFailed."""
+        try:
+            answer = await _ended(execution, end_all)
+        finally:
+            self._finish(execution)
+        return execution.result(answer, timed_out=False)
+
+    def _begin(
+        self,
+        foreman: Foreman,
+        order: Order,
+        stdin: bytes | None,
+        on_output: OutputSink | None,
+        max_bytes: int,
+        *files: int,
+    ) -> _Execution:
+        pipes = tuple(_Pipe(name, on_output, max_bytes, self._pipes.discard) for name in ("stdout", "stderr"))
+        try:
+            execution = _Execution(foreman, order, stdin, pipes, files)
+        except OSError as error:
             for pipe in pipes:
-                pipe.finish()
-        return _result(answer, timed_out, pipes, loop.time() - started_at)
+                pipe.abandon()
+            raise RuntimeFailed(f"no command could be started in the sandbox: {error}.") from error
+        self._pipes.update(pipes)
+        self._running.add(execution)
+        return execution
 
-    def _pipe(self, name: Literal["stdout", "stderr"], on_output: OutputSink | None, max_bytes: int) -> _Pipe:
-        pipe = _Pipe(name, on_output, max_bytes, self._pipes.discard)
-        self._pipes.add(pipe)
-        return pipe
+    def _finish(self, execution: _Execution) -> None:
+        self._running.discard(execution)
+        self.spent.add(execution.spent)
+        for pipe in execution.pipes:
+            pipe.finish()
 
-    async def _killed(self, execution: _Execution, end_all: Callable[[], Awaitable[None]]) -> str:
+    async def _killed(self, execution: _Execution, grace_s: float, end_all: EndAll) -> str:
         """Kill a tree; this goes on even when its caller is cancelled once more."""
-        task = asyncio.create_task(_kill(execution, end_all))
+        task = asyncio.create_task(_kill(execution, grace_s, end_all))
         self._killing.add(task)
         task.add_done_callback(self._killing.discard)
         await asyncio.shield(task)
         return "killed"
 
     async def close(self) -> None:
-        """Kill running processes, and close every pipe."""
+        """Kill running processes, and close every channel and pipe."""
         for execution in tuple(self._running):
             execution.order_kill()
         await asyncio.gather(*(execution.answer() for execution in tuple(self._running)), *self._killing)
+        for channel in tuple(self._channels):
+            channel.hang_up()
         for pipe in tuple(self._pipes):
             pipe.close()
 
 
-async def _kill(execution: _Execution, end_all: Callable[[], Awaitable[None]]) -> None:
+async def _ended(execution: _Execution, end_all: EndAll) -> str:
+    """The supervisor's last word. Raises: RuntimeFailed when there is no command."""
+    answer = await execution.answer()
+    if answer.startswith("lost "):
+        raise RuntimeFailed(f"the sandbox is gone: {answer.removeprefix('lost ')}.")
+    if answer in ("", "unstarted"):
+        await end_all()
+    if not execution.is_started and not execution.is_doomed:
+        done = "did not take a command in time" if answer else "was killed before a command began"
+        raise RuntimeFailed(
+            f"the sandbox's foreman {done}, so the sandbox was ended. Unless memory ran out, a process of the "
+            "sandbox's own did this to it."
+        )
+    return answer
+
+
+async def _kill(execution: _Execution, grace_s: float, end_all: EndAll) -> None:
+    if grace_s > 0:
+        execution.order_end()
+        await asyncio.wait([execution.ended], timeout=grace_s)
     execution.order_kill()
     try:
         async with asyncio.timeout(_KILL_GRACE_S):
             answer = await execution.answer()
     except TimeoutError:
         answer = "stuck"
-    if answer in ("stuck", ""):
+    if answer in ("stuck", "unstarted", ""):
         await end_all()
 
 
-def _result(answer: str, timed_out: bool, pipes: Sequence[_Pipe], duration_s: float) -> ExecResult:
-    word, _, number = answer.partition(" ")
-    killed = 9 if word not in ("exit", "signal") else None  # by the node, or the supervisor itself was killed
-    return ExecResult(
-        exit_code=int(number) if word == "exit" and not timed_out else None,
-        signal=None if timed_out else int(number) if word == "signal" else killed,
-        timed_out=timed_out,
-        stdout=bytes(pipes[0].kept),
-        stderr=bytes(pipes[1].kept),
-        truncated=any(pipe.truncated for pipe in pipes),
-        duration_s=duration_s,
-    )
-
-
 class _Execution:
-    """A supervisor process and the control socket to it."""
+    """A command under its supervisor, and the control socket to that."""
 
-    def __init__(self, order: Order, stdin: bytes | None, pipes: Sequence[_Pipe], label: str) -> None:
+    def __init__(
+        self, foreman: Foreman, order: Order, stdin: bytes | None, pipes: Sequence[_Pipe], files: Sequence[int]
+    ) -> None:
+        """`files`: the command's further descriptors, from number 3 on. Raises: OSError."""
+        self._loop = asyncio.get_running_loop()
+        self._began_at = self._loop.time()
+        self.pipes = pipes
         with ExitStack() as on_failure:
             ours, theirs = socket.socketpair()
             on_failure.enter_context(ours)
             with theirs, _input(stdin) as source:
-                self._process = self._spawn(order, source.fileno(), theirs.fileno(), pipes, label)
+                given = [source.fileno(), *(pipe.write_fd for pipe in pipes), *files]
+                groups = [_opened(path, on_failure) for path in order.cgroup_procs]
+                foreman.begin(theirs.fileno(), given, groups)
             on_failure.pop_all()
+            for group in groups:
+                os.close(group)
         for pipe in pipes:
             pipe.close_write_end()
         ours.setblocking(False)
+        self.spent = ""
+        """The supervisor's account of the command, once it has answered."""
+        self.is_started = self.is_doomed = False
+        self._started = asyncio.Event()
         self._control = ours
-        self._answer = asyncio.ensure_future(self._converse(marshal.dumps(_as_plain(order))))
-
-    @staticmethod
-    def _spawn(
-        order: Order, stdin_fd: int, control_fd: int, pipes: Sequence[_Pipe], label: str
-    ) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            helper_argv("supervisor", control_fd),
-            stdin=stdin_fd,
-            stdout=pipes[0].write_fd,
-            stderr=pipes[1].write_fd,
-            pass_fds=[control_fd, *([] if order.proc_fd is None else [order.proc_fd])],
-            env={"GANGLINE_RUNTIME": label},
-            cwd="/",
-        )
+        self.ended = asyncio.ensure_future(self._converse(marshal.dumps(_as_plain(order))))
+        """Done with the supervisor's last word; see `answer`."""
 
     async def _converse(self, order: bytes) -> str:
-        """The supervisor's answer; empty when it died without one."""
-        loop = asyncio.get_running_loop()
+        """Its last word; empty when it died without one, `unstarted` when it did not begin."""
         answer = bytearray()
-        with suppress(ConnectionError):
-            await loop.sock_sendall(self._control, len(order).to_bytes(4, "big") + order)
-            while piece := await loop.sock_recv(self._control, 256):
-                answer += piece
-        self._control.close()
-        self._process.wait()  # its end of the socket is closed by its exit: there is nothing to wait for
-        return answer.decode()
+        try:
+            async with asyncio.timeout(_START_S) as patience:
+                await self._loop.sock_sendall(self._control, len(order).to_bytes(4, "big") + order)
+                while piece := await self._loop.sock_recv(self._control, 256):
+                    answer += piece
+                    if answer.startswith(_STARTED):
+                        patience.reschedule(None)
+                        self.is_started = True
+                        self._started.set()
+        except ConnectionError:
+            pass  # it is gone, and said what it had to say
+        except TimeoutError:
+            return "unstarted"
+        finally:
+            self._control.close()
+            self._started.set()
+        end, _, self.spent = answer.removeprefix(_STARTED).decode().partition("\n")
+        return end
+
+    async def started(self) -> None:
+        """Returns when it has started, or ended without having started."""
+        await self._started.wait()
 
     async def answer(self) -> str:
-        return await asyncio.shield(self._answer)
+        return await asyncio.shield(self.ended)
+
+    def order_end(self) -> None:
+        with suppress(OSError):
+            self._control.send(b"e")
 
     def order_kill(self) -> None:
+        self.is_doomed = True
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
+
+    def result(self, answer: str, *, timed_out: bool) -> ExecResult:
+        word, _, number = answer.partition(" ")
+        killed = 9 if word not in ("exit", "signal") else None  # by the node, or the supervisor itself was killed
+        return ExecResult(
+            exit_code=int(number) if word == "exit" and not timed_out else None,
+            signal=None if timed_out else int(number) if word == "signal" else killed,
+            timed_out=timed_out,
+            stdout=bytes(self.pipes[0].kept),
+            stderr=bytes(self.pipes[1].kept),
+            truncated=any(pipe.truncated for pipe in self.pipes),
+            duration_s=self._loop.time() - self._began_at,
+        )
 
 
 def _as_plain(order: Order) -> dict[str, object]:
@@ -224,14 +313,19 @@ def _as_plain(order: Order) -> dict[str, object]:
         "argv": list(order.argv),
         "cwd": order.cwd,
         "env": dict(order.env),
-        "proc_fd": order.proc_fd,
         "uid": order.uid,
-        "supervisor_uid": order.supervisor_uid,
         "own_namespace": order.own_namespace,
         "filters": list(order.filters),
-        "cgroup_procs": list(order.cgroup_procs),
         "rlimits": dict(order.rlimits),
+        "grace_s": order.grace_s,
     }
+
+
+def _opened(path: str, on_failure: ExitStack) -> int:
+    """For writing. Raises: OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    on_failure.callback(os.close, fd)
+    return fd
 
 
 def _input(data: bytes | None):

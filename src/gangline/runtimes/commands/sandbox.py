@@ -9,15 +9,22 @@ Laws
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+import signal
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-from gangline.domain.contracts import ExecResult, OutputSink, Usage
-from gangline.domain.errors import RuntimeFailed, RuntimeFault
+import msgspec
+
+from gangline.domain.contracts import Channel, Checkpoint, ExecResult, OutputSink
+from gangline.domain.errors import RuntimeFailed, RuntimeFault, RuntimeUnavailable
 from gangline.domain.task import LimitsSpec
-from gangline.runtimes.commands.execution import Executions, Order
+from gangline.domain.usage import Usage
+from gangline.runtimes.commands.execution import EndAll, Executions, Order
+from gangline.runtimes.commands.foreman import Foreman
+from gangline.runtimes.layers.stack import Layers
+from gangline.runtimes.shared.accounts import Accounts, Traffic, memory_kills
 from gangline.runtimes.shared.disk import DiskWatch
 from gangline.runtimes.shared.files import SharedFolders
 from gangline.runtimes.shared.handle import ExecRequest, Handle, SandboxFacts
@@ -26,14 +33,15 @@ from gangline.runtimes.shared.threads import run_to_end
 __all__ = ["Entry", "Life", "SandboxHandle", "begun"]
 
 _T = TypeVar("_T")
+_KILLED = signal.SIGKILL
 
 
 class Entry(NamedTuple):
     """A command's way into a sandbox that is alive."""
 
+    foreman: Foreman
     order: Order
-    end_all: Callable[[], Awaitable[None]]
-    """Kills every process of this very life, and waits for their end."""
+    end_all: EndAll
 
 
 class Life(Protocol):
@@ -43,8 +51,6 @@ class Life(Protocol):
     """
 
     facts: SandboxFacts
-    label: str
-    """Marks processes for the reaper."""
     asked_limits: LimitsSpec
     moves_files_alive: bool
     """Whether files can be moved only while the sandbox is alive."""
@@ -52,6 +58,11 @@ class Life(Protocol):
     @property
     def is_alive(self) -> bool:
         """Whether commands can be started."""
+        ...
+
+    @property
+    def layers(self) -> Layers | None:
+        """None: checkpoints are not supported."""
         ...
 
     async def make(self) -> None:
@@ -90,6 +101,14 @@ class Life(Protocol):
         """See `root_inside`."""
         ...
 
+    def group_folders(self) -> Sequence[Path]:
+        """Folders of the control groups that its commands are in; none where it has none."""
+        ...
+
+    def traffic(self) -> Mapping[str, Traffic] | str:
+        """Way (`proxy`, `list`) -> its bytes over all lives; or why nobody counts them."""
+        ...
+
     def limits(self) -> dict[str, str]:
         """See `RuntimeHandle.limits`."""
         ...
@@ -113,9 +132,14 @@ class SandboxHandle(Handle):
     def __init__(self, life: Life) -> None:
         super().__init__(life.facts)
         self._life = life
-        self._executions = Executions(life.label)
+        self._executions = Executions()
+        self._accounts = Accounts()
         self._disk = DiskWatch(life.asked_limits, life.written, self.kill, root=life.root)
         self._lock = asyncio.Lock()
+        self._num_commands = 0
+        """That run, or are being started."""
+        self._moves: set[asyncio.Task[object]] = set()
+        """Files on their way in or out."""
         self._stopped = False
         self._removed = False
 
@@ -137,18 +161,47 @@ class SandboxHandle(Handle):
             await asyncio.shield(self._end())
             raise
 
-    async def execute(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
+    async def _entry(self, request: ExecRequest) -> Entry:
+        """Count the command as running from here on. Raises: RuntimeFailed, InvalidRequest, RuntimeUnavailable."""
         async with self._lock:
             await self._ensure_alive()
             entry = self._life.entry(request)
-        return await self._executions.run(
+            self._num_commands += 1
+            return entry
+
+    async def execute(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
+        entry = await self._entry(request)
+        try:
+            groups = self._life.group_folders()
+            kills = memory_kills(groups)
+            result = await self._executions.run(
+                entry.foreman,
+                entry.order,
+                end_all=entry.end_all,
+                stdin=request.stdin,
+                timeout_s=request.timeout_s,
+                on_output=on_output,
+                max_output_bytes=request.max_output_bytes,
+            )
+        finally:
+            self._num_commands -= 1
+        was_killed = _KILLED in (result.signal, (result.exit_code or 0) - 128)
+        if was_killed and memory_kills(groups).began_since(kills):
+            return msgspec.structs.replace(result, memory_limit_bytes=self._life.asked_limits.memory_bytes)
+        return result
+
+    async def open_channel(self, request: ExecRequest) -> Channel:
+        entry = await self._entry(request)
+        return await self._executions.open(
+            entry.foreman,
             entry.order,
             end_all=entry.end_all,
-            stdin=request.stdin,
-            timeout_s=request.timeout_s,
-            on_output=on_output,
             max_output_bytes=request.max_output_bytes,
+            on_ended=self._command_ended,
         )
+
+    def _command_ended(self) -> None:
+        self._num_commands -= 1
 
     async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         await self._moved(lambda files: files.write(path, data, mode))
@@ -160,19 +213,45 @@ class SandboxHandle(Handle):
         await self._moved(lambda files: files.clear(path))
 
     async def _moved(self, work: Callable[[SharedFolders], _T]) -> _T:
-        if self._life.moves_files_alive:
-            async with self._lock:
-                await self._ensure_alive()
-                opened = self._life.files()
-        else:
+        async with self._lock:
             self._check_not_stopped()
+            if self._life.moves_files_alive:
+                await self._ensure_alive()
             opened = self._life.files()
 
-        def move() -> _T:
-            with opened as files:
-                return work(files)
+            def move() -> _T:
+                with opened as files:
+                    return work(files)
 
-        return await run_to_end(move)
+            moving = asyncio.create_task(run_to_end(move))
+            self._moves.add(moving)
+            moving.add_done_callback(self._moves.discard)
+        return await moving
+
+    async def checkpoint(self, name: str = "") -> Checkpoint:
+        async with self._undisturbed() as layers:
+            if self._num_commands == 0 and await run_to_end(layers.may_stack):
+                await self._end()
+                return await run_to_end(layers.stack, name)
+            return await run_to_end(layers.copy, name)
+
+    async def reset(self, checkpoint: Checkpoint | None = None) -> None:
+        async with self._undisturbed() as layers:
+            await self._end()
+            await run_to_end(layers.reset, checkpoint)
+
+    @asynccontextmanager
+    async def _undisturbed(self) -> AsyncGenerator[Layers]:
+        """No command starts and no file is moved meanwhile. Raises: RuntimeFailed, RuntimeUnavailable."""
+        async with self._lock:
+            self._check_not_stopped()
+            if self._life.layers is None:
+                raise RuntimeUnavailable(
+                    f"checkpoints are not supported by the runtime of sandbox {self.runtime_id}; use `sandbox`."
+                )
+            if self._moves:
+                await asyncio.wait(self._moves)
+            yield self._life.layers
 
     def _check_not_stopped(self) -> None:
         if self._stopped:
@@ -184,8 +263,10 @@ class SandboxHandle(Handle):
 
     async def _end(self, *, is_last: bool = False) -> None:
         """End all processes. The lock is held."""
+        self._accounts.read(self._life.group_folders())
         self._life.doom()
         await self._executions.close()
+        self._accounts.read(self._life.group_folders())  # once more, where the groups are still there
         await self._life.end(is_last=is_last)
 
     async def stop(self) -> None:
@@ -195,12 +276,17 @@ class SandboxHandle(Handle):
                 return
             self._stopped = True
             await self._end(is_last=True)
+            if self._life.layers is not None:
+                if self._moves:
+                    await asyncio.wait(self._moves)
+                await run_to_end(self._life.layers.close)
             await self._life.remove()
             self._removed = True
 
     async def usage(self) -> Usage:
         self._check_not_stopped()
-        return self._disk.usage
+        self._accounts.read(self._life.group_folders())
+        return self._accounts.usage(self._disk.usage, self._executions.spent, self._life.traffic())
 
     def limits(self) -> dict[str, str]:
         return self._life.limits()

@@ -33,10 +33,12 @@ from gangline.domain.errors import (
 from gangline.domain.ids import validated_id
 from gangline.domain.task import LimitsSpec
 from gangline.runtimes.commands.execution import Order
+from gangline.runtimes.commands.foreman import Foreman
 from gangline.runtimes.commands.sandbox import Entry, begun
 from gangline.runtimes.confinement.cgroups import Cgroups, joined_groups
 from gangline.runtimes.confinement.limits import (
     NOT_ENFORCED,
+    NOT_SUPPORTED,
     Enforcement,
     enforcement,
     grader_enforcement,
@@ -49,7 +51,7 @@ from gangline.runtimes.containers.engine import Engine, checked_image
 from gangline.runtimes.containers.life import PIPES, ContainerLife, Pipes, first_process
 from gangline.runtimes.namespaced import GRADER_HOME, HOME
 from gangline.runtimes.network.listeners import NetworkListeners
-from gangline.runtimes.network.relay import ListenerHelper
+from gangline.runtimes.shared.accounts import Traffic
 from gangline.runtimes.shared.disk import MEASURED, root_inside
 from gangline.runtimes.shared.environment import argv_of, exposed_folders, image_environment
 from gangline.runtimes.shared.files import SharedFolders
@@ -172,12 +174,15 @@ class _Run(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's filters of system calls; none where they cannot be read."""
     groups: Cgroups
     limits: Enforcement
+    shares_network: bool = False
+    """Whether it is in the machine's own network."""
 
 
 class _Container:
     """See `Life`: a layer that lasts, and processes that come and go."""
 
     moves_files_alive = True
+    layers = None
 
     def __init__(
         self,
@@ -200,7 +205,6 @@ class _Container:
             grader_home=None if self._user is None else GRADER_HOME,
             proxy_url=None if start.spec.network == "none" else f"http://127.0.0.1:{start.proxy_port}",
         )
-        self.label = mark.label
         self.asked_limits = start.spec.limits
         self._engine = engine
         self._start = start
@@ -210,6 +214,7 @@ class _Container:
         self._options = options
         self._run = _Run(groups=Cgroups(), limits=enforcement(start.spec.limits, {}, own_user=True))
         self._life: ContainerLife | None = None
+        self._foreman: Foreman | None = None
         self._listeners = NetworkListeners()
         self._was_made = False
 
@@ -238,17 +243,18 @@ class _Container:
 
     @property
     def is_alive(self) -> bool:
-        return self._life is not None and self._life.alive
+        life, foreman = self._life, self._foreman
+        return life is not None and foreman is not None and life.alive and foreman.alive
 
     async def start(self) -> None:
-        helper = None if self._start.spec.network == "none" else ListenerHelper(self.label)
-        try:
-            life = await _to_end(self._another_life())
-            if helper is not None and not life.is_in_our_network():
-                await self._listeners.open(helper, life.proc_fd, self._start)
-        finally:
-            if helper is not None:
-                helper.close()
+        life = await _to_end(self._another_life())
+        # An ordinary user's supervisors are the container's root, which is not the agent.
+        supervisor_uid = None if os.geteuid() == 0 else 0
+        self._foreman = Foreman(self._mark.label, life.proc_fd, supervisor_uid)
+        self._run = msgspec.structs.replace(self._run, shares_network=life.is_in_our_network())
+        if self._start.spec.network != "none" and not self._run.shares_network:
+            await self._listeners.open(self._mark.label, life.proc_fd, self._start)
+        await self._foreman.ready()
 
     async def _another_life(self) -> ContainerLife:
         pipes = await asyncio.to_thread(Pipes, self._start.folder / "pipes")
@@ -308,6 +314,9 @@ class _Container:
             life.close()
             if not is_last:
                 await _to_end(self._engine.kill(self._start.runtime_id))
+        if self._foreman is not None:
+            await self._foreman.end()
+            self._foreman = None
 
     async def remove(self) -> None:
         await _to_end(self._engine.remove(self._start.runtime_id))
@@ -319,20 +328,20 @@ class _Container:
 
     def entry(self, request: ExecRequest) -> Entry:
         assert self._life is not None
+        assert self._foreman is not None
         uid, own = self._becoming(request.user)
         extra = {**self._listeners.env, **self._start.spec.env, **own, **request.env}
         order = Order(
             argv=argv_of(request.command),
             cwd=str(PurePosixPath(self.facts.workdir) / (request.cwd or "")),
             env=image_environment(self._expose, HOME, self._run.env, extra),
-            proc_fd=self._life.proc_fd,
             uid=uid,
-            supervisor_uid=None if os.geteuid() == 0 else 0,
             filters=[*self._own_filters, *self._run.filters],
             cgroup_procs=self._run.groups.procs,
             rlimits=self._run.limits.rlimits,
+            grace_s=request.grace_s,
         )
-        return Entry(order, self._life.kill_all)
+        return Entry(self._foreman, order, self._life.kill_all)
 
     def _becoming(self, user: RuntimeUser) -> tuple[int, dict[str, str]]:
         """The user that a command becomes, and the environment that goes with it. Raises: RuntimeUnavailable."""
@@ -361,12 +370,25 @@ class _Container:
     def root(self) -> Path | None:
         return None if self._life is None else root_inside(self._life.proc_fd)
 
+    def group_folders(self) -> Sequence[Path]:
+        return self._run.groups.folders
+
+    def traffic(self) -> Mapping[str, Traffic] | str:
+        is_shared = self._run.shares_network
+        return "the container is in the machine's own network: nobody counts" if is_shared else self._listeners.traffic
+
     def limits(self) -> dict[str, str]:
         network = NOT_ENFORCED if self._start.spec.network == "full" else "network namespace"
         own = enforced(self._start.spec.system_calls_allow) if self._own_filters else NOT_ENFORCED
         engines = "; seccomp filter of the engine" if self._run.filters else ""
         grader = grader_enforcement(self.facts.grader_home)
-        return {**self._run.limits.told, **grader, "network": network, "system_calls": own + engines}
+        return {
+            **self._run.limits.told,
+            **grader,
+            "network": network,
+            "system_calls": own + engines,
+            "checkpoints": NOT_SUPPORTED,
+        }
 
 
 @contextmanager

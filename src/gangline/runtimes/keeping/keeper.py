@@ -28,25 +28,30 @@ import sys
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
 from gangline import plugins
-from gangline.domain.contracts import ExecResult, Runtime, RuntimeHandle
+from gangline.domain.contracts import Channel, Checkpoint, ExecResult, Layered, Runtime, RuntimeHandle
 from gangline.domain.errors import GanglineError, InvalidRequest, RuntimeFailed
 from gangline.domain.open_files import out_of_files
 from gangline.runtimes.keeping import wire
 from gangline.runtimes.keeping.link import forget, peer_uid
-from gangline.runtimes.shared.handle import exec_request
+from gangline.runtimes.shared.handle import exec_request, open_channel
 from gangline.telemetry.logs import LineFormatter
 
 __all__ = ["KeeperOrder", "main"]
 
 log = logging.getLogger("gangline.keeper")
 
-_UNDISTURBED = (wire.Stop, wire.Kill, wire.Annotate)
+_UNDISTURBED = (wire.Stop, wire.Kill, wire.Annotate, wire.CloseChannel, wire.Reset, wire.Release, wire.TakeCheckpoint)
 """Requests that are done to their end, whoever goes."""
+
+
+@runtime_checkable
+class _HasDescriptor(Protocol):
+    def fileno(self) -> int: ...
 
 
 class KeeperOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +76,8 @@ class _Sandbox:
         self.spent_s = 0.0
         self.run: asyncio.Task[ExecResult] | None = None
         """The command that does."""
+        self.channels: dict[str, Channel] = {}
+        """By id: open, or ended and not closed."""
 
     @property
     def facts(self) -> wire.Facts:
@@ -90,6 +97,8 @@ class _Keeper:
         self.sandboxes: dict[str, _Sandbox] = {}
         self.runtimes: dict[str, Runtime] = {}
         """By name; made when they are first asked for."""
+        self.checkpoints: dict[str, Checkpoint] = {}
+        """Those that were not released. They end with this process."""
         self.grace_s = grace_s
         self._listening = listening
         self._agents = agents
@@ -102,6 +111,8 @@ class _Keeper:
             with node:
                 is_over = await self._serve(node)
                 await self._stop(one for one in self.sandboxes.values() if is_over or one.note is None)
+                if not self.sandboxes:
+                    await self._release_all()
             if not self.sandboxes:
                 return
             log.warning("keeper.node_lost kept=%d grace_s=%g", len(self.sandboxes), self.grace_s)
@@ -121,6 +132,24 @@ class _Keeper:
         if self.sandboxes:
             log.warning("keeper.gave_up kept=%d", len(self.sandboxes))
         await self._stop(self.sandboxes.values())
+        await self._release_all()
+
+    def runtime(self, name: str) -> Runtime:
+        """Raises: UnknownPlugin."""
+        runtime = self.runtimes.get(name)
+        if runtime is None:
+            runtime = self.runtimes[name] = plugins.make_runtime(name)
+        return runtime
+
+    async def release(self, checkpoint: Checkpoint) -> None:
+        runtime = self.runtime(checkpoint.runtime)
+        if isinstance(runtime, Layered):
+            await runtime.release(checkpoint)
+        self.checkpoints.pop(checkpoint.checkpoint_id, None)
+
+    async def _release_all(self) -> None:
+        for checkpoint in tuple(self.checkpoints.values()):
+            await self.release(checkpoint)
 
     async def _next_node(self, patience_s: float) -> socket.socket | None:
         with contextlib.suppress(TimeoutError):
@@ -134,18 +163,32 @@ class _Keeper:
 
     async def _serve(self, node: socket.socket) -> bool:
         """Do what the node asks until it is gone. Returns whether it ended this keeper."""
+        descriptors, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        descriptors.setblocking(False)
+        with descriptors:
+            return await self._serve_with(descriptors, theirs, node)
+
+    async def _serve_with(self, descriptors: socket.socket, theirs: socket.socket, node: socket.socket) -> bool:
         try:
-            socket.send_fds(node, [b"k"], [self._agents.fileno()])
+            with theirs:
+                socket.send_fds(node, [b"k"], [self._agents.fileno(), theirs.fileno()])
             reader, writer = await asyncio.open_connection(sock=node.dup())
         except OSError:
             return False
         kept = [
-            wire.Kept(runtime=one.runtime, facts=one.facts, note=one.note, spent_s=one.spent_s)
+            wire.Kept(
+                runtime=one.runtime,
+                facts=one.facts,
+                note=one.note,
+                spent_s=one.spent_s,
+                channels=tuple(one.channels),
+            )
             for one in self.sandboxes.values()
             if one.note is not None
         ]
-        wire.write_message(writer, wire.Hello(version=wire.VERSION, kept=tuple(kept)))
-        service = _Service(self, writer)
+        hello = wire.Hello(version=wire.VERSION, kept=tuple(kept), checkpoints=tuple(self.checkpoints.values()))
+        wire.write_message(writer, hello)
+        service = _Service(self, writer, descriptors)
         try:
             return await service.serve(reader)
         finally:
@@ -165,9 +208,10 @@ class _Keeper:
 class _Service:
     """The requests of one node, each a task."""
 
-    def __init__(self, keeper: _Keeper, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, keeper: _Keeper, writer: asyncio.StreamWriter, descriptors: socket.socket) -> None:
         self._keeper = keeper
         self._writer = writer
+        self._descriptors = descriptors
         self._tasks: dict[int, tuple[wire.Request, asyncio.Task[Any]]] = {}
 
     async def serve(self, reader: asyncio.StreamReader) -> bool:
@@ -229,6 +273,14 @@ class _Service:
                 return await self._exec(number, request)
             case wire.Rejoin():
                 return await _ended(self._sandbox(request.runtime_id))
+            case wire.OpenChannel():
+                await self._open_channel(request)
+            case wire.RejoinChannel():
+                self._share(request.channel_id, self._channel(request))
+            case wire.ChannelEnd():
+                return await self._channel(request).ended()
+            case wire.CloseChannel():
+                await self._close_channel(request)
             case wire.Annotate():
                 self._sandbox(request.runtime_id).note = request.note
             case wire.Upload():
@@ -241,6 +293,14 @@ class _Service:
                 await self._sandbox(request.runtime_id).handle.clear(request.path)
             case wire.Kill():
                 await self._sandbox(request.runtime_id).handle.kill()
+            case wire.TakeCheckpoint():
+                made = await self._sandbox(request.runtime_id).handle.checkpoint(request.name)
+                self._keeper.checkpoints[made.checkpoint_id] = made
+                return made
+            case wire.Reset():
+                await self._sandbox(request.runtime_id).handle.reset(request.checkpoint)
+            case wire.Release():
+                await self._keeper.release(request.checkpoint)
             case wire.AskUsage():
                 return await self._sandbox(request.runtime_id).handle.usage()
             case wire.Stop():
@@ -260,10 +320,7 @@ class _Service:
     async def _start(self, request: wire.Start) -> wire.Facts:
         if request.start.runtime_id in self._keeper.sandboxes:
             raise InvalidRequest(f"a sandbox {request.start.runtime_id} is running already.")
-        runtime = self._keeper.runtimes.get(request.runtime)
-        if runtime is None:
-            runtime = self._keeper.runtimes[request.runtime] = plugins.make_runtime(request.runtime)
-        handle = await runtime.start(request.start)
+        handle = await self._keeper.runtime(request.runtime).start(request.start)
         sandbox = self._keeper.sandboxes[handle.runtime_id] = _Sandbox(request.runtime, handle)
         return sandbox.facts
 
@@ -276,6 +333,38 @@ class _Service:
         sandbox.run = asyncio.create_task(command)
         sandbox.run.add_done_callback(_seen)
         return await _ended(sandbox)
+
+    async def _open_channel(self, request: wire.OpenChannel) -> None:
+        sandbox = self._sandbox(request.runtime_id)
+        channel = await open_channel(sandbox.handle, request.request)
+        sandbox.channels[request.channel_id] = channel
+        try:
+            self._share(request.channel_id, channel)
+        except RuntimeFailed:
+            await self._close_channel(request)
+            raise
+
+    def _share(self, channel_id: str, channel: Channel) -> None:
+        """Give the node a duplicate of our end. Raises: RuntimeFailed."""
+        if not isinstance(channel, _HasDescriptor):
+            raise RuntimeFailed("this runtime's channels cannot be kept: a keepable runtime's have a `fileno`.")
+        try:
+            socket.send_fds(self._descriptors, [channel_id.encode()], [channel.fileno()])
+        except OSError as error:
+            raise RuntimeFailed(f"a channel could not be handed over: {error}.") from error
+
+    def _channel(self, request: wire.RejoinChannel | wire.ChannelEnd) -> Channel:
+        """Raises: RuntimeFailed."""
+        channel = self._sandbox(request.runtime_id).channels.get(request.channel_id)
+        if channel is None:
+            raise RuntimeFailed(f"sandbox {request.runtime_id} has no channel {request.channel_id}.")
+        return channel
+
+    async def _close_channel(self, request: wire.CloseChannel | wire.OpenChannel) -> None:
+        sandbox = self._keeper.sandboxes.get(request.runtime_id)
+        channel = None if sandbox is None else sandbox.channels.pop(request.channel_id, None)
+        if channel is not None:
+            await channel.close()
 
     def _sink(self, number: int) -> Callable[[Any, bytes], None]:
         return lambda stream, data: wire.write_message(self._writer, wire.Output(number, stream, data))

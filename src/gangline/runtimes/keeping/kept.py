@@ -20,15 +20,19 @@ import msgspec
 
 from gangline import plugins
 from gangline.domain.contracts import (
+    Checkpoint,
     ExecResult,
     Keepable,
+    Layered,
     OutputSink,
     Runtime,
     RuntimeHandle,
     RuntimeStart,
-    Usage,
 )
 from gangline.domain.errors import RuntimeFailed
+from gangline.domain.ids import new_id
+from gangline.domain.usage import Usage
+from gangline.runtimes.commands.channel import SocketChannel
 from gangline.runtimes.keeping import wire
 from gangline.runtimes.keeping.keeper import KeeperOrder
 from gangline.runtimes.keeping.link import Link, connect, forget, listen
@@ -69,6 +73,8 @@ class Keeper:
         """
         self.kept: list[KeptHandle] = []
         """Sandboxes that an earlier life of this node left, with the command that was to outlive it."""
+        self.checkpoints: list[Checkpoint] = []
+        """Those that an earlier life of this node left."""
         self._folder = folder
         self._owner = owner
         self._runtimes_folder = runtimes_folder
@@ -96,6 +102,7 @@ class Keeper:
             self._agents = bind()
         else:
             self._link, self._agents = begun.link, begun.agents
+            self.checkpoints = list(begun.hello.checkpoints)
             self.kept = [KeptHandle(self, begun.link, one.facts, one) for one in begun.hello.kept]
         return self._agents
 
@@ -119,6 +126,15 @@ class Keeper:
             raise
         finally:
             del self._held[asking]
+
+    async def release(self, checkpoint: Checkpoint) -> None:
+        """See `Layered`. Where the keeper is gone, the checkpoint is too."""
+        plugin = self._plugin(checkpoint.runtime)
+        if self._grace_s > 0 and isinstance(plugin, Keepable) and plugin.is_keepable:
+            if self._link is not None and not self._link.is_lost:
+                await self._link.ask(wire.Release(checkpoint=checkpoint), None)
+        elif isinstance(plugin, Layered):
+            await plugin.release(checkpoint)
 
     def _plugin(self, name: str) -> Runtime:
         """Raises: UnknownPlugin."""
@@ -243,6 +259,8 @@ class KeptHandle(Handle):
         """The node's note for its next start."""
         self.spent_s = 0.0 if kept is None else kept.spent_s
         """Seconds, as last reported."""
+        self.channels: tuple[str, ...] = () if kept is None else kept.channels
+        """Ids of the channels that an earlier life of the node left, in the order in which they were opened."""
         self._limits = facts.limits
         self._keeper = keeper
         self._link = link
@@ -251,6 +269,31 @@ class KeptHandle(Handle):
     async def execute(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
         asked = wire.Exec(runtime_id=self.runtime_id, request=request, streams=on_output is not None)
         return await self._link.ask(asked, ExecResult, on_output)
+
+    async def open_channel(self, request: ExecRequest) -> KeptChannel:
+        channel_id = new_id("channel")
+        try:
+            await self._link.ask(
+                wire.OpenChannel(runtime_id=self.runtime_id, channel_id=channel_id, request=request), None
+            )
+        except asyncio.CancelledError:
+            if (ours := self._link.take(channel_id)) is not None:
+                ours.close()
+            with suppress(RuntimeFailed):  # it may have opened in the very moment
+                await self._link.ask(wire.CloseChannel(runtime_id=self.runtime_id, channel_id=channel_id), None)
+            raise
+        return self._kept_channel(channel_id)
+
+    async def rejoin_channel(self, channel_id: str) -> KeptChannel:
+        """Go on with a channel where the node's earlier life stopped: see `channels`. Raises: RuntimeFailed."""
+        await self._link.ask(wire.RejoinChannel(runtime_id=self.runtime_id, channel_id=channel_id), None)
+        return self._kept_channel(channel_id)
+
+    def _kept_channel(self, channel_id: str) -> KeptChannel:
+        ours = self._link.take(channel_id)
+        if ours is None:
+            raise RuntimeFailed("the keeper handed no channel over: this process may have too many open files.")
+        return KeptChannel(self._link, self.runtime_id, channel_id, ours)
 
     async def exec_lasting(
         self,
@@ -290,6 +333,12 @@ class KeptHandle(Handle):
     async def kill(self) -> None:
         await self._link.ask(wire.Kill(runtime_id=self.runtime_id), None)
 
+    async def checkpoint(self, name: str = "") -> Checkpoint:
+        return await self._link.ask(wire.TakeCheckpoint(runtime_id=self.runtime_id, name=name), Checkpoint)
+
+    async def reset(self, checkpoint: Checkpoint | None = None) -> None:
+        await self._link.ask(wire.Reset(runtime_id=self.runtime_id, checkpoint=checkpoint), None)
+
     async def stop(self) -> None:
         try:
             await self._link.ask(wire.Stop(runtime_id=self.runtime_id), None)
@@ -305,3 +354,33 @@ class KeptHandle(Handle):
 
     def limits(self) -> dict[str, str]:
         return dict(self._limits)
+
+
+class KeptChannel(SocketChannel):
+    """A channel to a command in the keeper; its bytes do not pass through the keeper."""
+
+    def __init__(self, link: Link, runtime_id: str, channel_id: str, ours: socket.socket) -> None:
+        super().__init__(ours)
+        self.channel_id = channel_id
+        """Names it to `KeptHandle.rejoin_channel` in the node's next life."""
+        self._link = link
+        self._runtime_id = runtime_id
+        asked = wire.ChannelEnd(runtime_id=runtime_id, channel_id=channel_id)
+        self._ending = asyncio.create_task(link.ask(asked, ExecResult))
+        self._ending.add_done_callback(_seen)
+
+    async def close(self) -> None:
+        try:
+            with suppress(RuntimeFailed):  # gone with its sandbox
+                await self._link.ask(wire.CloseChannel(runtime_id=self._runtime_id, channel_id=self.channel_id), None)
+        finally:
+            self.hang_up()
+
+    async def ended(self) -> ExecResult:
+        return await asyncio.shield(self._ending)
+
+
+def _seen(task: asyncio.Task[ExecResult]) -> None:
+    """Mark its error as retrieved, since perhaps nobody awaits it."""
+    if not task.cancelled():
+        task.exception()

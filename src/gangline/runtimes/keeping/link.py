@@ -36,9 +36,11 @@ class Begun(NamedTuple):
 class Link:
     """Asks; belongs to the node's event loop."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, descriptors: socket.socket) -> None:
         self._reader = reader
         self._writer = writer
+        self._descriptors = descriptors
+        self._taken: dict[str, socket.socket] = {}
         self._num_asked = 0
         self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
         self._sinks: dict[int, OutputSink] = {}
@@ -83,12 +85,24 @@ class Link:
             self._sinks.pop(number, None)
         return msgspec.msgpack.decode(value, type=kind)
 
+    def take(self, name: str) -> socket.socket | None:
+        """The descriptor that came under this name, before an answer; None when none did."""
+        with suppress(OSError):
+            while True:
+                message, fds, _flags, _address = socket.recv_fds(self._descriptors, 256, 1)
+                if not fds:
+                    break
+                self._taken[message.decode()] = socket.socket(fileno=fds[0])
+        return self._taken.pop(name, None)
+
     async def _listen(self) -> None:
         try:
             while (message := await wire.read_message(self._reader, wire.TO_NODE)) is not None:
                 self._hear(message)
         finally:
             self._writer.close()
+            for descriptor in (self._descriptors, *self._taken.values()):
+                descriptor.close()
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(_gone())
@@ -110,6 +124,7 @@ class Link:
         self.lost.cancel()
         await asyncio.wait({self.lost})
         self._writer.close()  # it may have had no time to begin
+        self._descriptors.close()
 
 
 def _gone() -> RuntimeFailed:
@@ -167,19 +182,21 @@ async def connect(folder: Path) -> Begun | None:
 
 async def _begin(connection: socket.socket) -> Begun | None:
     await readable(connection.fileno())
-    _word, fds, _flags, _address = socket.recv_fds(connection, 1, 1)
-    if not fds:
-        connection.close()
-        return None
+    _word, fds, _flags, _address = socket.recv_fds(connection, 1, 2)
     with ExitStack() as on_failure:
-        agents = on_failure.enter_context(socket.socket(fileno=fds[0]))
+        on_failure.callback(connection.close)
+        given = [on_failure.enter_context(socket.socket(fileno=fd)) for fd in fds]
+        if len(given) != 2:
+            return None
+        agents, descriptors = given
+        descriptors.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=connection)
         on_failure.callback(writer.close)
         hello = await wire.read_message(reader, wire.HELLO)
         if hello is None or hello.version != wire.VERSION:
             return None
         on_failure.pop_all()
-    return Begun(Link(reader, writer), agents, hello)
+    return Begun(Link(reader, writer, descriptors), agents, hello)
 
 
 def _connected(folder: Path) -> socket.socket | None:

@@ -1,7 +1,8 @@
 """The messages between a node and its keeper, over a Unix socket: MessagePack, each message after its length.
 
-The keeper begins with one byte, which carries the listening socket of the agents' port, and a `Hello`. Then the node
-asks, and every question has one answer; they come in any order.
+The keeper begins with one byte, which carries the listening socket of the agents' port and a socket for descriptors,
+and a `Hello`. Then the node asks, and every question has one answer; they come in any order. The descriptor of a
+channel comes over the other socket, with the channel's id, before the answer to its question.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from pydantic import BaseModel
 
-from gangline.domain.contracts import RuntimeStart
+from gangline.domain.contracts import Checkpoint, RuntimeStart
 from gangline.domain.errors import GanglineError, RuntimeFailed
 from gangline.runtimes.shared.handle import ExecRequest, SandboxFacts
 
@@ -27,7 +28,9 @@ __all__ = [
     "AskUsage",
     "Asked",
     "Cancel",
+    "ChannelEnd",
     "Clear",
+    "CloseChannel",
     "Download",
     "End",
     "Exec",
@@ -37,13 +40,18 @@ __all__ = [
     "Hello",
     "Kept",
     "Kill",
+    "OpenChannel",
     "Output",
     "Refused",
     "Rejoin",
+    "RejoinChannel",
+    "Release",
     "Request",
+    "Reset",
     "Start",
     "Stop",
     "Stopping",
+    "TakeCheckpoint",
     "Tell",
     "ToNode",
     "Upload",
@@ -54,7 +62,7 @@ __all__ = [
     "write_message",
 ]
 
-VERSION = 5
+VERSION = 8
 """A node ends a keeper that speaks another one, as it would have died with the node."""
 
 _LENGTH_BYTES = 4
@@ -74,11 +82,15 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     facts: Facts
     note: bytes
     spent_s: float
+    channels: tuple[str, ...] = ()
+    """Ids of its channels, in the order in which they were opened."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     kept: tuple[Kept, ...]
+    checkpoints: tuple[Checkpoint, ...] = ()
+    """Those that were not released."""
 
 
 # -- from the node -----------------------------------------------------------------------------------------------
@@ -102,6 +114,34 @@ class Rejoin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Wait for the command that was to outlive the node."""
 
     runtime_id: str
+
+
+class OpenChannel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    runtime_id: str
+    channel_id: str
+    """The node's choice."""
+    request: ExecRequest
+
+
+class RejoinChannel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Another descriptor of an open channel."""
+
+    runtime_id: str
+    channel_id: str
+
+
+class ChannelEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Wait for the end of a channel's command."""
+
+    runtime_id: str
+    channel_id: str
+
+
+class CloseChannel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Unknown ones are no error."""
+
+    runtime_id: str
+    channel_id: str
 
 
 class Annotate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -133,6 +173,22 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     runtime_id: str
 
 
+class TakeCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    runtime_id: str
+    name: str
+
+
+class Reset(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    runtime_id: str
+    checkpoint: Checkpoint | None
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Unknown ones are no error."""
+
+    checkpoint: Checkpoint
+
+
 class AskUsage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     runtime_id: str
 
@@ -143,7 +199,25 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     runtime_id: str
 
 
-Request = Start | Exec | Rejoin | Annotate | Upload | Download | Clear | Kill | Stop | AskUsage
+Request = (
+    Start
+    | Exec
+    | Rejoin
+    | OpenChannel
+    | RejoinChannel
+    | ChannelEnd
+    | CloseChannel
+    | Annotate
+    | Upload
+    | Download
+    | Clear
+    | Kill
+    | TakeCheckpoint
+    | Reset
+    | Release
+    | Stop
+    | AskUsage
+)
 
 
 class Asked(msgspec.Struct, frozen=True, tag=True):

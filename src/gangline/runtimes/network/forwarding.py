@@ -15,14 +15,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from typing import SupportsIndex, cast
 
 import h11
 
 from gangline.domain.network import NetworkRule, is_named, may_dial, normal_host, split_host_port
 from gangline.runtimes.network.forwarding_messages import Refused, next_event, request_onward, response_back, split_url
 from gangline.runtimes.network.relay import MAX_CONNECTIONS
+from gangline.runtimes.shared.accounts import Traffic
 
 __all__ = ["Forwarder", "Resolver", "proxy_variables"]
 
@@ -67,7 +69,9 @@ class Forwarder:
         *,
         resolve: Resolver = resolve_on_host,
         head_s: float = HEAD_S,
+        traffic: Traffic | None = None,
     ) -> None:
+        """`traffic`: bytes from and to the hosts outside are added to it."""
         self.num_opened = 0
         """Connections to the outside."""
         self.num_refused = 0
@@ -75,6 +79,7 @@ class Forwarder:
         self._runtime_id = runtime_id
         self._resolve = resolve
         self._head_s = head_s
+        self._traffic = traffic or Traffic()
         self._logged: set[tuple[str, int, str]] = set()
         self._server: asyncio.Server | None = None
         self._clients: set[asyncio.Task[None]] = set()
@@ -206,7 +211,7 @@ class Forwarder:
         for address in addresses:
             try:
                 async with asyncio.timeout(_DIAL_S):
-                    streams = await asyncio.open_connection(address, port)
+                    streams = await _counted_connection(address, port, self._traffic)
             except (OSError, TimeoutError) as error:
                 complaint = str(error) or "no answer"
                 continue
@@ -242,6 +247,37 @@ class Forwarder:
                 writer.write_eof()
                 while await reader.read(_PIECE_BYTES):
                     pass  # a connection closed with something unread loses its answer too
+
+
+class _CountedReader(asyncio.StreamReader):
+    def __init__(self, traffic: Traffic) -> None:
+        super().__init__()
+        self._traffic = traffic
+
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        self._traffic.received_bytes += len(cast(bytes, data))
+        super().feed_data(data)
+
+
+class _CountedWriter(asyncio.StreamWriter):
+    traffic: Traffic
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.traffic.sent_bytes += len(data)
+        super().write(data)
+
+
+async def _counted_connection(
+    address: str, port: int, traffic: Traffic
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Raises: OSError."""
+    loop = asyncio.get_running_loop()
+    reader = _CountedReader(traffic)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await loop.create_connection(lambda: protocol, address, port)
+    writer = _CountedWriter(transport, protocol, reader, loop)
+    writer.traffic = traffic
+    return reader, writer
 
 
 def _target(authority: str, usual_port: int | None) -> tuple[str, int]:

@@ -8,69 +8,52 @@ runs inside the sandbox, and nothing else can be reached from it.
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-import subprocess
 from collections.abc import Callable
 from typing import cast
 
 from gangline.domain.errors import RuntimeFailed
-from gangline.runtimes.commands.execution import helper_argv
 from gangline.runtimes.commands.holder import readable
+from gangline.runtimes.commands.zygote import fork_helper
+from gangline.runtimes.shared.accounts import Traffic
 
-__all__ = ["ListenerHelper", "Relay"]
+__all__ = ["Relay", "listening_inside"]
 
 MAX_CONNECTIONS = 256
 """Per sandbox; a harness uses a few. More would let it use up the node's file descriptors."""
 _HELPER_S = 30.0
 
 
-class ListenerHelper:
-    """The helper, started early so that its start overlaps with the sandbox's."""
+async def listening_inside(label: str, proc_fd: int, port: int) -> socket.socket:
+    """A socket that listens on this port of 127.0.0.1 in the network of a process; port 0 picks a free one.
 
-    def __init__(self, label: str) -> None:
-        self._control, theirs = socket.socketpair()
+    label: of its sandbox. proc_fd: the process's open folder in /proc. Raises: RuntimeFailed.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
         with theirs:
-            self._process = subprocess.Popen(
-                helper_argv("listener", theirs.fileno()),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
-                env={"GANGLINE_RUNTIME": label},
-                cwd="/",
-            )
-
-    async def listen(self, proc_fd: int, port: int) -> socket.socket:
-        """A socket listening on 127.0.0.1:`port` in the network of that process. Raises: RuntimeFailed."""
-        socket.send_fds(self._control, [str(port).encode()], [proc_fd])
+            fork_helper("listener", label, [theirs.fileno(), proc_fd], port)
         try:
             async with asyncio.timeout(_HELPER_S):
-                await readable(self._control.fileno())
+                await readable(ours.fileno())
         except TimeoutError:
             raise RuntimeFailed("the listener in the sandbox's network did not open in time.") from None
-        _message, fds, _flags, _address = socket.recv_fds(self._control, 16, 1)
-        if not fds:
-            assert self._process.stderr is not None
-            complaint = os.read(self._process.stderr.fileno(), 4096).decode(errors="replace").strip()
-            raise RuntimeFailed(f"no listener in the sandbox's network: {complaint.rpartition(chr(10))[2]}")
-        listening = socket.socket(fileno=fds[0])
-        listening.setblocking(False)
-        return listening
-
-    def close(self) -> None:
-        self._control.close()
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stderr is not None
-        self._process.stderr.close()
+        message, fds, _flags, _address = socket.recv_fds(ours, 4096, 1)
+    if not fds:
+        complaint = message.decode(errors="replace").removeprefix("lost ") or "its helper was killed"
+        raise RuntimeFailed(f"no listener in the sandbox's network: {complaint}")
+    listening = socket.socket(fileno=fds[0])
+    listening.setblocking(False)
+    return listening
 
 
 class Relay:
     """Serves one listening socket until closed."""
 
-    def __init__(self, proxy_port: int) -> None:
+    def __init__(self, proxy_port: int, traffic: Traffic | None = None) -> None:
+        """`traffic`: what passes is added to it."""
         self._proxy_port = proxy_port
+        self._traffic = traffic or Traffic()
         self._server: asyncio.Server | None = None
         self._dials: set[asyncio.Task[None]] = set()
         self._near: set[_Side] = set()
@@ -80,7 +63,7 @@ class Relay:
     async def serve(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: _Side(self._accepted, self._near.discard), sock=listening, start_serving=False
+            lambda: _Side(self._accepted, self._near.discard, self._sent), sock=listening, start_serving=False
         )  # does not suspend, so that a cancelled caller loses no socket
         await self._server.start_serving()
 
@@ -94,9 +77,15 @@ class Relay:
         self._dials.add(task)
         task.add_done_callback(self._dials.discard)
 
+    def _sent(self, num_bytes: int) -> None:
+        self._traffic.sent_bytes += num_bytes
+
+    def _received(self, num_bytes: int) -> None:
+        self._traffic.received_bytes += num_bytes
+
     async def _dial(self, near: _Side) -> None:
         loop = asyncio.get_running_loop()
-        far = _Side(None, self._far.discard)
+        far = _Side(None, self._far.discard, self._received)
         try:
             await loop.create_connection(lambda: far, "127.0.0.1", self._proxy_port)
         except OSError:
@@ -120,7 +109,14 @@ class _Side(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, on_connected: Callable[[_Side], None] | None, on_lost: Callable[[_Side], None]) -> None:
+    def __init__(
+        self,
+        on_connected: Callable[[_Side], None] | None,
+        on_lost: Callable[[_Side], None],
+        count: Callable[[int], None],
+    ) -> None:
+        """`count`: called with the number of bytes that were passed on to the peer."""
+        self._count = count
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._peer: _Side | None = None
@@ -142,6 +138,7 @@ class _Side(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._peer is not None:
             self._peer.transport.write(data)
+            self._count(len(data))
 
     def eof_received(self) -> bool:
         self._ended = True

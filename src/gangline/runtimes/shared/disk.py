@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gangline.domain.contracts import Usage
 from gangline.domain.errors import GanglineError
 from gangline.domain.task import LimitsSpec
+from gangline.domain.usage import Usage
 
 __all__ = ["MEASURED", "DiskWatch", "root_inside"]
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeUser
+from gangline.domain.contracts import Channel, ExecResult, OutputSink, RuntimeHandle, RuntimeUser
+from gangline.domain.errors import RuntimeUnavailable
 
-__all__ = ["ExecRequest", "Handle", "SandboxFacts", "exec_request"]
+__all__ = ["ExecRequest", "Handle", "SandboxFacts", "exec_request", "open_channel"]
 
 
 class SandboxFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +33,7 @@ class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     max_output_bytes: int = 1 << 20
     user: RuntimeUser = "agent"
+    grace_s: float = 0.0
 
 
 async def exec_request(handle: RuntimeHandle, request: ExecRequest, on_output: OutputSink | None) -> ExecResult:
@@ -45,7 +47,21 @@ async def exec_request(handle: RuntimeHandle, request: ExecRequest, on_output: O
         on_output=on_output,
         max_output_bytes=request.max_output_bytes,
         user=request.user,
+        grace_s=request.grace_s,
     )
+
+
+async def open_channel(handle: RuntimeHandle, request: ExecRequest) -> Channel:
+    """Open a channel by any handle, also a third party's. Its other fields do not count.
+
+    Raises: RuntimeUnavailable when the handle has no channels; as `RuntimeHandle.channel`.
+    """
+    if not hasattr(handle, "channel"):
+        raise RuntimeUnavailable(
+            f"the runtime of sandbox {handle.runtime_id} has no channels: its handles lack the method `channel` of "
+            "gangline.domain.contracts.RuntimeHandle. Use another runtime, such as `sandbox`."
+        )
+    return await handle.channel(request.command, cwd=request.cwd, env=request.env, user=request.user)
 
 
 class Handle(ABC):
@@ -69,6 +85,7 @@ class Handle(ABC):
         on_output: OutputSink | None = None,
         max_output_bytes: int = 1 << 20,
         user: RuntimeUser = "agent",
+        grace_s: float = 0.0,
     ) -> ExecResult:
         """See `RuntimeHandle.exec`."""
         request = ExecRequest(
@@ -79,9 +96,25 @@ class Handle(ABC):
             timeout_s=timeout_s,
             max_output_bytes=max_output_bytes,
             user=user,
+            grace_s=grace_s,
         )
         return await self.execute(request, on_output)
+
+    async def channel(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: RuntimeUser = "agent",
+    ) -> Channel:
+        """See `RuntimeHandle.channel`."""
+        return await self.open_channel(ExecRequest(command=command, cwd=cwd, env=env or {}, user=user))
 
     @abstractmethod
     async def execute(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
         """Run one command. Raises: as `RuntimeHandle.exec`."""
+
+    @abstractmethod
+    async def open_channel(self, request: ExecRequest) -> Channel:
+        """Start one command with a channel. Raises: as `RuntimeHandle.channel`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from gangline.domain.lifecycle import Outcome
+from gangline.domain.lifecycle import STOPPED_BY_LIMIT, Outcome
 from gangline.domain.session import SessionResult
 from gangline.domain.trajectory import Trace
 from gangline.domain.views import TaskView
@@ -23,8 +23,7 @@ others; or as numbers, as its later code has it."""
 
 _STATUSES: dict[Outcome, str] = {
     "completed": "COMPLETED",
-    "turn_limit": "COMPLETED",
-    "token_limit": "COMPLETED",
+    **dict.fromkeys(STOPPED_BY_LIMIT, "COMPLETED"),
     "agent_timeout": "TIMEOUT",
 }
 _STAGE_FIELDS = {"init": "init_ms", "ready": "ready_queue_ms", "run": "run_ms", "postrun": "postrun_ms"}

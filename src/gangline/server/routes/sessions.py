@@ -29,6 +29,7 @@ from gangline.domain.errors import (
     TooMany,
 )
 from gangline.domain.ids import new_id, validated_id
+from gangline.domain.node_views import ExternalView, OpenedSession
 from gangline.domain.session import SessionResult
 from gangline.domain.views import NodeView
 from gangline.http.audit import SUBJECT
@@ -60,8 +61,8 @@ class CallerSessions:
         self._opening: set[str] = set()
         self._clock = clock
 
-    async def open(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """The node's answer, with its `node_id`.
+    async def open(self, wanted: dict[str, Any]) -> OpenedSession:
+        """The node's answer.
 
         Raises: Conflict when the id is taken on any node, ServerUnavailable when no node can take it; as the node.
         """
@@ -73,11 +74,10 @@ class CallerSessions:
         try:
             if given is not None:
                 await self._refuse_taken(session_id)
-            opened, node = await self._on_least_loaded({**wanted, "session_id": session_id})
-            self._pins[session_id] = node.url
+            opened, self._pins[session_id] = await self._on_least_loaded({**wanted, "session_id": session_id})
         finally:
             self._opening.discard(session_id)
-        return {**opened, "node_id": node.node_id}
+        return opened
 
     async def _refuse_taken(self, session_id: str) -> None:
         """Raises: Conflict."""
@@ -88,8 +88,10 @@ class CallerSessions:
                 return
         raise _taken(session_id)
 
-    async def _on_least_loaded(self, wanted: dict[str, Any]) -> tuple[dict[str, Any], NodeView]:
-        """Raises: ServerUnavailable; the error of a node that refuses the request itself."""
+    async def _on_least_loaded(self, wanted: dict[str, Any]) -> tuple[OpenedSession, str]:
+        """The opened session, and the URL of its node.
+
+        Raises: ServerUnavailable; the error of a node that refuses the request itself."""
         nodes = [node for node in await live_nodes(self._service) if not node.draining]
         failures: list[str] = []
         while nodes:
@@ -99,7 +101,7 @@ class CallerSessions:
             self._placed[node.node_id].append(placed_at)
             try:
                 async with NodeClient(node.url, self._token) as client:
-                    return await client.open_session(**wanted), node
+                    return await client.open_session(**wanted), node.url
             except GanglineError as error:
                 self._forget(node.node_id, placed_at)
                 if not isinstance(error, NodeDraining | TooMany | ServerUnavailable):
@@ -140,9 +142,10 @@ class CallerSessions:
         async def has(node: NodeView) -> bool:
             async with NodeClient(node.url, self._token) as client:
                 try:
-                    return bool(await client.session(session_id))
+                    await client.session(session_id)
                 except GanglineError:
                     return False
+                return True
 
         nodes = await live_nodes(self._service)
         answers = await asyncio.gather(*map(has, nodes))
@@ -162,7 +165,7 @@ class CallerSessionRoutes:
 
     async def open(self, request: web.Request) -> web.Response:
         opened = await self._sessions.open(await read_record(request, dict[str, Any]))
-        SUBJECT.set(opened["session_id"])
+        SUBJECT.set(opened.session_id)
         return answer(request, opened)
 
     async def wait(self, request: web.Request) -> web.Response:
@@ -191,13 +194,13 @@ class CallerSessionRoutes:
         return [
             Route("POST", "/v1/sessions", self.open,
                   "Open a session for an agent of your own, on the node with the fewest; body as on a node.",
-                  errors=(400, 401, 409, 413, 503)),
+                  answer=OpenedSession, errors=(400, 401, 409, 413, 503)),
             Route("GET", f"{one}/wait", self.wait, "Such a session, once its agent is done.", query=(TIMEOUT,),
-                  errors=(400, 401, 404, 503)),
+                  answer=ExternalView, errors=(400, 401, 404, 503)),
             Route("POST", f"{one}/finalize", self.finalize, "Close such a session; its result.", answer=SessionResult,
                   query=(COMPLETIONS,), errors=(400, 401, 404, 409, 503)),
             Route("POST", f"{one}/abort", self.abort, "Close such a session and discard its records.",
-                  errors=(400, 401, 404, 409, 503)),
+                  answer=ExternalView, errors=(400, 401, 404, 409, 503)),
         ]  # fmt: skip
 
 

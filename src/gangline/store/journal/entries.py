@@ -1,14 +1,18 @@
-"""The entries of the journal: an attempt began, a call was answered, the attempt's result is safe elsewhere."""
+"""The entries of the journal: an attempt began, a call was answered, the attempt's result is safe elsewhere.
+
+An entry that is too large for one frame is kept as `Piece` entries, one behind the other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Self, cast
 
 import msgspec
 import numpy as np
 
 from gangline.domain.completion import Completion
+from gangline.domain.conversation import Document, Image, Part, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.decodable import warm_decoder
 from gangline.domain.tokens import decode_msgpack, token_ids
 
@@ -19,9 +23,11 @@ __all__ = [
     "AttemptOpened",
     "Entry",
     "EntryHead",
-    "decode_entry",
+    "Piece",
+    "decode_entries",
     "decode_head",
     "key_of",
+    "num_text_chars",
 ]
 
 
@@ -84,13 +90,52 @@ class AttemptClosed(msgspec.Struct, frozen=True, tag="closed"):
     attempt: int
 
 
+class Piece(msgspec.Struct, frozen=True, tag="piece"):
+    """A part of an entry's MessagePack. The entry exists once its last piece does."""
+
+    session_id: str
+    attempt: int
+    index: int
+    """0 begins an entry; an unfinished one before it never came to be."""
+    is_last: bool
+    data: bytes
+
+
+class _PieceHead(msgspec.Struct, frozen=True, tag="piece"):
+    """The fields of `Piece` for the index."""
+
+    session_id: str
+    attempt: int
+
+
 Entry = AttemptOpened | Appended | AttemptClosed
-EntryHead = AttemptOpened | _AppendedHead | AttemptClosed
-warm_decoder(Entry, EntryHead)
+EntryHead = AttemptOpened | _AppendedHead | AttemptClosed | _PieceHead
+_Stored = Entry | Piece
+warm_decoder(Entry, EntryHead, _Stored)
 
 
 def key_of(record: Entry | EntryHead | Completion) -> AttemptKey:
     return AttemptKey(record.session_id, record.attempt)
+
+
+def num_text_chars(entry: Entry) -> int:
+    """Characters of the texts and media in an entry's new messages: the bulk of a large entry."""
+    if not isinstance(entry, Appended):
+        return 0
+    parts = (part for one in entry.completions for message in one.new_messages for part in message.parts)
+    return sum(len(part.text) if type(part) is Text else _num_chars(part) for part in parts)
+
+
+def _num_chars(part: Part) -> int:
+    match part:
+        case Text() | Thinking():
+            return len(part.text)
+        case Image() | Document():
+            return len(part.url)
+        case ToolCall():
+            return len(part.arguments)
+        case ToolResult():
+            return sum(map(_num_chars, part.content))
 
 
 def _same_prompt(a: Completion, b: Completion) -> bool:
@@ -101,9 +146,19 @@ def _same_prompt(a: Completion, b: Completion) -> bool:
     )
 
 
-def decode_entry(payload: bytes) -> Entry:
-    """Raises: msgspec.MsgspecError."""
-    return decode_msgpack(payload, cast("type[Any]", Entry))
+def decode_entries(payloads: Iterable[bytes]) -> Iterator[Entry]:
+    """The whole entries of one attempt's payloads, in order. Raises: msgspec.MsgspecError."""
+    gathered: list[bytes] = []
+    for payload in payloads:
+        stored = decode_msgpack(payload, cast("type[Any]", _Stored))
+        if not isinstance(stored, Piece):
+            yield stored
+            continue
+        if stored.index == 0:
+            gathered.clear()
+        gathered.append(stored.data)
+        if stored.is_last:
+            yield decode_msgpack(b"".join(gathered), cast("type[Any]", Entry))
 
 
 def decode_head(payload: bytes) -> EntryHead:

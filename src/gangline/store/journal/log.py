@@ -3,8 +3,9 @@
 Invariants
 - `append_all` returns only when the entry is on the disk (`fdatasync`), so a completed call survives `kill -9` and
   power loss. All choices of one call are one entry: all of them are stored, or none.
-- Appends of concurrent sessions share one sync (group commit): a separate thread writes all waiting entries, then
-  answers.
+- Appends of concurrent sessions share one sync (group commit): a separate thread writes a batch of waiting entries,
+  then answers. A large entry is written in pieces, a batch each, so that the small ones of others go between (see
+  `queue`).
 - Entries are MessagePack in frames with checksums (see `frames`), numbered within their attempt. Unreadable data is
   logged and never guessed: of each attempt there is an intact beginning, without holes. Damage costs the entries it hit
   and the later ones of their attempts; the unreadable end of a segment is set aside.
@@ -21,7 +22,7 @@ import logging
 import os
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
@@ -31,7 +32,6 @@ import msgspec
 
 from gangline.domain.completion import Completion
 from gangline.domain.errors import DiskFull, StoreError
-from gangline.domain.tokens import encode_msgpack
 from gangline.durable import acquire, is_disk_full
 from gangline.private import make_private_folder
 from gangline.store.journal.entries import (
@@ -41,7 +41,7 @@ from gangline.store.journal.entries import (
     AttemptOpened,
     Entry,
     EntryHead,
-    decode_entry,
+    decode_entries,
     decode_head,
     key_of,
 )
@@ -55,6 +55,7 @@ from gangline.store.journal.frames import (
     read_frames,
 )
 from gangline.store.journal.marker import journal_marker
+from gangline.store.journal.queue import CommitQueue, Unit
 
 __all__ = ["Appended", "AttemptClosed", "AttemptKey", "AttemptOpened", "Journal"]
 
@@ -67,14 +68,6 @@ class _Place(NamedTuple):
     length: int
     """Length of the payload in bytes."""
     era: int
-
-
-class _Waiting(NamedTuple):
-    """An entry on its way to the disk."""
-
-    entry: Entry
-    payload: bytes
-    done: asyncio.Future[None]
 
 
 class Journal:
@@ -90,7 +83,7 @@ class Journal:
         self._open: dict[AttemptKey, AttemptOpened] = {}
         self._live: Counter[int] = Counter()
         """segment -> entries that belong to attempts not closed"""
-        self._waiting: list[_Waiting] = []
+        self._queue = CommitQueue()
         self._flushing: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self.on_kept: Callable[[Sequence[Completion]], None] = lambda _completions: None
@@ -137,39 +130,38 @@ class Journal:
         await self._write(AttemptClosed(*key))
 
     async def _write(self, entry: Entry) -> None:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(entry, encode_msgpack(entry), done))
+        waiting = await self._queue.put(entry)
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush(), name="journal.flush")
         # A cancelled caller must not cancel the write of the others; its own entry is then simply durable as well.
-        await asyncio.shield(done)
+        await asyncio.shield(waiting.done)
 
     async def _flush(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._waiting:
-            batch, self._waiting = self._waiting, []
+        while batch := self._queue.take():
             try:
                 places = await loop.run_in_executor(self._thread, self._write_frames, self._numbered(batch))
             except Exception as error:  # whatever it is: nobody may wait for ever
+                self._queue.drop_rest(batch)
                 _fail(batch, error)
                 continue
-            for waiting, place in zip(batch, places, strict=True):
+            for (waiting, _, is_last), place in zip(batch, places, strict=True):
                 self._index(waiting.entry, place)
-                if not waiting.done.done():
+                if is_last and not waiting.done.done():
                     waiting.done.set_result(None)
         self._flushing = None
 
-    def _numbered(self, batch: list[_Waiting]) -> list[Unframed]:
+    def _numbered(self, batch: list[Unit]) -> list[Unframed]:
         """Each payload with its number and era in its attempt; given when it is written: a failed write uses none
         up."""
         last: dict[AttemptKey, tuple[int, int]] = {}
         frames: list[Unframed] = []
-        for waiting in batch:
+        for waiting, payload, _ in batch:
             key = key_of(waiting.entry)
             number, era = last.get(key) or self._next_number(key)
             if number == 0 or isinstance(waiting.entry, AttemptOpened):
                 number, era = 0, secrets.randbits(32)
-            frames.append(Unframed(number, era, waiting.payload))
+            frames.append(Unframed(number, era, payload))
             last[key] = (0 if isinstance(waiting.entry, AttemptClosed) else number + 1, era)
         return frames
 
@@ -207,12 +199,16 @@ class Journal:
 
     def _read_completions(self, places: list[_Place]) -> list[Completion]:
         completions: list[Completion] = []
+        for entry in decode_entries(self._payloads(places)):
+            completions += entry.whole() if isinstance(entry, Appended) else ()
+        return completions
+
+    def _payloads(self, places: list[_Place]) -> Iterator[bytes]:
+        """Raises: StoreError."""
         for segment, found in groupby(places, lambda place: place.segment):
             with self._path(segment).open("rb") as file:
                 for place in found:
-                    entry = decode_entry(self._payload(file, place))
-                    completions += entry.whole() if isinstance(entry, Appended) else ()
-        return completions
+                    yield self._payload(file, place)
 
     def _payload(self, file: BinaryIO, place: _Place) -> bytes:
         """Raises: StoreError."""
@@ -306,6 +302,7 @@ class Journal:
 
     async def close(self) -> None:
         """Waits for pending writes. Idempotent."""
+        await self._queue.close()
         if self._flushing is not None:
             await asyncio.wait({self._flushing})
         self._thread.shutdown()
@@ -326,12 +323,12 @@ def _locked(folder: Path) -> int:
         raise _explained(error) from error
 
 
-def _fail(batch: list[_Waiting], error: Exception) -> None:
-    for waiting in batch:
-        if not waiting.done.done():
+def _fail(batch: list[Unit], error: Exception) -> None:
+    for unit in batch:
+        if not unit.waiting.done.done():
             explained = _explained(error)
             explained.__cause__ = error
-            waiting.done.set_exception(explained)
+            unit.waiting.done.set_exception(explained)
 
 
 def _explained(error: Exception) -> StoreError:

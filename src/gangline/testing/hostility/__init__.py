@@ -39,6 +39,7 @@ from gangline.testing.hostility.suites import (
     privileges,
     processes,
     survivors,
+    tools,
     transfers,
 )
 
@@ -48,7 +49,7 @@ _PARTS: tuple[Attacks, ...] = tuple(
     part.ATTACKS
     for part in (
         keyrings, processes, channels, privileges, kernel_doors, machine_files, network, forwarding,
-        survivors, transfers, leftovers, limits,
+        survivors, transfers, leftovers, limits, tools,
     )
 )  # fmt: skip
 

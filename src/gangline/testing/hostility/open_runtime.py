@@ -17,8 +17,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
-from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart, RuntimeUser, Usage
-from gangline.domain.errors import NotFound
+from gangline.domain.contracts import (
+    Channel,
+    Checkpoint,
+    ExecResult,
+    OutputSink,
+    RuntimeHandle,
+    RuntimeStart,
+    RuntimeUser,
+)
+from gangline.domain.errors import NotFound, RuntimeUnavailable
+from gangline.domain.usage import Usage
+from gangline.testing.hostility.open_channel import OpenChannel
 from gangline.testing.hostility.open_forwarding import OpenForwarding
 
 __all__ = ["OpenRuntime"]
@@ -68,6 +78,7 @@ class _OpenHandle:
         on_output: OutputSink | None = None,
         max_output_bytes: int = 1 << 20,
         user: RuntimeUser = "agent",
+        grace_s: float = 0.0,
     ) -> ExecResult:
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
         child = await asyncio.create_subprocess_exec(
@@ -102,6 +113,18 @@ class _OpenHandle:
             stderr=stderr,
         )
 
+    async def channel(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: RuntimeUser = "agent",
+    ) -> Channel:
+        argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
+        environment = {**os.environ, **self._env, **(env or {}), "HOME": self.home}
+        return OpenChannel(argv, Path(self.workdir, cwd or ""), environment)
+
     async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         await asyncio.to_thread(self._write, Path(self.workdir, path), data, mode)
 
@@ -122,6 +145,12 @@ class _OpenHandle:
             if reader.returncode is None:
                 reader.kill()
                 await reader.wait()
+
+    async def checkpoint(self, name: str = "") -> Checkpoint:
+        raise RuntimeUnavailable("checkpoints are not supported here.")
+
+    async def reset(self, checkpoint: Checkpoint | None = None) -> None:
+        raise RuntimeUnavailable("checkpoints are not supported here.")
 
     async def kill(self) -> None:
         for child in tuple(self._children):

@@ -19,6 +19,8 @@ Start with `lifecycle`.
 from __future__ import annotations
 
 from gangline.testing.runtime_conformance import (
+    channels,
+    checkpoints,
     commands,
     files,
     graders,
@@ -30,6 +32,7 @@ from gangline.testing.runtime_conformance import (
     process_trees,
     streams,
     system_calls,
+    tools,
 )
 from gangline.testing.runtime_conformance.bench import Bench, Check, Checks, run_check
 
@@ -41,7 +44,9 @@ _PARTS: tuple[Checks, ...] = tuple(
         *(
             commands,
             streams,
+            channels,
             files,
+            checkpoints,
             process_trees,
             lifecycle,
             limits,
@@ -50,6 +55,7 @@ _PARTS: tuple[Checks, ...] = tuple(
             isolation,
             graders,
             system_calls,
+            tools,
         ),
     )
 )

@@ -11,13 +11,14 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from pathlib import Path
 
-from gangline.domain.contracts import ExecResult, Runtime, RuntimeHandle, RuntimeStart
+from gangline.domain.contracts import Checkpoint, ExecResult, Layered, Runtime, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import CallerError, NotFound
 from gangline.domain.ids import new_id
 from gangline.domain.task import LimitsSpec, NetworkPolicy, RuntimeSpec, SystemCall
 
 __all__ = [
     "NOT_ENFORCED",
+    "NOT_SUPPORTED",
     "Bench",
     "Check",
     "Checks",
@@ -37,6 +38,8 @@ __all__ = [
 
 NOT_ENFORCED = "not enforced"
 """The value in `limits()` for a limit, or the network, that the runtime cannot enforce."""
+NOT_SUPPORTED = "not supported"
+"""The value in `limits()` for a feature that the runtime does not have."""
 _PATIENCE_S = 120.0
 _PAUSE_S = 0.02
 """Between two looks at something that is going to happen."""
@@ -62,6 +65,7 @@ class Bench:
         limits: LimitsSpec | None = None,
         env: dict[str, str] | None = None,
         system_calls: tuple[SystemCall, ...] = (),
+        base: Checkpoint | None = None,
     ) -> RuntimeHandle:
         spec = RuntimeSpec(
             backend=self.runtime.name,
@@ -73,9 +77,11 @@ class Bench:
             env=env or {},
             workdir="/workspace",
         )
-        return await self.start_of(new_id("runtime"), spec)
+        return await self.start_of(new_id("runtime"), spec, base=base)
 
-    async def start_of(self, runtime_id: str, spec: RuntimeSpec, hidden: tuple[Path, ...] = ()) -> RuntimeHandle:
+    async def start_of(
+        self, runtime_id: str, spec: RuntimeSpec, hidden: tuple[Path, ...] = (), base: Checkpoint | None = None
+    ) -> RuntimeHandle:
         start = RuntimeStart(
             runtime_id=runtime_id,
             owner=self.owner,
@@ -83,10 +89,16 @@ class Bench:
             folder=self.root / runtime_id,
             proxy_port=self.proxy.port,
             hidden=hidden,
+            base=base,
         )
         handle = await self.runtime.start(start)
         self._handles.append(handle)
         return handle
+
+    async def release(self, *checkpoints: Checkpoint) -> None:
+        assert isinstance(self.runtime, Layered), "a runtime with checkpoints must be able to release them"
+        for checkpoint in checkpoints:
+            await self.runtime.release(checkpoint)
 
     async def stop_all(self) -> None:
         for handle in self._handles:
@@ -233,8 +245,8 @@ async def timed_out_beside(handle: RuntimeHandle, command: str, lock: str = "loc
 def promised(handle: RuntimeHandle, name: str) -> str:
     """How the runtime says to enforce a limit, or the network. Raises: unittest.SkipTest when it says not to."""
     told = handle.limits().get(name, NOT_ENFORCED)
-    if told == NOT_ENFORCED:
-        raise unittest.SkipTest(f"does not apply: the runtime says that {name} is {NOT_ENFORCED}")
+    if told in (NOT_ENFORCED, NOT_SUPPORTED):
+        raise unittest.SkipTest(f"does not apply: the runtime says that {name} is {told}")
     return told
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import unittest
 
 from gangline.domain.contracts import RuntimeHandle
@@ -54,6 +55,26 @@ async def memory_is_limited(bench: Bench) -> None:
     assert not greedy.ok
     assert greedy.stdout == b"", "memory was said to be limited"
     assert (await handle.exec("echo alive")).stdout == b"alive\n"
+
+
+@CHECKS.add
+async def a_command_killed_for_memory_says_so_and_only_that_one(bench: Bench) -> None:
+    """Its own process was killed, or the one whose end a shell passes on. A shell that survives its child was not."""
+    handle = await bench.start(limits=LimitsSpec(memory_bytes=_MEMORY_BYTES))
+    if "per process" in (how := promised(handle, "memory_bytes")):
+        refused = await handle.exec(_take(_MEMORY_BYTES * 2))
+        assert (refused.exit_code, refused.memory_kill) == (1, ""), "the program was refused memory, and ended itself"
+        raise unittest.SkipTest(f"does not apply: the runtime says that memory is limited by {how}")
+    greedy = await handle.exec(_take(_MEMORY_BYTES * 2))
+    assert (greedy.memory_limit_bytes, greedy.memory_kill) == (_MEMORY_BYTES, "killed: more than 256 MiB of memory")
+    line = shlex.join(_take(_MEMORY_BYTES * 2))
+    passed_on = await handle.exec(f"{line}; exit $?")
+    assert (passed_on.exit_code, passed_on.memory_limit_bytes) == (137, _MEMORY_BYTES)
+    survivor = await handle.exec(f"{line}; echo lives")
+    assert (survivor.exit_code, survivor.stdout, survivor.memory_kill) == (0, b"lives\n", "")
+    assert (await handle.exec(f"{line}; exit 3")).memory_kill == ""
+    assert (await handle.exec("kill -9 $$")).memory_kill == "", "another's kill, after kills for memory"
+    assert (await handle.exec("exit 137")).memory_kill == ""
 
 
 @CHECKS.add

@@ -13,11 +13,12 @@ from collections.abc import AsyncGenerator, Awaitable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
 from gangline.client.node import NodeClient
 from gangline.domain.errors import EngineRefused, EngineUnavailable, GanglineError
+from gangline.domain.node_views import GateState
 from gangline.domain.views import NodeView, ServiceStatus
 from gangline.engines.weights import EngineWeights, engine_weights
 from gangline.settings import read_secret
@@ -43,7 +44,7 @@ class Roster(Protocol):
 class FleetNode:
     node_id: str
     client: NodeClient
-    gate: dict[str, Any]
+    gate: GateState
     """Its state, as last reported."""
 
     @property
@@ -52,13 +53,13 @@ class FleetNode:
 
     @property
     def version(self) -> int | None:
-        return self.gate["version"]
+        return self.gate.version
 
     async def hold(self, mode: Mode, lease_s: float, wait_s: float = 0.0) -> None:
         self.gate = await self.client.hold(mode, lease_s, wait_s)
 
     async def drain(self, lease_s: float) -> None:
-        while not self.gate["is_drained"]:
+        while not self.gate.is_drained:
             await self.hold("drain", lease_s, wait_s=min(_DRAIN_POLL_S, lease_s / 3))
 
 
@@ -128,12 +129,12 @@ class Fleet:
             await asyncio.gather(*(self._renew(node, mode, lease_s) for node in self.nodes))
 
     async def _renew(self, node: FleetNode, mode: Mode, lease_s: float) -> None:
-        num_expired = node.gate["num_expired_leases"]
+        num_expired = node.gate.num_expired_leases
         try:
             await node.hold(mode, lease_s)
         except GanglineError as error:
             _log.warning("weights.lease_not_renewed node=%s error=%s", node.node_id, error)
-        if node.gate["num_expired_leases"] > num_expired:
+        if node.gate.num_expired_leases > num_expired:
             _log.warning("weights.lease_ran_out node=%s", node.node_id)
 
     async def load(self, folder: str, version: int) -> list[Failed]:
@@ -199,13 +200,13 @@ async def _node(view: NodeView, client: NodeClient, engines: dict[str, FleetEngi
     gate, backends = await asyncio.gather(client.gate(), client.backends())
     node = FleetNode(view.node_id, client, gate)
     for backend in backends:
-        if backend["state"] != "healthy":
+        if backend.state != "healthy":
             continue
-        url = engine_url(backend["url"], view.url)
+        url = engine_url(backend.url, view.url)
         if url not in engines:
-            key = backend["api_key_env"]
-            engines[url] = FleetEngine(url, engine_weights(backend["engine"], url, key and read_secret(key)))
-        engines[url].places.append(Place(node, backend["url"], backend["weights_known"]))
+            key = backend.api_key_env
+            engines[url] = FleetEngine(url, engine_weights(backend.engine, url, key and read_secret(key)))
+        engines[url].places.append(Place(node, backend.url, backend.weights_known))
     return node
 
 

@@ -238,7 +238,7 @@ class ServiceWeights:
                 f"calls in flight did not end within {self._patience_s:g} s: wait longer (`patience_s`), or use mode "
                 "`keep`."
             )
-            return [(node.name, late) for node in fleet.nodes if not node.gate["is_drained"]]
+            return [(node.name, late) for node in fleet.nodes if not node.gate.is_drained]
 
     async def _load(self, fleet: Fleet, path: Path, version: int) -> list[Failed]:
         self._reading |= {engine.url: path for engine in fleet.engines}

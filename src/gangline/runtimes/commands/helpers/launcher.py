@@ -6,7 +6,7 @@ import os
 
 from gangline.runtimes.commands.helpers.namespaces import leave_session_keyring
 
-TYPE_CHECKING = False  # see `supervisor`
+TYPE_CHECKING = False  # see `zygote`
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn

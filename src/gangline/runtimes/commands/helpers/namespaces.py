@@ -14,16 +14,18 @@ import errno
 import fcntl
 import os
 
-TYPE_CHECKING = False  # see `supervisor`
+TYPE_CHECKING = False  # see `zygote`
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
     "become_subreaper",
+    "become_user",
     "enter",
     "enter_user",
     "filter_system_calls",
     "forbid_new_privileges",
+    "hide_from_tracers",
     "leave_session_keyring",
     "make_user_namespace",
     "resize_memory",
@@ -32,6 +34,7 @@ __all__ = [
 _libc = ctypes.CDLL(None, use_errno=True)
 _NS_GET_USERNS = 0xB701
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_SET_SECCOMP = 22
 _SECCOMP_MODE_FILTER = 2
@@ -81,8 +84,13 @@ def enter_user(user_fd: int) -> None:
 
 
 def make_user_namespace() -> None:
-    """A user namespace of this process's own, with the same numbers; `exec` ends a user's privileges in it."""
+    """A user namespace of this process's own, with the same numbers; `exec` ends a user's privileges in it.
+
+    Others of the same user may trace it from here on, for only then may it write its own numbers: it must have nothing
+    of ours open any more.
+    """
     uid, gid = os.geteuid(), os.getegid()
+    _checked(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl dumpable")
     _checked(_libc.unshare(_CLONE_NEWUSER), "unshare user")
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
@@ -113,6 +121,21 @@ def leave_session_keyring() -> None:
 def become_subreaper() -> None:
     """Orphans among our descendants become our children, however they daemonise."""
     _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl subreaper")
+
+
+def become_user(uid: int) -> None:
+    """The user of that number, and the group; without other groups."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def hide_from_tracers() -> None:
+    """Let processes of our own user neither trace this one, nor read its memory or take its descriptors.
+
+    It holds for forks too, until they become another program.
+    """
+    _checked(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl dumpable")
 
 
 def forbid_new_privileges() -> None:

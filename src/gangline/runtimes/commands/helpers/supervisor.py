@@ -3,13 +3,16 @@
 Laws:
 - The command's descendants never escape: this process is their subreaper, so that a daemonised grandchild becomes our
   child, and killing goes on until we have no child left.
-- The node's end of the control socket closing (the node died) is an order to kill.
+- The node's end of the control socket closing (the node died) is an order to kill. A byte on it is an order to end:
+  SIGTERM first, and the grace that the order grants.
 - Once inside the sandbox nothing is imported: its files are the agent's.
 - A process left behind by a command that ended by itself lives on, as a child of the sandbox's first process.
+- Each command has a supervisor and a session keyring of its own: trees of different commands never mix.
 
-The order comes marshalled, from our own node, on the control socket; the answer is one line: `exit N`, `signal N`,
-`killed` `stuck` (processes multiply
-faster than we kill them; the node must end the whole sandbox) or `lost WHY` (the sandbox cannot be entered).
+The order comes marshalled, from our own node, on the control socket. The answer is `started`, and then two lines:
+the processor time, memory and output of the processes that have ended here, and before them
+`exit N`, `signal N`, `killed`, or `stuck` (processes multiply faster than we kill them; the node must end the whole
+sandbox). `lost WHY` says that the command could not be started.
 """
 
 from __future__ import annotations
@@ -19,11 +22,11 @@ import marshal
 import os
 import resource
 import select
-import sys
+import time
 
 from gangline.runtimes.commands.helpers.namespaces import (
     become_subreaper,
-    enter,
+    become_user,
     enter_user,
     filter_system_calls,
     forbid_new_privileges,
@@ -31,45 +34,36 @@ from gangline.runtimes.commands.helpers.namespaces import (
     make_user_namespace,
 )
 
-TYPE_CHECKING = False  # `typing` and `signal`, with its enums, would double the time that a command takes to start
+TYPE_CHECKING = False  # see `zygote`
 if TYPE_CHECKING:
     import signal as _signal
+    from collections.abc import Sequence
     from typing import Any, NoReturn
 else:
     import _signal
 
-__all__ = ["main"]
+__all__ = ["supervise"]
 
-_KINDS = ("cgroup", "ipc", "uts", "net", "pid", "mnt")
 _MAX_SWEEPS = 200
 
 
-def main(control_fd: int) -> None:
-    order = _read_order(control_fd)
+def supervise(control_fd: int, files: Sequence[int], cgroup_fds: Sequence[int], user_fd: int | None) -> NoReturn:
+    """files: the command's descriptors, from number 0 on: three streams, and the end of a channel if it has one.
+
+    cgroup_fds: open `cgroup.procs` files to join. user_fd: the namespace of users where the command lives.
+    """
     try:
-        _start(control_fd, order)
+        leave_session_keyring()
+        order = _read_order(control_fd)
+        os.write(control_fd, b"started\n")
+        answer = _supervised(control_fd, order, files, cgroup_fds, user_fd)
     except OSError as error:
-        os.write(control_fd, f"lost {error}".encode())
-
-
-def _start(control_fd: int, order: dict[str, Any]) -> None:
-    """Go where the command is to run. Raises: OSError when that place is gone."""
-    leave_session_keyring()
-    cgroup_fds = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in order["cgroup_procs"]]
-    if order["proc_fd"] is None:
-        _supervise(control_fd, order, cgroup_fds, None)
-        return
-    user_fd = os.open("ns/user", os.O_RDONLY | os.O_CLOEXEC, dir_fd=order["proc_fd"])
-    enter(order["proc_fd"], _KINDS)
-    if order["supervisor_uid"] is not None:
-        _become_user(order["supervisor_uid"])
-    sys.meta_path.clear()
-    sys.path.clear()
-    if pid := os.fork():
-        _point_streams_nowhere()
-        os.waitpid(pid, 0)
-    else:
-        _supervise(control_fd, order, cgroup_fds, user_fd)
+        answer = f"lost {error}"
+    try:
+        os.write(control_fd, f"{answer}\n{_spent()}".encode())
+    except OSError:
+        os._exit(1)  # nobody is left to hear it
+    os._exit(0)
 
 
 def _read_order(control_fd: int) -> dict[str, Any]:
@@ -82,26 +76,36 @@ def _read_exactly(fd: int, size: int) -> bytes:
     while len(pieces) < size:
         piece = os.read(fd, size - len(pieces))
         if not piece:
-            raise SystemExit(0)  # the node went away before it said what to run
+            os._exit(0)  # the node went away before it said what to run
         pieces += piece
     return bytes(pieces)
 
 
-def _supervise(control_fd: int, order: dict[str, Any], cgroup_fds: list[int], user_fd: int | None) -> None:
+def _supervised(
+    control_fd: int, order: dict[str, Any], files: Sequence[int], cgroup_fds: Sequence[int], user_fd: int | None
+) -> str:
+    """The last line of the answer."""
     become_subreaper()
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     _signal.set_wakeup_fd(wake_write)
     _signal.signal(_signal.SIGCHLD, _noted)
     command = os.fork()
     if command == 0:
-        _run_command(order, cgroup_fds, user_fd)
-    _point_streams_nowhere()
+        _run_command(order, files, cgroup_fds, user_fd)
+    for fd in files:
+        os.close(fd)  # they must end when the command's own processes do
     status = _wait(command, control_fd, wake_read)
-    answer = _kill_tree() if status is None else _told(status)
-    try:
-        os.write(control_fd, answer.encode())
-    except OSError:
-        return  # nobody is left to hear it
+    if status is not None:
+        return _told(status)
+    if os.read(control_fd, 1):
+        _ask_to_end(order["grace_s"], control_fd, wake_read)
+    return _kill_tree()
+
+
+def _spent() -> str:
+    """Accounts of the processes that have ended here: see `shared.accounts.Spent`."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return f"{spent.ru_utime + spent.ru_stime:.6f} {spent.ru_maxrss * 1024} {spent.ru_oublock * 512}"
 
 
 def _noted(_number: int, _frame: object) -> None:
@@ -124,6 +128,21 @@ def _wait(command: int, control_fd: int, wake_fd: int) -> int | None:
         ready = {fd for fd, _events in poll.poll()}
         if control_fd in ready:
             return None
+        if wake_fd in ready:
+            os.read(wake_fd, 4096)
+
+
+def _ask_to_end(grace_s: float, control_fd: int, wake_fd: int) -> None:
+    """SIGTERM for the whole tree. Returns when none is left, the grace has passed, or the node wants it killed."""
+    _signal_all(_descendants(), _signal.SIGTERM)
+    poll = select.poll()
+    poll.register(control_fd, select.POLLIN)
+    poll.register(wake_fd, select.POLLIN)
+    end_at = time.monotonic() + grace_s
+    while _have_children() and (left_s := end_at - time.monotonic()) > 0:
+        ready = {fd for fd, _events in poll.poll(1000 * left_s)}
+        if control_fd in ready:
+            return
         if wake_fd in ready:
             os.read(wake_fd, 4096)
 
@@ -200,26 +219,26 @@ def _parent(pid: str) -> int | None:
     return None if state == b"Z" and threads <= 1 else parent
 
 
-def _point_streams_nowhere() -> None:
-    """Let go of the command's streams: a pipe must end when the command's own processes do."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    os.close(null)
-
-
-def _run_command(order: dict[str, Any], cgroup_fds: list[int], user_fd: int | None) -> NoReturn:
+def _run_command(
+    order: dict[str, Any], files: Sequence[int], cgroup_fds: Sequence[int], user_fd: int | None
+) -> NoReturn:
     """In the child: become the command. Like a shell's, 127 is 'not found' and 126 'cannot be run'."""
+    for number, fd in enumerate(files[:3]):
+        os.dup2(fd, number)
     argv: list[str] = order["argv"]
     doing = argv[0]
     try:
         _signal.set_wakeup_fd(-1)
         _restore_signals()
-        _confine(order, cgroup_fds, user_fd)
+        _join(cgroup_fds, user_fd)
+        for number, fd in enumerate(files[3:], start=3):
+            os.dup2(fd, number)
+            os.set_inheritable(number, True)  # also where it had this number before
+        os.closerange(len(files), 1 << 16)
+        _confine(order)
         doing = order["cwd"]
         os.chdir(order["cwd"])
         doing = argv[0]
-        os.closerange(3, 1 << 16)
         _become(argv, order["env"])
     except OSError as error:
         os.write(2, f"gangline: {doing}: {error.strerror}\n".encode())
@@ -251,25 +270,22 @@ def _become(argv: list[str], env: dict[str, str]) -> NoReturn:
     raise missing
 
 
-def _confine(order: dict[str, Any], cgroup_fds: list[int], user_fd: int | None) -> None:
-    os.setsid()
-    os.umask(0o022)
+def _join(cgroup_fds: Sequence[int], user_fd: int | None) -> None:
     for fd in cgroup_fds:
         os.write(fd, b"0")
     if user_fd is not None:
         enter_user(user_fd)
         forbid_new_privileges()
+
+
+def _confine(order: dict[str, Any]) -> None:
+    os.setsid()
+    os.umask(0o022)
     if order["uid"] is not None:
-        _become_user(order["uid"])
+        become_user(order["uid"])
     for kind, value in order["rlimits"].items():
         resource.setrlimit(kind, (value, value))
     if order["own_namespace"]:
         make_user_namespace()  # the limit on processes set above holds for the sandbox as a whole
     for program in order["filters"]:
         filter_system_calls(program)
-
-
-def _become_user(uid: int) -> None:
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)

@@ -155,8 +155,9 @@ def needs_of_ours(task: TaskRequest) -> tuple[str, ...]:
     again = task_from_polar(_words(fields)).model_dump(mode="json")
     for spec in (fields, again):
         spec["capture"].pop("token_texts")  # A.4 has them always
-    # Limits that Gangline itself enforces, on turns and tokens, are sent along but mean nothing there.
-    limits = [f"agent.{name}" for name in ("max_turns", "max_sampled_tokens") if fields["agent"][name] is not None]
+    # Limits that Gangline itself enforces on a session's calls are sent along but mean nothing there.
+    names_of_limits = ("max_turns", "max_sampled_tokens", "max_repeated_actions")
+    limits = [f"agent.{name}" for name in names_of_limits if fields["agent"][name] is not None]
     parts = ("runtime", "agent", "capture", "builder", "evaluator")
     return (*limits, *(name for part in parts for name in _differences(part, fields[part], again[part])))
 

@@ -17,6 +17,7 @@ import msgspec
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import ID_PATTERN
+from gangline.domain.lifecycle import STOPPED_BY_LIMIT
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.trajectory import Trace
@@ -131,7 +132,7 @@ def job_result(
         "outcome": result.outcome,
         "error": told["error"],
         "critical_error": _critical_error(result),
-        "filter": result.outcome not in ("completed", "turn_limit", "token_limit"),
+        "filter": result.outcome not in ("completed", *STOPPED_BY_LIMIT),
         "messages": messages,
         "tools": tools,
         "trajectory": told["trajectory"],

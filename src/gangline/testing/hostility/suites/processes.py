@@ -181,6 +181,41 @@ def takes_descriptors_of_its_supervisor(given: Given) -> str | None:
 
 
 @ATTACKS.inside
+def traces_its_foreman(given: Given) -> str | None:
+    syscall("ptrace", 0x4206, given["foreman"], 0, 0)
+    return "the foreman is traced"
+
+
+@ATTACKS.inside
+def reads_the_memory_of_its_foreman(given: Given) -> str | None:
+    foreman = given["foreman"]
+    with open(f"/proc/{foreman}/maps") as maps, open(f"/proc/{foreman}/mem", "rb") as memory:
+        memory.seek(int(next(line for line in maps if "[heap]" in line or "[stack]" in line).split("-")[0], 16))
+        return "its memory was read" if memory.read(4096) else None
+
+
+@ATTACKS.inside
+def opens_the_files_of_its_foreman(given: Given) -> str | None:
+    folder = f"/proc/{given['foreman']}/fd"
+    return f"it has {[os.readlink(f'{folder}/{number}') for number in os.listdir(folder)]} open"
+
+
+@ATTACKS.inside
+def takes_the_orders_of_its_foreman(given: Given) -> str | None:
+    pidfd = syscall("pidfd_open", given["foreman"], 0)
+    for number in range(64):
+        with contextlib.suppress(OSError):
+            return f"descriptor {syscall('pidfd_getfd', pidfd, number, 0)} is its descriptor {number}"
+    return None
+
+
+@ATTACKS.inside
+def reads_the_environment_of_its_foreman(given: Given) -> str | None:
+    with open(f"/proc/{given['foreman']}/environ", "rb") as file:
+        return "it was read" if file.read() else None
+
+
+@ATTACKS.inside
 def takes_descriptors_of_a_process_of_the_host(given: Given) -> str | None:
     fd = syscall("pidfd_getfd", syscall("pidfd_open", given["victim"]["pid"], 0), given["victim"]["unlinked_fd"], 0)
     return "it has the secret" if given["secret"].encode() in os.pread(fd, 256, 0) else None

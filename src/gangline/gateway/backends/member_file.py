@@ -15,7 +15,7 @@ import msgspec
 from gangline.durable import write_whole
 from gangline.gateway.backends.records import BackendSpec
 
-__all__ = ["BackendMemory"]
+__all__ = ["MemberFile"]
 
 log = logging.getLogger("gangline.backends")
 
@@ -27,7 +27,7 @@ class _Kept(msgspec.Struct, frozen=True):
     """Those that it had in the end."""
 
 
-class BackendMemory:
+class MemberFile:
     """The file `path`; it holds names of secrets, never secrets."""
 
     def __init__(self, path: Path, named: Sequence[BackendSpec]) -> None:

@@ -1,0 +1,195 @@
+"""A node's answers: its state, its gate, its engines, and the sessions that callers opened on it.
+
+Plain records without I/O; the node sends them as JSON, the client reads them back.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from gangline.domain.errors import Boundary
+from gangline.domain.lifecycle import Stage
+
+__all__ = [
+    "BackendState",
+    "BackendView",
+    "BreakerState",
+    "BreakerView",
+    "Claim",
+    "DiskState",
+    "ExternalView",
+    "GateMode",
+    "GateState",
+    "NodeStatus",
+    "OpenedSession",
+    "Stuck",
+    "TemplateFacts",
+]
+
+GateMode = Literal["drain", "keep"]
+BackendState = Literal["healthy", "unhealthy", "draining"]
+BreakerState = Literal["closed", "open", "trying"]
+
+
+class GateState(msgspec.Struct, frozen=True, kw_only=True):
+    """The gate of a node, behind which model calls wait while weights are updated."""
+
+    is_paused: bool
+    mode: GateMode | None
+    """None while the gate is open."""
+    version: int | None
+    """Policy version as last set; None: never set."""
+    lease_left_s: float | None
+    """None while the gate is open."""
+    num_waiting: int
+    num_in_flight: int
+    is_drained: bool
+    """Paused, and no call is in flight."""
+    num_expired_leases: int
+
+
+class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about the engine's tokenizer and chat template. Empty and None: unknown."""
+
+    tokenizer_digest: str = ""
+    """Digest of the ids of a fixed text: engines with the same digest tokenise alike."""
+    template_digest: str = ""
+    """Digest of the texts of fixed conversations, without their dates."""
+    appends_tool_turns: bool | None = None
+    """A prompt of a run of calls, with thinking, begins with the prompt before it."""
+    appends_user_turns: bool | None = None
+    keeps_thinking: bool | None = None
+    """Whether the template keeps the thinking of turns before a user's message."""
+
+
+class BackendView(msgspec.Struct, frozen=True, kw_only=True):
+    """One backend as an operator sees it."""
+
+    backend_id: str
+    url: str
+    engine: str
+    """Its kind: `vllm`, `sglang`, `openai_text`."""
+    label: str | None
+    """Where it runs, such as a host's or node's name."""
+    api_key_env: str | None
+    """Name of the environment variable that holds its key; None: it wants none."""
+    is_near: bool
+    """On the node's own machine, by its label, or without one by its address: chosen before all others."""
+    state: BackendState
+    model: str
+    version: str
+    template: TemplateFacts
+    num_sessions: int
+    """Assigned to it now."""
+    num_assigned: int
+    """Sessions that were ever assigned to it."""
+    num_calls: int
+    """In flight."""
+    num_failures: int
+    """Health checks failed in a row."""
+    error: str | None
+    weights_known: bool = True
+    """False: it came, or came back from a failure, after a policy version was set; or a weight update was cut off."""
+    since: float
+    """When it took this state. Unix time, UTC, seconds."""
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent's own report at its end."""
+
+    reward: float | None
+    reward_info: dict[str, Any]
+
+
+class OpenedSession(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of `POST /v1/sessions`; no other answer contains the key."""
+
+    session_id: str
+    node_id: str
+    """The node that has it."""
+    api_key: str
+    base_url: str
+    """For an agent that speaks OpenAI Chat Completions: `NODE/sessions/SESSION/v1`. Source: 002, session management."""
+    base_urls: dict[str, str]
+    """By SDK: `openai` (ends with `/v1`), `anthropic`, `google`."""
+    model: str
+
+
+class ExternalView(msgspec.Struct, frozen=True, kw_only=True):
+    """A session as its owner sees it."""
+
+    session_id: str
+    task_id: str
+    status: Literal["open", "completed", "finalized", "aborted"]
+    """completed: the agent said so; the session still answers calls until it is finalized."""
+    model: str
+    created_at: float
+    """Unix time, UTC, seconds."""
+    num_calls: int
+    """Model calls so far; 0 once the session has ended."""
+    claim: Claim | None
+    metadata: dict[str, Any]
+
+
+class BreakerView(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's circuit breaker: open, it takes no sessions."""
+
+    state: BreakerState
+    boundary: Boundary | None = None
+    """Boundary of the faults; None while closed without a recent failure."""
+    num_faults: int = 0
+    """In a row, at that boundary."""
+    message: str = ""
+    """Message of the last of them."""
+    tries_in_s: float | None = None
+    """Until the next session is taken; None unless open."""
+
+
+class Stuck(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that should have gone on."""
+
+    session_id: str
+    attempt: int
+    stage: Stage
+    since: float
+    """When it came there. Unix time, UTC, seconds."""
+    overdue_s: float
+    """For how long its budget has been over."""
+    waits_at: dict[str, list[str]]
+    """Each of its tasks -> the innermost frames, the last one the innermost."""
+
+
+class DiskState(msgspec.Struct, frozen=True, kw_only=True):
+    """Room on the disk of a node's data folder, and the reserve that is kept."""
+
+    free_bytes: int
+    reserve_bytes: int
+    free_files: int
+    """Files that may still be made."""
+    reserve_files: int
+    """0 where the file system has no fixed number of them."""
+    is_low: bool
+    """Whether no session is leased."""
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A node at a glance."""
+
+    node_id: str
+    model: str
+    """Name that its engines serve the model under."""
+    stages: dict[Stage, int]
+    """stage -> sessions in it."""
+    sizes: dict[str, int]
+    """`init_workers`, `ready_slots` ...: how many sessions each stage takes at once."""
+    num_ended: int
+    """Sessions since the node's start."""
+    draining: bool
+    breaker: BreakerView
+    stuck: list[Stuck]
+    """Sessions that are beyond their budget."""
+    disk: DiskState
+    num_external_sessions: int
+    """Open sessions of agents that run elsewhere."""

@@ -1,0 +1,109 @@
+"""Resources that sandboxes use, and their sums over a session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+__all__ = ["AMOUNTS", "Amount", "SessionUsage", "Usage", "since", "summed", "unmeasured"]
+
+Amount = Literal[
+    "cpu_s",
+    "peak_memory_bytes",
+    "written_bytes",
+    "proxy_sent_bytes",
+    "proxy_received_bytes",
+    "list_sent_bytes",
+    "list_received_bytes",
+]
+AMOUNTS: tuple[Amount, ...] = (
+    "cpu_s",
+    "peak_memory_bytes",
+    "written_bytes",
+    "proxy_sent_bytes",
+    "proxy_received_bytes",
+    "list_sent_bytes",
+    "list_received_bytes",
+)
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Resources that a sandbox uses, or several of them together. An amount that is not known is None, never 0."""
+
+    disk_bytes: int | None
+    """Disk usage in bytes; None where it is not measured, or not yet."""
+    files: int | None = None
+    """Files and folders; None as above."""
+    exceeded: str | None = None
+    """Name of a limit for which the runtime ended the sandbox's processes, once."""
+    cpu_s: float | None = None
+    """Processor time so far, in seconds."""
+    peak_memory_bytes: int | None = None
+    """The most memory at one time."""
+    written_bytes: int | None = None
+    """Bytes written so far to file systems on a disk, removed files included; what is only in memory is not."""
+    proxy_sent_bytes: int | None = None
+    """Bytes that the sandbox has sent to the node's proxy: model calls with their HTTP headers."""
+    proxy_received_bytes: int | None = None
+    """Bytes of the proxy's answers."""
+    list_sent_bytes: int | None = None
+    """Bytes sent to hosts of `runtime.network_allow`: content of tunnels, and requests as they are passed on."""
+    list_received_bytes: int | None = None
+    """Bytes received from these hosts."""
+    measured: dict[str, str] = {}
+    """Amount -> how it is measured; for one that is None, why it is not."""
+
+
+class SessionUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Resources of one attempt: of all its sandboxes, by stage."""
+
+    agent: Usage
+    """INIT and RUN, in the agent's sandbox."""
+    grading: Usage | None = None
+    """POSTRUN, in the agent's sandbox and in clean ones; None where nothing was graded."""
+
+
+def unmeasured(why: str) -> Usage:
+    """Nothing is known, for this reason."""
+    return Usage(disk_bytes=None, measured=dict.fromkeys(AMOUNTS, why))
+
+
+def since(before: Usage, total: Usage) -> Usage:
+    """The part of `total` that came after `before`, in the same sandbox.
+
+    A peak that has not grown says nothing of the time after: it is None then.
+    """
+    changes: dict[str, Any] = {}
+    measured = dict(total.measured)
+    for name in AMOUNTS:
+        now, then = getattr(total, name), getattr(before, name)
+        changes[name] = None if now is None else now - (then or 0)
+    peak, earlier = total.peak_memory_bytes, before.peak_memory_bytes
+    changes["peak_memory_bytes"] = peak
+    if peak is not None and earlier is not None and peak <= earlier:
+        changes["peak_memory_bytes"] = None
+        measured["peak_memory_bytes"] = "not more than before, in the same sandbox"
+    return msgspec.structs.replace(total, measured=measured, **changes)
+
+
+def summed(usages: Sequence[Usage]) -> Usage:
+    """Amounts of at least one sandbox together: the highest peak, and the sums of the others.
+
+    An amount that is unknown of one is unknown of all; a peak is unknown only if it is so of all.
+    """
+    totals: dict[str, Any] = {}
+    measured: dict[str, str] = {}
+    for name in AMOUNTS:
+        values = [getattr(usage, name) for usage in usages]
+        if name == "peak_memory_bytes":
+            totals[name] = max((value for value in values if value is not None), default=None)
+        else:
+            totals[name] = None if None in values else sum(values)
+        is_known = totals[name] is not None
+        words = [usage.measured.get(name, "") for usage in usages if (getattr(usage, name) is not None) == is_known]
+        if told := "; ".join(word for word in dict.fromkeys(words) if word):
+            measured[name] = told
+    last = usages[-1]
+    return Usage(disk_bytes=last.disk_bytes, files=last.files, exceeded=last.exceeded, measured=measured, **totals)

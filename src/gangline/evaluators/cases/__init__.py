@@ -1,0 +1,1 @@
+"""Evaluator `cases`: a program against hidden inputs and outputs. Start with `evaluator.py`."""

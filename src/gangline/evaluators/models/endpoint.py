@@ -1,0 +1,135 @@
+"""Calls of graders to a model. None of them passes the node's proxy, so none is recorded as a session's.
+
+A call that gets no usable answer raises GraderUnavailable: the evaluator's failure, never a reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import aiohttp
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+from gangline.domain.contracts import EvaluationContext, GraderEngine
+from gangline.domain.errors import GraderUnavailable, InvalidRequest
+from gangline.settings.machine import read_secret
+
+__all__ = ["Endpoint", "EngineConfig", "EngineUser", "engine_of"]
+
+_MAX_ANSWER_BYTES = 4 << 20
+_MAX_SHOWN_CHARS = 300
+_BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+"""Statuses after which a call is tried again."""
+_LONGEST_PAUSE_S = 30.0
+
+
+class EngineConfig(BaseModel):
+    """A model that the task itself names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    url: str = Field(pattern=r"^https?://[^\s\x00]+$")
+    """Base URL, with or without `/v1`; the node calls it."""
+    model: str | None = None
+    key_env: str | None = None
+    """Name of an environment variable of the node that holds the key, sent as a bearer token."""
+    prompt_price: float = Field(default=0.0, ge=0)
+    """Price of a million prompt tokens, in any currency."""
+    completion_price: float = Field(default=0.0, ge=0)
+    """Price of a million completion tokens."""
+
+
+class EngineUser(BaseModel):
+    """Fields of evaluators that ask a model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    engine: str | EngineConfig
+    """The model: a name among the node's `grader_engines`, a URL with its model, or `policy`, the engine that serves
+    the agents."""
+    call_timeout_seconds: float = Field(default=120, gt=0)
+    """Time for one try of one call."""
+    tries: int = Field(default=3, ge=1, le=10)
+    """Tries of one call; those after the first wait longer each time, or as long as `Retry-After` says."""
+
+
+def engine_of(context: EvaluationContext, named: str | EngineConfig) -> GraderEngine:
+    """Raises: GraderUnavailable when the node knows no such engine."""
+    if isinstance(named, EngineConfig):
+        return GraderEngine(**named.model_dump())
+    if named not in context.engines:
+        known = ", ".join(sorted(context.engines)) or "none"
+        raise GraderUnavailable(
+            f"this node has no grader engine {named!r}; known: {known}. Add it to the node's `grader_engines`."
+        )
+    return context.engines[named]
+
+
+class Endpoint:
+    """One engine, as a grader calls it."""
+
+    def __init__(self, engine: GraderEngine, *, tries: int, timeout_s: float, pause_s: float = 0.5) -> None:
+        """
+        timeout_s: for one try.
+        pause_s: before the second try; doubles for each further one.
+        """
+        self.engine = engine
+        self._url = engine.url.rstrip("/")
+        self._tries = tries
+        self._timeout_s = timeout_s
+        self._pause_s = pause_s
+
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The JSON answer. path: appended to the base URL. Raises: GraderUnavailable."""
+        base = self._url.removesuffix("/v1") if path.startswith("/v1/") else self._url
+        headers = {"Content-Type": "application/json"}
+        if self.engine.key_env is not None:
+            try:
+                headers["Authorization"] = f"Bearer {read_secret(self.engine.key_env)}"
+            except InvalidRequest as error:
+                raise GraderUnavailable(f"the key of the grader's engine: {error.message}") from error
+        why = ""
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+            for number in range(self._tries):
+                pause_s = self._pause_s * 2**number * random.uniform(0.5, 1.0)
+                try:
+                    data = msgspec.json.encode(body)
+                    async with session.post(base + path, data=data, allow_redirects=False) as answer:
+                        return await _read(answer)
+                except _Again as error:
+                    why, pause_s = str(error), max(pause_s, error.after_s)
+                except TimeoutError:
+                    why = f"it gave no answer within {self._timeout_s:g} s"
+                except aiohttp.ClientError as error:
+                    why = f"{type(error).__name__}: {error}"
+                if number + 1 < self._tries:
+                    await asyncio.sleep(min(pause_s, _LONGEST_PAUSE_S))
+        raise GraderUnavailable(f"the grader's engine at {base}{path} failed {self._tries} times; the last time: {why}")
+
+
+class _Again(Exception):
+    def __init__(self, why: str, after_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.after_s = after_s
+
+
+async def _read(answer: aiohttp.ClientResponse) -> Any:
+    data = bytearray()
+    async for piece in answer.content.iter_chunked(1 << 16):
+        data += piece
+        if len(data) > _MAX_ANSWER_BYTES:
+            raise GraderUnavailable(f"the grader's engine answered more than {_MAX_ANSWER_BYTES} bytes")
+    said = data[:_MAX_SHOWN_CHARS].decode(errors="replace")
+    if answer.status in _BUSY:
+        after = answer.headers.get("Retry-After", "")
+        raise _Again(f"status {answer.status}: {said}", float(after) if after.isdigit() else 0.0)
+    if answer.status != 200:
+        raise GraderUnavailable(f"the grader's engine refused the call with status {answer.status}: {said}")
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise _Again(f"its answer is not JSON: {said}") from None

@@ -1,0 +1,79 @@
+"""The foreman of a sandbox, from outside: see `helpers.foreman`."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+
+from gangline.domain.errors import RuntimeFailed
+from gangline.runtimes.commands.zygote import fork_helper
+
+__all__ = ["Foreman"]
+
+_READY_S = 30.0
+_END_S = 10.0
+
+
+class Foreman:
+    """One foreman: on its way in from its making on; `ready` waits until it is inside."""
+
+    def __init__(self, label: str, proc_fd: int | None = None, supervisor_uid: int | None = None) -> None:
+        """
+        label: of its sandbox, for the reaper.
+        proc_fd: an open `/proc/<pid>` folder of the sandbox to enter; None stays on the host.
+        supervisor_uid: user of that sandbox to become, so that commands cannot end it; None stays who we are.
+        Raises: RuntimeFailed.
+        """
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._orders.setblocking(False)
+        try:
+            with theirs:
+                fds = [theirs.fileno(), *([] if proc_fd is None else [proc_fd])]
+                fork_helper("foreman", label, fds, supervisor_uid)
+        except BaseException:
+            self._orders.close()
+            raise
+
+    async def ready(self) -> None:
+        """Raises: RuntimeFailed."""
+        try:
+            async with asyncio.timeout(_READY_S):
+                answer = await asyncio.get_running_loop().sock_recv(self._orders, 4096)
+        except TimeoutError:
+            raise RuntimeFailed(f"the sandbox's foreman was not ready after {_READY_S:.0f} s.") from None
+        except OSError:
+            answer = b""
+        if answer != b"ready":
+            why = answer.decode(errors="replace").removeprefix("lost ")
+            raise RuntimeFailed(f"the sandbox is gone: {why or 'its foreman was killed'}.")
+
+    @property
+    def alive(self) -> bool:
+        """Whether it may take orders. One that was stopped is alive."""
+        if self._orders.fileno() < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._orders, select.POLLIN)
+        return not poll.poll(0)
+
+    def begin(self, control_fd: int, files: Sequence[int], groups: Sequence[int]) -> None:
+        """Have a command supervised. Returns at once.
+
+        files: the command's descriptors, from number 0 on. groups: open `cgroup.procs` files that it joins.
+        Raises: OSError.
+        """
+        socket.send_fds(self._orders, [str(len(files)).encode()], [control_fd, *files, *groups])
+
+    async def end(self) -> None:
+        """Let it go, and wait for its end. Idempotent."""
+        if self._orders.fileno() < 0:
+            return
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_END_S):  # one that was stopped is the reaper's
+                self._orders.shutdown(socket.SHUT_WR)
+                while await asyncio.get_running_loop().sock_recv(self._orders, 4096):
+                    pass
+        self._orders.close()

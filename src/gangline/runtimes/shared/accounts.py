@@ -1,0 +1,169 @@
+"""Accounts of a sandbox: the kernel's of its control groups (processor time, peak memory, kills for memory), those of
+its commands' processes, and the network's.
+
+Version 2 accounts in every group for processor time, and for memory where that controller is on. Version 1 has a
+hierarchy for each controller, so each folder answers for its own. A file that is missing, or cannot be read, means that
+nobody accounts there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gangline.domain.usage import AMOUNTS, Amount, Usage
+
+__all__ = ["Accounts", "MemoryKills", "Spent", "Traffic", "cpu_s", "memory_kills", "peak_memory_bytes"]
+
+_COMMANDS = "processes of its commands, once they have ended, without those that a command left behind"
+_LARGEST = "the largest process of its commands that have ended"
+_NO_COMMAND = "no command has ended yet"
+_NEARLY_BYTES = 1 << 20
+"""Processors take memory from a group in advance, so that its last pages may never be counted as used."""
+_NETWORK = [name for name in AMOUNTS if name.startswith(("proxy_", "list_"))]
+
+
+class MemoryKills(NamedTuple):
+    """How often groups were at their limit, and how many of their processes the kernel killed for want of memory."""
+
+    num_times_full: int = 0
+    num_killed: int = 0
+
+    def began_since(self, before: MemoryKills) -> bool:
+        """Whether the groups' own limit killed a process: at its limit, and not for want of the machine's memory."""
+        return self.num_times_full > before.num_times_full and self.num_killed > before.num_killed
+
+
+def memory_kills(folders: Sequence[Path]) -> MemoryKills:
+    num_full = num_killed = 0
+    for folder in folders:
+        events = _table(folder / "memory.events") or _table(folder / "memory.oom_control")
+        if not events:
+            continue  # another controller's: this is read before each command
+        killed = events.get("oom_kill", 0)
+        num_killed += killed
+        num_full += events["oom"] if "oom" in events else _num_times_full_v1(folder, killed)
+    return MemoryKills(num_full, num_killed)
+
+
+def _num_times_full_v1(folder: Path, num_killed: int) -> int:
+    """Engines give memory and memory with swap one limit. The second one is then met first, and recent kernels do not
+    count how often: from its peak on, each kill counts as one."""
+    limit, with_swap = _number(folder / "memory.limit_in_bytes"), _number(folder / "memory.memsw.limit_in_bytes")
+    peak = _number(folder / "memory.memsw.max_usage_in_bytes")
+    if limit is not None and limit == with_swap and peak is not None and peak >= limit - _NEARLY_BYTES:
+        return num_killed
+    return sum(_number(folder / name) or 0 for name in ("memory.failcnt", "memory.memsw.failcnt"))
+
+
+def cpu_s(folder: Path) -> float | None:
+    """Processor time of all its processes so far, in seconds."""
+    if (used := _table(folder / "cpu.stat").get("usage_usec")) is not None:
+        return used / 1e6
+    nanoseconds = _number(folder / "cpuacct.usage")
+    return None if nanoseconds is None else nanoseconds / 1e9
+
+
+def peak_memory_bytes(folder: Path) -> int | None:
+    """The most memory that its processes had together, with the file system's cache of what they read and wrote."""
+    peak = _number(folder / "memory.peak")
+    return _number(folder / "memory.max_usage_in_bytes") if peak is None else peak
+
+
+class Spent:
+    """The kernel's accounts of processes, as supervisors reported them with the end of each command."""
+
+    def __init__(self) -> None:
+        self.num_commands = 0
+        self.cpu_s = 0.0
+        self.peak_memory_bytes = 0
+        """The largest process's."""
+        self.written_bytes = 0
+
+    def add(self, report: str) -> None:
+        """`CPU_S PEAK_MEMORY_BYTES WRITTEN_BYTES`; empty where a supervisor was killed before it could report."""
+        if not report:
+            return
+        cpu_s, peak, written = report.split()
+        self.num_commands += 1
+        self.cpu_s += float(cpu_s)
+        self.peak_memory_bytes = max(self.peak_memory_bytes, int(peak))
+        self.written_bytes += int(written)
+
+
+class Traffic:
+    """Bytes on the way between a sandbox and its network."""
+
+    def __init__(self) -> None:
+        self.sent_bytes = 0
+        """Out of the sandbox."""
+        self.received_bytes = 0
+
+
+class Accounts:
+    """One sandbox's, over all its lives: the groups of an earlier life are gone, and what they last said counts."""
+
+    def __init__(self) -> None:
+        self._cpu_s: dict[tuple[int, int], float] = {}
+        """By device and inode of a group's folder: a new life may have another group at the same path."""
+        self._peak_bytes: int | None = None
+
+    def read(self, folders: Sequence[Path]) -> None:
+        """Take down what the groups say now. Call it before they may vanish."""
+        for folder in folders:
+            with suppress(OSError):
+                found = folder.stat()
+                if (used := cpu_s(folder)) is not None:
+                    self._cpu_s[found.st_dev, found.st_ino] = used
+                if (peak := peak_memory_bytes(folder)) is not None:
+                    self._peak_bytes = max(peak, self._peak_bytes or 0)
+
+    def usage(self, disk: Usage, spent: Spent, network: Mapping[str, Traffic] | str) -> Usage:
+        """
+        disk: with the disk's part.
+        network: way (`proxy`, `list`) -> its bytes; or why nobody counts them.
+        """
+        amounts: dict[str, Any] = {}
+        how: dict[str, str] = {}
+
+        def note(name: Amount, amount: float | None, by: str) -> None:
+            amounts[name], how[name] = amount, by
+
+        if spent.num_commands:
+            note("cpu_s", spent.cpu_s, _COMMANDS)
+            note("peak_memory_bytes", spent.peak_memory_bytes, _LARGEST)
+            note("written_bytes", spent.written_bytes, _COMMANDS)
+        else:
+            how = dict.fromkeys(("cpu_s", "peak_memory_bytes", "written_bytes"), _NO_COMMAND)
+        if self._cpu_s:
+            note("cpu_s", sum(self._cpu_s.values()), "control group")
+        if self._peak_bytes is not None:
+            note("peak_memory_bytes", self._peak_bytes, "control group, with cached files")
+        if isinstance(network, str):
+            how |= dict.fromkeys(_NETWORK, network)
+        else:
+            for way, traffic in network.items():
+                amounts[f"{way}_sent_bytes"] = traffic.sent_bytes
+                amounts[f"{way}_received_bytes"] = traffic.received_bytes
+            how |= dict.fromkeys(_NETWORK, "counted on the way")
+        return msgspec.structs.replace(disk, measured=how, **amounts)
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _table(file: Path) -> dict[str, int]:
+    """Lines of a name and a number."""
+    try:
+        pairs = [line.split() for line in file.read_text().splitlines()]
+        return {name: int(number) for name, number in pairs}
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,223 @@
+"""A talk with a running command over its descriptor 3, and the grace that a command may be granted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from gangline.domain.contracts import Channel
+from gangline.domain.errors import RuntimeFault
+from gangline.testing.runtime_conformance.bench import (
+    Bench,
+    Checks,
+    daemon,
+    is_held,
+    raises,
+    refused,
+    until_held,
+    until_present,
+)
+
+CHECKS = Checks()
+
+_ECHO = "import os\nwhile piece := os.read(3, 1 << 16): os.write(3, piece.upper())\n"
+_FLOOD = "import os\nwhile True: os.write(3, bytes(1 << 16))\n"
+
+
+async def _heard(channel: Channel, num_bytes: int) -> bytes:
+    heard = b""
+    while len(heard) < num_bytes and (piece := await channel.read()):
+        heard += piece
+    return heard
+
+
+@CHECKS.add
+async def a_channel_carries_bytes_both_ways(bench: Bench) -> None:
+    handle = await bench.start()
+    channel = await handle.channel(["python3", "-c", _ECHO])
+    for line in (b"one", b"two\n", bytes(range(256))):
+        await channel.write(line)
+        assert await _heard(channel, len(line)) == line.upper()
+    await channel.close()
+
+
+@CHECKS.add
+async def a_channel_carries_much_at_once(bench: Bench) -> None:
+    handle = await bench.start()
+    channel = await handle.channel(["python3", "-c", _ECHO])
+    data = os.urandom(3 << 20)
+    written = asyncio.create_task(channel.write(data))
+    assert await _heard(channel, len(data)) == data.upper()
+    await written
+    await channel.close()
+
+
+@CHECKS.add
+async def a_channel_reads_no_more_than_is_asked_for(bench: Bench) -> None:
+    handle = await bench.start()
+    channel = await handle.channel("printf 0123456789 >&3; sleep 100000")
+    assert await channel.read(4) == b"0123"
+    assert await channel.read(100) == b"456789"
+    await channel.close()
+
+
+@CHECKS.add
+async def a_cancelled_read_loses_nothing(bench: Bench) -> None:
+    handle = await bench.start()
+    channel = await handle.channel("while [ ! -e go ]; do sleep 0.02; done; printf later >&3; sleep 100000")
+    with raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await channel.read()
+    await handle.upload("go", b"")
+    assert await _heard(channel, 5) == b"later"
+    await channel.close()
+
+
+@CHECKS.add
+async def a_channels_command_is_like_any_other(bench: Bench) -> None:
+    handle = await bench.start(env={"FROM_SPEC": "1"})
+    await handle.upload("sub/file", b"")
+    channel = await handle.channel(
+        'echo "$FROM_SPEC $FROM_CALL $PWD" >&3; ls /proc/self/fd; cat; echo err >&2; exit 7',
+        cwd="sub",
+        env={"FROM_CALL": "2"},
+    )
+    expected = f"1 2 {handle.workdir}/sub\n".encode()
+    assert await _heard(channel, len(expected)) == expected
+    result = await channel.ended()
+    assert (result.exit_code, result.stderr, result.truncated) == (7, b"err\n", False)
+    assert result.stdout.split() == [b"0", b"1", b"2", b"3", b"4"], "3 is the channel, 4 the folder that ls reads"
+    assert await channel.read() == b"", "the channel ends with its command"
+    await channel.close()
+
+
+@CHECKS.add
+async def a_channels_missing_program_is_127(bench: Bench) -> None:
+    handle = await bench.start()
+    channel = await handle.channel(["no-such-program-at-all"])
+    assert (await channel.ended()).exit_code == 127
+    assert await channel.read() == b""
+    await channel.close()
+    with refused():
+        await handle.channel([])
+
+
+@CHECKS.add
+async def closing_a_channel_kills_the_whole_tree(bench: Bench) -> None:
+    handle = await bench.start()
+    channel = await handle.channel(daemon() + "; sleep 100000")
+    await until_held(handle)
+    await channel.close()
+    assert not await is_held(handle), "a daemonised grandchild outlived its channel"
+    assert (await channel.ended()).signal == 9
+    assert await channel.read() == b""
+    with raises(RuntimeFault):
+        await channel.write(b"late")
+    await channel.close()
+
+
+@CHECKS.add
+async def a_pending_read_ends_with_its_channel(bench: Bench) -> None:
+    handle = await bench.start()
+    channel = await handle.channel("sleep 100000")
+    reading = asyncio.create_task(channel.read())
+    await asyncio.sleep(0)
+    await channel.close()
+    assert await reading == b""
+
+
+@CHECKS.add
+async def channels_end_with_their_sandbox(bench: Bench) -> None:
+    handle = await bench.start()
+    killed = await handle.channel("sleep 100000")
+    await handle.kill()
+    assert (await killed.ended()).signal == 9
+    assert await killed.read() == b""
+    await killed.close()
+    stopped = await handle.channel("sleep 100000")
+    await handle.stop()
+    assert await stopped.read() == b""
+    await stopped.close()
+    with raises(RuntimeFault):
+        await handle.channel("true")
+
+
+@CHECKS.add
+async def channels_are_beside_each_other_and_commands(bench: Bench) -> None:
+    handle = await bench.start()
+    channels = await asyncio.gather(*(handle.channel(["python3", "-c", _ECHO]) for _ in range(4)))
+    flood = await handle.channel(["python3", "-c", _FLOOD])  # nobody reads it
+    for number, channel in enumerate(channels):
+        await channel.write(f"line {number}".encode())
+    assert (await handle.exec("echo beside")).stdout == b"beside\n"
+    for number, channel in enumerate(channels):
+        assert await _heard(channel, 6) == f"LINE {number}".encode()
+    await asyncio.gather(*(channel.close() for channel in (*channels, flood)))
+
+
+@CHECKS.add
+async def a_writer_waits_for_a_reader(bench: Bench) -> None:
+    handle = await bench.start()
+    channel = await handle.channel("while [ ! -e go ]; do sleep 0.02; done; head -c 4194304 <&3 | wc -c")
+    written = asyncio.create_task(channel.write(bytes(4 << 20)))
+    assert not (await asyncio.wait({written}, timeout=0.2))[0], "4 MB were taken although nobody reads"
+    await handle.upload("go", b"")
+    await written
+    assert (await channel.ended()).stdout.strip() == b"4194304"
+    await channel.close()
+
+
+@CHECKS.isolation
+async def nothing_else_reaches_a_channel(bench: Bench) -> None:
+    """It has no name: not in the file system, not in the abstract one of the network."""
+    handle = await bench.start()
+    channel = await handle.channel("touch ready; sleep 100000")
+    await until_present(handle, "ready")
+    named = await handle.exec("grep -h '[/@]' /proc/net/unix; find / -xdev -type s 2>/dev/null")
+    assert named.stdout == b"", named.stdout
+    await channel.close()
+
+
+# -- grace -------------------------------------------------------------------------------------------------------
+
+_FLUSHES = """trap 'echo flushed > flushed; exit 0' TERM; touch ready; while :; do sleep 0.02; done"""
+
+
+@CHECKS.add
+async def a_grace_lets_programs_write_what_they_have(bench: Bench) -> None:
+    handle = await bench.start()
+    result = await handle.exec(f"({_FLUSHES}) & wait", timeout_s=3.0, grace_s=30.0)
+    assert (result.timed_out, result.exit_code, result.signal) == (True, None, None)
+    assert await handle.download("flushed") == b"flushed\n"
+
+
+@CHECKS.add
+async def a_cancelled_command_has_its_grace_too(bench: Bench) -> None:
+    handle = await bench.start()
+    running = asyncio.create_task(handle.exec(_FLUSHES, grace_s=30.0))
+    await until_present(handle, "ready")
+    running.cancel()
+    with raises(asyncio.CancelledError):
+        await running
+    assert await handle.download("flushed") == b"flushed\n"
+
+
+@CHECKS.add
+async def a_grace_ends(bench: Bench) -> None:
+    """For the whole tree, and for those who ignore SIGTERM."""
+    handle = await bench.start()
+    deaf = "trap '' TERM; "
+    result = await handle.exec(f"{deaf}{daemon(prelude=deaf)}; sleep 100000", timeout_s=3.0, grace_s=0.3)
+    assert result.timed_out
+    assert not await is_held(handle), "a process that ignores signals outlived the grace"
+
+
+@CHECKS.add
+async def kill_waits_for_no_grace(bench: Bench) -> None:
+    handle = await bench.start()
+    running = asyncio.create_task(handle.exec("trap '' TERM; touch ready; sleep 100000", grace_s=3600.0))
+    await until_present(handle, "ready")
+    running.cancel()
+    await asyncio.sleep(0)
+    await handle.kill()
+    await asyncio.wait({running})

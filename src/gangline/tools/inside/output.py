@@ -1,0 +1,33 @@
+"""Output of a program in bounded memory: its head and its tail."""
+
+from __future__ import annotations
+
+from binascii import b2a_base64
+from typing import Any
+
+
+class Output:
+    """Keeps the first and the last half of `max_bytes`, and counts the bytes between."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_head = max_bytes - max_bytes // 2
+        self._max_tail = max_bytes // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._num_omitted = 0
+
+    def add(self, piece: bytes) -> None:
+        room = self._max_head - len(self._head)
+        self._head += piece[:room]
+        self._tail += piece[room:]
+        surplus = len(self._tail) - self._max_tail
+        if surplus > 0:
+            del self._tail[:surplus]
+            self._num_omitted += surplus
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"head": base64(self._head), "tail": base64(self._tail), "omitted_bytes": self._num_omitted}
+
+
+def base64(data: bytes | bytearray) -> str:
+    return b2a_base64(data, newline=False).decode()

@@ -1,0 +1,204 @@
+"""Requests and answers over a channel to an action server. All that the server sends is untrusted.
+
+An answer is one line of at most 8 MB, to a question that was asked, in its type, and in time. Anything else ends the
+link with `ActionServerFailed`: there is no telling what comes next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import msgspec
+
+from gangline.domain.contracts import Channel, ExecResult
+from gangline.domain.errors import ActionRefused, ActionServerFailed, LimitExceeded, RuntimeFailed
+
+__all__ = ["Link"]
+
+_T = TypeVar("_T")
+
+MAX_ANSWER_BYTES = 8 << 20
+_MAX_REQUEST_BYTES = 24 << 20
+_MAX_TORN_BYTES = 64 << 20
+"""Rest of answers to a client that is gone."""
+_MAX_ABANDONED = 256
+_END_S = 5.0
+_MAX_SAID = 2000
+
+
+class _Refusal(msgspec.Struct):
+    reason: str
+    message: str
+
+
+class _Answer(msgspec.Struct):
+    id: str
+    ok: msgspec.Raw = msgspec.Raw(b"")
+    refused: _Refusal | None = None
+
+
+class Link:
+    """The one user of a channel. Call `listen` once, and `close` at the end."""
+
+    def __init__(self, channel: Channel, grace_s: float) -> None:
+        """grace_s: how much later than an action's own limit its answer may come."""
+        self._channel = channel
+        self._grace_s = grace_s
+        self._prefix = secrets.token_hex(8)
+        self._count = itertools.count()
+        self._pending: dict[str, asyncio.Future[_Answer]] = {}
+        self._abandoned: dict[str, None] = {}
+        """Ids of requests whose callers have gone; their answers may still come."""
+        self._torn_until: str | None = None
+        """The id of the first answer that is ours, after a reconnection."""
+        self._num_torn = 0
+        self._writing = asyncio.Lock()
+        self._failure: str | None = None
+        self.reason = ""
+        """Why the link has ended."""
+        self._reader: asyncio.Task[None] | None = None
+
+    async def listen(self, program: bytes | None, timeout_s: float) -> None:
+        """Begin: send the server its program, or find the end of a gone client's answers.
+
+        Raises: ActionServerFailed.
+        """
+        loop = asyncio.get_running_loop()
+        self._reader = loop.create_task(self._read())
+        if program is None:
+            self._torn_until = f"{self._prefix}-resume"
+            await self._asked(self._torn_until, b"\n" + _line(self._torn_until, "resume", {}), timeout_s)
+        else:
+            await self._asked("", program, timeout_s)
+
+    async def ask(
+        self, do: str, order: Mapping[str, Any], kind: type[_T], timeout_s: float, request_id: str | None = None
+    ) -> _T:
+        """Do an action. timeout_s: the action's own limit. request_id: one that was used before gets its answer again.
+
+        Raises: ActionRefused when the action could not be done, ActionServerFailed when the server is of no use any
+        more, LimitExceeded when the request is too large.
+        """
+        id_ = request_id or f"{self._prefix}-{next(self._count)}"
+        line = _line(id_, do, order)
+        if len(line) > _MAX_REQUEST_BYTES:
+            raise LimitExceeded(f"the action has {len(line)} bytes; at most {_MAX_REQUEST_BYTES} are taken")
+        answer = await self._asked(id_, line, timeout_s + self._grace_s)
+        if answer.refused is not None:
+            raise ActionRefused(answer.refused.message[:_MAX_SAID], answer.refused.reason[:100])
+        try:
+            return msgspec.json.decode(answer.ok, type=kind)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise await self.fail(f"its answer to {do} cannot be read: {error}") from error
+
+    async def _asked(self, id_: str, data: bytes, timeout_s: float) -> _Answer:
+        if self._failure is not None:
+            raise ActionServerFailed(self._failure)
+        future: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        if self._pending.setdefault(id_, future) is not future:
+            raise ActionRefused(f"a request with the id {id_!r} is being answered already", "busy")
+        try:
+            async with asyncio.timeout(timeout_s):
+                async with self._writing:
+                    await self._channel.write(data)
+                return await future
+        except TimeoutError:
+            raise await self.fail(f"it did not answer within {timeout_s:g} s") from None
+        except RuntimeFailed:
+            raise await self.fail(await self._described_end()) from None
+        finally:
+            del self._pending[id_]
+            if future.done() and not future.cancelled():
+                future.exception()  # it has been raised already, or this caller's own is
+            else:
+                self._abandoned[id_] = None
+                while len(self._abandoned) > _MAX_ABANDONED:
+                    del self._abandoned[next(iter(self._abandoned))]
+
+    async def fail(self, reason: str) -> ActionServerFailed:
+        """End the link; returns the error for the caller. The first reason counts."""
+        if self._failure is None:
+            self.reason = reason
+            self._failure = (
+                f"the sandbox's action server is of no use any more: {reason}. It runs as the agent's user, whose"
+                " programs can end or disturb it. Start another one; the shell and the variables of this one are lost"
+            )
+            for future in self._pending.values():
+                if not future.done():
+                    future.set_exception(ActionServerFailed(self._failure))
+            await self._channel.close()
+        return ActionServerFailed(self._failure)
+
+    async def close(self) -> None:
+        """Kill the server and all that it has started. Idempotent."""
+        await self.fail("it was closed")
+        if self._reader is not None and self._reader is not asyncio.current_task():
+            self._reader.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._reader
+
+    async def _read(self) -> None:
+        kept = bytearray()
+        searched = 0
+        while piece := await self._channel.read():
+            kept += piece
+            while (end := kept.find(b"\n", searched)) >= 0:
+                line = bytes(kept[:end])
+                del kept[: end + 1]
+                searched = 0
+                if reason := self._take(line):
+                    await self.fail(reason)
+                    return
+            searched = len(kept)
+            if searched > MAX_ANSWER_BYTES:
+                await self.fail(f"it sent more than {MAX_ANSWER_BYTES} bytes in one answer")
+                return
+        if self._failure is None:
+            await self.fail(await self._described_end())
+
+    def _take(self, line: bytes) -> str | None:
+        """Give an answer to its caller. Returns a complaint where it is none."""
+        try:
+            answer = msgspec.json.decode(line, type=_Answer)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            if self._torn_until is None:
+                return f"it sent a line that is no answer: {error}"
+            answer = None
+        if self._torn_until is not None and (answer is None or answer.id != self._torn_until):
+            self._num_torn += len(line)
+            return None if self._num_torn <= _MAX_TORN_BYTES else "its answers to an earlier client do not end"
+        self._torn_until = None
+        assert answer is not None
+        future = self._pending.get(answer.id)
+        if future is not None and not future.done():
+            future.set_result(answer)
+        elif answer.id in self._abandoned:
+            del self._abandoned[answer.id]
+        else:
+            return "it answered a request that was not asked"
+        return None
+
+    async def _described_end(self) -> str:
+        try:
+            async with asyncio.timeout(_END_S):
+                return _described(await self._channel.ended())
+        except TimeoutError:
+            return "it closed its channel"
+        except RuntimeFailed as error:
+            return error.message
+
+
+def _line(id_: str, do: str, order: Mapping[str, Any]) -> bytes:
+    return json.dumps({"id": id_, "do": do, "with": order}).encode() + b"\n"
+
+
+def _described(end: ExecResult) -> str:
+    how = f"it was ended by signal {end.signal}" if end.signal is not None else f"it ended with code {end.exit_code}"
+    said = end.stderr[-_MAX_SAID:].decode(errors="replace").strip()
+    return f"{how} ({said})" if said else how

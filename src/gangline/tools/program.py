@@ -1,0 +1,74 @@
+"""The action server as it goes into a sandbox: a bootstrap for a command line, and the rest over the channel.
+
+The bootstrap is short enough for any command line. It reads the modules from descriptor 3 and imports them from memory,
+so that the sandbox's disk has nothing of them that an agent could change before, or find after.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+__all__ = ["server_argv", "server_program"]
+
+_INSIDE = Path(__file__).with_name("inside")
+
+_BOOTSTRAP = """\
+import sys
+sys.path[:] = [folder for folder in sys.path if folder]
+import importlib, json, socket
+from importlib.machinery import ModuleSpec
+connection = socket.socket(fileno=3)
+connection.setblocking(True)
+def read(size):
+    data = b""
+    while len(data) < size:
+        piece = connection.recv(size - len(data))
+        if not piece:
+            sys.exit("the channel ended before the program came")
+        data += piece
+    return data
+program = json.loads(read(int(read(8), 16)))
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name in program["modules"]:
+            return ModuleSpec(name, Finder, is_package=name == "gangline_tools")
+    @staticmethod
+    def create_module(spec):
+        return None
+    @staticmethod
+    def exec_module(module):
+        name = module.__name__
+        exec(compile(program["modules"][name], "<%s>" % name, "exec"), module.__dict__)
+sys.meta_path.insert(0, Finder)
+importlib.import_module("gangline_tools." + program["main"]).main(connection, program)
+"""
+
+
+def server_argv(python: str) -> list[str]:
+    """The command that becomes the server once `server_program` is on its descriptor 3.
+
+    -I -S: nothing of the sandbox's own packages, folders and variables is imported.
+    """
+    return [python, "-I", "-S", "-c", _BOOTSTRAP]
+
+
+def server_program(options: Mapping[str, Any]) -> bytes:
+    """The first bytes for descriptor 3: eight hexadecimal digits, the length, and JSON."""
+    program = {"bootstrap": _BOOTSTRAP, "modules": _modules(), "main": "server", "options": options}
+    data = json.dumps(program).encode()
+    return b"%08x" % len(data) + data
+
+
+@cache
+def _modules() -> dict[str, str]:
+    """Name -> source."""
+    names = {path: f"gangline_tools.{path.stem}" for path in sorted(_INSIDE.glob("*.py"))}
+    return {
+        "gangline_tools" if path.stem == "__init__" else name: path.read_text(encoding="utf-8")
+        for path, name in names.items()
+    }
