@@ -28,7 +28,7 @@ from gangline.client.server import ServerClient
 from support.chaos.leak_fates import Fate, fates
 from support.chaos.service import TOKEN, ChaosService
 from support.chaos.trainer import Trainer
-from support.node.footprint import Footprint, children, descendants
+from support.node.footprint import Footprint, children, descendants, described
 from support.requirements import need_command
 from support.service.cli_process import processes_with
 
@@ -157,7 +157,7 @@ class Leaks:
     def left(self) -> dict[str, list[str]]:
         """Sandboxes, and results that are still to be delivered, while the service lives."""
         there = {
-            "processes": [str(pid) for pid in descendants(self.keeper) if pid not in self._zygotes()],
+            "processes": [described(pid) for pid in descendants(self.keeper) if pid not in self._zygotes()],
             "undelivered": self.service.undelivered(),
             **self.service.sandboxes(),
         }

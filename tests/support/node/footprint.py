@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Footprint", "children", "descendants"]
+__all__ = ["Footprint", "children", "descendants", "described"]
 
 
 class Footprint(NamedTuple):
@@ -30,6 +30,16 @@ class Footprint(NamedTuple):
 def _private_bytes(pid: int) -> int:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
+
+
+def described(pid: int) -> str:
+    """Number, state, parent and command line: what a failed check prints."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return f"{pid} (gone)"
+    return f"{pid} ({state}, child of {parent}) {command[-200:]}"
 
 
 def descendants(pid: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Forks of the zygote, the process that helpers come from: see `helpers.zygote`.
 
-Each process that uses runtimes has one, started when it is first needed. A zygote that was killed is replaced; its
-forks live on, for each has a socket of its own to us.
+Each process that uses runtimes has one, started when it is first needed. A zygote that was killed is reaped at once and
+replaced when the next helper is needed; its forks live on, for each has a socket of its own to us.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def launcher_argv(argv: Sequence[str]) -> list[str]:
 
 
 class _Zygote(NamedTuple):
-    pid: int
+    pid_fd: int
     owner_pid: int
     """The process that started it. A fork of that process does not share it."""
     control_fd: int
@@ -83,8 +83,7 @@ def _living() -> _Zygote:
     """The lock is held. Raises: OSError."""
     global _current
     if _current is not None and _current.owner_pid != os.getpid():
-        os.close(_current.control_fd)
-        _current = None
+        _forget(_current)
     if _current is None:
         _current = _started()
     return _current
@@ -92,13 +91,18 @@ def _living() -> _Zygote:
 
 def _lose() -> None:
     """The lock is held."""
-    global _current
     if _current is not None:
-        os.close(_current.control_fd)
-        with suppress(ChildProcessError, ProcessLookupError):
-            os.kill(_current.pid, signal.SIGKILL)  # it may only have been too slow
-            os.waitpid(_current.pid, 0)
-        _current = None
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(_current.pid_fd, signal.SIGKILL)  # it may only have been too slow
+        _forget(_current)
+
+
+def _forget(zygote: _Zygote) -> None:
+    """The lock is held."""
+    global _current
+    os.close(zygote.control_fd)
+    os.close(zygote.pid_fd)
+    _current = None
 
 
 def _started() -> _Zygote:
@@ -119,7 +123,10 @@ def _started() -> _Zygote:
             ],
             setsid=True,
         )
-    return _Zygote(pid, os.getpid(), ours.detach())
+    pid_fd = os.pidfd_open(pid)
+    # Reaped whenever it ends, so that a killed one is no zombie until the next helper is needed.
+    threading.Thread(target=os.waitpid, args=(pid, 0), name="zygote", daemon=True).start()
+    return _Zygote(pid_fd, os.getpid(), ours.detach())
 
 
 def run_helper(name: str, label: str, fds: Sequence[int], *arguments: object) -> None:
