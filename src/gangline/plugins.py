@@ -1,8 +1,8 @@
 """The one door through which every plug-in comes, the built-in ones too: entry points.
 
 Groups: `gangline.dialects`, `gangline.engines`, `gangline.runtimes`, `gangline.harnesses`, `gangline.builders`,
-`gangline.evaluators`, `gangline.rewards`, `gangline.engine_servers`. Requests choose by name only; a dotted path is
-never taken from a request.
+`gangline.evaluators`, `gangline.rewards`, `gangline.engine_servers`, `gangline.tools`. Requests
+choose by name only; a dotted path is never taken from a request.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
     "names",
 ]
 
-Kind = Literal["dialect", "engine", "runtime", "harness", "builder", "evaluator", "reward", "engine_server"]
+Kind = Literal["dialect", "engine", "runtime", "harness", "builder", "evaluator", "reward", "engine_server", "tool"]
 
 _PLURAL = {"harness": "harnesses"}
 
