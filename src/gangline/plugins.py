@@ -37,6 +37,7 @@ __all__ = [
     "make_evaluator",
     "make_harness",
     "make_runtime",
+    "make_tool",
     "names",
 ]
 
@@ -148,6 +149,11 @@ def make_harness(name: str, settings: dict[str, Any]) -> Harness:
 
 def make_builder(strategy: str, config: dict[str, Any]) -> Builder:
     return _configured("builder", strategy, config)
+
+
+def make_tool(name: str, config: dict[str, Any]) -> Any:
+    """A `gangline.tools.contract.Tool`, whose room is above this one."""
+    return _configured("tool", name, config)
 
 
 def make_evaluator(strategy: str, config: dict[str, Any]) -> Evaluator:

@@ -1,6 +1,7 @@
-"""Tools that act in a sandbox and keep their state over an agent's turns: shell, Python, files.
+"""Tools of an agent that runs in the node, and the action server through which they act in a sandbox.
 
-An **action server** runs in the sandbox, behind a channel of its runtime; `inside/` is its source. `ActionServer` is
-the node's side of it. The server runs as the agent's user, so all that it says is untrusted: answers are bounded,
-checked and timed, and the node acts on none of them. Start with `action_server`.
+`contract` has the Protocol of a tool, `builtin/` the tools, and `calls` calls one. An **action server** runs in the
+sandbox, behind a channel of its runtime; `inside/` is its source, and `ActionServer` the node's side of it. The server
+runs as the agent's user, so all its answers are untrusted: they are bounded, checked and timed, and the node acts on
+none of them. Start with `contract`.
 """

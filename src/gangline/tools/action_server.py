@@ -102,6 +102,11 @@ class ActionServer:
             raise
         return cls(link, options)
 
+    @property
+    def has_ended(self) -> bool:
+        """It failed, or was closed: only another one can act."""
+        return self._link.has_ended
+
     async def close(self) -> None:
         """End the server, its shell and its interpreter. Idempotent."""
         await self._link.close()

@@ -1,9 +1,10 @@
-"""What a tool of an agent in the node is: the Protocol behind the entry points `gangline.tools`.
+"""Tools of an agent that runs in the node: the Protocol behind the entry points `gangline.tools`.
 
-A tool's class has a pydantic `Config` and is made from it, once a session. What it does in the sandbox it does through
-the session's action server or its handle, so that it can do no more than the agent's user. What it does elsewhere, such
-as a search, the node does: keys are read from the node's environment by the name that `Config` gives, and the sandbox
-stays offline.
+A tool's class has a pydantic `Config` and is made from it, once a session. A tool that acts in the sandbox uses the
+session's action server or its handle, so that it can do no more than the agent's user. A tool that acts elsewhere, such
+as a search, does so from the node, and only where the node's operator has allowed it: the sandbox stays offline.
+
+Call a tool through `gangline.tools.calls.observe`, which turns errors into observations.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
 import msgspec
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from gangline.domain.contracts import RuntimeHandle
 from gangline.tools.action_server import ActionServer
 
-__all__ = ["Observation", "Tool", "ToolContext", "ToolFailed"]
+__all__ = ["NoConfig", "Observation", "Tool", "ToolContext", "ToolFailed"]
 
 
 class ToolFailed(Exception):
@@ -25,11 +26,11 @@ class ToolFailed(Exception):
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model is told of a call."""
+    """The answer to a call, as the model reads it."""
 
     content: str
     is_error: bool = False
-    """The call was not done, or what it ran failed: counted, never a failure of the session."""
+    """The call was not done, or the command that it ran failed: counted, never a failure of the session."""
     answer: str | None = None
     """Set by `submit`: the agent is done, and this is its answer."""
 
@@ -51,8 +52,14 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     """Limit of an observation; longer ones keep their head and tail."""
 
 
+class NoConfig(BaseModel):
+    """Config of a tool that has no settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
 class Tool(Protocol):
-    """One function that a model may call."""
+    """One function that a model may call. A class that names this one as its base gets `open` and `close` from it."""
 
     Config: ClassVar[type[BaseModel]]
     name: str
@@ -61,13 +68,20 @@ class Tool(Protocol):
     parameters: Mapping[str, Any]
     """JSON schema of an object: its arguments."""
 
+    async def open(self, context: ToolContext) -> None:
+        """Prepare for a session. Called once, before the agent's first turn; nothing by default.
+
+        Raises: HarnessError when the tool can be of no use to this session, which then fails.
+        """
+        return
+
     async def run(self, arguments: Mapping[str, Any], context: ToolContext) -> Observation:
         """Act. `arguments` is an object as the model wrote it, not checked against the schema.
 
-        Raises: ToolFailed, ActionRefused, ActionServerFailed, RuntimeFailed.
+        Raises: ToolFailed, ActionRefused, InvalidRequest, ActionServerFailed, RuntimeFailed.
         """
         ...
 
     async def close(self) -> None:
-        """Free what the tool holds, such as connections. Called once, at the end of the session."""
-        ...
+        """Free the tool's own resources, such as connections. Called once, at the end of the session."""
+        return

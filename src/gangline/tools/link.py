@@ -121,6 +121,11 @@ class Link:
                 while len(self._abandoned) > _MAX_ABANDONED:
                     del self._abandoned[next(iter(self._abandoned))]
 
+    @property
+    def has_ended(self) -> bool:
+        """It failed, or was closed."""
+        return self._failure is not None
+
     async def fail(self, reason: str) -> ActionServerFailed:
         """End the link; returns the error for the caller. The first reason counts."""
         if self._failure is None:

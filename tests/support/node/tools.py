@@ -1,4 +1,4 @@
-"""An action server on this machine, for tests of its tools."""
+"""An action server on this machine, and the context of a tool in a sandbox."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 
 from gangline.domain.contracts import RuntimeStart
+from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
+from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
 from gangline.runtimes.process import ProcessRuntime
 from gangline.tools.action_server import ActionServer, ActionServerOptions
+from gangline.tools.contract import ToolContext
+from gangline.tools.session_server import SessionServer
 
-__all__ = ["action_server"]
+__all__ = ["action_server", "tool_context"]
+from support.requirements import need
 
 
 @contextlib.asynccontextmanager
@@ -32,3 +37,30 @@ async def action_server(
                 yield server
         finally:
             await handle.stop()
+
+
+@contextlib.asynccontextmanager
+async def tool_context(
+    folder: Path, *, max_output_bytes: int = 16_384, python: str = "python3"
+) -> AsyncGenerator[ToolContext]:
+    """A session in a sandbox without a network; a failed action server is replaced. Skips where none can start."""
+    runtime = SandboxRuntime()
+    try:
+        await runtime.check()
+    except RuntimeUnavailable as error:
+        need(False, str(error))
+    name = new_id("tools")
+    spec = RuntimeSpec(backend="sandbox", network="none")
+    handle = await runtime.start(RuntimeStart(runtime_id=name, owner="tests", spec=spec, folder=folder / name))
+    server = SessionServer(handle, ActionServerOptions(python=python))
+    try:
+        yield ToolContext(
+            runtime=handle,
+            env={},
+            action_server=server.current,
+            command_timeout_s=60.0,
+            max_output_bytes=max_output_bytes,
+        )
+    finally:
+        await server.close()
+        await handle.stop()
