@@ -11,7 +11,7 @@ from gangline import plugins
 from gangline.domain.contracts import Controlled, EvaluationContext, Evaluator, GradesClean, Reward
 from gangline.domain.errors import CallerError, EvaluatorError, GraderUnavailable
 
-__all__ = ["Nested", "NestedEvaluator", "any_controlled", "any_grades_clean", "names_are_unique"]
+__all__ = ["AroundOne", "Nested", "NestedEvaluator", "any_controlled", "any_grades_clean", "names_are_unique"]
 
 
 class NestedEvaluator(BaseModel):
@@ -88,6 +88,21 @@ class Nested:
             raise kind(f"{self.label}: {error.message}") from error
         finally:
             context.artifacts.update({f"{self.label}.{name}": data for name, data in own.items()})
+
+
+class AroundOne:
+    """An evaluator that changes another one's reward: it grades clean, and has a control, where that one does."""
+
+    def __init__(self, spec: NestedEvaluator) -> None:
+        self._inner = Nested(spec)
+
+    @property
+    def is_controlled(self) -> bool:
+        return self._inner.is_controlled
+
+    @property
+    def grades_clean(self) -> bool:
+        return self._inner.grades_clean
 
 
 def any_controlled(parts: list[Nested]) -> bool:

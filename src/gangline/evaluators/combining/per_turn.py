@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.contracts import EvaluationContext, Reward
 from gangline.domain.trajectory import Trace
-from gangline.evaluators.combining.nested import Nested, NestedEvaluator
+from gangline.evaluators.combining.nested import AroundOne, NestedEvaluator
 from gangline.evaluators.combining.turns import ERROR_BEGINNINGS, Turn, is_error, turns_of
 
 __all__ = ["PerTurnConfig", "PerTurnEvaluator", "TurnRule"]
@@ -70,23 +70,15 @@ class PerTurnConfig(_Spec):
     """A tool's result that begins so is an error, beside those that the client marked."""
 
 
-class PerTurnEvaluator:
+class PerTurnEvaluator(AroundOne):
     """Asks one evaluator, and scores turns by rules."""
 
     name: ClassVar[str] = "per_turn"
     Config: ClassVar[type[BaseModel]] = PerTurnConfig
 
     def __init__(self, config: PerTurnConfig) -> None:
+        super().__init__(config.evaluator)
         self._config = config
-        self._inner = Nested(config.evaluator)
-
-    @property
-    def is_controlled(self) -> bool:
-        return self._inner.is_controlled
-
-    @property
-    def grades_clean(self) -> bool:
-        return self._inner.grades_clean
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
         """Raises: as the inner evaluator does."""

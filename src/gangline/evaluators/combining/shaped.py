@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from gangline.domain.contracts import EvaluationContext, Reward
 from gangline.domain.trajectory import Trajectory
 from gangline.evaluators.combining.lengths import LengthPenalty, LengthScaling, OverlongPenalty
-from gangline.evaluators.combining.nested import Nested, NestedEvaluator
+from gangline.evaluators.combining.nested import AroundOne, NestedEvaluator
 from gangline.evaluators.combining.turns import ERROR_BEGINNINGS, is_error, num_sampled_tokens, num_turns, tool_results
 
 __all__ = ["ShapedConfig", "ShapedEvaluator", "ToolErrorPenalty", "TurnBonus"]
@@ -58,23 +58,15 @@ class ShapedConfig(_Spec):
         return self
 
 
-class ShapedEvaluator:
+class ShapedEvaluator(AroundOne):
     """Asks one evaluator and changes its reward."""
 
     name: ClassVar[str] = "shaped"
     Config: ClassVar[type[BaseModel]] = ShapedConfig
 
     def __init__(self, config: ShapedConfig) -> None:
+        super().__init__(config.evaluator)
         self._config = config
-        self._inner = Nested(config.evaluator)
-
-    @property
-    def is_controlled(self) -> bool:
-        return self._inner.is_controlled
-
-    @property
-    def grades_clean(self) -> bool:
-        return self._inner.grades_clean
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
         """Raises: as the inner evaluator does."""

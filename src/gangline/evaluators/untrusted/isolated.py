@@ -21,7 +21,10 @@ from typing import Any, NamedTuple
 
 from gangline.domain.errors import EvaluatorError
 
-__all__ = ["Limits", "OverLimit", "in_child", "main"]
+__all__ = ["ENVIRONMENT", "Limits", "OverLimit", "in_child", "main"]
+
+ENVIRONMENT = {"PATH": os.defpath, "LANG": "C.UTF-8"}
+"""All that a child process has of the node's environment."""
 
 _MAX_SHOWN_CHARS = 500
 _PREPARED = b"prepared\n"
@@ -54,7 +57,7 @@ async def in_child(module: str, job: Any, limits: Limits) -> Any:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={"PATH": os.defpath, "LANG": "C.UTF-8"},
+        env=ENVIRONMENT,
         cwd="/",
         start_new_session=True,
     )

@@ -11,6 +11,7 @@ import json
 import sys
 
 from gangline.domain.errors import EvaluatorError
+from gangline.evaluators.untrusted.isolated import ENVIRONMENT
 
 __all__ = ["matches"]
 
@@ -32,6 +33,7 @@ async def matches(patterns: list[tuple[str, bool]], text: str, *, timeout_s: flo
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
+        env=ENVIRONMENT,
     )
     try:
         async with asyncio.timeout(timeout_s):

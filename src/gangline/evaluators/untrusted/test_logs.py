@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from gangline.domain.errors import EvaluatorError
+from gangline.evaluators.untrusted.isolated import ENVIRONMENT
 
 __all__ = ["PARSERS", "Status", "read_log"]
 
@@ -90,6 +91,7 @@ async def _swebench_lines(parser: str, text: str, timeout_s: float) -> list[tupl
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        env=ENVIRONMENT,
     )
     try:
         async with asyncio.timeout(timeout_s):
