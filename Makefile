@@ -75,6 +75,8 @@ help:
 	$(PIP) --no-deps --ignore-requires-python harbor==0.25.0
 	$(PIP) --no-deps trl==1.16.0  # for its chat templates, which tests render with, its losses, and its trainer
 	$(PIP) --no-deps verl==0.9.1  # for its losses and advantages
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary math-verify \
+		--dest .venv/sdists math-verify==0.9.0  # its own tests are in no wheel; they judge our comparison
 	@touch $@
 
 sandbox:

@@ -1,11 +1,11 @@
-"""Evaluator `math`, in its child process. GANGLINE_MATH_VERIFY=SDIST runs math-verify's own tests."""
+"""Evaluator `math`, in its child process, and math-verify's own tests through our comparison."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from gangline.domain.errors import EvaluatorError, InvalidRequest
 from gangline.domain.ids import new_id
 from gangline.evaluators.untrusted.isolated import Limits, in_child
 from support.node.folder_runtime import FolderRuntime
-from support.requirements import DOES_NOT_APPLY, need_module
+from support.requirements import need_module
 from support.training.evaluation_samples import a_context, a_trace, said
 
 
@@ -180,12 +180,16 @@ sys.exit(pytest.main(args, plugins=[Ours()]))
 
 
 def test_math_verifys_own_tests_pass_through_our_comparison(tmp_path: Path) -> None:
-    sdist = os.environ.get("GANGLINE_MATH_VERIFY")
-    if sdist is None:
-        pytest.skip(f"{DOES_NOT_APPLY} GANGLINE_MATH_VERIFY names no unpacked sdist of math-verify")
+    """Its source distribution, which alone has its tests, is downloaded by `make .venv/.dev`."""
+    packed = next((Path(sys.prefix) / "sdists").glob("math_verify-*.tar.gz"), None)
+    if packed is None:
+        pytest.skip("math-verify's source distribution is missing: make .venv/.dev")
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (sdist,) = tmp_path.glob("math_verify-*")
     assert importlib.util.find_spec("math_verify") is not None
     run = subprocess.run(
-        [sys.executable, "-c", AGREES, sdist], cwd=tmp_path, capture_output=True, text=True, timeout=280
+        [sys.executable, "-c", AGREES, str(sdist)], cwd=tmp_path, capture_output=True, text=True, timeout=280
     )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-2000:]
     assert int(run.stdout.rpartition("compared ")[2].split()[0]) > 250
