@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
 from random import Random
 from typing import get_args
 
@@ -21,7 +23,8 @@ from gangline.training.learning.loss_settings import LossSettings
 from gangline.training.learning.packing import Batch, LayoutKind, pack, pack_all
 from gangline.training.learning.samples import Sample, make_samples
 from gangline.training.learning.shapley import shapley_values, two_level_shapley
-from support.training.samples import sample, session, trace
+from gangline.training.learning.turn_credit import TurnCreditSettings
+from support.training.samples import sample, scored, session, trace
 
 rewards_of_sessions = st.floats(-2, 2, allow_subnormal=False).map(lambda one: round(one, 3))
 advantage_settings = st.builds(
@@ -84,6 +87,90 @@ def test_credit_never_turns_a_session_round(group: Group, settings: AdvantageSet
         shares = np.array(taken[one.session_id]) * np.sign(advantage)
         assert ((shares >= 0) & (shares <= abs(advantage) * (1 + 1e-12))).all()
         assert shares.any() == (advantage != 0)
+
+
+@st.composite
+def scored_groups(draw: st.DrawFn) -> Group:
+    """Sessions of one or two traces; turns have scores or none."""
+    scores = st.lists(st.one_of(st.none(), rewards_of_sessions), min_size=1, max_size=4)
+    sessions = [
+        session(
+            f"s{number}", draw(rewards_of_sessions), *(scored(*draw(scores)) for _ in range(draw(st.integers(1, 2))))
+        )
+        for number in range(draw(st.integers(1, 5)))
+    ]
+    return Group("task-1", tuple(sessions))
+
+
+def rescored(group: Group, change: Callable[[float], float]) -> Group:
+    """The group with other scores for its scored turns."""
+
+    def changed(one: SessionResult) -> SessionResult:
+        assert one.trajectory is not None
+        traces = (
+            scored(*(None if span.score is None else change(span.score) for span in trace.spans))
+            for trace in one.trajectory.traces
+        )
+        return session(one.session_id, one.reward, *traces)
+
+    return Group(group.task_id, tuple(map(changed, group.sessions)))
+
+
+def by_turns(group: Group, settings: AdvantageSettings, weight: float = 1.0) -> list[list[float]]:
+    """Advantages of each sample's tokens."""
+    credit = TurnCreditSettings(weight=weight)
+    samples = make_samples(group, Algorithm(advantage=settings, turn_credit=credit))
+    return [sample.advantages.tolist() for sample in samples]
+
+
+def flattened(lists: list[list[float]]) -> list[float]:
+    return [one for inner in lists for one in inner]
+
+
+@given(scored_groups(), advantage_settings)
+def test_turns_of_one_score_or_of_no_weight_leave_the_sessions_credit(
+    group: Group, settings: AdvantageSettings
+) -> None:
+    plain = make_samples(group, Algorithm(advantage=settings))
+    assert by_turns(group, settings, 0.0) == [sample.advantages.tolist() for sample in plain]
+    assert by_turns(rescored(group, lambda _: 0.7), settings) == by_turns(group, settings, 0.0)
+
+
+@given(scored_groups(), advantage_settings, rewards_of_sessions, st.sampled_from([0.0, 0.5, 2.0]))
+def test_a_constant_on_every_score_changes_nothing(
+    group: Group, settings: AdvantageSettings, constant: float, weight: float
+) -> None:
+    moved = by_turns(rescored(group, lambda score: score + constant), settings, weight)
+    assert flattened(moved) == pytest.approx(flattened(by_turns(group, settings, weight)), abs=1e-6)
+
+
+@given(scored_groups(), advantage_settings.filter(lambda one: one.clip is None))
+def test_what_turns_gain_other_turns_of_the_group_lose(group: Group, settings: AdvantageSettings) -> None:
+    gained = np.array(flattened(by_turns(group, settings))) - flattened(by_turns(group, settings, 0.0))
+    assert gained.sum() == pytest.approx(0.0, abs=1e-6), "turns are of one length"
+    nothing = [gain for gain, score in zip(gained, _score_of_each_token(group), strict=True) if score is None]
+    assert nothing == pytest.approx([0.0] * len(nothing), abs=1e-9)
+
+
+def _score_of_each_token(group: Group) -> list[float | None]:
+    found = list[float | None]()
+    for trace_ in (trace_ for one in group.sessions if one.trajectory for trace_ in one.trajectory.traces):
+        scores: list[float | None] = [None] * len(trace_.response_ids)
+        for span in trace_.spans:
+            scores[span.start : span.end] = [span.score] * (span.end - span.start)
+        found += scores
+    return found
+
+
+@given(scored_groups(), st.sampled_from(["mean", "leave_one_out"]))
+def test_a_better_turn_gains_more(group: Group, baseline: str) -> None:
+    settings = AdvantageSettings.model_validate({"baseline": baseline, "scale": "none"})
+    gained = np.array(flattened(by_turns(group, settings))) - flattened(by_turns(group, settings, 0.0))
+    scored_tokens = [
+        (score, gain) for score, gain in zip(_score_of_each_token(group), gained, strict=True) if score is not None
+    ]
+    for (score, gain), (other, other_gain) in pairwise(sorted(scored_tokens)):
+        assert gain <= other_gain + 1e-9 or score == pytest.approx(other)
 
 
 @st.composite

@@ -16,6 +16,7 @@ from gangline.domain.errors import Failure, InvalidGroup, InvalidRequest, Server
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import Submitted, TaskView
+from gangline.training.collecting.selection import Selection
 from gangline.training.collecting.task_stream import TaskStream
 from gangline.training.learning.algorithms import algorithm
 from gangline.training.learning.samples import Sample
@@ -287,7 +288,7 @@ class MeasuredService(Service):
 
 
 def trainer(folder: Path, service: MeasuredService, learner: MeasuredLearner, **changes: Any) -> Trainer:
-    options = {key: changes.pop(key) for key in ("prepare", "on_evaluation") if key in changes}
+    options = {key: changes.pop(key) for key in ("selection", "on_evaluation") if key in changes}
     every = changes.pop("every", 2)
     return Trainer(
         folder,
@@ -404,7 +405,7 @@ async def test_a_control_changes_nothing_of_what_is_measured(tmp_path: Path) -> 
         return shuffle(one)
 
     service = MeasuredService(engines := MeasuredEngines())
-    await trainer(tmp_path, service, MeasuredLearner(engines), prepare=prepare).run()
+    await trainer(tmp_path, service, MeasuredLearner(engines), selection=Selection(control=prepare)).run()
     assert len(service.evaluated) == 12
     assert seen
     assert not [task_id for task_id in seen if "-evaluation-" in task_id]

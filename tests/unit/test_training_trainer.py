@@ -11,30 +11,34 @@ from typing import Any
 import msgspec
 import pytest
 
-from gangline.domain.errors import EngineUnavailable
+from gangline.domain.errors import EngineUnavailable, InvalidGroup
+from gangline.domain.session import SessionResult
 from gangline.domain.task import CaptureSpec
+from gangline.domain.trajectory import Trace
 from gangline.training.collecting.admission import StalenessSettings
 from gangline.training.collecting.groups import Group
+from gangline.training.collecting.selection import Selection
 from gangline.training.collecting.task_stream import TaskStream
 from gangline.training.learning.algorithms import algorithm
+from gangline.training.learning.mask_settings import GroupMasks, ProgressiveMask, TurnSelectiveMask
 from gangline.training.learning.samples import Sample
 from gangline.training.run.controls import shuffled_rewards
 from gangline.training.run.log import StepRecord, read_records
 from gangline.training.run.trainer import ScheduleSettings, Trainer
 from support.training.fakes import PROFILE, Engines, Killed, Learner, Service, step_record
-from support.training.samples import group
+from support.training.samples import group, scored, session
 from support.training.service import DULL, GOOD
 
 TASKS: list[dict[str, Any]] = [{"instruction": "add"}, {"instruction": "subtract"}]
 
 
 def trainer(folder: Path, engines: Engines, service: Service, learner: Learner, **changes: Any) -> Trainer:
-    options = {key: changes.pop(key) for key in ("prepare", "on_step") if key in changes}
-    name = changes.pop("algorithm", "grpo")
+    options = {key: changes.pop(key) for key in ("selection", "masks", "on_step") if key in changes}
+    name, overrides = changes.pop("algorithm", "grpo"), changes.pop("overrides", {})
     return Trainer(
         folder,
         schedule=ScheduleSettings.model_validate({"steps": 3, "groups_per_step": 2, **changes}),
-        algorithm=algorithm(name),
+        algorithm=algorithm(name, overrides),
         learner=learner,
         service=service,
         stream=TaskStream("run", TASKS, num_samples=2, shuffle=False),
@@ -286,3 +290,62 @@ def test_a_record_is_read_as_it_was_written_and_a_cut_line_is_left_out(tmp_path:
     assert read_records(tmp_path / "metrics.jsonl") == [record]
     assert record.scalars()["rollout/lag_mean"] == 0.25
     assert record.scalars()["update/total_s"] == 0.5
+
+
+async def test_what_the_selection_leaves_out_is_counted_and_other_groups_come_instead(tmp_path: Path) -> None:
+    """Both sessions of every second group are too long."""
+    engines, told, learner = Engines(), list[StepRecord](), Learner()
+    service = Service(engines)
+
+    def too_long(one: SessionResult) -> str | None:
+        return "long: 9 ids" if int(one.session_id.partition(".")[0].rpartition("-")[2]) % 2 else None
+
+    selection = Selection(filter=too_long)
+    await trainer(tmp_path, engines, service, learner, mode="sync", selection=selection, on_step=told.append).run()
+    assert all(int(task_id.rpartition("-")[2]) % 2 == 0 for task_id in learner.seen)
+    assert sum(record.degenerate["long"] for record in told) == 2 * sum(record.num_not_admitted for record in told) > 0
+    assert told[0].scalars()["rollout/num_degenerate"] == told[0].degenerate["long"]
+
+
+async def test_a_progressive_mask_follows_the_steps_and_the_epochs(tmp_path: Path) -> None:
+    """Two tasks, one group a step: an epoch has two steps. Traces of three turns; one, two, all are trained on."""
+    for unit, until, wanted in (("steps", 3, [3, 6, 9, 9, 9]), ("epochs", 3, [3, 3, 6, 6, 9])):
+        engines, told = Engines(), list[StepRecord]()
+        service = Service(engines, turns=((10, 11, 2),) * 3)
+        masks = GroupMasks(ProgressiveMask(kind="progressive", max_turns=3, unit=unit, until=until))  # type: ignore[arg-type]
+        options: dict[str, Any] = {"mode": "sync", "steps": 5, "groups_per_step": 1, "on_step": told.append}
+        await trainer(tmp_path / unit, engines, service, Learner(), masks=masks, **options).run()
+        assert [record.num_trained_tokens for record in told] == [2 * num for num in wanted], unit
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"masks": GroupMasks(TurnSelectiveMask(kind="turn_selective", threshold=0.5))},
+        {"overrides": {"turn_credit.weight": 1.0}},
+    ],
+    ids=["mask", "credit"],
+)
+async def test_scores_of_turns_that_no_evaluator_gives_end_the_run_with_the_remedy(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    engines = Engines()
+    with pytest.raises(InvalidGroup, match="per_turn or script"):
+        await trainer(tmp_path, engines, Service(engines), Learner(), **options).run()
+
+
+def test_shuffled_rewards_deal_out_the_scores_of_turns_too() -> None:
+    scores = [0.1, 0.2, 0.3, None, 0.5, 0.6]
+    sessions = tuple(
+        session(f"s{index}", 1.0, scored(*scores[2 * index : 2 * index + 2])) for index in range(len(scores) // 2)
+    )
+    found = [shuffled_rewards(seed, "run")(Group("task-1", sessions)) for seed in range(8)]
+    orders = [[span.score for one in it.sessions for span in _only_trace(one).spans] for it in found]
+    assert all(sorted(score or 0 for score in order) == sorted(score or 0 for score in scores) for order in orders)
+    assert all(order[3] is None for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+
+
+def _only_trace(one: SessionResult) -> Trace:
+    assert one.trajectory is not None
+    return one.trajectory.traces[0]

@@ -87,8 +87,15 @@ class Engines:
 class Service(FakeService):
     """Ends every task at once, or when told to; sessions carry the engines' version of the moment they ended."""
 
-    def __init__(self, engines: Engines, rewards: Callable[[int], tuple[float | None, ...]] = lambda _: GOOD) -> None:
+    def __init__(
+        self,
+        engines: Engines,
+        rewards: Callable[[int], tuple[float | None, ...]] = lambda _: GOOD,
+        *,
+        turns: Sequence[Sequence[int]] = ((10, 11, 2),),
+    ) -> None:
         super().__init__()
+        self._turns = turns
         self._engines = engines
         self._rewards_of = rewards
         self._results: dict[str, list[SessionResult]] = {}
@@ -103,7 +110,12 @@ class Service(FakeService):
         if task_id not in self._results:  # what was stored once stays as it is
             version = self._engines.version or 0
             self._results[task_id] = [
-                session(f"{task_id}.{index}", reward, trace(versions=[version]), task_id=task_id)
+                session(
+                    f"{task_id}.{index}",
+                    reward,
+                    trace(turns=self._turns, versions=[version] * len(self._turns)),
+                    task_id=task_id,
+                )
                 for index, reward in enumerate(self.rewards[task_id])
             ]
         return self._results[task_id]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from gangline.domain.completion import Certificate
@@ -51,6 +52,15 @@ def trace(
         "certificates": (EXACT,) * len(spans),
     }
     return Trace(**{**fields, **changes})
+
+
+def scored(*scores: float | None) -> Trace:
+    """A trace with a turn of three tokens for each score."""
+    one = trace(turns=[(10, 11, 2)] * len(scores))
+    spans = zip(one.spans, scores, strict=True)
+    return msgspec.structs.replace(
+        one, spans=tuple(msgspec.structs.replace(span, score=score) for span, score in spans)
+    )
 
 
 def session(session_id: str, reward: float | None, *traces: Trace, **changes: Any) -> SessionResult:

@@ -22,12 +22,13 @@ from gangline.telemetry.logs import LineFormatter
 
 if TYPE_CHECKING:
     from gangline.client.server import ServerClient
+    from gangline.training.collecting.selection import Selection
     from gangline.training.learning.learner import Learner
+    from gangline.training.learning.mask_settings import GroupMasks
     from gangline.training.run.evaluation import Evaluation
     from gangline.training.run.experiment import Experiment
     from gangline.training.run.lineage import Results
     from gangline.training.run.log import EvaluationRecord, StepRecord
-    from gangline.training.run.trainer import Prepare
 
 __all__ = ["Ran", "run_experiment", "train_through"]
 
@@ -99,6 +100,7 @@ async def train_through(
     data, steps = experiment.data, experiment.schedule.steps
     with _held(folder), _logged(folder / "trainer.log"):
         model_folder = await asyncio.to_thread(_model_folder, experiment.model)
+        masks = await asyncio.to_thread(_masks, experiment, model_folder)
         key = key_of(folder)
         run = f"{experiment.name}-{key}"
         stream = TaskStream(
@@ -133,7 +135,8 @@ async def train_through(
                 service=client,
                 stream=stream,
                 weights=ServiceWeights(client, weights_folder, token=token, mode=experiment.service.update_mode),
-                prepare=_control(run, experiment),
+                selection=_selection(run, experiment),
+                masks=masks,
                 on_step=view.add,
                 evaluation=evaluation,
                 on_evaluation=view.add_evaluation,
@@ -142,11 +145,23 @@ async def train_through(
         return await asyncio.to_thread(_finish, folder, experiment, learner, model_folder, view, last_version)
 
 
-def _control(run: str, experiment: Experiment) -> Prepare | None:
-    """The transformation of each group by the experiment's control."""
+def _selection(run: str, experiment: Experiment) -> Selection:
+    from gangline.training.collecting.selection import Selection
     from gangline.training.run.controls import shuffled_rewards
 
-    return None if experiment.control == "none" else shuffled_rewards(experiment.seed, run)
+    is_control = experiment.control == "shuffled_rewards"
+    return Selection(
+        degenerates=experiment.degenerates, control=shuffled_rewards(experiment.seed, run) if is_control else None
+    )
+
+
+def _masks(experiment: Experiment, model_folder: Path) -> GroupMasks:
+    """Raises: InvalidRequest when a mark of the thinking is not one token of the model."""
+    from gangline.language.tokenizer import load_tokenizer
+    from gangline.training.learning.mask_settings import ActionOnlyMask, GroupMasks
+
+    needs_tokenizer = isinstance(experiment.mask, ActionOnlyMask)
+    return GroupMasks(experiment.mask, load_tokenizer(model_folder).encode if needs_tokenizer else None)
 
 
 def _evaluation(

@@ -16,14 +16,16 @@ __all__ = ["DegenerateSettings", "num_sampled", "num_turns", "repetition", "why_
 
 
 class DegenerateSettings(TrainingOptions):
-    loop_turns: int = Field(default=20, ge=1)
-    """A loop has more turns than this, no reward, and repeats itself."""
+    loop_turns: int | None = Field(default=20, ge=1)
+    """A loop has more turns than this, no reward, and repeats itself. None: loops stay."""
     loop_repetition: float = Field(default=0.5, gt=0, le=1)
     """Share of actions that the session had done before, from which on it repeats itself."""
     max_tokens: int | None = Field(default=None, gt=0)
     """Longest session: ids of its longest trace, prompt included."""
     drop_unparsed: bool = False
     """Whether sessions go whose tool calls could not be read."""
+    identical_rewards: bool = False
+    """Whether groups of one reward go, others being collected in their place, as under `dynamic_sampling`."""
 
 
 def num_turns(session: SessionResult) -> int:
@@ -58,10 +60,11 @@ def _action(message: Message) -> tuple[tuple[str, str], ...]:
 
 
 def why_degenerate(session: SessionResult, settings: DegenerateSettings) -> str | None:
-    """Why a session should not be trained on; None when it may."""
+    """Why a session should not be trained on, its kind up to the first colon; None when it may."""
     turns = num_turns(session)
     if (
-        turns > settings.loop_turns
+        settings.loop_turns is not None
+        and turns > settings.loop_turns
         and not session.reward
         and (again := repetition(session)) >= settings.loop_repetition
     ):

@@ -59,6 +59,11 @@ class TaskStream:
     def task_id(self, number: int) -> str:
         return f"{self._run}-{number:06d}"
 
+    def epoch_of(self, task_id: str) -> int:
+        """The pass over the tasks, from 0, that a task of this run belongs to, a retried one too."""
+        first_id = task_id.partition(".run")[0].removeprefix(f"{self._run}-")
+        return int(first_id) // len(self._tasks)
+
     def tasks(self, settled: Collection[str] = ()) -> Iterator[dict[str, Any]]:
         """Without end; those whose ids are in `settled` are left out."""
         for number, index in enumerate(self._indices()):

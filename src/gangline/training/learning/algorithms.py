@@ -16,6 +16,7 @@ from gangline.training.learning.advantages import AdvantageSettings
 from gangline.training.learning.credit import CreditSettings
 from gangline.training.learning.loss_settings import LossSettings
 from gangline.training.learning.rewards import RewardShaping
+from gangline.training.learning.turn_credit import TurnCreditSettings
 from gangline.training.options import TrainingOptions
 
 __all__ = ["OVERRIDES", "Algorithm", "algorithm", "differences"]
@@ -26,6 +27,7 @@ class Algorithm(TrainingOptions):
 
     shaping: RewardShaping = RewardShaping()
     credit: CreditSettings = CreditSettings()
+    turn_credit: TurnCreditSettings = TurnCreditSettings()
     advantage: AdvantageSettings = AdvantageSettings()
     dynamic_sampling: bool = False
     """Whether groups of one reward are left out, and others collected in their place."""

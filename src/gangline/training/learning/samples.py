@@ -18,6 +18,7 @@ from gangline.training.learning.algorithms import Algorithm
 from gangline.training.learning.credit import spread_advantage
 from gangline.training.learning.masks import Weights, all_sampled
 from gangline.training.learning.rewards import shape_reward
+from gangline.training.learning.turn_credit import turn_advantages
 from gangline.trajectories.comparability import scoring_temperature
 
 __all__ = ["Mask", "Sample", "make_samples"]
@@ -37,7 +38,7 @@ class Sample:
     weights: Weights
     """0.0 where not trained on."""
     advantages: NDArray[np.float64]
-    """One value all over, unless a caller credits turns on their own."""
+    """One value all over, unless turns are credited on their own (`turn_credit`)."""
     behaviour_logprobs: Logprobs
     """As the engine reported them; 0.0 where not sampled."""
     versions: Versions
@@ -51,18 +52,24 @@ class Sample:
 
 
 def make_samples(group: Group, algorithm: Algorithm, mask: Mask = all_sampled) -> list[Sample]:
-    """The samples of a group: rewards shaped, sessions compared, advantages spread over their traces, masked.
+    """The samples of a group: rewards shaped, sessions compared, advantages spread over their traces, turns
+    credited by their scores, masked.
 
     Sessions must be valid (`judge_group`). Traces that a mask leaves nothing of, and those of advantage 0, stay: they
     count in means over traces. Raises: ValueError when a session has no reward.
     """
     advantages = group_advantages([_shaped_reward(one, algorithm) for one in group.sessions], algorithm.advantage)
     traces = [trainable_traces(session) for session in group.sessions]
-    own_range = _range_of_own([trace for mine in traces for trace in mine])
-    return [
-        _sample(trace, float(credit), mask)
+    flat = [trace for mine in traces for trace in mine]
+    own_range = _range_of_own(flat)
+    credits = [
+        credit
         for advantage, mine in zip(advantages, traces, strict=True)
-        for trace, credit in zip(mine, _credits(float(advantage), mine, algorithm, own_range), strict=True)
+        for credit in _credits(float(advantage), mine, algorithm, own_range)
+    ]
+    return [
+        _sample(trace, credit + algorithm.turn_credit.weight * of_turns, mask)
+        for trace, credit, of_turns in zip(flat, credits, turn_advantages(flat, algorithm.advantage), strict=True)
     ]
 
 
@@ -85,14 +92,14 @@ def _range_of_own(traces: Sequence[Trace]) -> float:
     return max(rewards) - min(rewards) if rewards else 0.0
 
 
-def _sample(trace: Trace, advantage: float, mask: Mask) -> Sample:
+def _sample(trace: Trace, advantages_T: NDArray[np.float64], mask: Mask) -> Sample:
     return Sample(
         trace_id=trace.trace_id,
         session_id=trace.session_id,
         prompt_ids=trace.prompt_ids,
         response_ids=trace.response_ids,
         weights=mask(trace),
-        advantages=np.full(len(trace.response_ids), advantage),
+        advantages=advantages_T,
         behaviour_logprobs=trace.response_logprobs,
         versions=trace.response_versions,
         temperatures=_temperatures(trace),

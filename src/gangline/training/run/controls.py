@@ -3,25 +3,59 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
+from gangline.domain.session import SessionResult
+from gangline.domain.trajectory import Trace
 from gangline.training.collecting.groups import Group
 
 __all__ = ["shuffled_rewards"]
 
 
 def shuffled_rewards(seed: int, run: str) -> Callable[[Group], Group]:
-    """Deals each group's rewards out to its sessions at random: the same rewards, of nobody's merit.
+    """Deals each group's rewards out to its sessions at random, and its scores of turns to its scored turns: the same
+    numbers, of nobody's merit.
 
     The same seed and number of the task give the same order, independent of the run's name.
     """
 
     def prepare(group: Group) -> Group:
-        rewards = [session.reward for session in group.sessions]
-        random.Random(f"{seed}/{group.task_id.removeprefix(run)}").shuffle(rewards)
+        rewards, scores = [session.reward for session in group.sessions], _scores(group)
+        order = random.Random(f"{seed}/{group.task_id.removeprefix(run)}")
+        order.shuffle(rewards)
+        order.shuffle(scores)
+        dealt = iter(scores)
         sessions = zip(group.sessions, rewards, strict=True)
-        return Group(group.task_id, tuple(msgspec.structs.replace(one, reward=reward) for one, reward in sessions))
+        return Group(group.task_id, tuple(_dealt(one, reward, dealt) for one, reward in sessions))
 
     return prepare
+
+
+def _traces(session: SessionResult) -> tuple[Trace, ...]:
+    return () if session.trajectory is None else session.trajectory.traces
+
+
+def _scores(group: Group) -> list[float]:
+    """Scores of turns, in the order in which `_dealt` asks for them."""
+    spans = (span for session in group.sessions for trace in _traces(session) for span in trace.spans)
+    return [span.score for span in spans if span.score is not None]
+
+
+def _dealt(session: SessionResult, reward: float | None, scores: Iterator[float]) -> SessionResult:
+    """The session with another reward, and the next scores for its scored turns."""
+    if session.trajectory is None:
+        return msgspec.structs.replace(session, reward=reward)
+    traces = tuple(
+        msgspec.structs.replace(
+            trace,
+            spans=tuple(
+                span if span.score is None else msgspec.structs.replace(span, score=next(scores))
+                for span in trace.spans
+            ),
+        )
+        for trace in session.trajectory.traces
+    )
+    trajectory = msgspec.structs.replace(session.trajectory, traces=traces)
+    return msgspec.structs.replace(session, reward=reward, trajectory=trajectory)

@@ -12,8 +12,10 @@ from pydantic import Field, ValidationError, field_validator
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import validated_id
+from gangline.training.collecting.degenerates import DegenerateSettings
 from gangline.training.learning.algorithms import Algorithm, algorithm
 from gangline.training.learning.learner_settings import LearnerSettings
+from gangline.training.learning.mask_settings import FullMask, MaskSettings
 from gangline.training.options import TrainingOptions
 from gangline.training.run.evaluation import EvaluationSettings
 from gangline.training.run.trainer import ScheduleSettings
@@ -74,6 +76,10 @@ class Experiment(TrainingOptions):
     model: str
     """smollm2, or a folder."""
     algorithm: AlgorithmChoice = AlgorithmChoice()
+    mask: MaskSettings = FullMask()
+    """Which sampled tokens are trained on, and how much."""
+    degenerates: DegenerateSettings | None = None
+    """Sessions and groups that are left out; None leaves out none."""
     data: DataSettings
     service: ServiceSettings = ServiceSettings()
     schedule: ScheduleSettings = ScheduleSettings()

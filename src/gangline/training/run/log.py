@@ -49,6 +49,11 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_trained_tokens: int
     left_out: dict[str, int]
     """Reason why tokens must not be trained on -> their number: their log-probs are of another distribution."""
+    degenerate: dict[str, int] = {}
+    """Kind of reason -> sessions of whole groups that were left out since the step before, by a filter or as
+    degenerates."""
+    turn_score_mean: float | None = None
+    """Mean score of the turns that were trained on; None where the evaluator gives none."""
     lag: dict[int, int]
     """versions behind -> trained tokens."""
     num_not_admitted: int
@@ -73,6 +78,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
             elif isinstance(value, int | float) and name not in ("step", "version"):
                 found[f"rollout/{name}"] = float(value)
         found["rollout/num_left_out_tokens"] = float(sum(self.left_out.values()))
+        found["rollout/num_degenerate"] = float(sum(self.degenerate.values()))
         total = sum(self.lag.values())
         if total:
             found["rollout/lag_mean"] = sum(lag * num for lag, num in self.lag.items()) / total

@@ -21,6 +21,7 @@ import dataclasses
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, TypeVar
@@ -39,16 +40,19 @@ from gangline.training.collecting.collector import (
     informative,
 )
 from gangline.training.collecting.groups import Group, ValiditySettings, tokens_left_out, trainable_traces
+from gangline.training.collecting.selection import Selection
 from gangline.training.collecting.task_stream import TaskStream
 from gangline.training.learning.algorithms import Algorithm
+from gangline.training.learning.mask_settings import FullMask, GroupMasks, Phase
 from gangline.training.learning.samples import Sample, make_samples
+from gangline.training.learning.turn_credit import mean_turn_score, require_turn_scores
 from gangline.training.options import TrainingOptions
 from gangline.training.run.checkpoint import Checkpoints, TrainerState
 from gangline.training.run.evaluation import Evaluation
 from gangline.training.run.log import EvaluationRecord, RunLog, StepRecord
 from gangline.training.weights.update import Save, UpdateProfile, WeightUpdater
 
-__all__ = ["Learning", "Prepare", "ScheduleSettings", "Trainer", "Weights"]
+__all__ = ["Learning", "ScheduleSettings", "Trainer", "Weights"]
 
 _log = logging.getLogger("gangline.trainer")
 
@@ -109,10 +113,6 @@ class Weights(WeightUpdater, Protocol):
         ...
 
 
-Prepare = Callable[[Group], Group]
-"""Changes a group before it is looked at, for experiments: other rows, other rewards."""
-
-
 class _Learned(NamedTuple):
     """The result of a step."""
 
@@ -139,12 +139,14 @@ class Trainer:
         service: RolloutClient,
         stream: TaskStream,
         weights: Weights,
-        prepare: Prepare | None = None,
+        selection: Selection | None = None,
+        masks: GroupMasks | None = None,
         on_step: Callable[[StepRecord], None] = lambda _: None,
         evaluation: Evaluation | None = None,
         on_evaluation: Callable[[EvaluationRecord], None] = lambda _: None,
     ) -> None:
-        """folder: of the run; where there are checkpoints in it, the run goes on from the last.
+        """folder: of the run; where there are checkpoints in it, the run goes on from the last. selection: None keeps
+        whole groups. masks: None trains on every sampled token.
 
         evaluation: before the first step, after the last, and when it is due between them.
         """
@@ -154,7 +156,8 @@ class Trainer:
         self._service = service
         self._stream = stream
         self._weights = weights
-        self._prepare = prepare
+        self._selection = selection or Selection()
+        self._masks = masks or GroupMasks(FullMask())
         self._on_step = on_step
         self._evaluation = evaluation
         self._on_evaluation = on_evaluation
@@ -174,6 +177,7 @@ class Trainer:
         self._settled = set[str]()
         self._num_stale = 0
         self._collected_rewards = list[float]()
+        self._degenerate = Counter[str]()
         self._counted = CollectionCounts()
         """Counts as of the previous step."""
         self._checkpoint_s = 0.0
@@ -253,9 +257,9 @@ class Trainer:
         )
 
     def _admit(self, group: Group) -> Group | None:
-        prepared = group if self._prepare is None else self._prepare(group)
         self._collected_rewards += group.rewards
-        admitted = informative(prepared) if self._algorithm.dynamic_sampling else prepared
+        selected = self._selection.select(group, self._degenerate)
+        admitted = informative(selected) if selected is not None and self._algorithm.dynamic_sampling else selected
         if admitted is None:
             self._settle(group.task_id)
         return admitted
@@ -335,6 +339,8 @@ class Trainer:
             num_one_reward=learned.num_one_reward,
             num_sessions=sum(len(group.sessions) for group in groups),
             num_trained_tokens=learned.num_tokens,
+            turn_score_mean=mean_turn_score(groups),
+            degenerate=dict(self._degenerate),
             left_out=tokens_left_out(session for group in groups for session in group.sessions),
             lag=lag_histogram(traces, version),
             num_not_admitted=collector.counts.not_admitted - self._counted.not_admitted,
@@ -347,7 +353,7 @@ class Trainer:
             learner=learned.metrics or {},
         )
         self._counted = dataclasses.replace(collector.counts)
-        self._num_stale, self._collected_rewards = 0, []
+        self._num_stale, self._collected_rewards, self._degenerate = 0, [], Counter[str]()
         return record
 
     async def _push(self) -> UpdateProfile:
@@ -399,7 +405,9 @@ class Trainer:
             self._learner.save_weights(folder)
 
     def _learn(self, groups: Sequence[Group]) -> _Learned:
-        by_group = [make_samples(group, self._algorithm) for group in groups]
+        self._check_turn_scores(groups)
+        masks = [self._masks.mask(group, self._phase(group)) for group in groups]
+        by_group = [make_samples(group, self._algorithm, mask) for group, mask in zip(groups, masks, strict=True)]
         num_one_reward = sum(not any(map(_has_signal, samples)) for samples in by_group)
         if num_one_reward == len(groups) and self._algorithm.loss.kl.coefficient == 0:
             return _Learned(num_one_reward, 0, None)
@@ -407,6 +415,16 @@ class Trainer:
         num_tokens = sum(int(np.count_nonzero(sample.weights)) for sample in samples)
         with self._learner_is_used:
             return _Learned(num_one_reward, num_tokens, self._learner.step(samples))
+
+    def _check_turn_scores(self, groups: Sequence[Group]) -> None:
+        """Raises: InvalidGroup."""
+        if self._masks.needs_turn_scores:
+            require_turn_scores(groups, "mask.kind turn_selective")
+        if self._algorithm.turn_credit.weight > 0:
+            require_turn_scores(groups, "turn_credit.weight")
+
+    def _phase(self, group: Group) -> Phase:
+        return Phase(self._step, self._stream.epoch_of(group.task_id))
 
     async def _save(self) -> None:
         """A checkpoint, where one is due."""

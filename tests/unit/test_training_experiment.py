@@ -1,0 +1,66 @@
+"""An experiment's file: what it can say, and how a mistake is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gangline.domain.errors import InvalidRequest
+from gangline.training.learning.mask_settings import ProgressiveMask
+from gangline.training.run.experiment import Experiment, digest_of, read_experiment, resolved_settings
+
+
+def read(folder: Path, **changes: Any) -> Experiment:
+    document: dict[str, Any] = {"name": "tiny", "model": "smollm2", "data": {"tasks": "tasks.jsonl"}}
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(document | changes))
+    return read_experiment(path)
+
+
+def test_masks_degenerates_and_credit_by_turns_are_settings(tmp_path: Path) -> None:
+    found = read(
+        tmp_path,
+        mask={"kind": "progressive", "max_turns": 5, "until": 3},
+        degenerates={"loop_turns": 30, "max_tokens": 50_000, "identical_rewards": True},
+        algorithm={"overrides": {"turn_credit.weight": 0.5}},
+    )
+    assert found.mask == ProgressiveMask(kind="progressive", max_turns=5, unit="epochs", until=3)
+    shown = resolved_settings(found)
+    assert shown["mask"] == {"kind": "progressive", "max_turns": 5, "unit": "epochs", "until": 3}
+    assert shown["degenerates"] == {
+        "loop_turns": 30,
+        "loop_repetition": 0.5,
+        "max_tokens": 50_000,
+        "drop_unparsed": False,
+        "identical_rewards": True,
+    }
+    assert shown["algorithm"]["settings"]["turn_credit"] == {"weight": 0.5}
+    assert digest_of(found) != digest_of(read(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"mask": {"kind": "actions"}}, "'full', 'action_only', 'progressive', 'outcome_weighted', 'turn_selective'"),
+        ({"mask": {"kind": "progressive", "until": 3}}, "mask.progressive.max_turns: Field required"),
+        ({"mask": {"kind": "progressive", "until": 1, "max_turns": 2}}, "mask.progressive.until: Input should be gre"),
+        ({"mask": {"kind": "progressive", "unit": "days"}}, "mask.progressive.unit: Input should be 'steps' or 'epo"),
+        ({"mask": {"kind": "turn_selective"}}, "mask.turn_selective.threshold: Field required"),
+        ({"mask": {"kind": "outcome_weighted", "low": 2, "high": 1}}, "mask.outcome_weighted: Value error, low is ab"),
+        ({"mask": {"kind": "action_only", "begin": []}}, "mask.action_only.begin"),
+        ({"mask": {"kind": "full", "threshold": 1}}, "mask.full.threshold: Extra inputs"),
+        ({"degenerates": {"loop_turns": 0}}, "degenerates.loop_turns: Input should be greater"),
+        ({"degenerates": {"length": 5}}, "degenerates.length: Extra inputs"),
+        ({"algorithm": {"overrides": {"turn_credit.weight": -1}}}, "turn_credit.weight: Input should be greater"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_named_by_its_field_and_what_is_allowed(
+    tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read(tmp_path, **changes)
+    assert says in str(caught.value)
