@@ -1,7 +1,7 @@
 """The one door through which every plug-in comes, the built-in ones too: entry points.
 
 Groups: `gangline.dialects`, `gangline.engines`, `gangline.runtimes`, `gangline.harnesses`, `gangline.builders`,
-`gangline.evaluators`, `gangline.rewards`, `gangline.engine_servers`, `gangline.tools`. Requests
+`gangline.evaluators`, `gangline.rewards`, `gangline.engine_servers`, `gangline.tools`, `gangline.handlers`. Requests
 choose by name only; a dotted path is never taken from a request.
 """
 
@@ -41,7 +41,9 @@ __all__ = [
     "names",
 ]
 
-Kind = Literal["dialect", "engine", "runtime", "harness", "builder", "evaluator", "reward", "engine_server", "tool"]
+Kind = Literal[
+    "dialect", "engine", "runtime", "harness", "builder", "evaluator", "reward", "engine_server", "tool", "handler"
+]
 
 _PLURAL = {"harness": "harnesses"}
 

@@ -14,7 +14,7 @@ from gangline.server.compat.polar.nodes import PolarNodeRoutes
 from gangline.server.compat.polar.routes import PolarRoutes
 from gangline.server.compat.prorl.nodes import NodeEngines
 from gangline.server.compat.prorl.routes import ProrlRoutes
-from gangline.server.compat.prorl.templates import no_templates, templates_in
+from gangline.server.compat.prorl.templates import Templates
 from gangline.server.routes.events import EventRoutes
 from gangline.server.routes.metrics import MetricsRoutes
 from gangline.server.routes.nodes import NodeRoutes
@@ -82,7 +82,6 @@ def all_routes(
     keep_alive_s: float = 15.0,
 ) -> list[Route]:
     """Every route that is served, in the order of its description."""
-    template_of = no_templates if handlers_folder is None else templates_in(handlers_folder)
     engines = engines or NodeEngines(service, control_token)
     routes = [
         *UserRoutes(service, max_task_bytes=max_task_bytes).routes(),
@@ -94,7 +93,7 @@ def all_routes(
         *PolarNodeRoutes(
             service, polar or PolarDispatch(service, control_token), max_result_bytes=max_result_bytes
         ).routes(),
-        *ProrlRoutes(service, engines, template_of, max_task_bytes=max_task_bytes).routes(),
+        *ProrlRoutes(service, engines, Templates(handlers_folder), max_task_bytes=max_task_bytes).routes(),
         HEALTH,
     ]
     return described(routes, TITLE)

@@ -1,22 +1,16 @@
 """ProRL Agent's jobs: an instance and sampling parameters become a task, a session's result becomes a job's; pure.
 
-An instance is a task of ours as it is (it has `agent` and `instruction`), or data for a template: the operator keeps
-one for each `data_source` as `<data>/server/handlers/<data_source>.json`, a task in which `{name}` stands for the
-instance's field of that name. That is what a handler's registry is here.
+An instance is a task of ours as it is (it has `agent` and `instruction`), or data for the template or handler that its
+`data_source` names: see `templates`.
 
 Source: ProRL Agent, listings 2 and 3, 3.3.3 (messages carry ids and log-probs), 3.3.4 (errors are structured results).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-import msgspec
-
-from gangline.domain.errors import InvalidRequest
-from gangline.domain.ids import ID_PATTERN
 from gangline.domain.lifecycle import STOPPED_BY_LIMIT
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
@@ -32,8 +26,6 @@ JOB_PREFIX = "job-"
 
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "presence_penalty", "frequency_penalty")
 _ALIASES = {"max_new_tokens": "max_tokens", "max_completion_tokens": "max_tokens"}
-_FIELD = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_SOURCE = re.compile(ID_PATTERN)
 
 
 def task_id_of(job_id: str) -> str:
@@ -44,48 +36,23 @@ def task_of_instance(
     instance: Mapping[str, Any],
     sampling: Mapping[str, Any],
     job_id: str,
-    template_of: Callable[[str], dict[str, Any]],
+    task_of: Callable[[Mapping[str, Any]], dict[str, Any]],
 ) -> tuple[TaskRequest, list[str]]:
     """The task of a job, and the names of sampling parameters that have no meaning here.
 
-    template_of: the template of a `data_source`. Raises: InvalidRequest.
+    task_of: body of the task of an instance with a `data_source`. Raises: InvalidRequest, StoreError.
 
-    Raises: pydantic.ValidationError, InvalidRequest.
+    Raises: pydantic.ValidationError, InvalidRequest, StoreError.
     """
-    fields = _task_fields(instance, template_of)
+    fields = _own_fields(instance) if "agent" in instance else task_of(instance)
     task = {name: value for name, value in fields.items() if value is not None}
     task |= {"task_id": task_id_of(job_id), "num_samples": 1, "metadata": {"instance": dict(instance)}}
     ignored = _apply(sampling, task)
     return TaskRequest.model_validate(task), ignored
 
 
-def _task_fields(instance: Mapping[str, Any], template_of: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    if "agent" in instance:
-        return {name: instance[name] for name in TaskRequest.model_fields if name in instance}
-    source = instance.get("data_source")
-    if not isinstance(source, str) or not _SOURCE.fullmatch(source):
-        raise InvalidRequest(
-            "instance: give `agent` and `instruction`, as in a task, or the `data_source` of a template."
-        )
-    return cast("dict[str, Any]", _filled(template_of(source), instance))
-
-
-def _filled(value: Any, instance: Mapping[str, Any]) -> Any:
-    """The template with the instance's fields in it; braces around anything else stay."""
-    if isinstance(value, str):
-        return _FIELD.sub(lambda found: _text(instance, found[1], found[0]), value)
-    if isinstance(value, dict):
-        return {name: _filled(inner, instance) for name, inner in cast("dict[str, Any]", value).items()}
-    if isinstance(value, list):
-        return [_filled(inner, instance) for inner in cast("list[Any]", value)]
-    return value
-
-
-def _text(instance: Mapping[str, Any], name: str, otherwise: str) -> str:
-    if name not in instance:
-        return otherwise
-    value = instance[name]
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+def _own_fields(instance: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: instance[name] for name in TaskRequest.model_fields if name in instance}
 
 
 def _apply(sampling: Mapping[str, Any], task: dict[str, Any]) -> list[str]:

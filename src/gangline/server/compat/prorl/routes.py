@@ -10,7 +10,6 @@ Source: ProRL Agent, listing 3 and 3.3.4.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,6 +26,7 @@ from gangline.http.query import MAX_WAIT_S
 from gangline.http.routes import Route, json_route
 from gangline.server.compat.prorl.jobs import JOB_PREFIX, job_result, task_id_of, task_of_instance
 from gangline.server.compat.prorl.nodes import NodeEngines
+from gangline.server.compat.prorl.templates import Templates
 from gangline.server.service.core import RolloutService
 
 __all__ = ["ProrlRoutes"]
@@ -43,7 +43,7 @@ class ProrlJob(_Record):
     """Body of `POST /process`."""
 
     instance: dict[str, Any]
-    """A task, or data for the template that its `data_source` names."""
+    """A task, or data for the template or handler that its `data_source` names."""
     sampling_params: dict[str, Any] = {}
     job_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     """None: chosen here, and then nobody can cancel it by its id before it has ended."""
@@ -76,19 +76,17 @@ class ProrlStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProrlRoutes:
-    """template_of: reads the task template of a data source. Raises: InvalidRequest when there is none."""
-
     def __init__(
         self,
         service: RolloutService,
         engines: NodeEngines,
-        template_of: Callable[[str], dict[str, Any]],
+        templates: Templates,
         *,
         max_task_bytes: int,
     ) -> None:
         self._service = service
         self._engines = engines
-        self._template_of = template_of
+        self._templates = templates
         self._max_task_bytes = max_task_bytes
         self._accepting = True
         self._num_waiting = 0
@@ -98,7 +96,7 @@ class ProrlRoutes:
         self._refuse_when_stopped()
         job_id = job.job_id or new_id("x")
         task, ignored = await asyncio.to_thread(
-            task_of_instance, job.instance, job.sampling_params, job_id, self._template_of
+            task_of_instance, job.instance, job.sampling_params, job_id, self._templates.task_of
         )
         SUBJECT.set(task.task_id)
         await self._service.submit([task])
