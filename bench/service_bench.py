@@ -66,7 +66,7 @@ async def served(role: str, *arguments: object, program: Path = PROGRAM) -> Asyn
 
 
 def task(task_id: str, num_samples: int = SAMPLES) -> dict[str, Any]:
-    agent = {"harness": "shell", "settings": {"command": "true"}}
+    agent = {"harness": "shell", "settings": {"command": "true"}, "allow_no_model_call": True}
     return {"task_id": task_id, "instruction": "do nothing", "num_samples": num_samples, "agent": agent}
 
 

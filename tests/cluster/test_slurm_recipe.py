@@ -60,7 +60,7 @@ def test_the_job_runs_sessions_and_leaves_nothing(job: subprocess.Popen[str], tm
     data = tmp_path / "gangline"
     wait_for(lambda: (data / "up.json").exists() or job.poll() is not None)
     assert job.poll() is None, (tmp_path / "out").read_text()
-    what = ("--instruction", "x", "--command", "true", "--runtime", "process")
+    what = ("--instruction", "x", "--command", "true", "--allow-no-model-call", "--runtime", "process")
     done = gangline("submit", *what, "--wait", "--json", "--data", data)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["outcomes"] == {"completed": 1}

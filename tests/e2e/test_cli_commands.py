@@ -30,7 +30,7 @@ def shell_task(command: str, **fields: object) -> str:
     task = {
         "instruction": "go",
         "runtime": {"backend": "process"},
-        "agent": {"harness": "shell", "settings": {"command": command}},
+        "agent": {"harness": "shell", "settings": {"command": command}, "allow_no_model_call": True},
         **fields,
     }
     return json.dumps(task)
@@ -65,7 +65,7 @@ def test_submitting_again_is_harmless_and_other_content_is_a_conflict(up: UpProc
 
 
 def test_many_tasks_in_one_toml_file(up: UpProcess, tmp_path: Path) -> None:
-    agent = '{harness = "shell", settings = {command = "true"}}'
+    agent = '{harness = "shell", settings = {command = "true"}, allow_no_model_call = true}'
     task = f'instruction = "go"\nruntime = {{backend = "process"}}\nagent = {agent}'
     (tmp_path / "tasks.toml").write_text(f"[[task]]\n{task}\n[[task]]\n{task}\n")
     done = gangline("submit", tmp_path / "tasks.toml", "--wait", "--json", "--data", up.data)

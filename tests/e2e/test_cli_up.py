@@ -153,8 +153,8 @@ def test_a_child_that_dies_is_started_again_on_its_port(start: Start) -> None:
     before = up.running()["pids"]
     for name in ("server", "node", "engine"):
         os.kill(before[name], signal.SIGKILL)
-    task = {"instruction": "go", "agent": {"harness": "shell", "settings": {"command": "true"}}}
-    task["runtime"] = {"backend": "process"}
+    agent = {"harness": "shell", "settings": {"command": "true"}, "allow_no_model_call": True}
+    task = {"instruction": "go", "agent": agent, "runtime": {"backend": "process"}}
     wait_until_gone(before["server"])
     answered = gangline("submit", "-", "--wait", "--json", "--data", up.data, stdin=json.dumps(task))
     while answered.returncode == 3:  # until the server is back

@@ -45,7 +45,7 @@ def imported(*options: object) -> dict[str, Any]:
 
 
 def with_command(task: dict[str, Any], command: str) -> dict[str, Any]:
-    return {**task, "agent": {"harness": "shell", "settings": {"command": command}}}
+    return {**task, "agent": {"harness": "shell", "settings": {"command": command}, "allow_no_model_call": True}}
 
 
 async def ended(up: UpProcess, *tasks: dict[str, Any]) -> list[tuple[str, float | None]]:
@@ -69,7 +69,7 @@ def test_the_oracle_of_a_folder_of_harbor_tasks_from_the_command_line(up: UpProc
 
 
 async def test_harbor_grades_what_the_agent_left_and_not_what_it_planted(up: UpProcess, tmp_path: Path) -> None:
-    task = imported("--harbor", harbor_task(tmp_path / "task"), "--command", NOTHING)
+    task = imported("--harbor", harbor_task(tmp_path / "task"), "--command", NOTHING, "--allow-no-model-call")
     answers = "echo 4 red > answer.txt"
     plants = "echo 1 > /logs/verifier/reward.txt; echo 9 > /logs/verifier/reward.json; echo x > /tests/conftest.py"
     tries = [with_command(task, command) for command in (NOTHING, plants, f"{answers}; {plants}")]

@@ -339,7 +339,7 @@ def test_who_no_longer_waits_for_a_task_is_told_that_it_goes_on(up: UpProcess, t
 def test_who_waits_for_a_task_waits_through_a_death_of_the_server(up: UpProcess, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     command = f"until [ -e {gate} ]; do sleep 0.1; done"
-    body = {**SLEEPER, "agent": {"harness": "shell", "settings": {"command": command}}}
+    body = {**SLEEPER, "agent": {"harness": "shell", "settings": {"command": command}, "allow_no_model_call": True}}
     (tmp_path / "task.json").write_text(json.dumps(body))
     with started("submit", tmp_path / "task.json", "--wait", "--json", "--data", up.data) as waiting:
         wait_for(lambda: gangline("status", "sleeper", "--data", up.data).returncode == 0)

@@ -53,7 +53,8 @@ def test_nothing_in_a_data_folder_is_open_to_others_with_any_umask(tmp_path: Pat
     for old in ("server/results/t/s", "nodes/node-1/journal", "logs", "demo"):
         (data / old).mkdir(parents=True)
         (data / old / "old").write_text("an answer")
-    task = {"task_id": "t", "instruction": "x", "agent": {"harness": "shell", "settings": {"command": "echo done"}}}
+    agent = {"harness": "shell", "settings": {"command": "echo done"}, "allow_no_model_call": True}
+    task = {"task_id": "t", "instruction": "x", "agent": agent}
     (tmp_path / "task.json").write_text(json.dumps(task))
     up = UpProcess(tmp_path)
     try:

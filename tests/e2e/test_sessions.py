@@ -63,7 +63,7 @@ def task(command: str, **changes: Any) -> dict[str, Any]:
         "instruction": "whatever",
         "max_attempts": 1,
         "runtime": {"prepare": [{"type": "write", "path": "agent.py", "content": AGENT}]},
-        "agent": {"harness": "shell", "settings": {"command": command}},
+        "agent": {"harness": "shell", "settings": {"command": command}, "allow_no_model_call": True},
         **changes,
     }
 

@@ -15,8 +15,8 @@ def test_a_service_over_postgresql_keeps_its_tasks_there_and_its_results_where_i
 ):
     url = postgres.new_database()
     options = ("--database", url, "--results", tmp_path / "results", "--keep-days", "7", "--keep-gb", "0.5")
-    task = {"task_id": "t", "instruction": "greet", "runtime": {"backend": "process"}, "agent": {"harness": "shell"}}
-    task["agent"]["settings"] = {"command": "true"}  # type: ignore[index]
+    agent = {"harness": "shell", "settings": {"command": "true"}, "allow_no_model_call": True}
+    task = {"task_id": "t", "instruction": "greet", "runtime": {"backend": "process"}, "agent": agent}
     (tmp_path / "task.json").write_text(json.dumps(task))
     service = UpProcess(tmp_path, *options)
     try:

@@ -143,7 +143,12 @@ async def run(
         "instruction": "behave",
         "max_attempts": 1,
         "runtime": {"prepare": prepare, "limits": limits, "system_calls_allow": system_calls},
-        "agent": {"harness": "shell", "settings": {"command": command}, "env": changes.pop("env", {})},
+        "agent": {
+            "harness": "shell",
+            "settings": {"command": command},
+            "env": changes.pop("env", {}),
+            "allow_no_model_call": True,
+        },
         **changes,
     }
     submitted = await client.submit(request)

@@ -70,7 +70,7 @@ async def ended(folder: Path, backend: str, command: str, *, prepare: str = PREP
     """The result of a session whose agent is a shell command, graded by `swe_bench`."""
     lease = lease_of(
         runtime={"backend": backend, "prepare": [{"type": "exec", "command": prepare}]},
-        agent={"harness": "shell", "settings": {"command": command}},
+        agent={"harness": "shell", "settings": {"command": command}, "allow_no_model_call": True},
         evaluator={"strategy": "swe_bench", "refresh_runtime": True, "config": {**ROW, **config}},
     )
     async with node_parts(folder / "node") as parts:

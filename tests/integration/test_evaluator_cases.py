@@ -186,7 +186,11 @@ async def in_a_sandbox(tmp_path: Path, solution: str, **config: Any) -> SessionR
         await SandboxRuntime().check()
     except RuntimeUnavailable as error:
         pytest.skip(error.message)
-    agent = {"harness": "shell", "settings": {"command": f"cat > solution.py <<'END'\n{solution}\nEND"}}
+    agent = {
+        "harness": "shell",
+        "settings": {"command": f"cat > solution.py <<'END'\n{solution}\nEND"},
+        "allow_no_model_call": True,
+    }
     evaluator = {"strategy": "cases", "config": {"cases": SQUARES, **config}, "refresh_runtime": True}
     async with node_parts(tmp_path) as parts:
         lease = lease_of(runtime={"backend": "sandbox"}, agent=agent, evaluator=evaluator)

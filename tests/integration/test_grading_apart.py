@@ -46,7 +46,11 @@ async def graded(tmp_path: Path, solution: str, backend: str = "sandbox", **chan
         "collect": ["solution.py"],
     }
     evaluator = {"strategy": "script", "config": config, "refresh_runtime": True, **changes}
-    agent = {"harness": "shell", "settings": {"command": f"cat > solution.py <<'END'\n{solution}\nEND"}}
+    agent = {
+        "harness": "shell",
+        "settings": {"command": f"cat > solution.py <<'END'\n{solution}\nEND"},
+        "allow_no_model_call": True,
+    }
     async with node_parts(tmp_path) as parts:
         lease = lease_of(runtime={"backend": backend}, agent=agent, evaluator=evaluator)
         return await Attempt(lease, parts).live()

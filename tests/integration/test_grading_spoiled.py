@@ -43,7 +43,7 @@ async def backend(request: pytest.FixtureRequest) -> str:
 async def ended(tmp_path: Path, backend: str, command: str, **evaluator: Any) -> SessionResult:
     """The result of a session whose agent is a shell command."""
     spec = {"strategy": "script", "config": GRADER, **evaluator}
-    agent = {"harness": "shell", "settings": {"command": command}}
+    agent = {"harness": "shell", "settings": {"command": command}, "allow_no_model_call": True}
     async with node_parts(tmp_path) as parts:
         return await Attempt(lease_of(runtime={"backend": backend}, agent=agent, evaluator=spec), parts).live()
 

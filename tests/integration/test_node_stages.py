@@ -88,7 +88,8 @@ def sandboxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sandboxes:
 
 
 def begun(parts: NodeParts, name: str, **task: Any) -> tuple[Attempt, asyncio.Task[Any]]:
-    attempt = Attempt(lease_of(name, agent={"harness": "shell", "settings": {"command": "agent"}}, **task), parts)
+    agent = {"harness": "shell", "settings": {"command": "agent"}, "allow_no_model_call": True}
+    attempt = Attempt(lease_of(name, agent=agent, **task), parts)
     return attempt, asyncio.create_task(attempt.live(), name=f"session.{name}")
 
 

@@ -33,7 +33,7 @@ def _lease() -> Lease:
     task: dict[str, Any] = {
         "instruction": "say hi",
         "runtime": {"backend": "process"},
-        "agent": {"harness": "shell", "settings": {"command": "touch was_run"}},
+        "agent": {"harness": "shell", "settings": {"command": "touch was_run"}, "allow_no_model_call": True},
     }
     return Lease(
         session_id="s1",

@@ -45,6 +45,7 @@ def test_a_whole_group_is_kept() -> None:
         (session("s9", None, outcome="infra_error", failure=BROKEN), "infra_error: the disk of the node is full"),
         (session("s9", 0.0, outcome="infra_error", failure=BROKEN), "infra_error"),
         (session("s9", None, outcome="cancelled"), "cancelled"),
+        (session("s9", 0.0, outcome="no_model_call"), "no_model_call"),
         (session("s9", None, failure=BROKEN), "evaluator failed"),
         (session("s9", None), "no reward"),
         (session("s9", 1.0, trajectory=None), "no trace"),

@@ -19,6 +19,7 @@ __all__ = [
     "OUTCOMES",
     "STAGES",
     "STOPPED_BY_LIMIT",
+    "UNGRADED",
     "CallLimit",
     "Outcome",
     "SessionState",
@@ -47,10 +48,14 @@ Outcome = Literal[
     "agent_loop",
     "memory_limit",
     "agent_error",
+    "no_model_call",
     "infra_error",
     "cancelled",
 ]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+UNGRADED: tuple[Outcome, ...] = ("no_model_call", "infra_error", "cancelled")
+"""Outcomes of sessions that say nothing of how good the model is. They are not graded, and their reward is None."""
 
 _MOVES: dict[SessionState, frozenset[SessionState]] = {
     "queued": frozenset({"leased", "ended"}),

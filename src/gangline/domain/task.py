@@ -199,6 +199,9 @@ class AgentSpec(_Spec):
     max_repeated_actions: int | None = Field(default=None, ge=2, le=100)
     """How often in a row the agent may do the same with the same result: after so many times the next call ends the
     session with outcome `agent_loop`. A cycle of up to four actions counts too. None is no limit."""
+    allow_no_model_call: bool = False
+    """Whether an agent that ends by itself without a model call has completed its task, and is graded: for reference
+    solutions and other programs that need no model. Otherwise its outcome is `no_model_call`, without a reward."""
     mcp_servers: dict[McpServerName, McpServer] = Field(default_factory=dict)
     """Tool servers for the harness's program, by name. A harness without support for them rejects the task."""
     skills: dict[SkillName, dict[SkillFile, str]] = Field(default_factory=dict)

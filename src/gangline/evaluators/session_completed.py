@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from gangline.domain.contracts import EvaluationContext, Reward
 from gangline.domain.errors import EvaluatorError
+from gangline.domain.lifecycle import UNGRADED
 
 __all__ = ["SessionCompletedConfig", "SessionCompletedEvaluator"]
 
@@ -35,7 +36,7 @@ class SessionCompletedEvaluator:
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
         """Raises: EvaluatorError on an outcome that says nothing of the agent."""
-        if context.outcome in ("infra_error", "cancelled"):
+        if context.outcome in UNGRADED:
             raise EvaluatorError(f"outcome {context.outcome} says nothing of the agent: the session has no reward")
         reward = self._config.completed if context.outcome == "completed" else self._config.otherwise
         return Reward(reward=reward, details={"outcome": context.outcome})

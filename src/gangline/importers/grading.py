@@ -48,4 +48,5 @@ def oracle(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The body's `agent` that runs the task's own solution, and the prepare actions that bring its files."""
     actions = [{"type": "write", "path": path, **file} for path, file in files.items()]
-    return {"harness": "shell", "settings": {"command": command}, "env": env}, actions
+    agent = {"harness": "shell", "settings": {"command": command}, "env": env, "allow_no_model_call": True}
+    return agent, actions

@@ -131,7 +131,7 @@ def _imported(row: _Row, choices: Choices, how: InstanceChoices) -> Imported:
         if not row.patch:
             raise InvalidRequest(f"{row.instance_id}: its row has no `patch`: there is no solution to run.")
         settings = {"command": ["git", "apply", "--whitespace=nowarn", "-"], "stdin": row.patch}
-        body["agent"] = {"harness": "shell", "settings": settings}
+        body["agent"] = {"harness": "shell", "settings": settings, "allow_no_model_call": True}
     return Imported(name=row.instance_id, body=body)
 
 

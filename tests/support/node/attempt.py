@@ -60,7 +60,7 @@ def lease_of(session_id: str = "s1", **task: Any) -> Lease:
     request: dict[str, Any] = {
         "instruction": "say hi",
         "runtime": {"backend": "process"},
-        "agent": {"harness": "shell", "settings": {"command": "true"}},
+        "agent": {"harness": "shell", "settings": {"command": "true"}, "allow_no_model_call": True},
         **task,
     }
     return Lease(

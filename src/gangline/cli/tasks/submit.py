@@ -47,6 +47,10 @@ def submit(
     instruction: Annotated[str | None, typer.Option("--instruction", help="The problem to solve.")] = None,
     harness: Annotated[str | None, typer.Option("--harness", help="Agent program: shell, pi, ...")] = None,
     command: Annotated[str | None, typer.Option("--command", help="Command of the shell harness.")] = None,
+    allow_no_model_call: Annotated[
+        bool,
+        typer.Option("--allow-no-model-call", help="Grade sessions whose agent never calls the model, too."),
+    ] = False,
     samples: Annotated[int | None, typer.Option("--samples", help="Sessions in the group.")] = None,
     runtime: Annotated[str | None, typer.Option("--runtime", help="Runtime: sandbox, process, ...")] = None,
     evaluator: Annotated[str | None, typer.Option("--evaluator", help="Evaluator that computes the reward.")] = None,
@@ -102,7 +106,9 @@ def submit(
         bodies = [{}] if source is None else read_tasks(source)
         if source is None and (instruction is None or (harness is None and command is None)):
             raise InvalidRequest("nothing to submit: give a FILE, or --instruction with --harness or --command.")
-    options = _Overrides(instruction, harness, command, samples, runtime, evaluator, timeout, task_id)
+    options = _Overrides(
+        instruction, harness, command, allow_no_model_call, samples, runtime, evaluator, timeout, task_id
+    )
     written = [options.applied_to(body) for body in bodies]
     if imports.names_tasks and not all("harness" in body.get("agent", {}) for body in written):
         raise InvalidRequest("say which agent is to solve them: --harness NAME, --command, or --oracle.")
@@ -147,6 +153,7 @@ class _Overrides:
         instruction: str | None,
         harness: str | None,
         command: str | None,
+        allow_no_model_call: bool,
         samples: int | None,
         runtime: str | None,
         evaluator: str | None,
@@ -157,6 +164,7 @@ class _Overrides:
             (("instruction",), instruction),
             (("agent", "harness"), harness if harness or command is None else "shell"),
             (("agent", "settings", "command"), command),
+            (("agent", "allow_no_model_call"), allow_no_model_call or None),
             (("num_samples",), samples),
             (("runtime", "backend"), runtime),
             (("evaluator", "strategy"), evaluator),

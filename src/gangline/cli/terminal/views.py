@@ -35,6 +35,7 @@ OUTCOME_COLOURS = {
     "agent_loop": "yellow",
     "memory_limit": "yellow",
     "agent_error": "yellow",
+    "no_model_call": "yellow",
     "infra_error": "bold red",
     "cancelled": "dim",
 }

@@ -5,7 +5,17 @@ from __future__ import annotations
 from gangline.domain.errors import ContextOverflow, EngineRefused, Failure, GanglineError
 from gangline.domain.open_files import out_of_files
 
-__all__ = ["SessionFailures"]
+__all__ = ["NO_MODEL_CALL", "SessionFailures"]
+
+NO_MODEL_CALL = Failure(
+    boundary="harness",
+    code="no_model_call",
+    message=(
+        "the agent ended without a model call. See its logs for why, and whether it uses the base URL and the key that "
+        "it was given; if it needs no model, set allow_no_model_call."
+    ),
+    retryable=False,
+)
 
 
 class SessionFailures:

@@ -37,12 +37,13 @@ from gangline.domain.errors import (
     Unauthorized,
 )
 from gangline.domain.ids import ID_PATTERN, new_id, new_secret
-from gangline.domain.lifecycle import Outcome
+from gangline.domain.lifecycle import UNGRADED, Outcome
 from gangline.domain.node_views import Claim, ExternalView, OpenedSession
 from gangline.domain.session import SessionResult
 from gangline.domain.task import BuilderSpec, CaptureSpec
 from gangline.domain.tokens import encode_msgpack
 from gangline.domain.trajectory import Trajectory
+from gangline.gateway.calls.failures import NO_MODEL_CALL
 from gangline.gateway.calls.session import ModelSession, key_digest
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.gateway.external.store import ExternalState, ExternalStore
@@ -100,6 +101,9 @@ class SessionRequest(BaseModel):
     max_turns: int | None = Field(default=None, gt=0)
     max_repeated_actions: int | None = Field(default=None, ge=2, le=100)
     """As `agent.max_repeated_actions` of a task."""
+    allow_no_model_call: bool = False
+    """As `agent.allow_no_model_call` of a task. Otherwise a session without a model call has no reward, whatever its
+    agent claims."""
     reward_policy: Literal["none", "claimed"] = "none"
     """`claimed`: the reward that the agent claims with `/complete` becomes the trajectory's."""
     ttl_s: float = Field(default=86_400.0, gt=0, le=31_536_000)
@@ -418,13 +422,14 @@ class ExternalSessions:
 
 async def _result(node_id: str, live: _Live, session: ModelSession, completions: list[Completion]) -> SessionResult:
     session_id, request, claim = live.state.session_id, live.request, live.state.claim
-    outcome, failure = _outcome(session, completed=claim is not None)
+    outcome, failure = _outcome(session, request, completed=claim is not None)
     trajectory: Trajectory | None = None
     try:
         trajectory = await asyncio.to_thread(_build, session_id, live.task_id, request.builder, completions)
     except GanglineError as error:
         outcome, failure = "infra_error", error.failure()
-    reward = claim.reward if claim is not None and request.reward_policy == "claimed" else None
+    is_claimed = request.reward_policy == "claimed" and outcome not in UNGRADED
+    reward = claim.reward if claim is not None and is_claimed else None
     if trajectory is not None and claim is not None:
         trajectory = _with_claim(trajectory, claim)
     if trajectory is not None and reward is not None:
@@ -444,12 +449,15 @@ async def _result(node_id: str, live: _Live, session: ModelSession, completions:
     )
 
 
-def _outcome(session: ModelSession, *, completed: bool) -> tuple[Outcome, Failure | None]:
+def _outcome(session: ModelSession, request: SessionRequest, *, completed: bool) -> tuple[Outcome, Failure | None]:
     """The outcome as far as a node knows it: an agent that met our failure and never reported completion did not
     complete."""
     broken = session.failures.broken
-    if broken is not None and not completed:
+    has_called = len(session.tree) > 0 or request.allow_no_model_call
+    if broken is not None and not (completed and has_called):
         return "infra_error", broken
+    if session.limit is None and not has_called:
+        return "no_model_call", NO_MODEL_CALL
     return session.limit or "completed", None
 
 

@@ -20,7 +20,7 @@ from gangline.domain.completion import Completion
 from gangline.domain.contracts import HarnessContext
 from gangline.domain.errors import NodeError, RuntimeFailed
 from gangline.domain.ids import new_secret
-from gangline.domain.lifecycle import Stage
+from gangline.domain.lifecycle import UNGRADED, Stage
 from gangline.domain.session import Lease, SessionResult, StageTiming
 from gangline.domain.task import TaskRequest
 from gangline.domain.usage import Usage
@@ -82,7 +82,7 @@ class Attempt:
         try:
             end = await self._reach_end()
             self.stages.move("postrun")
-            if end.outcome == "infra_error":
+            if end.outcome in UNGRADED:
                 await self._sandboxes.drop_grader()
             else:
                 await self._sandboxes.settle()
@@ -271,7 +271,7 @@ class Attempt:
             timings=self.stages.timings,
             artifacts=graded.artifacts,
             limits={} if agent is None else agent.limits(),
-            usage=await self._sandboxes.usage(end.usage, was_graded=end.outcome != "infra_error"),
+            usage=await self._sandboxes.usage(end.usage, was_graded=end.outcome not in UNGRADED),
         )
 
     async def _clean(self) -> None:

@@ -19,6 +19,7 @@ from gangline.domain.lifecycle import Outcome
 from gangline.domain.session import HarnessExit
 from gangline.domain.task import LimitsSpec, TaskRequest
 from gangline.domain.usage import Usage
+from gangline.gateway.calls.failures import NO_MODEL_CALL
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.health.watchdog import session_task
 from gangline.gateway.sessions.adoption import AttemptNote, RunClock, RunEnd, annotate, rejoin, run_harness, tell_spent
@@ -165,7 +166,7 @@ class HarnessRun:
             return "infra_error", failure_of(error, session.session_id)
         broken = session.failures.broken
         if verdict.ok and not result.timed_out:
-            return "completed", None
+            return self._ended_well(broken)
         if broken is not None:
             return "infra_error", broken  # the harness could not work: we failed it
         if result.timed_out:
@@ -174,6 +175,12 @@ class HarnessRun:
             return "infra_error", session.failures.node  # it gave up on the call that died with us
         reason = verdict.reason or f"the harness {describe_end(result)}"
         return "agent_error", Failure(boundary="harness", code="harness_failed", message=reason, retryable=False)
+
+    def _ended_well(self, broken: Failure | None) -> tuple[Outcome, Failure | None]:
+        """`broken`: our failure, where the last calls met one."""
+        if len(self._prepared.session.tree) or self._task.agent.allow_no_model_call:
+            return "completed", None
+        return ("no_model_call", NO_MODEL_CALL) if broken is None else ("infra_error", broken)
 
 
 class _Verdict(NamedTuple):

@@ -16,7 +16,7 @@ from gangline import plugins
 from gangline.domain.completion import Completion
 from gangline.domain.contracts import EvaluationContext, Reward, RuntimeHandle
 from gangline.domain.errors import BuilderError, Failure, GradingSpoiled
-from gangline.domain.lifecycle import Outcome
+from gangline.domain.lifecycle import UNGRADED, Outcome
 from gangline.domain.session import Lease
 from gangline.domain.task import TaskRequest
 from gangline.domain.trajectory import Trajectory
@@ -69,7 +69,7 @@ class Postrun:
         self._stages = stages
 
     async def graded(self, end: RunEnd) -> Graded:
-        """Build the traces; grade where nothing of ours failed. Raises only CancelledError."""
+        """Build the traces; grade where a model was called and nothing of ours failed. Raises only CancelledError."""
         attempt = Graded(outcome=end.outcome, failure=end.failure, artifacts=end.artifacts)
         try:
             completions = tuple(await self._journal.read(self._key))
@@ -78,7 +78,7 @@ class Postrun:
             attempt = msgspec.structs.replace(attempt, trajectory=trajectory)
         except Exception as error:
             return self._failed(attempt, error)
-        return attempt if end.outcome == "infra_error" else await self._scored(attempt, end)
+        return attempt if end.outcome in UNGRADED else await self._scored(attempt, end)
 
     def _failed(self, attempt: Graded, error: Exception) -> Graded:
         failure = failure_of(error, self._lease.session_id)

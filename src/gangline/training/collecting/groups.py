@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import Field
 
 from gangline.domain.errors import InvalidGroup
-from gangline.domain.lifecycle import is_infrastructure_fault
+from gangline.domain.lifecycle import UNGRADED, is_infrastructure_fault
 from gangline.domain.session import SessionResult
 from gangline.domain.trajectory import Trace, TurnSpan
 from gangline.training.options import TrainingOptions
@@ -128,7 +128,7 @@ def tokens_left_out(sessions: Iterable[SessionResult]) -> dict[str, int]:
 def why_without_reward(session: SessionResult) -> str | None:
     """Why a session says nothing of how good its policy is; None when it does."""
     failure = session.failure
-    if session.outcome in ("infra_error", "cancelled"):
+    if session.outcome in UNGRADED:
         return f"it ended as {session.outcome}" + ("" if failure is None else f": {failure.message}")
     if failure is not None and is_infrastructure_fault(failure) and session.reward is None:
         return f"{failure.boundary} failed: {failure.message}"
