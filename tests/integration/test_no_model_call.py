@@ -99,7 +99,8 @@ async def test_an_agent_that_failed_before_its_first_call_keeps_its_outcome(
 
 async def test_an_engine_that_answers_no_call_is_our_fault(tmp_path: Path) -> None:
     """The agent takes it in its stride and ends well: all the same nothing of it was sampled."""
-    script = {"default": {"text": "hi", "faults": {"status": 500, "times": None}}}
+    broken = {"pattern": "hello", "text": "hi", "faults": {"status": 500, "times": None}}
+    script = {"rules": [broken], "default": {"text": "hi"}}
     async with scripted_server(script) as url:
         result = await ended(tmp_path, WORKS, engine_url=url)
     assert (result.outcome, result.reward) == ("infra_error", None)

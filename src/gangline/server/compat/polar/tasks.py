@@ -19,6 +19,8 @@ __all__ = ["needs_of_ours", "session_for_gateway", "task_from_polar"]
 
 _NETWORKS = {"host": "full", "bridge": "full", None: "proxy"}
 _BACKENDS = ("docker", "apptainer")
+_OURS = ("allow_no_model_call",)
+"""Fields of `agent` that only our nodes act on: a task that sets one is not given to a gateway."""
 _HARNESSES = ("shell", "claude_code", "codex", "gemini_cli", "qwen_code", "opencode", "pi")
 _BUILDERS = ("per_request", "prefix_merging")
 _GATEWAY_EVALUATORS = ("session_completed", "test_on_output", "swe_bench")
@@ -186,7 +188,7 @@ def _words(task: Mapping[str, Any]) -> dict[str, Any]:
     if (memory := limits.get("memory_bytes", usual.memory_bytes)) != usual.memory_bytes and memory is not None:
         runtime["memory_mb"] = memory / _MEBIBYTE
     network = runtime.pop("network", "proxy")
-    agent = _set(task["agent"])
+    agent = _set({name: value for name, value in task["agent"].items() if name not in _OURS})
     if servers := agent.pop("mcp_servers", None):
         agent["mcp_servers"] = [{"name": name, **_set(server)} for name, server in servers.items()]
     builder = dict(task.get("builder", {}))
