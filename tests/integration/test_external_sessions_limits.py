@@ -122,7 +122,8 @@ async def test_more_sessions_than_allowed_are_refused_until_one_ends(tmp_path: P
 async def test_a_claim_outlives_the_node(tmp_path: Path) -> None:
     clock = Clock()
     async with opened_sessions(tmp_path, clock) as sessions:
-        opened = await sessions.create(request(reward_policy="claimed"), "http://node", "m")
+        asked = request(reward_policy="claimed", allow_no_model_call=True)
+        opened = await sessions.create(asked, "http://node", "m")
         await sessions.complete(opened.session_id, ClaimRequest(reward=0.25))
     async with opened_sessions(tmp_path, clock) as sessions:
         assert sessions.view(opened.session_id).status == "completed"
