@@ -17,6 +17,7 @@ from gangline.domain.conversation import Message, SamplingParams, ToolDefinition
 from gangline.domain.tokens import Logprobs, TokenIds, token_ids
 
 __all__ = [
+    "EMPTY_GENERATION",
     "MEDIA",
     "Certificate",
     "Completion",
@@ -62,6 +63,10 @@ DivergenceCause = Literal[
     "unknown",
 ]
 
+
+EMPTY_GENERATION = "empty_generation"
+"""Name in a record's metadata where the whole reply ended by itself without any content: `delivered`, or `retried`
+where it was sampled again."""
 
 MEDIA = ("images", "documents")
 """Why a call is untrainable whose prompt holds more than token ids: pixels do not travel with rows, and ids alone say
@@ -137,8 +142,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str
     attempt: int
     status: Literal["complete", "aborted"]
-    """aborted: the client or the session disconnected first; the tokens sampled until then are kept and never trained
-    on."""
+    """aborted: the client or the session disconnected first, or the reply was empty and sampled again. The tokens
+    sampled until then are kept and never trained on."""
     parent_id: str | None
     branch_key: str
     """Digest of (model, tools, template arguments): calls of different keys share no prefix."""

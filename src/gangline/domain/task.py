@@ -267,6 +267,11 @@ class CaptureSpec(_Spec):
     same. It replaces the harness's own seed; a rule of `sampling` for `seed` takes precedence. A session's next attempt
     draws the same seeds; calls that a harness makes side by side take their numbers as they come. A session that its
     caller opened is number 0."""
+    empty_generation_retries: int = Field(default=0, ge=0, le=10)
+    """How often a reply that ends by itself without text, thinking or a tool call is sampled again, in one model call.
+    Replies that are given up are recorded and never trained on; a seed is replaced by one made from it. If the last one
+    is empty too, it is delivered. 0 delivers the first: it is what the policy sampled. Calls in tokens are delivered as
+    they are."""
     volatile_system_text: tuple[Annotated[str, Field(max_length=500)], ...] | None = Field(default=None, max_length=32)
     """Regular expressions; None is the usual ones, for dates, times and billing lines. Matching text of system messages
     does not make a call another conversation: the engine receives the text of the conversation's first call there, and

@@ -8,12 +8,14 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from gangline.domain.completion import EMPTY_GENERATION
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, Thinking, ToolCall, Usage
 from gangline.domain.errors import EngineIncapable, EngineMalformed
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, TokenLogprob, ToolCallDelta
 from gangline.domain.tokens import TokenIds
 from gangline.engines.contract import EngineCapabilities, EngineChoice, EngineReply, EngineRequest, ReplyAccumulator
 from gangline.event_loop import Turn
+from gangline.gateway.calls.empty_generation import GIVEN_UP, Tries, is_empty
 from gangline.gateway.calls.flight import Flight, Progress
 from gangline.gateway.truth.capture import tool_call_id
 from gangline.gateway.truth.parts import CallParts
@@ -21,6 +23,7 @@ from gangline.gateway.truth.placing import Digests, Place, unknown
 from gangline.gateway.truth.prompts import PromptReport
 from gangline.gateway.truth.recorder import Recorder, Sampled
 from gangline.gateway.truth.references import INSTRUCTIONS
+from gangline.gateway.truth.stitch import Decision
 
 __all__ = ["CHECKPOINT", "RETRY_KEY", "CallInFlight", "call_in_flight", "whole_delta"]
 
@@ -73,6 +76,7 @@ class _ChatSampler:
         self._known = known
         self._recorder = Recorder(parts, progress.record_key, progress.created_at)
         self._gathered = ReplyAccumulator()
+        self._tries = Tries(parts.empty_retries, progress.show)
         self._sent_ids: TokenIds | None = None
         self._place: Place | None = None
         self._checkpoint: str | None = None
@@ -91,13 +95,13 @@ class _ChatSampler:
         capabilities = await parts.engine.capabilities()
         decision = await parts.tier.decide(self._call, place, capabilities)
         self._capabilities, self._sent_ids = capabilities, decision.prompt_ids
-        answer = self._checked(await self._sample(capabilities), capabilities)
-        self.is_committing = True
         report = PromptReport.of(parts, place, capabilities)
+        answer = await self._final(capabilities, report, decision)
+        self.is_committing = True
         prompt = await report.whole(self._call, decision, answer.prompt_ids)
         turn = Turn()
         choices = self._recorder.own(answer.choices)
-        metadata = self._metadata() | answer.metadata
+        metadata = self._metadata() | self._tries.metadata(answer.choices, self._call.sampling.stop) | answer.metadata
         await self._recorder.commit(Sampled(self._call, place, prompt, choices, capabilities, metadata), turn=turn)
         return self._reply(choices, answer)
 
@@ -121,6 +125,29 @@ class _ChatSampler:
             self._call = msgspec.structs.replace(self._call, messages=tuple(messages))
 
     # -- sampling ------------------------------------------------------------------------------------------------
+
+    async def _final(self, capabilities: EngineCapabilities, report: PromptReport, decision: Decision) -> EngineReply:
+        """The reply that is delivered. Raises: EngineError."""
+        first = self._call.sampling
+        while True:
+            answer = self._checked(await self._sample(capabilities), capabilities)
+            if not is_empty(answer.choices, first.stop) or not self._tries.give_up():
+                self._tries.deliver()
+                return answer
+            prompt = await report.whole(self._call, decision, answer.prompt_ids)
+            metadata = self._metadata() | answer.metadata | {EMPTY_GENERATION: "retried"}
+            choices = self._recorder.own(answer.choices)
+            self._recorder.set_aside(
+                Sampled(self._call, report.place, prompt, choices, capabilities, metadata), GIVEN_UP
+            )
+            self._gathered = ReplyAccumulator()
+            self._sample_by(self._tries.sampling(first))
+
+    def _sample_by(self, sampling: SamplingParams) -> None:
+        """Replace the parameters of the next try; the record keeps the harness's own."""
+        if sampling != self._call.sampling:
+            self._wished = self._call.sampling if self._wished is None else self._wished
+            self._call = msgspec.structs.replace(self._call, sampling=sampling)
 
     async def _sample(self, capabilities: EngineCapabilities) -> EngineReply:
         asks_for_texts = self._parts.with_texts and self._call.num_top_logprobs is None
@@ -159,7 +186,7 @@ class _ChatSampler:
         if delta.tool_calls:
             pieces = tuple(self._own_call_id(delta.choice_index, piece) for piece in delta.tool_calls)
             delta = msgspec.structs.replace(delta, tool_calls=pieces)
-        self._progress.show(delta)
+        self._tries.show(delta)
 
     def _own_call_id(self, choice_index: int, piece: ToolCallDelta) -> ToolCallDelta:
         if piece.name is None:

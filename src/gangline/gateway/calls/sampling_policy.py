@@ -11,9 +11,9 @@ from gangline.domain.conversation import SamplingParams
 from gangline.domain.seeds import derived_seed
 from gangline.domain.task import CaptureSpec, ParameterRule, SamplingPolicy
 
-__all__ = ["SamplingRules", "apply_policies"]
+__all__ = ["NUM_SEEDS", "SamplingRules", "apply_policies"]
 
-_NUM_SEEDS = 2**30
+NUM_SEEDS = 2**30
 """Seeds that engines are sent: each choice of a call adds its index, and SGLang has kept the sum in 32 bits."""
 
 _USUAL: dict[str, float] = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -36,7 +36,7 @@ class SamplingRules:
     def used(self, wished: SamplingParams, number: int) -> SamplingParams:
         """Parameters that the engine is sent for the call of that number."""
         if self._seed is not None:
-            wished = msgspec.structs.replace(wished, seed=derived_seed(self._seed, number) % _NUM_SEEDS)
+            wished = msgspec.structs.replace(wished, seed=derived_seed(self._seed, number) % NUM_SEEDS)
         return apply_policies(self._policies, wished)
 
 

@@ -80,6 +80,7 @@ class ModelSession:
             meter=GateMeter(),
             clock=clock,
             with_texts=capture.token_texts,
+            empty_retries=capture.empty_generation_retries,
             checkpoint=checkpoint,
         )
         self._sampling = SamplingRules(capture, spec.sample_index, sampling)

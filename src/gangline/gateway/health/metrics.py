@@ -12,7 +12,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from gangline.domain.completion import Completion
+from gangline.domain.completion import EMPTY_GENERATION, Completion
 from gangline.domain.errors import GanglineError
 from gangline.domain.lifecycle import STAGES
 from gangline.domain.node_numbers import NodeNumbers
@@ -164,6 +164,12 @@ class NodeMetrics:
             registry=registry,
         )
         self._drift = Counter("gangline_drift", "Contexts that diverged, by cause.", ["cause"], registry=registry)
+        self._empty = Counter(
+            "gangline_empty_generations",
+            "Replies without text, thinking or tool call, by whether they were delivered or sampled again.",
+            ["fate"],
+            registry=registry,
+        )
         self._untrainable = Counter("gangline_untrainable", "Completions that no row may use.", registry=registry)
 
     def kept(self, completions: Sequence[Completion]) -> None:
@@ -176,6 +182,8 @@ class NodeMetrics:
                 self._calls.labels(completion.dialect, completion.status).inc()
                 self._call_s.observe(max(0.0, completion.finished_at - completion.started_at))
                 self._prompt_tokens.inc(num_prompt)
+                if (fate := completion.metadata.get(EMPTY_GENERATION)) is not None:
+                    self._empty.labels(fate).inc()
                 totals.model_calls += 1
                 totals.prompt_tokens += num_prompt
             self._sampled_tokens.inc(len(completion.sampled_ids))

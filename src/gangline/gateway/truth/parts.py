@@ -25,6 +25,8 @@ class CallParts(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time, UTC, seconds."""
     with_texts: bool
     """Whether records keep the texts of sampled tokens."""
+    empty_retries: int = 0
+    """How often an empty generation of one call is sampled again."""
     share: Share = msgspec.field(default_factory=Share)
     """The session's share of the event loop, for the long work of all its calls."""
     checkpoint: Callable[[], Awaitable[str | None]] | None = None

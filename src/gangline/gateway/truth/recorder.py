@@ -15,6 +15,7 @@ from gangline.domain.tokens import token_ids
 from gangline.engines.contract import EngineCapabilities, EngineChoice, assistant_message
 from gangline.event_loop import Turn
 from gangline.gateway.truth.capture import Prompt, completion_of, with_own_call_ids
+from gangline.gateway.truth.lineage_index import HistoryDigest
 from gangline.gateway.truth.parts import CallParts
 from gangline.gateway.truth.placing import Place
 from gangline.gateway.truth.versions import VersionStamps
@@ -45,6 +46,8 @@ class Recorder:
         self._parts = parts
         self._record_key = record_key
         self._started_at = started_at
+        self._set_aside: list[tuple[list[Completion], HistoryDigest]] = []
+        """Records of replies that were given up, committed with the call's own."""
 
     def own(self, choices: Sequence[EngineChoice]) -> list[EngineChoice]:
         """With tool-call ids of ours, and the gate's policy versions where the engine reports none."""
@@ -62,14 +65,29 @@ class Recorder:
         drafts = self._drafts(sampled, None)
         if turn is not None:
             await turn.give()
+        await self._commit_set_aside()
         return await self._parts.ledger.commit(drafts, sampled.place.digest)
 
     async def commit_aborted(self, sampled: Sampled, message: str) -> None:
         """Record a call that was cut off. Its loss must not hide why the call ended."""
         try:
+            await self._commit_set_aside()
             await self._parts.ledger.commit(self._drafts(sampled, message), sampled.place.digest)
         except GanglineError as error:
             _log.error("call.abort_not_recorded session=%s error=%s", self._parts.ledger.session_id, error)
+
+    def set_aside(self, sampled: Sampled, message: str) -> None:
+        """Keep a reply that was given up, and is sampled again: as an aborted record, before the call's own.
+
+        message: why it was given up.
+        """
+        self._set_aside.append((self._drafts(sampled, message), sampled.place.digest))
+
+    async def _commit_set_aside(self) -> None:
+        """Raises: StoreError."""
+        while self._set_aside:
+            await self._parts.ledger.commit(*self._set_aside[0])
+            del self._set_aside[0]
 
     def _drafts(self, sampled: Sampled, aborted: str | None) -> list[Completion]:
         finished_at, metadata = self._parts.clock(), dict(sampled.metadata)

@@ -23,7 +23,8 @@ class VersionStamps:
         self._spans: dict[int, list[VersionSpan]] = {}
 
     def begin(self) -> None:
-        """The engine is asked now."""
+        """The engine is asked now. Tokens of an earlier try do not count."""
+        self._spans.clear()
         self._begun_under = self._gate.version
 
     def saw(self, choice_index: int, num_ids: int) -> None:
