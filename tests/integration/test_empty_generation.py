@@ -132,17 +132,15 @@ async def test_each_try_samples_by_another_seed_and_the_record_has_it() -> None:
 async def test_a_session_that_ends_meanwhile_keeps_both_tries() -> None:
     engine = HeldEngine()
     async with proxied_engine(engine, empty_generation_retries=1) as running:
-        asked = asyncio.create_task(ask(running, stream=True))
+        asked = asyncio.create_task(streamed(running))
         await answer(engine, (END,))
         (await engine.asked(2)).say("half")
         async with asyncio.timeout(10):
             while not any(flight.progress.shown for flight in running.session.in_flight):
                 await asyncio.sleep(0.005)
         await running.session.fence("the session is over")
-        await asyncio.wait({asked})
+        await asyncio.gather(asked, return_exceptions=True)
         assert fates(running.journal.completions) == [("aborted", "retried"), ("aborted", None)]
-    if not asked.exception():
-        await asked.result().close()
 
 
 async def test_a_failed_retry_is_the_engines_failure() -> None:
