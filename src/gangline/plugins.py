@@ -1,8 +1,8 @@
 """The one door through which every plug-in comes, the built-in ones too: entry points.
 
 Groups: `gangline.dialects`, `gangline.engines`, `gangline.runtimes`, `gangline.harnesses`, `gangline.builders`,
-`gangline.evaluators`, `gangline.rewards`, `gangline.engine_servers`, `gangline.tools`, `gangline.handlers`. Requests
-choose by name only; a dotted path is never taken from a request.
+`gangline.evaluators`, `gangline.rewards`, `gangline.engine_servers`, `gangline.tools`, `gangline.handlers`,
+`gangline.hooks`. Requests and experiments choose by name only; a dotted path is never taken from one.
 """
 
 from __future__ import annotations
@@ -39,10 +39,21 @@ __all__ = [
     "make_runtime",
     "make_tool",
     "names",
+    "version",
 ]
 
 Kind = Literal[
-    "dialect", "engine", "runtime", "harness", "builder", "evaluator", "reward", "engine_server", "tool", "handler"
+    "dialect",
+    "engine",
+    "runtime",
+    "harness",
+    "builder",
+    "evaluator",
+    "reward",
+    "engine_server",
+    "tool",
+    "handler",
+    "hook",
 ]
 
 _PLURAL = {"harness": "harnesses"}
@@ -63,6 +74,12 @@ def _group(kind: Kind) -> str:
 
 def names(kind: Kind) -> list[str]:
     return sorted(_registry(kind))
+
+
+def version(kind: Kind, name: str) -> str:
+    """Distribution and version that a known plug-in comes from; empty where the installer left no metadata."""
+    found = _registry(kind)[name].dist
+    return "" if found is None else f"{found.name} {found.version}"
 
 
 def load(kind: Kind, name: str) -> Any:

@@ -148,10 +148,16 @@ async def train_through(
 def _selection(run: str, experiment: Experiment) -> Selection:
     from gangline.training.collecting.selection import Selection
     from gangline.training.run.controls import shuffled_rewards
+    from gangline.training.run.hooks import load_hooks
 
-    is_control = experiment.control == "shuffled_rewards"
+    hooks, is_control = load_hooks(experiment.hooks), experiment.control == "shuffled_rewards"
     return Selection(
-        degenerates=experiment.degenerates, control=shuffled_rewards(experiment.seed, run) if is_control else None
+        reward=hooks.reward,
+        prepare=hooks.prepare,
+        filter=hooks.filter,
+        degenerates=experiment.degenerates,
+        control=shuffled_rewards(experiment.seed, run) if is_control else None,
+        admit=hooks.admit,
     )
 
 
@@ -159,9 +165,11 @@ def _masks(experiment: Experiment, model_folder: Path) -> GroupMasks:
     """Raises: InvalidRequest when a mark of the thinking is not one token of the model."""
     from gangline.language.tokenizer import load_tokenizer
     from gangline.training.learning.mask_settings import ActionOnlyMask, GroupMasks
+    from gangline.training.run.hooks import load_hooks
 
     needs_tokenizer = isinstance(experiment.mask, ActionOnlyMask)
-    return GroupMasks(experiment.mask, load_tokenizer(model_folder).encode if needs_tokenizer else None)
+    encode = load_tokenizer(model_folder).encode if needs_tokenizer else None
+    return GroupMasks(experiment.mask, encode, load_hooks(experiment.hooks).mask)
 
 
 def _evaluation(

@@ -119,12 +119,14 @@ class Phase(NamedTuple):
 class GroupMasks:
     """Masks of the groups of one run."""
 
-    def __init__(self, settings: MaskSettings, encode: Encode | None = None) -> None:
-        """encode: of the model's tokenizer; needed where a mark of the thinking is a text.
+    def __init__(self, settings: MaskSettings, encode: Encode | None = None, own: Mask | None = None) -> None:
+        """encode: of the model's tokenizer; needed where a mark of the thinking is a text. own: a mask whose weights
+        are multiplied with those of `settings`.
 
         Raises: InvalidRequest when such a text is not one token.
         """
         self._settings = settings
+        self._own = own
         self._thinking = (
             ThinkingIds(begin=_ids("begin", settings.begin, encode), end=_ids("end", settings.end, encode))
             if isinstance(settings, ActionOnlyMask)
@@ -137,6 +139,10 @@ class GroupMasks:
 
     def mask(self, group: Group, phase: Phase) -> Mask:
         """The mask of the group's traces."""
+        chosen, own = self._chosen(group, phase), self._own
+        return chosen if own is None else lambda trace: chosen(trace) * own(trace)
+
+    def _chosen(self, group: Group, phase: Phase) -> Mask:
         settings = self._settings
         match settings:
             case FullMask():

@@ -18,6 +18,7 @@ from gangline.training.learning.learner_settings import LearnerSettings
 from gangline.training.learning.mask_settings import FullMask, MaskSettings
 from gangline.training.options import TrainingOptions
 from gangline.training.run.evaluation import EvaluationSettings
+from gangline.training.run.hooks import HookSettings, load_hooks
 from gangline.training.run.trainer import ScheduleSettings
 
 __all__ = [
@@ -80,6 +81,8 @@ class Experiment(TrainingOptions):
     """Which sampled tokens are trained on, and how much."""
     degenerates: DegenerateSettings | None = None
     """Sessions and groups that are left out; None leaves out none."""
+    hooks: HookSettings = HookSettings()
+    """Functions of installed distributions, by the names of their entry points."""
     data: DataSettings
     service: ServiceSettings = ServiceSettings()
     schedule: ScheduleSettings = ScheduleSettings()
@@ -100,7 +103,7 @@ S = TypeVar("S", DataSettings, EvaluationSettings)
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Raises: InvalidRequest, which names the setting and its problem."""
+    """Raises: InvalidRequest, which names the setting and its problem; UnknownPlugin of an algorithm or a hook."""
     import yaml  # noqa: PLC0415 - of the extra `training`
 
     try:
@@ -117,6 +120,7 @@ def read_experiment(path: Path) -> Experiment:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise InvalidRequest(f"{path} does not fit: {wrong}.") from error
     found.algorithm.resolve()
+    load_hooks(found.hooks)
     changes: dict[str, Any] = {"data": _beside(path, found.data)}
     if found.evaluation is not None:
         changes["evaluation"] = _beside(path, found.evaluation)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from gangline import __version__
+from gangline import __version__, plugins
 from gangline.domain.errors import Conflict
 from gangline.durable import write_whole
 from gangline.private import make_private_folder
@@ -52,6 +52,8 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     machine: str
     packages: dict[str, str]
+    hooks: dict[str, str] = {}
+    """Hook's name -> distribution and version that it came from."""
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +107,7 @@ def begin_life(
         python=platform.python_version(),
         machine=f"{platform.system()} {platform.machine()}",
         packages=dict(_packages()),
+        hooks={name: plugins.version("hook", name) for name in experiment.hooks.named.values()},
     )
     if lives and (differs := _differs(lives[-1], life)):
         raise Conflict(
