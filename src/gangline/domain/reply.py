@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gangline.domain.completion import ParseStatus
 from gangline.domain.conversation import Message, Usage
 
 __all__ = ["Reply", "ReplyChoice", "ReplyDelta", "TokenLogprob", "ToolCallDelta"]
@@ -53,6 +54,8 @@ class ReplyChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Stop string or stop id that ended the reply, where the engine reports one."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """None unless the client asked."""
+    parse: ParseStatus = "ok"
+    """Whether all tool calls in the sampled text could be read; others are part of the message's text."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):

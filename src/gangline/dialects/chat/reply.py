@@ -2,7 +2,8 @@
 
 A stream is: role delta, content / reasoning / tool_calls deltas, a finish chunk per choice, the usage chunk when asked
 for, `[DONE]`. A tool call's id, type and name are in its first delta only. Thoughts go out under both names in use,
-`reasoning_content` and `reasoning`.
+`reasoning_content` and `reasoning`. One field is ours: a choice has `parse_status`, `partial` or `failed`, where tool
+calls of the model could not be read and are part of the content.
 """
 
 from __future__ import annotations
@@ -49,7 +50,12 @@ def _choice(call: ModelCall, choice: ReplyChoice) -> dict[str, Any]:
         "message": _message(choice.message, custom_names(call.tools)),
         "logprobs": _logprobs(choice.logprobs or ()) if call.num_top_logprobs is not None else None,
         "finish_reason": _finish_reason(choice.finish_reason),
+        **_parse_status(choice),
     }
+
+
+def _parse_status(choice: ReplyChoice) -> dict[str, Any]:
+    return {} if choice.parse == "ok" else {"parse_status": choice.parse}
 
 
 def _message(message: Message, customs: frozenset[str]) -> dict[str, Any]:
@@ -134,7 +140,7 @@ class ChatEventWriter:
         for choice in reply.choices:
             pieces.append(self._begin(choice.index))
             pieces += self._whole_customs(choice)
-            pieces.append(self._choice_chunk(choice.index, {}, finish_reason=_finish_reason(choice.finish_reason)))
+            pieces.append(self._finish_chunk(choice))
         if self._call.include_usage:
             pieces.append(_event(self._head | {"choices": [], "usage": _usage(reply.usage)}))
         return b"".join((*pieces, b"data: [DONE]\n\n"))
@@ -176,16 +182,20 @@ class ChatEventWriter:
         index: int,
         delta: dict[str, Any],
         *,
-        finish_reason: str | None = None,
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> bytes:
         choice = {
             "index": index,
             "delta": delta,
             "logprobs": _logprobs(logprobs) if logprobs and self._call.num_top_logprobs is not None else None,
-            "finish_reason": finish_reason,
+            "finish_reason": None,
         }
         return _event(self._head | {"choices": [choice]})
+
+    def _finish_chunk(self, choice: ReplyChoice) -> bytes:
+        reason = _finish_reason(choice.finish_reason)
+        fields: dict[str, Any] = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": reason}
+        return _event(self._head | {"choices": [fields | _parse_status(choice)]})
 
 
 def _event(fields: dict[str, Any]) -> bytes:

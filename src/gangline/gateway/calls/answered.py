@@ -42,6 +42,7 @@ class AnsweredCall:
                     message=choice.response,
                     finish_reason=choice.certificate.finish_reason,
                     stop_reason=choice.certificate.stop_reason,
+                    parse=choice.certificate.parse,
                 )
                 for choice in self._choices
             ),

@@ -17,7 +17,7 @@ from gangline.engines.contract import EngineCapabilities, EngineChoice, EngineRe
 from gangline.event_loop import Turn
 from gangline.gateway.calls.empty_generation import GIVEN_UP, Tries, is_empty
 from gangline.gateway.calls.flight import Flight, Progress
-from gangline.gateway.truth.capture import tool_call_id
+from gangline.gateway.truth.capture import parse_status, tool_call_id
 from gangline.gateway.truth.parts import CallParts
 from gangline.gateway.truth.placing import Digests, Place, unknown
 from gangline.gateway.truth.prompts import PromptReport
@@ -241,6 +241,7 @@ class _ChatSampler:
                     finish_reason=choice.finish_reason or "",
                     stop_reason=choice.stop_reason,
                     logprobs=None if self._call.num_top_logprobs is None else choice.token_logprobs,
+                    parse=parse_status(self._call, choice),
                 )
                 for choice in choices
             ),

@@ -7,14 +7,22 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gangline.domain.completion import Certificate, Completion, Constraint, Context, DivergenceCause, PromptSource
+from gangline.domain.completion import (
+    Certificate,
+    Completion,
+    Constraint,
+    Context,
+    DivergenceCause,
+    ParseStatus,
+    PromptSource,
+)
 from gangline.domain.conversation import Message, ModelCall, Part, Text, ToolCall
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 from gangline.engines.contract import EngineCapabilities, EngineChoice
 from gangline.engines.fields import media_in
 from gangline.gateway.truth.placing import Place
 
-__all__ = ["Prompt", "completion_of", "tool_call_id", "with_own_call_ids"]
+__all__ = ["Prompt", "completion_of", "parse_status", "tool_call_id", "with_own_call_ids"]
 
 _NO_LOGPROB = -9999.0
 """vLLM's number for minus infinity."""
@@ -111,7 +119,7 @@ def _certificate(
         context=prompt.context,
         logprobs="missing" if choice.logprobs is None else capabilities.logprob_kind,
         finish_reason="abort" if aborted is not None else choice.finish_reason or "abort",
-        parse=choice.parse or _parse_status(call, choice.message),
+        parse=parse_status(call, choice),
         first_divergence=prompt.first_divergence,
         cause=prompt.cause,
         fallback=prompt.fallback,
@@ -183,10 +191,14 @@ def _aligned(values: Logprobs | None, length: int) -> Logprobs:
     return logprobs(aligned)
 
 
-def _parse_status(call: ModelCall, message: Message) -> Any:
-    """Whether the engine's tool parser read all of the reply."""
-    left_over = bool(call.tools) and any(isinstance(p, Text) and "<tool_call>" in p.text for p in message.parts)
-    calls = [part for part in message.parts if isinstance(part, ToolCall)]
+def parse_status(call: ModelCall, choice: EngineChoice) -> ParseStatus:
+    """Whether all tool calls of the reply were read: as our parser reports it, else by the traces that an engine's own
+    parser leaves."""
+    if choice.parse is not None:
+        return choice.parse
+    parts = choice.message.parts
+    left_over = bool(call.tools) and any(isinstance(part, Text) and "<tool_call>" in part.text for part in parts)
+    calls = [part for part in parts if isinstance(part, ToolCall)]
     if left_over and not calls:
         return "failed"
     return "partial" if left_over or not all(_is_object(part.arguments) for part in calls) else "ok"
