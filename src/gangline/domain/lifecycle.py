@@ -38,7 +38,8 @@ TaskState = Literal["queued", "running", "ended", "cancelled"]
 
 CallLimit = Literal["turn_limit", "token_limit", "agent_loop"]
 STOPPED_BY_LIMIT: tuple[CallLimit, ...] = get_args(CallLimit)
-"""Outcomes of sessions whose next model call was refused, by a limit that their task sets."""
+"""Outcomes of sessions whose next model call was refused: by a limit that their task sets, or, as `token_limit`,
+because the model's context is full."""
 
 Outcome = Literal[
     "completed",

@@ -1,4 +1,4 @@
-"""Failures of ours that a session met: whether its harness could not work because of them is judged at its end."""
+"""Failures that a session's model calls met: whether its harness could not work for them is judged at its end."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class SessionFailures:
         """The journal's, likewise."""
         self.node: Failure | None = None
         """This node died, and took calls in flight along."""
+        self.context: Failure | None = None
+        """The model's context is full: a call was refused for it. Not ours, but none of the harness's faults either."""
 
     @property
     def broken(self) -> Failure | None:
@@ -36,12 +38,15 @@ class SessionFailures:
 
     def clear(self) -> None:
         """A call was answered."""
-        self.engine = self.store = self.node = None
+        self.engine = self.store = self.node = self.context = None
 
     def note(self, error: BaseException) -> None:
         """A call ended by this error."""
         if (no_files := out_of_files(error)) is not None:
             self.engine = no_files.failure()
+            return
+        if isinstance(error, ContextOverflow):
+            self.context = Failure(boundary="harness", code=error.code, message=error.message, retryable=False)
             return
         if not isinstance(error, GanglineError) or _is_about_the_call(error):
             return
@@ -53,6 +58,4 @@ class SessionFailures:
 
 def _is_about_the_call(error: GanglineError) -> bool:
     """Whether the engine refused the harness's own input."""
-    if isinstance(error, ContextOverflow):
-        return True
     return isinstance(error, EngineRefused) and error.details.get("status") in (400, 413, 422)

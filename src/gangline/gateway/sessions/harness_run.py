@@ -165,6 +165,8 @@ class HarnessRun:
         except Exception as error:  # a plug-in's
             return "infra_error", failure_of(error, session.session_id)
         broken = session.failures.broken
+        if session.failures.context is not None and broken is None and not result.timed_out:
+            return "token_limit", session.failures.context
         if verdict.ok and not result.timed_out:
             return self._ended_well(broken)
         if broken is not None:
