@@ -35,13 +35,30 @@ def transcript(context: EvaluationContext) -> dict[str, Any]:
 
 
 def last_answer(trajectory: Trajectory) -> str | None:
-    """Text of the model's last answer on the main line (of all traces, where none is a main one)."""
+    """The model's last answer on the main line (of all traces, where none is a main one): what it submitted by a call
+    of the tool `submit`, else its text."""
     traces = [trace for trace in trajectory.traces if trace.role == "main"] or trajectory.traces
     for trace in reversed(traces):
         for message in reversed(trace.response_messages):
             if message.role == "assistant":
-                return "".join(part.text for part in message.parts if isinstance(part, Text))
+                text = "".join(part.text for part in message.parts if isinstance(part, Text))
+                return _submitted(message) or text
     return None
+
+
+class _Submitted(msgspec.Struct):
+    answer: str = ""
+
+
+def _submitted(message: Message) -> str:
+    """The answer in the first call of `submit` that can be read; empty where there is none."""
+    for part in message.parts:
+        if isinstance(part, ToolCall) and part.name == "submit":
+            try:
+                return msgspec.json.decode(part.arguments, type=_Submitted).answer
+            except (msgspec.MsgspecError, UnicodeError, RecursionError):
+                continue
+    return ""
 
 
 def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
