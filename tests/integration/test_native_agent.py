@@ -1,102 +1,31 @@
-"""The agent in the node: what its tools tell the model, and how a session of it ends when it does not end itself."""
+"""The agent in the node at work: its sessions' ends, their evidence, and its way through the proxy."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gangline.domain.errors import RuntimeFailed
 from gangline.domain.session import Lease, SessionResult
 from gangline.gateway.sessions.attempt import Attempt
-from gangline.harnesses.native.tools import OFFERED, Tools
+from gangline.trajectories.audit import audit
 from support.node.attempt import lease_of, node_parts
-from support.node.folder_runtime import FolderRuntime
 from support.service.cli_process import processes_with
 
 FIRST = {"turn": 0, "pattern": "^say hi$"}
 """Not what the engine is asked when it joins."""
 SLEEP = FIRST | {"tool_calls": [{"run": "touch began; sleep 600"}]}
-
-
-@pytest.fixture
-def runtime(tmp_path: Path) -> FolderRuntime:
-    return FolderRuntime(tmp_path / "r1")
-
-
-def tools_of(runtime: FolderRuntime, **changes: Any) -> Tools:
-    limits: dict[str, Any] = {"env": {"MINE": "mine"}, "command_timeout_s": 30.0, "max_output_bytes": 64}
-    return Tools(runtime, **limits | changes)
-
-
-def call(name: str, arguments: object) -> dict[str, Any]:
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return {"id": "call-1", "type": "function", "function": {"name": name, "arguments": text}}
-
-
-@pytest.mark.parametrize(
-    ("asked", "told"),
-    [
-        (call("run_command", {"command": "echo $MINE; echo wrong >&2; exit 3"}), "mine\nwrong\n\n[exit code 3]"),
-        (call("run_command", {"command": "true"}), "[exit code 0]"),
-        (call("run_command", {"command": "kill -9 $$"}), "[killed by signal 9]"),
-        (
-            call("run_command", {"command": "yes | head -c 100"}),
-            "y\n" * 32 + "\n[cut off after 64 bytes]\n[exit code 0]",
-        ),
-        (call("run_command", {"command": "x" * 200_000}), "error: the command holds a NUL or is too long"),
-        (call("run_command", {"cmd": "ls"}), "error: these arguments cannot be read: Object missing required field"),
-        (call("run_command", "not json"), "error: these arguments cannot be read"),
-        (call("read_file", {"path": "nowhere"}), "error: nowhere does not exist"),
-        (call("read_file", {"path": "bytes"}), "error: bytes is no text in UTF-8"),
-        (call("read_file", {"path": "long"}), "error: long is larger than 64 bytes"),
-        (call("fly", {}), "error: there is no tool 'fly'; there are run_command, read_file, write_file"),
-    ],
-)
-async def test_what_the_model_gets_wrong_is_told_to_it(runtime: FolderRuntime, asked: Any, told: str) -> None:
-    runtime.file("bytes").write_bytes(b"\xff\xfe")
-    runtime.file("long").write_text("x" * 65)
-    result = await tools_of(runtime).answer(asked)
-    assert (result["role"], result["tool_call_id"]) == ("tool", "call-1")
-    assert result["content"].startswith(told)
-
-
-async def test_a_command_that_takes_too_long_is_killed_and_that_is_told(runtime: FolderRuntime) -> None:
-    result = await tools_of(runtime, command_timeout_s=0.1).answer(call("run_command", {"command": "sleep 600"}))
-    assert result["content"] == "[killed after 0.1 s]"
-
-
-async def test_a_file_is_written_as_it_is_and_read_back(runtime: FolderRuntime) -> None:
-    tools = tools_of(runtime)
-    written = await tools.answer(call("write_file", {"path": "a/b.txt", "content": "straße\n"}))
-    assert written["content"] == "8 bytes written"
-    assert (await tools.answer(call("read_file", {"path": "a/b.txt"})))["content"] == "straße\n"
-
-
-async def test_a_runtime_that_is_gone_is_not_the_models_doing(
-    runtime: FolderRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def gone(*_: Any, **__: Any) -> None:
-        raise RuntimeFailed("the sandbox is gone")
-
-    monkeypatch.setattr(runtime, "exec", gone)
-    with pytest.raises(RuntimeFailed):
-        await tools_of(runtime).answer(call("run_command", {"command": "true"}))
-
-
-def test_what_is_offered_is_what_there_is() -> None:
-    assert [tool["function"]["name"] for tool in OFFERED] == ["run_command", "read_file", "write_file"]
+BROKEN = '<tool_call>\n{"name": "shell", "arguments": {"command": "touch never"\n</tool_call>'
 
 
 def native(**task: Any) -> Lease:
     return lease_of(agent={"harness": "native", **task.pop("agent", {})}, **task)
 
 
-async def lived(folder: Path, lease: Lease, *rules: dict[str, Any]) -> SessionResult:
-    script = {"rules": [*rules, {"pattern": ".", "text": "done"}]}
+async def lived(folder: Path, lease: Lease, *rules: dict[str, Any], **script: Any) -> SessionResult:
+    script = {"rules": [*rules, {"pattern": ".", "text": "done"}], **script}
     async with node_parts(folder, script=script) as parts, asyncio.timeout(60):
         result = await Attempt(lease, parts).live()
         assert list(parts.runtimes_folder.iterdir()) == []
@@ -104,9 +33,90 @@ async def lived(folder: Path, lease: Lease, *rules: dict[str, Any]) -> SessionRe
     return result
 
 
+def told(result: SessionResult, role: str) -> list[str]:
+    """Texts of one role after the model's first reply."""
+    assert result.trajectory is not None
+    (trace,) = result.trajectory.traces
+    return [
+        "".join(getattr(piece, "text", "") for part in message.parts for piece in getattr(part, "content", (part,)))
+        for message in trace.response_messages
+        if message.role == role
+    ]
+
+
+def assert_one_exact_trace(result: SessionResult, num_turns: int) -> None:
+    """Prefix merging has made one trace of all turns, and every sampled token of it is trained."""
+    assert result.trajectory is not None
+    (trace,) = result.trajectory.traces
+    contexts = [certificate.context for certificate in trace.certificates]
+    assert contexts == ["first", *["exact"] * (num_turns - 1)]
+    assert int(trace.loss_mask.sum()) == sum(len(completion.sampled_ids) for completion in result.completions)
+    assert audit(result.trajectory, result.completions).ok
+
+
 async def test_its_last_answer_is_what_it_said(tmp_path: Path) -> None:
     result = await lived(tmp_path, native())
     assert (result.outcome, result.artifacts["harness.stdout"]) == ("completed", b"done")
+
+
+async def test_turns_with_tools_and_reports_are_one_trace(tmp_path: Path) -> None:
+    """Calls side by side, a reply that is cut off, and a call that nobody can read."""
+    result = await lived(
+        tmp_path,
+        native(),
+        FIRST | {"text": "First I look.", "tool_calls": [{"run": "echo $HOME | wc -l"}, {"run": "x=7"}]},
+        {"turn": 1, "text": "Then I", "finish": "length"},
+        {"turn": 2, "text": f"Now {BROKEN}"},
+        {"turn": 3, "text": "Hm", "tool_calls": [{"name": "shell", "arguments": {"cmd": "ls"}}]},
+        {"turn": 4, "tool_calls": [{"run": "echo x is $x; ls"}]},
+    )
+    assert (result.outcome, result.artifacts["harness.stdout"]) == ("completed", b"done")
+    assert told(result, "tool")[0].startswith("1\n[")
+    assert "there is no argument 'cmd'" in told(result, "tool")[2]
+    assert told(result, "tool")[3].startswith("x is 7\n["), "the shell lasts, and what was broken was not done"
+    reports = told(result, "user")
+    assert "cut off" in reports[0]
+    assert "could not be read" in reports[1]
+    assert [completion.certificate.parse for completion in result.completions] == [
+        "ok",
+        "ok",
+        "failed",
+        "ok",
+        "ok",
+        "ok",
+    ]
+    assert_one_exact_trace(result, num_turns=6)
+
+
+async def test_what_it_submits_is_its_answer_and_what_is_graded(tmp_path: Path) -> None:
+    checks = {"source": "last_message", "checks": [{"kind": "equals", "value": "42"}]}
+    lease = native(agent={"settings": {"finish": "submit"}}, evaluator={"strategy": "test_on_output", "config": checks})
+    submits = [{"run": "true"}, {"name": "submit", "arguments": {"answer": "42"}}, {"run": "false"}]
+    result = await lived(
+        tmp_path, lease, FIRST | {"text": "41?"}, {"turn": 1, "text": "I think it is 41.", "tool_calls": submits}
+    )
+    assert (result.outcome, result.reward) == ("completed", 1.0), result.failure
+    assert result.artifacts["harness.stdout"] == b"42"
+    assert "call submit" in told(result, "user")[0]
+
+
+async def test_a_model_that_only_writes_broken_calls_fails(tmp_path: Path) -> None:
+    lease = native(agent={"settings": {"max_reminders": 1}})
+    result = await lived(tmp_path, lease, {"pattern": ".", "text": BROKEN})
+    assert (result.outcome, len(result.completions)) == ("agent_error", 2)
+    assert result.failure is not None
+    assert "did nothing for 2 turns" in result.failure.message
+    assert result.artifacts["harness.stdout"] == b""
+
+
+async def test_a_full_context_ends_it_by_its_limit_of_tokens(tmp_path: Path) -> None:
+    again = {"tool_calls": [{"run": "seq 2000"}]}
+    result = await lived(tmp_path, native(), again, context_length=16_000)
+    assert result.outcome == "token_limit"
+    assert result.failure is not None
+    assert (result.failure.boundary, result.failure.code) == ("harness", "context_length_exceeded")
+    assert "16000" in result.failure.message
+    assert result.completions
 
 
 @pytest.mark.parametrize("rule", [SLEEP, FIRST | {"faults": {"hang": True}}], ids=["in a command", "in a call"])
@@ -117,10 +127,16 @@ async def test_runs_budget_ends_it_wherever_it_is(tmp_path: Path, rule: dict[str
     assert result.harness_exit.timed_out
 
 
-async def test_a_limit_of_turns_ends_it(tmp_path: Path) -> None:
-    again = {"tool_calls": [{"run": "true"}]}
-    result = await lived(tmp_path, native(agent={"max_turns": 2}), again)
-    assert (result.outcome, len(result.completions)) == ("turn_limit", 2)
+@pytest.mark.parametrize(
+    ("agent", "outcome", "num_turns"),
+    [({"max_turns": 2}, "turn_limit", 2), ({"max_repeated_actions": 3}, "agent_loop", 3)],
+)
+async def test_the_limits_of_every_harness_end_it(
+    tmp_path: Path, agent: dict[str, Any], outcome: str, num_turns: int
+) -> None:
+    again = {"tool_calls": [{"name": "think", "arguments": {"thought": "Hm."}}]}
+    result = await lived(tmp_path, native(agent={"settings": {"tools": ["think"]}, **agent}), again)
+    assert (result.outcome, len(result.completions)) == (outcome, num_turns)
 
 
 async def test_an_engine_that_never_recovers_is_our_fault_not_the_agents(tmp_path: Path) -> None:
@@ -136,6 +152,29 @@ async def test_a_call_that_is_refused_is_told_with_what_was_said(tmp_path: Path)
     assert result.failure is not None
     assert "refused with 400" in result.failure.message
     assert "scripted fault" in result.failure.message
+
+
+async def test_an_action_server_that_the_agent_kills_is_replaced(tmp_path: Path) -> None:
+    kill = "kill -9 $PPID"
+    result = await lived(
+        tmp_path, native(), FIRST | {"tool_calls": [{"run": kill}]}, {"turn": 1, "tool_calls": [{"run": "echo back"}]}
+    )
+    assert result.outcome == "completed", result.failure
+    first, second = told(result, "tool")
+    assert "the sandbox's action server" in first
+    assert second.startswith("back\n")
+
+
+async def test_without_python_in_the_sandbox_other_tools_work(tmp_path: Path) -> None:
+    """PATH has no program at all: the model reads why, and thinks on."""
+    lease = native(
+        runtime={"backend": "process", "env": {"PATH": "/nowhere"}}, agent={"settings": {"tools": ["shell", "think"]}}
+    )
+    thinks = {"name": "think", "arguments": {"thought": "Hm."}}
+    result = await lived(tmp_path, lease, FIRST | {"tool_calls": [{"run": "ls"}, thinks]})
+    first, second = told(result, "tool")
+    assert "needs python3 (3.8 or newer)" in first
+    assert second == "ok"
 
 
 async def test_a_cancelled_session_leaves_nothing_of_it(tmp_path: Path) -> None:

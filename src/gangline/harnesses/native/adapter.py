@@ -1,37 +1,27 @@
-"""The run of a native agent: ask, act, ask again, until the model calls no tool any more."""
+"""The run of a native agent in a session."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 
+from gangline import plugins
 from gangline.domain.contracts import AgentRun, ExecResult, HarnessContext, HarnessVerdict
-from gangline.domain.errors import HarnessError
+from gangline.domain.errors import HarnessError, InvalidRequest
+from gangline.harnesses.native.config import NativeConfig
+from gangline.harnesses.native.loop import converse
 from gangline.harnesses.native.model import ChatModel, Message
-from gangline.harnesses.native.tools import OFFERED, Tools
+from gangline.harnesses.native.toolbox import Toolbox
 from gangline.harnesses.shared.evidence import describe_exit
+from gangline.tools.action_server import ActionServerOptions
+from gangline.tools.contract import Tool, ToolContext
+from gangline.tools.session_server import SessionServer
 
-__all__ = ["NativeConfig", "NativeHarness"]
-
-_SYSTEM_PROMPT = """\
-You solve a task on a computer by calling tools. Look before you act, and check what you did. When the task is done, \
-answer without calling a tool."""
-
-
-class NativeConfig(BaseModel):
-    """Settings of harness `native`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    system_prompt: str = _SYSTEM_PROMPT
-    """The first message; empty is none."""
-    max_tokens: int | None = Field(default=None, gt=0)
-    """Tokens asked for in each call; None leaves it to the engine."""
-    command_timeout_s: float = Field(default=120.0, gt=0)
-    """Seconds that one command may run."""
-    max_output_bytes: int = Field(default=16_384, gt=0, le=1 << 20)
-    """Bytes of a command's output, or of a file, that the model is shown."""
+__all__ = ["NativeHarness"]
 
 
 class NativeHarness:
@@ -41,7 +31,9 @@ class NativeHarness:
     Config: ClassVar[type[BaseModel]] = NativeConfig
 
     def __init__(self, config: NativeConfig) -> None:
-        self._config = config
+        """Raises: UnknownPlugin, InvalidRequest when a tool or its settings are wrong."""
+        self.config = config
+        self._tools = _made(config)
 
     async def prepare(self, context: HarnessContext) -> AgentRun:
         return lambda: self._run(context)
@@ -50,36 +42,55 @@ class NativeHarness:
         return HarnessVerdict(True) if result.ok else HarnessVerdict(False, describe_exit(result))
 
     async def _run(self, context: HarnessContext) -> ExecResult:
-        """Exit code 0 and the last answer on stdout, or 1 and on stderr why there is none."""
-        config = self._config
-        tools = Tools(
-            context.runtime,
+        """Exit code 0 and the answer on stdout, or 1 and on stderr why there is none."""
+        try:
+            async with self._toolbox(context) as toolbox:
+                answer = await self._answer(context, toolbox)
+        except HarnessError as error:
+            return ExecResult(exit_code=1, stderr=error.message.encode(errors="replace"))
+        return ExecResult(exit_code=0, stdout=answer.encode(errors="replace"))
+
+    @asynccontextmanager
+    async def _toolbox(self, context: HarnessContext) -> AsyncGenerator[Toolbox]:
+        """The session's tools, over an action server that starts when one of them needs it. Raises: HarnessError."""
+        config = self.config
+        options = ActionServerOptions(max_output_bytes=config.max_output_bytes)
+        server = SessionServer(context.runtime, options, context.env)
+        tool_context = ToolContext(
+            runtime=context.runtime,
             env=context.env,
+            action_server=server.current,
             command_timeout_s=config.command_timeout_s,
             max_output_bytes=config.max_output_bytes,
         )
-        fields: dict[str, Any] = {"model": context.model, "tools": OFFERED}
+        try:
+            async with Toolbox(self._tools, tool_context) as toolbox:
+                yield toolbox
+        finally:
+            await server.close()
+
+    async def _answer(self, context: HarnessContext, toolbox: Toolbox) -> str:
+        """Raises: HarnessError, RuntimeFailed."""
+        config = self.config
+        fields: dict[str, Any] = {"model": context.model}
+        if toolbox.offered:
+            fields["tools"] = toolbox.offered
         if config.max_tokens is not None:
             fields["max_tokens"] = config.max_tokens
-        try:
-            async with ChatModel(f"{context.node_url}/v1", context.api_key, fields) as model:
-                answer = await _converse(model, tools, self._opening(context.instruction))
-        except HarnessError as error:
-            return ExecResult(exit_code=1, stderr=error.message.encode())
-        return ExecResult(exit_code=0, stdout=answer.encode())
+        async with ChatModel(f"{context.node_url}/v1", context.api_key, fields) as model:
+            messages = self._opening(context.instruction)
+            return await converse(model, toolbox, messages, finish=config.finish, max_reminders=config.max_reminders)
 
     def _opening(self, instruction: str) -> list[Message]:
-        system = [{"role": "system", "content": self._config.system_prompt}] if self._config.system_prompt else []
+        prompt = self.config.first_message
+        system = [{"role": "system", "content": prompt}] if prompt else []
         return [*system, {"role": "user", "content": instruction}]
 
 
-async def _converse(model: ChatModel, tools: Tools, messages: list[Message]) -> str:
-    """The text of the answer that calls no tool. Raises: HarnessError, RuntimeFailed."""
-    while True:
-        message = await model.ask(messages)
-        messages.append(message)
-        calls: list[Message] = message.get("tool_calls") or []
-        if not calls:
-            return message.get("content") or ""
-        for call in calls:
-            messages.append(await tools.answer(call))
+def _made(config: NativeConfig) -> list[Tool]:
+    """Raises: UnknownPlugin, InvalidRequest."""
+    tools = [plugins.make_tool(spec.name, spec.settings) for spec in config.tool_specs]
+    twice = [name for name, count in Counter(tool.name for tool in tools).items() if count > 1]
+    if twice:
+        raise InvalidRequest(f"harness 'native': tools: {twice[0]!r} is there twice, and a model could not tell which")
+    return tools

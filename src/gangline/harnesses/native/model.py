@@ -1,4 +1,4 @@
-"""The model of a native agent: OpenAI Chat over HTTP, whole answers."""
+"""The model of a native agent: OpenAI Chat over HTTP, whole replies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 from gangline.domain.errors import HarnessError
 
-__all__ = ["ChatModel", "Message"]
+__all__ = ["CalledTool", "ChatModel", "Message", "ModelReply"]
 
 Message = dict[str, Any]
 """A message of the Chat API, sent back exactly as it came."""
@@ -24,8 +24,47 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 60.0
 
 
-class _Choice(msgspec.Struct):
+class CalledTool(msgspec.Struct, frozen=True):
+    """One tool call of a reply."""
+
+    call_id: str
+    """Empty where the reply has none."""
+    name: str
+    arguments: str
+    """As the model wrote them."""
+
+
+class ModelReply(msgspec.Struct, frozen=True):
+    """What the model said, and how it ended."""
+
     message: Message
+    text: str
+    calls: tuple[CalledTool, ...]
+    is_cut_off: bool
+    """By a limit of tokens."""
+    has_unread_calls: bool
+    """The model wrote tool calls that the engine's parser could not read: they are part of the text."""
+
+
+class _Function(msgspec.Struct):
+    name: str = ""
+    arguments: str = ""
+
+
+class _Call(msgspec.Struct):
+    id: str = ""
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
+class _Said(msgspec.Struct):
+    content: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: msgspec.Raw
+    finish_reason: str | None = None
+    parse_status: str = "ok"
 
 
 class _Answer(msgspec.Struct):
@@ -53,8 +92,8 @@ class ChatModel:
     ) -> None:
         await self._http.close()
 
-    async def ask(self, messages: Sequence[Message]) -> Message:
-        """The assistant's next message. Transient errors are retried, as often as the official clients do.
+    async def ask(self, messages: Sequence[Message]) -> ModelReply:
+        """The model's next reply. Transient errors are retried, as often as the official clients do.
 
         Raises: HarnessError when the call is rejected, or not answered.
         """
@@ -68,7 +107,7 @@ class ChatModel:
                 pause_s *= 2
         return await self._ask(body)
 
-    async def _ask(self, body: bytes) -> Message:
+    async def _ask(self, body: bytes) -> ModelReply:
         try:
             async with self._http.post(self._url, data=body) as response:
                 answer = await response.read()
@@ -77,9 +116,21 @@ class ChatModel:
         except (aiohttp.ClientError, OSError) as error:
             raise _Passing(f"the model call was not answered: {error or type(error).__name__}") from error
         try:
-            return msgspec.json.decode(answer, type=_Answer).choices[0].message
+            return _reply(msgspec.json.decode(answer, type=_Answer).choices[0])
         except (msgspec.MsgspecError, IndexError) as error:
             raise HarnessError(f"the model call was not answered with a message: {error}") from error
+
+
+def _reply(choice: _Choice) -> ModelReply:
+    """Raises: MsgspecError."""
+    said = msgspec.json.decode(choice.message, type=_Said)
+    return ModelReply(
+        message=msgspec.json.decode(choice.message, type=Message),
+        text=said.content or "",
+        calls=tuple(CalledTool(call.id, call.function.name, call.function.arguments) for call in said.tool_calls or ()),
+        is_cut_off=choice.finish_reason == "length",
+        has_unread_calls=choice.parse_status != "ok",
+    )
 
 
 class _Passing(HarnessError):
