@@ -148,10 +148,14 @@ class _AgentHandle(NoHandle):
             self._reward = reward_of(self._session_id, task)
             fields: Message = {"model": env["OPENAI_MODEL"], "tools": [SHELL]}
             async with ChatModel(env["OPENAI_BASE_URL"], env["OPENAI_API_KEY"], fields) as model:
+
+                async def ask(messages: list[Message]) -> Message:
+                    return (await model.ask(messages)).message
+
                 if command == CONVERSE:
-                    await converse(model.ask, self._session_id, task)
+                    await converse(ask, self._session_id, task)
                 else:
-                    await self._work(model.ask, task)
+                    await self._work(ask, task)
         return ExecResult(exit_code=0)
 
     async def _work(self, ask: Ask, task: str) -> None:

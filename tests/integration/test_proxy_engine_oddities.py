@@ -169,3 +169,45 @@ async def test_a_client_that_does_not_read_holds_up_neither_the_record_nor_the_e
         (completion,) = running.journal.completions
         assert (completion.status, len(completion.sampled_ids)) == ("complete", 300)
         writer.transport.abort()
+
+
+BROKEN = '<tool_call>\n{"name": "run", "arguments": {"command": \n</tool_call>'
+READ: Any = {"name": "run", "arguments": {"command": "ls"}}
+RUN: Any = {"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("reply", "status"),
+    [
+        ({"text": BROKEN}, "failed"),
+        ({"text": BROKEN, "tool_calls": [READ]}, "partial"),
+        ({"text": "hi", "tool_calls": [READ]}, None),
+    ],
+)
+async def test_a_chat_reply_says_when_a_tool_call_in_it_was_not_read(
+    reply: dict[str, Any], status: str | None, stream: bool
+) -> None:
+    async with proxied({"default": reply}) as running, running.client() as client:
+        fields: Any = {"model": "scripted", "messages": HELLO, "tools": [RUN]}
+        if stream:
+            chunks = await client.chat.completions.create(stream=True, **fields)
+            last = [choice async for chunk in chunks for choice in chunk.choices][-1]
+        else:
+            last = (await client.chat.completions.create(**fields)).choices[0]
+        assert (last.model_extra or {}).get("parse_status") == status
+        (record,) = running.journal.completions
+        assert record.certificate.parse == (status or "ok")
+
+
+async def test_a_full_context_is_the_sessions_state_until_a_call_is_answered() -> None:
+    async with proxied({"default": {"text": "hi"}, "context_length": 200}) as running, running.client() as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "long " * 500}])
+        assert refused.value.code == "context_length_exceeded"
+        full = running.session.failures.context
+        assert full is not None
+        assert (full.boundary, full.code, full.retryable) == ("harness", "context_length_exceeded", False)
+        assert running.session.failures.broken is None
+        await _complete(running)
+        assert running.session.failures.context is None
