@@ -1,0 +1,88 @@
+"""Presets by name: a row of a dataset's becomes a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from gangline.domain.errors import InvalidRequest
+from gangline.plugins import explain
+from gangline.presets.rows.code import code_fields
+from gangline.presets.rows.math import math_fields
+from gangline.presets.rows.swe import swe_fields
+from gangline.presets.samples.code import code_samples
+from gangline.presets.samples.math import math_samples
+from gangline.presets.samples.sample import Sample
+from gangline.presets.samples.swe import swe_samples
+from gangline.presets.template import filled
+
+__all__ = ["NUM_SAMPLES", "PRESETS", "Preset", "find_preset"]
+
+NUM_SAMPLES = 20
+"""Sample rows of each preset, for one seed."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A task family. Its rows have its dataset's columns."""
+
+    name: str
+    purpose: str
+    dataset: str
+    """Where rows for training come from: a name on the Hugging Face hub."""
+    read: Callable[[Mapping[str, Any]], dict[str, Any]]
+    """Row -> fields of the template. Raises: ValidationError of pydantic's, InvalidRequest, RowUnsuitable."""
+    generate: Callable[[int, int], list[Sample]]
+    """(number, seed) -> samples; the same for the same arguments."""
+
+    @property
+    def template(self) -> dict[str, Any]:
+        return _template(self.name)
+
+    def task(self, row: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Body of `POST /v1/tasks` for one row. The row is in its metadata, whole.
+
+        changes: fields of the template that replace the preset's.
+
+        Raises: InvalidRequest, naming the row's field; RowUnsuitable, an InvalidRequest too.
+        """
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(row)))  # dates of Parquet become texts
+        try:
+            fields = plain | self.read(plain)
+        except ValidationError as error:
+            raise InvalidRequest(f"a row of preset {self.name!r}: {explain(error)}") from error
+        body = filled({**self.template, **(changes or {})}, fields)
+        return body | {"metadata": {"preset": self.name, "instance": plain}}
+
+    def samples(self, number: int = NUM_SAMPLES, seed: int = 0) -> list[Sample]:
+        """Generated rows, each with a right and a wrong answer."""
+        return self.generate(number, seed)
+
+
+@cache
+def _template(name: str) -> dict[str, Any]:
+    file = resources.files("gangline.presets").joinpath("templates", f"{name}.json")
+    return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+
+
+PRESETS: Sequence[Preset] = (
+    Preset("swe", "repair a repository; hidden tests decide", "SWE-Gym/SWE-Gym", swe_fields, swe_samples),
+    Preset(
+        "math",
+        "solve a problem with Python; a boxed answer",
+        "agentica-org/DeepScaleR-Preview-Dataset",
+        math_fields,
+        math_samples,
+    ),
+    Preset("code", "write solution.py; hidden cases decide", "PRIME-RL/Eurus-2-RL-Data", code_fields, code_samples),
+)
+
+
+def find_preset(name: str) -> Preset | None:
+    return next((preset for preset in PRESETS if preset.name == name), None)

@@ -1,0 +1,42 @@
+"""Rows as verl and Eurus-2-RL-Data have them: a conversation `prompt`, and the answer `reward_model.ground_truth`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+__all__ = ["RewardModel", "VerlMessage", "VerlRow", "question_of"]
+
+
+class VerlMessage(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+def _read_json(given: Any) -> Any:
+    """Some files keep the conversation as JSON in a string."""
+    return json.loads(given) if isinstance(given, str) else given
+
+
+class RewardModel(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    ground_truth: str = Field(min_length=1)
+
+
+class VerlRow(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    prompt: Annotated[tuple[VerlMessage, ...], BeforeValidator(_read_json), Field(min_length=1)]
+    reward_model: RewardModel
+    ability: str | None = None
+
+
+def question_of(row: VerlRow) -> str:
+    """The last user message. System messages are left out: the preset has its own."""
+    asked = [message.content for message in row.prompt if message.role == "user"]
+    return (asked or [row.prompt[-1].content])[-1].strip()
