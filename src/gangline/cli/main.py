@@ -20,6 +20,7 @@ _COMMAND_MODULES = (
     "learning.demo",
     "service.up",
     "tasks.submit",
+    "tasks.preset",
     "service.status",
     "tasks.listing",
     "tasks.watch",

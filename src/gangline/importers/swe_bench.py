@@ -7,21 +7,21 @@ SWE-bench 5 contain `eval_script` and `log_parser`, others `test_cmd`; for all e
 
 from __future__ import annotations
 
-import json
 import shlex
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from pydantic import Field, ValidationError
 
 from gangline.domain.errors import InvalidRequest
 from gangline.evaluators.swe_bench_rows import TEST_TIMEOUT_S, SweBenchRow, grading_of
-from gangline.importers.files import read_text
 from gangline.importers.grading import GRADING_MARGIN_S
 from gangline.importers.imported import Choices, Imported
+from gangline.importers.rows import read_rows
 from gangline.plugins import explain
+from gangline.presets.rows.history import FORGET_LATER_COMMITS
 
 __all__ = ["InstanceChoices", "read_instances"]
 
@@ -34,16 +34,6 @@ git config --global safe.directory '*' && git init -q . && git fetch -q {reposit
 git checkout -q --detach FETCH_HEAD && rm .git/FETCH_HEAD
 """
 """Only objects that lead to the commit are copied."""
-
-_FORGET = """
-git config --global safe.directory '*' && git checkout -q --detach || exit
-later=$(git rev-list --all --reflog --not HEAD -n 1)
-git remote | while read -r name; do git remote remove "$name"; done
-git for-each-ref --format='delete %(refname)' | git update-ref --stdin || exit
-rm -f .git/FETCH_HEAD .git/ORIG_HEAD
-[ -z "$later" ] || { git reflog expire --expire=now --all && git gc -q --prune=now; }
-"""
-"""Branches, tags and reflogs lead to later commits."""
 
 _INSTRUCTION = """The repository {repo} is checked out in the working folder. Resolve the issue below by changing its \
 source files. Hidden tests decide; changes to tests do not count.
@@ -78,35 +68,11 @@ class _Row(SweBenchRow):
 
 def read_instances(path: Path, choices: Choices, how: InstanceChoices, only: str | None = None) -> list[Imported]:
     """Those whose id matches `only`, a pattern. Raises: InvalidRequest, naming the row and the field."""
-    rows = [_checked(row, f"{path}, row {number}") for number, row in enumerate(_rows(path), 1)]
+    rows = [_checked(row, where) for where, row in read_rows(path)]
     chosen = [row for row in rows if only is None or fnmatchcase(row.instance_id, only)]
     if not chosen:
         raise InvalidRequest(f"{path}: holds no row{f' whose instance_id matches {only!r}' if rows else ''}.")
     return [_imported(row, choices, how) for row in chosen]
-
-
-def _rows(path: Path) -> list[Any]:
-    if path.suffix == ".parquet":
-        return _parquet_rows(path)
-    text = read_text(path)
-    try:
-        if path.suffix == ".json":
-            document: Any = json.loads(text)
-            return cast("list[Any]", document) if isinstance(document, list) else [document]
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except ValueError as error:
-        raise InvalidRequest(f"{path} is no JSON: {error}") from error
-
-
-def _parquet_rows(path: Path) -> list[Any]:
-    try:
-        from pyarrow import parquet  # noqa: PLC0415 - of the extra `parquet`
-    except ModuleNotFoundError as error:
-        raise InvalidRequest("reading Parquet needs pyarrow. Run: pip install 'gangline[parquet]'") from error
-    try:
-        return cast("list[Any]", parquet.read_table(path).to_pylist())  # pyright: ignore[reportUnknownMemberType]
-    except (OSError, ValueError) as error:
-        raise InvalidRequest(f"cannot read {path}: {error}") from error
 
 
 def _checked(row: Any, where: str) -> _Row:
@@ -138,7 +104,7 @@ def _imported(row: _Row, choices: Choices, how: InstanceChoices) -> Imported:
 def _runtime(row: _Row, choices: Choices, how: InstanceChoices) -> dict[str, Any]:
     backend = choices.runtime or ("sandbox" if how.repositories else "docker")
     body: dict[str, Any] = {"backend": backend, "network": choices.network or "proxy", "workdir": TESTBED}
-    prepare = _FORGET
+    prepare = FORGET_LATER_COMMITS
     if how.repositories is not None:
         source = f"{how.repositories.rstrip('/')}/{row.repo.replace('/', '__')}"
         prepare = _FETCH.format(repository=shlex.quote(source), commit=row.base_commit)
