@@ -1,7 +1,7 @@
 """ProRL Agent's jobs: an instance and sampling parameters become a task, a session's result becomes a job's; pure.
 
-An instance is a task of ours as it is (it has `agent` and `instruction`), or data for the template or handler that its
-`data_source` names: see `templates`.
+An instance is a task of ours as it is (it has `agent` and `instruction`), or data for the template, preset or
+handler that its `data_source` names: see `templates`.
 
 Source: ProRL Agent, listings 2 and 3, 3.3.3 (messages carry ids and log-probs), 3.3.4 (errors are structured results).
 """

@@ -43,7 +43,7 @@ class ProrlJob(_Record):
     """Body of `POST /process`."""
 
     instance: dict[str, Any]
-    """A task, or data for the template or handler that its `data_source` names."""
+    """A task, or data for the template, preset or handler that its `data_source` names."""
     sampling_params: dict[str, Any] = {}
     job_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     """None: chosen here, and then nobody can cancel it by its id before it has ended."""

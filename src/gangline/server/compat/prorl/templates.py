@@ -1,7 +1,7 @@
-"""Tasks of ProRL Agent's instances, by their `data_source`: an operator's template, or a registered handler.
+"""Tasks of ProRL Agent's instances, by their `data_source`: an operator's template, a preset, or a registered handler.
 
 A template is `<data>/server/handlers/<data_source>.json`, a task's body in which `{name}` stands for the instance's
-field of that name. A data source without one is the name of an `AgentHandler`, an entry point of `gangline.handlers`.
+field of that name. With `"preset": NAME` it is that preset's template, whose fields it replaces by its own.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from gangline import plugins
 from gangline.domain.errors import InvalidRequest, StoreError
 from gangline.domain.ids import ID_PATTERN
+from gangline.presets.preset import PRESETS, find_preset
+from gangline.presets.template import filled
 
 __all__ = ["Templates"]
 
 _SOURCE = re.compile(ID_PATTERN)
-_FIELD = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class Templates:
@@ -32,19 +33,23 @@ class Templates:
     def task_of(self, instance: Mapping[str, Any]) -> dict[str, Any]:
         """Body of the instance's task. Templates are read each time, so that a changed one counts at once.
 
-        Raises: InvalidRequest when its data source is not known, StoreError when a template cannot be read.
+        Raises: InvalidRequest when its data source is not known or a preset cannot read it, StoreError when a template
+        cannot be read.
         """
         source = instance.get("data_source")
         if not isinstance(source, str) or not _SOURCE.fullmatch(source):
             raise InvalidRequest(
-                "instance: give `agent` and `instruction`, as in a task, or the `data_source` of a template or handler."
+                "instance: give `agent` and `instruction`, as in a task, or the `data_source` of a template, preset or "
+                "handler."
             )
         if (template := self._template(source)) is not None:
-            return cast("dict[str, Any]", _filled(template, instance))
+            return _of_preset(template, instance) if "preset" in template else filled(template, instance)
+        if (preset := find_preset(source)) is not None:
+            return preset.task(instance)
         if source in plugins.names("handler"):
             return _handled(source, instance)
-        known = sorted({*self._names(), *plugins.names("handler")})
-        raise InvalidRequest(f"no template for data_source {source[:140]!r}. Known: {', '.join(known) or 'none'}.")
+        known = sorted({*self._names(), *(preset.name for preset in PRESETS), *plugins.names("handler")})
+        raise InvalidRequest(f"no template for data_source {source[:140]!r}. Known: {', '.join(known)}.")
 
     def _template(self, source: str) -> dict[str, Any] | None:
         """Raises: StoreError."""
@@ -62,6 +67,17 @@ class Templates:
         return [] if self._folder is None else [path.stem for path in self._folder.glob("*.json")]
 
 
+def _of_preset(template: dict[str, Any], instance: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises: InvalidRequest."""
+    changes = {name: value for name, value in template.items() if name != "preset"}
+    preset = find_preset(str(template["preset"]))
+    if preset is None:
+        raise InvalidRequest(
+            f"the template names the preset {template['preset']!r}. Known: {', '.join(one.name for one in PRESETS)}."
+        )
+    return preset.task(instance, changes)
+
+
 def _handled(handler: str, instance: Mapping[str, Any]) -> dict[str, Any]:
     """The task that a handler's methods carry out."""
     instruction = instance.get("instruction")
@@ -70,21 +86,3 @@ def _handled(handler: str, instance: Mapping[str, Any]) -> dict[str, Any]:
         "agent": {"harness": "handler", "settings": {"handler": handler, "instance": dict(instance)}},
         "evaluator": {"strategy": "handler"},
     }
-
-
-def _filled(value: Any, instance: Mapping[str, Any]) -> Any:
-    """The template with the instance's fields in it; braces around anything else stay."""
-    if isinstance(value, str):
-        return _FIELD.sub(lambda found: _text(instance, found[1], found[0]), value)
-    if isinstance(value, dict):
-        return {name: _filled(inner, instance) for name, inner in cast("dict[str, Any]", value).items()}
-    if isinstance(value, list):
-        return [_filled(inner, instance) for inner in cast("list[Any]", value)]
-    return value
-
-
-def _text(instance: Mapping[str, Any], name: str, otherwise: str) -> str:
-    if name not in instance:
-        return otherwise
-    value = instance[name]
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,0 +1,209 @@
+"""Presets: rows in the columns of published datasets become tasks, and generated samples are such rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline.cli.tasks.files import validated
+from gangline.domain.errors import InvalidRequest
+from gangline.evaluators.cases.evaluator import CasesConfig
+from gangline.evaluators.swe_bench import SweBenchConfig
+from gangline.importers.imported import Imported
+from gangline.importers.preset_rows import read_preset_rows
+from gangline.presets.preset import NUM_SAMPLES, PRESETS, Preset, find_preset
+from gangline.presets.rows.unsuitable import RowUnsuitable
+from gangline.presets.template import filled
+from gangline.server.compat.prorl.templates import Templates
+from support.service.cli_process import gangline
+
+DEEPSCALER = {"problem": "What is $1+1$?", "answer": "2", "solution": "Count."}
+EURUS: dict[str, Any] = {
+    "data_source": "taco",
+    "prompt": [
+        {"role": "system", "content": "When tackling complex reasoning tasks, you have access to actions."},
+        {
+            "role": "user",
+            "content": "Double the number.\n\nWrite Python code to solve the problem. Present the code in \n"
+            "```python\nYour code\n```\nat the end.",
+        },
+    ],
+    "ability": "code",
+    "reward_model": {"style": "rule", "ground_truth": json.dumps({"inputs": ["2\n"], "outputs": ["4\n"]})},
+    "extra_info": {"split": "train", "index": 7},
+}
+SWE_GYM: dict[str, Any] = {
+    "instance_id": "Project-MONAI__MONAI-1234",
+    "hints_text": "",
+    "patch": "",
+    "test_patch": "--- a/tests/test_x.py\n+++ b/tests/test_x.py\n",
+    "created_at": "2022-01-01 00:00:00",
+    "problem_statement": "It fails.",
+    "repo": "Project-MONAI/MONAI",
+    "base_commit": "a" * 40,
+    "version": "0.8",
+    "PASS_TO_PASS": ["tests/test_x.py::test_old"],
+    "FAIL_TO_PASS": ["tests/test_x.py::test_new"],
+}
+ROWS: dict[str, Mapping[str, Any]] = {"math": DEEPSCALER, "code": EURUS, "swe": SWE_GYM}
+
+
+def preset(name: str) -> Preset:
+    found = find_preset(name)
+    assert found is not None
+    return found
+
+
+def with_tests(**tests: Any) -> dict[str, Any]:
+    return EURUS | {"reward_model": {"style": "rule", "ground_truth": json.dumps(tests)}}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_of_its_dataset_is_a_task_that_any_server_takes(name: str) -> None:
+    body = preset(name).task(ROWS[name])
+    task = validated(body, name)
+    assert task.metadata == {"preset": name, "instance": ROWS[name]}
+    assert task.runtime.network == "none"
+    assert (task.agent.harness, task.agent.max_turns is None) == ("native", False)
+
+
+def test_columns_become_the_instruction_and_the_grading() -> None:
+    math, code, swe = (preset(name).task(ROWS[name]) for name in ("math", "code", "swe"))
+    assert (math["instruction"], math["evaluator"]["config"]["answer"]) == ("What is $1+1$?", "2")
+    assert code["instruction"].startswith("Double the number.\n\nWrite a Python program")
+    assert CasesConfig.model_validate(code["evaluator"]["config"]).cases[0].output == "4\n"
+    assert "It fails." in swe["instruction"]
+    assert swe["runtime"]["image"] == "xingyaoww/sweb.eval.x86_64.project-monai_s_monai-1234:latest"
+    assert SweBenchConfig.model_validate(swe["evaluator"]["config"]).fail_to_pass == ("tests/test_x.py::test_new",)
+    named = preset("swe").task(SWE_GYM | {"docker_image": "own/image:1"})
+    assert (named["runtime"]["image"], named["runtime"]["backend"]) == ("own/image:1", "docker")
+
+
+def test_a_conversation_as_verl_has_it_is_a_row_too() -> None:
+    row = {"prompt": json.dumps([{"role": "user", "content": "1+1?"}]), "reward_model": {"ground_truth": "2"}}
+    body = preset("math").task(row)
+    assert (body["instruction"], body["evaluator"]["config"]["answer"]) == ("1+1?", "2")
+
+
+def test_functions_are_called_with_arguments_in_either_form() -> None:
+    both = with_tests(fn_name="add", inputs=["1\n2", [3, 4]], outputs=["3", 7])
+    body = preset("code").task(both)
+    config = CasesConfig.model_validate(body["evaluator"]["config"])
+    assert [(case.arguments, case.result) for case in config.cases] == [([1, 2], 3), ([3, 4], 7)]
+    assert (config.function, "`add`" in body["instruction"]) == ("add", True)
+    lines = preset("code").task(with_tests(inputs=[["1", "2"]], outputs=["3\n"]))
+    assert lines["evaluator"]["config"]["cases"] == [{"input": "1\n2", "output": "3\n"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        ("math", {"problem": "x"}, "answer: Field required"),
+        ("math", {"problem": "x", "answer": ""}, "answer: String should have at least 1 character"),
+        ("code", EURUS | {"ability": "math"}, "ability: 'math' is not `code`"),
+        ("code", EURUS | {"reward_model": {"ground_truth": "{"}}, "reward_model.ground_truth: is no JSON"),
+        ("code", with_tests(inputs=["1"], outputs=["1", "2"]), "has 1 inputs and 2 outputs"),
+        ("code", with_tests(inputs=[{}], outputs=["1"]), "inputs.0 is neither a text nor a list of lines"),
+        ("code", with_tests(inputs=[7], outputs=[7], fn_name="f"), "inputs.0 is no list of arguments"),
+        ("code", {**EURUS, "prompt": []}, "prompt: Value should have at least 1 item"),
+        ("swe", {**SWE_GYM, "FAIL_TO_PASS": []}, "FAIL_TO_PASS: Tuple should have at least 1 item"),
+        ("swe", {**SWE_GYM, "repo": None}, "repo: Input should be a valid string"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_refused_by_its_field(name: str, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        preset(name).task(row)
+    assert message in caught.value.message
+
+
+def test_files_of_rows_name_the_row_and_rows_without_tests_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, [EURUS, EURUS | {"ability": "math"}, EURUS])))
+    kinds = [type(row) for row in read_preset_rows(path, preset("code"))]
+    assert kinds == [Imported, RowUnsuitable, Imported]
+    assert len(read_preset_rows(path, preset("code"), limit=1)) == 1
+    path.write_text("\n".join(map(json.dumps, [EURUS, EURUS | {"reward_model": None}])))
+    with pytest.raises(InvalidRequest, match=r"rows.jsonl, row 2: .*reward_model: Input should be"):
+        read_preset_rows(path, preset("code"))
+    path.write_text("[1]\n")
+    with pytest.raises(InvalidRequest, match="row 1: is no object"):
+        read_preset_rows(path, preset("code"))
+
+
+def test_parquet_and_json_hold_the_same_rows(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    row = EURUS | {"extra_info": {"split": "train", "index": 7, "made": datetime(2025, 1, 1, tzinfo=UTC)}}
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "rows.parquet")
+    (tmp_path / "rows.json").write_text(json.dumps([EURUS]))
+    (one,) = read_preset_rows(tmp_path / "rows.parquet", preset("code"))
+    (other,) = read_preset_rows(tmp_path / "rows.json", preset("code"))
+    assert isinstance(one, Imported)
+    assert isinstance(other, Imported)
+    assert one.body["metadata"]["instance"]["extra_info"]["made"] == "2025-01-01T00:00:00Z"
+    assert one.body["evaluator"] == other.body["evaluator"]
+
+
+@given(name=st.sampled_from([one.name for one in PRESETS]), seed=st.integers(0, 10_000))
+@settings(max_examples=30)
+def test_samples_are_rows_the_same_for_a_seed_and_right_is_not_wrong(name: str, seed: int) -> None:
+    samples = preset(name).samples(10, seed)
+    assert samples == preset(name).samples(10, seed)
+    assert json.loads(json.dumps([one.row for one in samples])) == [one.row for one in samples]
+    for sample in samples:
+        assert sample.right != sample.wrong
+        body = preset(name).task(sample.row)
+        assert body["metadata"]["instance"] == sample.row
+        if name == "math":
+            assert body["evaluator"]["config"]["answer"] == sample.right
+
+
+def test_a_field_of_a_template_keeps_its_kind_where_it_stands_alone() -> None:
+    template = {"a": "{list}", "b": ["{null}", "{text}"], "c": {"d": "{number} {list} {unknown}"}, "e": "{number}"}
+    fields = {"list": [1, "{text}"], "null": None, "text": "{number}", "number": 7}
+    assert filled(template, fields) == {
+        "a": [1, "{text}"],
+        "b": [None, "{number}"],
+        "c": {"d": '7 [1,"{text}"] {unknown}'},
+        "e": "7",
+    }
+
+
+def test_a_data_source_is_a_preset_that_an_operator_may_change(tmp_path: Path) -> None:
+    instance = DEEPSCALER | {"data_source": "math"}
+    templates = Templates(tmp_path)
+    assert templates.task_of(instance)["timeout_seconds"] == 1200
+    (tmp_path / "math.json").write_text('{"preset": "math", "timeout_seconds": 60}')
+    changed = templates.task_of(instance)
+    assert (changed["timeout_seconds"], changed["instruction"], "preset" in changed) == (60, "What is $1+1$?", False)
+    (tmp_path / "taco.json").write_text('{"preset": "code"}')
+    assert templates.task_of(EURUS)["evaluator"]["strategy"] == "cases"
+    (tmp_path / "math.json").write_text('{"instruction": "Own: {problem}"}')
+    assert templates.task_of(instance) == {"instruction": "Own: What is $1+1$?"}
+    (tmp_path / "math.json").write_text('{"preset": "maths"}')
+    with pytest.raises(InvalidRequest, match=r"preset 'maths'. Known: swe, math, code"):
+        templates.task_of(instance)
+
+
+def test_the_command_prints_tasks_that_submit_reads(tmp_path: Path) -> None:
+    listed = json.loads(gangline("preset", "list", "--json").stdout)
+    assert [one["name"] for one in listed] == ["swe", "math", "code"]
+    assert json.loads(gangline("preset", "show", "math").stdout) == preset("math").template
+    printed = gangline("preset", "tasks", "math").stdout
+    assert len(printed.splitlines()) == NUM_SAMPLES
+    dry = gangline("submit", "-", "--dry-run", stdin=printed)
+    assert len(json.loads(dry.stdout)) == NUM_SAMPLES, dry.stderr
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n".join(map(json.dumps, [EURUS, EURUS | {"ability": "math"}])))
+    some = gangline("preset", "tasks", "code", "--dataset", rows)
+    assert (len(some.stdout.splitlines()), "row 2: ability: 'math' is not `code`" in some.stderr) == (1, True)
+    unknown = gangline("preset", "show", "maths")
+    assert (unknown.returncode, "Did you mean 'math'?" in unknown.stderr) == (2, True)
