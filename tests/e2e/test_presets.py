@@ -1,0 +1,153 @@
+"""Each preset, from its generated rows to their rewards: a scripted agent works in a sandbox without any network.
+
+GANGLINE_PRESET_SAMPLES is the number of samples of each preset; `make test-presets` runs all 20.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gangline.client.server import ServerClient
+from gangline.domain.conversation import Text, ToolResult
+from gangline.domain.session import SessionResult
+from gangline.presets.preset import PRESETS, Preset, find_preset
+from gangline.presets.samples.sample import Sample
+from gangline.trajectories.audit import audit
+from support.requirements import need_command
+from support.service.cli_process import UpProcess
+
+NUM = int(os.environ.get("GANGLINE_PRESET_SAMPLES", "2"))
+KINDS = ("right", "wrong")
+
+
+def mark(preset: str, number: int, kind: str) -> str:
+    """A line of the instruction that tells the script which conversation it is."""
+    return f"[{preset} {number} {kind}]"
+
+
+def calls(name: str, sees: str, **arguments: Any) -> tuple[dict[str, Any], str]:
+    """A reply with a tool call, and what its result shows."""
+    return {"tool_calls": [{"name": name, "arguments": arguments}]}, sees
+
+
+Turns = list[tuple[dict[str, Any], str]]
+
+
+def math_turns(_sample: Sample, solution: str) -> Turns:
+    return [
+        calls("think", "", thought="I compute it, and check it a second time."),
+        calls("python", "21", code="half = 21\nhalf"),
+        calls("python", "42", code="half * 2"),
+        ({"text": f"Both ways agree. The answer is \\boxed{{{solution}}}."}, ""),
+    ]
+
+
+def code_turns(_sample: Sample, solution: str) -> Turns:
+    return [
+        calls("editor", "", command="create", path="/workspace/solution.py", file_text=solution),
+        calls("shell", "compiled", command="python3 -m py_compile solution.py && echo compiled"),
+        calls("python", str(len(solution)), code="len(open('solution.py').read())"),
+        ({"text": "solution.py is written."}, ""),
+    ]
+
+
+def swe_turns(_sample: Sample, solution: str) -> Turns:
+    return [
+        calls(
+            "shell",
+            r"M \w+/\w+\.py",
+            command=f"git apply - <<'END_OF_PATCH' && git status --short\n{solution}END_OF_PATCH",
+        ),
+        calls("editor", "python3 -m unittest", command="view", path="/testbed/README.md"),
+        calls("submit", ""),
+    ]
+
+
+TURNS = {"math": math_turns, "code": code_turns, "swe": swe_turns}
+
+
+def script() -> dict[str, Any]:
+    return {"rules": list(rules()), "default": {"text": "I am lost."}}
+
+
+def rules() -> Iterator[dict[str, Any]]:
+    for preset in PRESETS:
+        for number, sample in enumerate(preset.samples(NUM)):
+            for kind in KINDS:
+                which = {"where": "any", "pattern": re.escape(mark(preset.name, number, kind))}
+                turns = TURNS[preset.name](sample, getattr(sample, kind))
+                yield from (reply | which | {"turn": turn} for turn, (reply, _) in enumerate(turns))
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Generator[UpProcess]:
+    need_command("bwrap", "apt-get install bubblewrap")
+    need_command("git", "apt-get install git")
+    service = UpProcess(tmp_path_factory.mktemp("up"), script=script())
+    try:
+        assert service.ready(), "the service did not start"
+        yield service
+    finally:
+        service.close()
+
+
+def named(name: str) -> Preset:
+    found = find_preset(name)
+    assert found is not None
+    return found
+
+
+async def graded(up: UpProcess, preset: Preset, kind: str) -> list[SessionResult]:
+    """The sessions of all samples, at once."""
+    running = up.running()
+    bodies = [preset.task(sample.row) for sample in preset.samples(NUM)]
+    for number, body in enumerate(bodies):
+        body["instruction"] += f"\n\n{mark(preset.name, number, kind)}"
+    async with ServerClient(running["server_url"], running["control_token"]) as client:
+        submitted = await client.submit_many(bodies)
+        found: list[SessionResult] = []
+        for task in submitted:
+            await client.wait(task.task_id, timeout_s=240)
+            found += await client.result(task.task_id)
+    return found
+
+
+def observations(result: SessionResult) -> list[str]:
+    """Results of the tool calls, as the model saw them."""
+    assert result.trajectory is not None
+    (trace,) = result.trajectory.traces
+    pieces = [piece for message in trace.response_messages for piece in message.parts if isinstance(piece, ToolResult)]
+    return ["".join(part.text for part in piece.content if isinstance(part, Text)) for piece in pieces]
+
+
+@pytest.mark.parametrize("name", [one.name for one in PRESETS])
+async def test_right_solutions_earn_one_and_wrong_ones_nothing(up: UpProcess, name: str) -> None:
+    preset = named(name)
+    for kind, reward in zip(KINDS, (1.0, 0.0), strict=True):
+        for sample, result in zip(preset.samples(NUM), await graded(up, preset, kind), strict=True):
+            assert (result.outcome, result.failure) == ("completed", None)
+            assert result.reward == reward, result.reward_details
+            turns = TURNS[name](sample, getattr(sample, kind))
+            assert len(result.completions) == len(turns)
+            for shown, (_, sees) in zip(observations(result), turns, strict=False):
+                assert re.search(sees, shown), shown
+            assert result.trajectory is not None
+            assert audit(result.trajectory, result.completions).ok
+
+
+async def test_a_trainer_posts_a_row_to_a_fresh_install(up: UpProcess) -> None:
+    (sample,) = named("math").samples(1)
+    instance = sample.row | {"data_source": "math", "problem": f"{sample.row['problem']}\n{mark('math', 0, 'right')}"}
+    running = up.running()
+    headers = {"Authorization": f"Bearer {running['control_token']}"}
+    async with aiohttp.ClientSession(headers=headers) as http:
+        job = {"instance": instance, "sampling_params": {"max_tokens": 256}}
+        async with http.post(f"{running['server_url']}/process", json=job) as reply:
+            answer = await reply.json(content_type=None)
+    assert (reply.status, answer.get("resolved"), answer.get("reward")) == (200, True, 1.0), answer
