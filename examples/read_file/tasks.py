@@ -43,6 +43,8 @@ class Agent(NamedTuple):
     files: dict[str, str]
     """Written into the runtime."""
     max_turns: int | None
+    allow_unrendered_tools: bool
+    """Whether its model need not be shown its tools."""
     sampling: dict[str, Any]
     """Of the task's `capture`: what the program does not ask for by itself."""
 
@@ -54,6 +56,7 @@ AGENTS = {
         reads_by="command",
         files={"agent.py": (HERE / "agent.py").read_text()},
         max_turns=None,
+        allow_unrendered_tools=False,
         sampling={},
     ),
     "pi": Agent(
@@ -70,6 +73,7 @@ AGENTS = {
         reads_by="tool",
         files={},
         max_turns=2,  # one to read, one to answer: no more are graded
+        allow_unrendered_tools=True,  # the system prompt tells of its tool
         sampling={"temperature": {"default": 0.7}},
     ),
 }
@@ -124,6 +128,7 @@ def _posed(agent: Agent, name: str, word: str, runtime: str, model_name: str | N
             "model_name": model_name,
             "settings": agent.settings,
             "max_turns": agent.max_turns,
+            "allow_unrendered_tools": agent.allow_unrendered_tools,
         },
         "capture": {"sampling": agent.sampling},
         "evaluator": {

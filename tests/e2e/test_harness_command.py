@@ -19,8 +19,12 @@ def test_the_list_tells_programs_and_their_versions(tmp_path: Path) -> None:
         "package": "@openai/codex",
         "version": "0.169.0",
         "installed": None,
+        "needs_tools": True,
         "takes": ["mcp_servers", "skills"],
     }
+    assert [name for name, line in lines.items() if not line["needs_tools"]] == [
+        *("aider", "mini_swe_agent", "shell", "terminus"),
+    ]
     assert lines["shell"]["package"] is None
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from jinja2 import TemplateError
 
-from gangline.domain.errors import EngineUnavailable
+from gangline.domain.errors import EngineUnavailable, InvalidRequest
 from gangline.domain.node_views import TemplateFacts
 from gangline.engines.probe import probe_template
 from gangline.engines.sglang.engine import SglangEngine
@@ -31,6 +32,16 @@ APPENDS = {
 }
 
 
+# renders tools, renders the results of their calls
+RENDERS = {
+    "qwen3": (True, True),
+    "llama31": (True, True),
+    "gpt_oss": (True, True),
+    "glm": (True, True),
+    "smollm2": (False, True),
+}
+
+
 def _engine(name: str, tokenizer: Any = None) -> FamilyEngine:
     found = family(name)
     if tokenizer is None:
@@ -42,6 +53,29 @@ def _engine(name: str, tokenizer: Any = None) -> FamilyEngine:
 async def test_a_template_shows_whether_it_appends_and_keeps_thinking(name: str) -> None:
     facts = await probe_template(_engine(name))
     assert (facts.appends_tool_turns, facts.appends_user_turns, facts.keeps_thinking) == APPENDS[name]
+
+
+@families
+async def test_a_template_shows_whether_it_renders_tools_and_their_results(name: str) -> None:
+    facts = await probe_template(_engine(name))
+    assert (facts.renders_tools, facts.renders_tool_results) == RENDERS[name]
+
+
+NOTES_TOOLS = "{% if tools %}You have tools.{% endif %}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+NO_RESULTS = "{% for m in messages if m.role != 'tool' %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ tools }}"
+REFUSES = "{% if tools %}{{ raise_exception('no tools') }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [(NOTES_TOOLS, (False, True)), (NO_RESULTS, (True, False)), (REFUSES, (None, None))],
+    ids=["notes that there are tools", "leaves results out", "refuses tools"],
+)
+async def test_another_template_is_judged_by_what_is_in_the_prompt(
+    template: str, expected: tuple[bool | None, bool | None]
+) -> None:
+    facts = await probe_template(_engine("qwen3", _with_template(tokenizers.qwen3(), template)))
+    assert (facts.renders_tools, facts.renders_tool_results) == expected
 
 
 async def test_families_have_digests_of_their_own_and_the_same_ones_every_time() -> None:
@@ -93,7 +127,11 @@ def _with_template(tokenizer: HfChatTokenizer, template: str) -> Any:
 
         def render(self, messages: Any, **arguments: Any) -> list[int]:
             own: Any = tokenizer
-            text = own._tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
+            tools = arguments.get("tools")
+            try:
+                text = own._tokenizer.apply_chat_template(messages, tools=tools, chat_template=template, tokenize=False)
+            except TemplateError as error:
+                raise InvalidRequest(str(error)) from error
             return tokenizer.encode(text)
 
     return Other(tokenizer.eos_ids)

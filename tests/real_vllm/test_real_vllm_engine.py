@@ -46,6 +46,7 @@ async def test_a_probe_finds_all_that_stitching_needs(engine: VllmEngine) -> Non
     assert found.renders
     assert found.logprob_kind == "processed"
     assert found.num_ids == json.loads((MODEL_FOLDER / "config.json").read_text())["vocab_size"]
+    assert (found.template.renders_tools, found.template.renders_tool_results) == (True, True), "Qwen3's template does"
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])

@@ -28,6 +28,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointMethod",
     "Controlled",
+    "DependsOnTools",
     "DropsTurns",
     "EvaluationContext",
     "Evaluator",
@@ -406,6 +407,14 @@ class SupportsCapabilities(Protocol):
     """A harness that translates common task fields for its program; others reject these fields."""
 
     takes: ClassVar[frozenset[Capability]]
+
+
+@runtime_checkable
+class DependsOnTools(Protocol):
+    """A harness whose program acts through the tools of the provider's API. With a model that is not shown them it is
+    of no use, and starts only where its task says so."""
+
+    needs_tools: ClassVar[bool]
 
 
 @runtime_checkable

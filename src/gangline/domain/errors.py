@@ -326,6 +326,12 @@ class HarnessError(GanglineError):
     code = "harness_error"
 
 
+class ToolsNotRendered(HarnessError):
+    """The harness depends on tools, and the model's chat template does not render them."""
+
+    code = "tools_not_rendered"
+
+
 class GradingSpoiled(HarnessError):
     """The agent's files or actions made the grader fail: the session's own failure, never one of the infrastructure."""
 

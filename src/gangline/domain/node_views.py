@@ -62,6 +62,10 @@ class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
     appends_user_turns: bool | None = None
     keeps_thinking: bool | None = None
     """Whether the template keeps the thinking of turns before a user's message."""
+    renders_tools: bool | None = None
+    """Whether a request's tools are in its prompt. Where they are not, the model cannot know them."""
+    renders_tool_results: bool | None = None
+    """Likewise of the results of tool calls."""
 
 
 class BackendView(msgspec.Struct, frozen=True, kw_only=True):

@@ -202,6 +202,9 @@ class AgentSpec(_Spec):
     allow_no_model_call: bool = False
     """Whether an agent that ends by itself without a model call has completed its task, and is graded: for reference
     solutions and other programs that need no model. Otherwise its outcome is `no_model_call`, without a reward."""
+    allow_unrendered_tools: bool = False
+    """Whether a harness that depends on tools starts although the model's chat template does not render them: for
+    prompts that describe the tools themselves, or models that are to learn them."""
     mcp_servers: dict[McpServerName, McpServer] = Field(default_factory=dict)
     """Tool servers for the harness's program, by name. A harness without support for them rejects the task."""
     skills: dict[SkillName, dict[SkillFile, str]] = Field(default_factory=dict)

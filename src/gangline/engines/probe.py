@@ -1,4 +1,5 @@
-"""The behaviour of an engine's tokenizer and chat template: digests for certificates, and whether the template appends.
+"""The behaviour of an engine's tokenizer and chat template: digests for certificates, and whether the template appends
+turns and renders tools.
 
 Found through the engine's own routes, so that it holds for every engine: fixed conversations are rendered, and the
 results are digested or compared. Dates, which some templates write, do not count.
@@ -10,7 +11,7 @@ import asyncio
 import hashlib
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -36,6 +37,11 @@ _TOOL = ToolDefinition(
     description="Look something up.",
     parameters={"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
 )
+_OTHER_TOOL = ToolDefinition(
+    name="another",
+    description="Write something down.",
+    parameters={"type": "object", "properties": {"content": {"type": "string"}}, "required": ["content"]},
+)
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}|\d{1,2} [A-Z][a-z]{2,8} \d{4}|[A-Z][a-z]{2,8} \d{1,2}, \d{4}")
 
 
@@ -57,11 +63,11 @@ def _says(text: str, thought: str = "") -> Message:
     return Message("assistant", (Thinking(thought), Text(text)) if thought else (Text(text),))
 
 
-def _calls(thought: str = "") -> tuple[Message, Message]:
+def _calls(thought: str = "", result: str = "found") -> tuple[Message, Message]:
     """A call, and its result."""
     call = ToolCall("call00001", "probe", '{"query": "x"}')
     asked = Message("assistant", (Thinking(thought), call) if thought else (call,))
-    return asked, Message("tool", (ToolResult("call00001", (Text("found"),)),))
+    return asked, Message("tool", (ToolResult("call00001", (Text(result),)),))
 
 
 _USER = Message("user", (Text("x"),))
@@ -79,12 +85,15 @@ _BY_TEMPLATE: tuple[tuple[tuple[Message, ...], tuple[ToolDefinition, ...], dict[
 
 async def probe_template(engine: _Renders) -> TemplateFacts:
     """Empty where the engine has no route for it. Raises: EngineUnavailable when it does not answer at all."""
-    tokenizer, template, tool_turns, user_turns, keeps = await asyncio.gather(
-        _tokenizer_digest(engine),
-        _template_digest(engine),
-        _appends_tool_turns(engine),
-        _appends_user_turns(engine),
-        _keeps_thinking(engine),
+    (tokenizer, template), (tool_turns, user_turns, keeps, tools, results) = await asyncio.gather(
+        asyncio.gather(_tokenizer_digest(engine), _template_digest(engine)),
+        asyncio.gather(
+            _appends_tool_turns(engine),
+            _appends_user_turns(engine),
+            _keeps_thinking(engine),
+            _renders_tools(engine),
+            _renders_tool_results(engine),
+        ),
     )
     return TemplateFacts(
         tokenizer_digest=tokenizer,
@@ -92,6 +101,8 @@ async def probe_template(engine: _Renders) -> TemplateFacts:
         appends_tool_turns=tool_turns,
         appends_user_turns=user_turns,
         keeps_thinking=keeps,
+        renders_tools=tools,
+        renders_tool_results=results,
     )
 
 
@@ -142,10 +153,27 @@ async def _appends_user_turns(engine: _Renders) -> bool | None:
 
 async def _keeps_thinking(engine: _Renders) -> bool | None:
     """Whether thinking before a user's message is still in the prompt after it."""
-    one, two = await asyncio.gather(
+    return await _differ(
         _render(engine, (_USER, _says("y", "one"), _USER)), _render(engine, (_USER, _says("y", "two"), _USER))
     )
-    return None if one is None or two is None else not np.array_equal(one, two)
+
+
+async def _renders_tools(engine: _Renders) -> bool | None:
+    """Whether requests with different tools have different prompts. A template that merely notes that there are tools
+    does not render them."""
+    return await _differ(_render(engine, (_USER,), (_TOOL,)), _render(engine, (_USER,), (_OTHER_TOOL,)))
+
+
+async def _renders_tool_results(engine: _Renders) -> bool | None:
+    return await _differ(
+        _render(engine, (_USER, *_calls()), (_TOOL,)), _render(engine, (_USER, *_calls(result="lost")), (_TOOL,))
+    )
+
+
+async def _differ(one: Awaitable[TokenIds | None], two: Awaitable[TokenIds | None]) -> bool | None:
+    """None where the engine or its template refuses one of them."""
+    first, second = await asyncio.gather(one, two)
+    return None if first is None or second is None else not np.array_equal(first, second)
 
 
 def _each_begins_with_the_last(prompts: Sequence[TokenIds | None]) -> bool | None:

@@ -86,6 +86,7 @@ class ClaudeCodeHarness:
     name: ClassVar[str] = "claude_code"
     Config: ClassVar[type[BaseModel]] = ClaudeCodeConfig
     program: ClassVar[Program] = _PROGRAM
+    needs_tools: ClassVar[bool] = True
     takes: ClassVar[frozenset[Capability]] = frozenset({"mcp_servers", "skills"})
     logs: ClassVar[tuple[str, ...]] = (f"{_FOLDER}/projects/*/*.jsonl", f"{_FOLDER}/projects/*/*/subagents/*.jsonl")
 

@@ -54,6 +54,7 @@ class CodexHarness:
     name: ClassVar[str] = "codex"
     Config: ClassVar[type[BaseModel]] = CodexConfig
     program: ClassVar[Program] = _PROGRAM
+    needs_tools: ClassVar[bool] = True
     takes: ClassVar[frozenset[Capability]] = frozenset({"mcp_servers", "skills"})
     logs: ClassVar[tuple[str, ...]] = (f"{_FOLDER}/sessions/*/*/*/*.jsonl",)
 

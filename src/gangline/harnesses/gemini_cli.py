@@ -63,6 +63,7 @@ class GeminiCliHarness:
     name: ClassVar[str] = "gemini_cli"
     Config: ClassVar[type[BaseModel]] = GeminiCliConfig
     program: ClassVar[Program] = _PROGRAM
+    needs_tools: ClassVar[bool] = True
     takes: ClassVar[frozenset[Capability]] = frozenset({"mcp_servers", "skills"})
     logs: ClassVar[tuple[str, ...]] = (".gemini/tmp/*/chats/*.jsonl",)
 

@@ -81,6 +81,7 @@ class OpencodeHarness:
     name: ClassVar[str] = "opencode"
     Config: ClassVar[type[BaseModel]] = OpencodeConfig
     program: ClassVar[Program] = _PROGRAM
+    needs_tools: ClassVar[bool] = True
     takes: ClassVar[frozenset[Capability]] = frozenset({"mcp_servers", "skills"})
     logs: ClassVar[tuple[str, ...]] = (".local/share/opencode/log/*.log",)
 

@@ -91,6 +91,7 @@ class PiHarness:
     name: ClassVar[str] = "pi"
     Config: ClassVar[type[BaseModel]] = PiConfig
     program: ClassVar[Program] = _PROGRAM
+    needs_tools: ClassVar[bool] = True
     takes: ClassVar[frozenset[Capability]] = frozenset({"skills"})
 
     def __init__(self, config: PiConfig) -> None:

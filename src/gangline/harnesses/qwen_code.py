@@ -67,6 +67,7 @@ class QwenCodeHarness:
     name: ClassVar[str] = "qwen_code"
     Config: ClassVar[type[BaseModel]] = QwenCodeConfig
     program: ClassVar[Program] = _PROGRAM
+    needs_tools: ClassVar[bool] = True
     takes: ClassVar[frozenset[Capability]] = frozenset({"mcp_servers", "skills"})
     logs: ClassVar[tuple[str, ...]] = (".qwen/projects/*/chats/*.jsonl",)
 

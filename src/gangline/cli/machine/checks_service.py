@@ -20,6 +20,7 @@ from gangline.settings import Settings
 __all__ = ["SERVICE_CHECKS", "check_engine", "check_open_files", "check_runtimes", "check_server_port", "check_service"]
 
 _USUAL_PORT = 8700
+_NO_TOOLS = "its chat template does not render tools"
 _ENOUGH_FILES = 8192
 _PROBE_TIMEOUT_S = 30.0
 _MAX_SKEW_S = 2.0
@@ -68,6 +69,13 @@ def check_server_port(settings: Settings) -> Check:
         return Check(name="server port", state="optional", found=f"{_USUAL_PORT} {why}", advice=advice)
 
 
+_TOOLS = {
+    True: "its template renders tools",
+    False: f"{_NO_TOOLS}: agents that depend on tools do not start",
+    None: "whether its template renders tools is unknown",
+}
+
+
 def check_engine(url: str) -> Check:
     """Probes an engine's capabilities, as a node would."""
     name = f"engine {url}"
@@ -87,7 +95,7 @@ async def _probed(url: str) -> str:
     finally:
         await engine.close()
     exact = "exact prompt ids are taken" if can.takes_prompt_ids else "prompts are compared, not stitched"
-    return f"{can.engine} {can.version} serves {can.model}; {exact}"
+    return f"{can.engine} {can.version} serves {can.model}; {exact}; {_TOOLS[can.template.renders_tools]}"
 
 
 def check_service(settings: Settings) -> Check:
@@ -134,10 +142,16 @@ def _ailments(status: ServiceStatus) -> list[str]:
 def _of_backends(node: NodeView) -> list[str]:
     if not node.backends:
         return [f"node {node.node_id} has no engine: `gangline backend add URL`"]
-    return [
+    broken = [
         f"engine {backend.get('url')} of node {node.node_id} is {backend.get('state')}: {backend.get('error')}"
         for backend in node.backends
         if backend.get("state") == "unhealthy"
+    ]
+    return broken + [
+        f"engine {backend.get('url')} of node {node.node_id}: {_NO_TOOLS}, so agents that depend on tools start only "
+        "where their task has `allow_unrendered_tools`"
+        for backend in node.backends
+        if backend.get("template", {}).get("renders_tools") is False
     ]
 
 

@@ -44,7 +44,7 @@ def list_(as_json: JsonOption = False) -> None:
 
 
 def _line(name: str) -> dict[str, Any]:
-    from gangline.domain.contracts import SupportsCapabilities
+    from gangline.domain.contracts import DependsOnTools, SupportsCapabilities
     from gangline.harnesses.installation import installed_version, program_of
     from gangline.plugins import load
     from gangline.settings import Settings
@@ -56,6 +56,7 @@ def _line(name: str) -> dict[str, Any]:
         "package": None if program is None else program.package,
         "version": None if program is None else program.version,
         "installed": None if program is None else installed_version(program, Settings.from_environ().tools_dir),
+        "needs_tools": isinstance(adapter, DependsOnTools) and adapter.needs_tools,
         "takes": sorted(adapter.takes) if isinstance(adapter, SupportsCapabilities) else [],
     }
 

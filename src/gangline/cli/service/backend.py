@@ -68,7 +68,13 @@ def _appends(template: TemplateFacts) -> str:
     appended = [name for name in ("tool", "user") if getattr(template, f"appends_{name}_turns")]
     told = f"appends {' and '.join(appended)} turns" if appended else ""
     drops = "drops thinking" if template.keeps_thinking is False else ""
-    return ", ".join(part for part in (told, drops) if part)
+    return ", ".join(part for part in (told, drops, *_unrendered(template)) if part)
+
+
+def _unrendered(template: TemplateFacts) -> list[str]:
+    rendered = {"tools": template.renders_tools, "tool results": template.renders_tool_results}
+    told = [f"does not render {name}" for name, is_rendered in rendered.items() if is_rendered is False]
+    return told if template.renders_tools is not None else [*told, "unknown whether it renders tools"]
 
 
 @backend.command()

@@ -33,6 +33,7 @@ from gangline.gateway.sessions.harness_run import HarnessRun, Prepared, over_lim
 from gangline.gateway.sessions.parts import NodeParts
 from gangline.gateway.sessions.postrun import Graded, Postrun
 from gangline.gateway.sessions.sandboxes import Sandboxes
+from gangline.gateway.sessions.shown_tools import check_tools_are_shown
 from gangline.gateway.sessions.stages import StageClock
 from gangline.store.journal.log import AttemptKey, AttemptOpened
 
@@ -215,6 +216,7 @@ class Attempt:
         await self._sandboxes.begin_checkpoints()
         session = self._open_session(new_secret("gls"))
         harness = plugins.make_harness(task.agent.harness, task.agent.settings)
+        check_tools_are_shown(harness, task.agent, parts.backends.views())
         context = HarnessContext(
             session_id=self.lease.session_id,
             task_id=self.lease.task_id,

@@ -16,7 +16,8 @@ from gangline.domain.completion import (
     ParseStatus,
     PromptSource,
 )
-from gangline.domain.conversation import Message, ModelCall, Part, Text, ToolCall
+from gangline.domain.conversation import Message, ModelCall, Part, Text, ToolCall, ToolResult
+from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 from gangline.engines.contract import EngineCapabilities, EngineChoice
 from gangline.engines.fields import media_in
@@ -105,9 +106,21 @@ def completion_of(
         lineage=place.lineage,
         started_at=started_at,
         finished_at=finished_at,
-        dropped=call.dropped,
+        dropped=(*call.dropped, *_unrendered(call, capabilities.template)),
         metadata=(metadata or {}) | requested,
     )
+
+
+def _unrendered(call: ModelCall, template: TemplateFacts) -> list[str]:
+    """The parts of a call that the model is not shown."""
+    dropped: list[str] = []
+    if call.tools and template.renders_tools is False:
+        dropped.append("tools (the template does not render them)")
+    if template.renders_tool_results is False and any(
+        isinstance(part, ToolResult) for message in call.messages for part in message.parts
+    ):
+        dropped.append("tool results (the template does not render them)")
+    return dropped
 
 
 def _certificate(

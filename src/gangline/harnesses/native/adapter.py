@@ -29,6 +29,7 @@ class NativeHarness:
 
     name: ClassVar[str] = "native"
     Config: ClassVar[type[BaseModel]] = NativeConfig
+    needs_tools: ClassVar[bool] = True
 
     def __init__(self, config: NativeConfig) -> None:
         """Raises: UnknownPlugin, InvalidRequest when a tool or its settings are wrong."""

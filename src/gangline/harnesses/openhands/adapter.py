@@ -55,6 +55,7 @@ class OpenHandsHarness:
     name: ClassVar[str] = "openhands"
     Config: ClassVar[type[BaseModel]] = OpenHandsConfig
     program: ClassVar[Program] = _PROGRAM
+    needs_tools: ClassVar[bool] = True
     logs: ClassVar[tuple[str, ...]] = (f"{_EVENTS}/*/events/event-*.json",)
 
     def __init__(self, config: OpenHandsConfig) -> None:

@@ -19,7 +19,7 @@ __all__ = ["needs_of_ours", "session_for_gateway", "task_from_polar"]
 
 _NETWORKS = {"host": "full", "bridge": "full", None: "proxy"}
 _BACKENDS = ("docker", "apptainer")
-_OURS = ("allow_no_model_call",)
+_OURS = ("allow_no_model_call", "allow_unrendered_tools")
 """Fields of `agent` that only our nodes act on: a task that sets one is not given to a gateway."""
 _HARNESSES = ("shell", "claude_code", "codex", "gemini_cli", "qwen_code", "opencode", "pi")
 _BUILDERS = ("per_request", "prefix_merging")
