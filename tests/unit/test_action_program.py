@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,10 @@ def test_a_module_is_python_3_8_and_imports_nothing_that_a_sandbox_may_lack(path
 def test_the_program_holds_every_module_and_its_length() -> None:
     data = server_program({"python": "python3"})
     assert int(data[:8], 16) == len(data) - 8
-    program = json.loads(data[8:])
+    program = json.loads(zlib.decompress(data[8:]))
     names = {f"gangline_tools.{path.stem}" for path in SOURCES if path.stem != "__init__"}
     assert set(program["modules"]) == names | {"gangline_tools"}
+    assert set(program["bytecode"]) == set(program["modules"])
     assert (program["main"], program["options"]) == ("server", {"python": "python3"})
 
 

@@ -1,14 +1,19 @@
 """The action server as it goes into a sandbox: a bootstrap for a command line, and the rest over the channel.
 
 The bootstrap is short enough for any command line. It reads the modules from descriptor 3 and imports them from memory,
-so that the sandbox's disk has nothing of them that an agent could change before, or find after.
+so that the sandbox's disk has nothing of them that an agent could change before, or find after. They travel as bytecode
+beside their source: a Python in the sandbox of the node's own version need not compile them.
 """
 
 from __future__ import annotations
 
+import base64
+import importlib.util
 import json
+import marshal
+import zlib
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +24,9 @@ _INSIDE = Path(__file__).with_name("inside")
 _BOOTSTRAP = """\
 import sys
 sys.path[:] = [folder for folder in sys.path if folder]
-import importlib, json, socket
+import importlib, json, marshal, socket, zlib
+from binascii import a2b_base64
+from importlib._bootstrap_external import MAGIC_NUMBER
 from importlib.machinery import ModuleSpec
 connection = socket.socket(fileno=3)
 connection.setblocking(True)
@@ -31,7 +38,7 @@ def read(size):
             sys.exit("the channel ended before the program came")
         data += piece
     return data
-program = json.loads(read(int(read(8), 16)))
+program = json.loads(zlib.decompress(read(int(read(8), 16))))
 class Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -43,7 +50,11 @@ class Finder:
     @staticmethod
     def exec_module(module):
         name = module.__name__
-        exec(compile(program["modules"][name], "<%s>" % name, "exec"), module.__dict__)
+        if program["magic"] == MAGIC_NUMBER.hex():
+            code = marshal.loads(a2b_base64(program["bytecode"][name]))
+        else:
+            code = compile(program["modules"][name], "<%s>" % name, "exec")
+        exec(code, module.__dict__)
 sys.meta_path.insert(0, Finder)
 importlib.import_module("gangline_tools." + program["main"]).main(connection, program)
 """
@@ -58,9 +69,21 @@ def server_argv(python: str) -> list[str]:
 
 
 def server_program(options: Mapping[str, Any]) -> bytes:
-    """The first bytes for descriptor 3: eight hexadecimal digits, the length, and JSON."""
-    program = {"bootstrap": _BOOTSTRAP, "modules": _modules(), "main": "server", "options": options}
-    data = json.dumps(program).encode()
+    """The first bytes for descriptor 3: eight hexadecimal digits, the length, and compressed JSON."""
+    return _encoded(json.dumps(options, sort_keys=True))
+
+
+@lru_cache(maxsize=16)
+def _encoded(options: str) -> bytes:
+    program = {
+        "bootstrap": _BOOTSTRAP,
+        "modules": _modules(),
+        "bytecode": _bytecode(),
+        "magic": importlib.util.MAGIC_NUMBER.hex(),
+        "main": "server",
+        "options": json.loads(options),
+    }
+    data = zlib.compress(json.dumps(program).encode())
     return b"%08x" % len(data) + data
 
 
@@ -71,4 +94,13 @@ def _modules() -> dict[str, str]:
     return {
         "gangline_tools" if path.stem == "__init__" else name: path.read_text(encoding="utf-8")
         for path, name in names.items()
+    }
+
+
+@cache
+def _bytecode() -> dict[str, str]:
+    """Name -> code object of `_modules`, in base64."""
+    return {
+        name: base64.b64encode(marshal.dumps(compile(source, f"<{name}>", "exec", dont_inherit=True))).decode()
+        for name, source in _modules().items()
     }

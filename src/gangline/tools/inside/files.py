@@ -12,7 +12,6 @@ import stat
 from typing import Any
 
 from .refusal import Refused
-from .search import search
 
 _MAX_FILE_BYTES = 16 << 20
 _MAX_UNDOS = 20
@@ -37,7 +36,7 @@ class Files:
             "insert": self._insert,
             "undo": self._undo,
             "tree": tree,
-            "search": search,
+            "search": _search,
         }
         return actions[order["act"]](order)
 
@@ -139,6 +138,12 @@ class Files:
         while sum(len(b or b"") + len(a) for _, b, a in self._undos) > _MAX_UNDO_BYTES:
             del self._undos[0]
         return {"num_bytes": len(after), "is_new": before is None}
+
+
+def _search(order: dict[str, Any]) -> dict[str, Any]:
+    from .search import search  # only here: it takes 5 ms to import, and most sessions never need it
+
+    return search(order)
 
 
 class _Text:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import zlib
 from typing import Any, Callable
 
 from .loop import Lines, Loop
@@ -75,8 +76,8 @@ class Worker:
 
 
 def encoded(program: dict[str, Any]) -> bytes:
-    """A program as `bootstrap` reads it: eight hexadecimal digits, its length, and JSON."""
-    data = json.dumps(program).encode()
+    """A program as `bootstrap` reads it: eight hexadecimal digits, its length, and compressed JSON."""
+    data = zlib.compress(json.dumps(program).encode(), 1)
     return b"%08x" % len(data) + data
 
 
