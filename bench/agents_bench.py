@@ -27,7 +27,8 @@ from gangline.domain.session import SessionResult
 from gangline.plugins import make_runtime
 
 RUNTIME = "sandbox"
-NUM_TURNS = 200
+NUM_TURNS = 40
+NUM_LONG_SESSIONS = 5
 NUM_SESSIONS = 48
 NUM_AT_ONCE = 4
 TIMEOUT_S = 300.0
@@ -117,9 +118,11 @@ async def results(client: ServerClient, task_id: str, instruction: str, num_samp
 
 
 async def turn_overhead(client: ServerClient) -> Figures:
-    (result,) = await results(client, "turns", TURNS)
-    calls = result.completions[1:]  # the action server starts between the first two
-    between = [1000 * (after.started_at - before.finished_at) for before, after in pairwise(calls)]
+    between: list[float] = []
+    for number in range(NUM_LONG_SESSIONS):  # one after the other
+        (result,) = await results(client, f"turns-{number}", TURNS)
+        calls = result.completions[1:]  # the action server starts between the first two
+        between += [1000 * (after.started_at - before.finished_at) for before, after in pairwise(calls)]
     slow = statistics.quantiles(between, n=10)[-1]
     note = f"median of {len(between)}, p90 {slow:.1f} ms: from the end of a model call to the begin of the next, with "
     note += "`true` in the session's shell between them"
