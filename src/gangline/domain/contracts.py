@@ -15,8 +15,9 @@ from pydantic import BaseModel
 
 from gangline.domain.completion import CompletionTree
 from gangline.domain.lifecycle import Outcome
+from gangline.domain.search_source import SearchSource
 from gangline.domain.session import HarnessExit
-from gangline.domain.task import McpServer, RuntimeSpec
+from gangline.domain.task import McpServer, NetworkPolicy, RuntimeSpec
 from gangline.domain.trajectory import Trajectory
 from gangline.domain.usage import Usage
 
@@ -360,6 +361,10 @@ class HarnessContext(msgspec.Struct, frozen=True, kw_only=True):
     """Empty unless the harness takes them."""
     skills: Mapping[str, Mapping[str, str]] = {}
     """Name -> path in the skill's folder -> content. Empty unless the harness takes them."""
+    network: NetworkPolicy = "none"
+    """The task's policy for its sandbox."""
+    search_sources: Mapping[str, SearchSource] = {}
+    """Places that the node's operator lets tasks search, for an agent that runs in the node."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,6 +33,7 @@
     │   └── PrepareFailed      retryable: a prepare command of the task failed
     ├── HarnessError           the agent program
     │   ├── ActionServerFailed the sandbox's action server ended, lied, or does not answer
+    │   ├── ToolUnavailable    a service that a tool needs failed, or is not allowed: no doing of the agent's
     │   └── GradingSpoiled     the agent's files prevent its grading
     ├── BuilderError
     ├── EvaluatorError
@@ -102,6 +103,7 @@ __all__ = [
     "StoreError",
     "TooMany",
     "TooManyFiles",
+    "ToolUnavailable",
     "Unauthorized",
     "UnknownPlugin",
     "UnsupportedMediaType",
@@ -342,6 +344,12 @@ class ActionServerFailed(HarnessError):
     """A sandbox's action server is of no use any more. It is the agent's, so this is the session's own failure."""
 
     code = "action_server_failed"
+
+
+class ToolUnavailable(HarnessError):
+    """A service that a tool of the agent needs is down, gives no usable answer, or is not allowed to this task."""
+
+    code = "tool_unavailable"
 
 
 class BuilderError(GanglineError):

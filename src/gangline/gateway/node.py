@@ -22,6 +22,7 @@ from gangline.client.server import ServerClient
 from gangline.domain.contracts import GraderEngine
 from gangline.domain.errors import EngineUnavailable, GanglineError, StoreError
 from gangline.domain.node_views import NodeStatus
+from gangline.domain.search_source import SearchSource
 from gangline.domain.session import SessionResult
 from gangline.domain.task import SamplingPolicy
 from gangline.gateway.backends.member_file import MemberFile
@@ -88,6 +89,7 @@ async def serve(
     capture: Literal["ids", "text"] = "ids",
     sampling: SamplingPolicy | None = None,
     grader_engines: Mapping[str, GraderEngine] | None = None,
+    search_sources: Mapping[str, SearchSource] | None = None,
     reward_functions: Sequence[str] = (),
     call_limits: CallLimits | None = None,
     host: str = "127.0.0.1",
@@ -120,6 +122,7 @@ async def serve(
     capture: `text` accepts engines that report no token ids; their replies cannot be trained on.
     sampling: the operator's policy, applied after a task's own.
     grader_engines, reward_functions: models, and functions as `module:function`, that evaluators may name.
+    search_sources: places that tools of agents may search.
     call_limits: limits of one model call; None is the usual ones.
     stuck_after_s: seconds beyond its budget after which a session is reported as stuck.
     disk_reserve_bytes: see `DiskGuard`.
@@ -192,6 +195,7 @@ async def serve(
             pools=Pools(sizes),
             sampling=sampling,
             grader_engines=grader_engines or {},
+            search_sources=search_sources or {},
             reward_functions=frozenset(reward_functions),
             metrics=metrics,
             on_result=on_result,

@@ -12,6 +12,7 @@ from gangline.settings.fields import Setting
 
 if TYPE_CHECKING:
     from gangline.domain.contracts import GraderEngine
+    from gangline.domain.search_source import SearchSource
     from gangline.domain.task import SamplingPolicy
 
 __all__ = ["CallLimits", "NodeSettings"]
@@ -79,6 +80,25 @@ def _engines_are_valid(engines: dict[str, _JsonTable]) -> dict[str, _JsonTable]:
     return engines
 
 
+def _read_source(source: _JsonTable) -> SearchSource:
+    """Raises: ValueError."""
+    from gangline.domain.search_source import SearchSource  # noqa: PLC0415 - as above
+
+    given = msgspec.convert(source, SearchSource)
+    if (problem := given.problem()) is not None:
+        raise ValueError(problem)
+    return given
+
+
+def _sources_are_valid(sources: dict[str, _JsonTable]) -> dict[str, _JsonTable]:
+    for name, source in sources.items():
+        try:
+            _read_source(source)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    return sources
+
+
 class NodeSettings(BaseModel):
     """Settings of `gangline node`, in the table [node]."""
 
@@ -105,6 +125,9 @@ class NodeSettings(BaseModel):
     grader_engines: Annotated[dict[str, _JsonTable], AfterValidator(_engines_are_valid)] = {}
     """Models that graders may name, as JSON: {"judge": {"url": "https://host/v1", "model": "m", "key_env": "KEY"}};
     prompt_price and completion_price are those of a million tokens."""
+    search_sources: Annotated[dict[str, _JsonTable], AfterValidator(_sources_are_valid)] = {}
+    """Places that tools of agents may search, as JSON: {"papers": {"kind": "local", "path": "/data/papers"},
+    "web": {"kind": "tavily", "key_env": "TAVILY_API_KEY", "fetch_pages": true}}."""
     reward_functions: Annotated[tuple[str, ...], Setting(option="--reward-function", words=True)] = ()
     """Python functions, as module:function, that tasks may name for their reward; the option is repeatable."""
     call_limits: CallLimits = CallLimits()
@@ -165,6 +188,10 @@ class NodeSettings(BaseModel):
     def engines_of_graders(self) -> dict[str, GraderEngine]:
         """`grader_engines`, as the gateway uses them."""
         return {name: _read_engine(engine) for name, engine in self.grader_engines.items()}
+
+    def sources_of_search(self) -> dict[str, SearchSource]:
+        """`search_sources`, as the gateway uses them."""
+        return {name: _read_source(source) for name, source in self.search_sources.items()}
 
     def disk_reserve_bytes(self) -> int | None:
         return None if self.disk_reserve_gib is None else int(self.disk_reserve_gib * (1 << 30))

@@ -16,6 +16,8 @@ import msgspec
 from pydantic import BaseModel, ConfigDict
 
 from gangline.domain.contracts import RuntimeHandle
+from gangline.domain.search_source import SearchSource
+from gangline.domain.task import NetworkPolicy
 from gangline.tools.action_server import ActionServer
 
 __all__ = ["NoConfig", "Observation", "Tool", "ToolContext", "ToolFailed"]
@@ -50,6 +52,10 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     """Time for one action in the sandbox, where the call gives none."""
     max_output_bytes: int
     """Limit of an observation; longer ones keep their head and tail."""
+    network: NetworkPolicy = "none"
+    """The task's policy for its sandbox."""
+    search_sources: Mapping[str, SearchSource] = {}
+    """Places that the node's operator lets tasks search."""
 
 
 class NoConfig(BaseModel):

@@ -77,6 +77,7 @@ def _arguments(wanted: NodeSettings) -> dict[str, Any]:
         "engine_urls": wanted.engines,
         "sampling": wanted.policy(),
         "grader_engines": wanted.engines_of_graders(),
+        "search_sources": wanted.sources_of_search(),
         "sizes": PoolSizes(**{name: getattr(wanted, name) for name in PoolSizes.model_fields}),
         "breaker": Breaker(wanted.breaker_faults, pause_s=wanted.breaker_pause_s),
         "disk_reserve_bytes": wanted.disk_reserve_bytes(),

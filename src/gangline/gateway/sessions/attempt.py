@@ -230,6 +230,8 @@ class Attempt:
             max_turns=task.agent.max_turns,
             mcp_servers=task.agent.mcp_servers,
             skills=task.agent.skills,
+            network=task.runtime.network,
+            search_sources=parts.search_sources,
         )
         return Prepared(handle=handle, session=session, harness=harness, launch=await harness.prepare(context))
 

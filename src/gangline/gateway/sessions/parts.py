@@ -10,6 +10,7 @@ import msgspec
 from gangline import plugins
 from gangline.domain.completion import Completion
 from gangline.domain.contracts import GraderEngine, RuntimeHandle, RuntimeStart
+from gangline.domain.search_source import SearchSource
 from gangline.domain.session import SessionResult
 from gangline.domain.task import SamplingPolicy
 from gangline.gateway.backends.gate import Gate
@@ -49,6 +50,8 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     """The operator's, applied after a task's own."""
     grader_engines: Mapping[str, GraderEngine] = {}
     """Models that evaluators may name."""
+    search_sources: Mapping[str, SearchSource] = {}
+    """Places that tools of agents may search."""
     reward_functions: frozenset[str] = frozenset()
     """Functions that evaluators may name, as `module:function`."""
     verdicts: Verdicts = msgspec.field(default_factory=Verdicts)

@@ -1,0 +1,40 @@
+"""Places to search, as the operator of a node names them for tasks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+__all__ = ["SearchSource"]
+
+
+class SearchSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A task names a source and cannot change it: neither its path, nor its URL, nor its key."""
+
+    kind: Literal["local", "tavily", "brave", "searxng"]
+    """`local`: documents on the node's disk. The others: providers of web search."""
+    path: str | None = None
+    """For `local`: a folder, or a dataset file. Every text in it can be read by every task that names the source."""
+    text_column: str = "text"
+    """For `local`: names of a dataset's columns. A record without the other two gets them from its place and text."""
+    title_column: str = "title"
+    id_column: str = "id"
+    url: str | None = None
+    """Base URL of a provider, where it is not the usual one; `searxng` has none."""
+    key_env: str | None = None
+    """Name of the node's environment variable with the key; None is the usual one of the provider."""
+    fetch_pages: bool = False
+    """Whether `fetch_page` may read pages of the web, any that are public, from the node's address."""
+    for_offline_tasks: bool = False
+    """Whether tasks may use a provider whose own network is not `full`."""
+
+    def problem(self) -> str | None:
+        """Why the fields do not fit together; None if they do."""
+        if self.kind == "local":
+            return None if self.path else "a local source needs a path"
+        if self.path:
+            return f"a source of kind {self.kind} has no path"
+        if self.url is None:
+            return "searxng needs the url of an instance" if self.kind == "searxng" else None
+        return None if self.url.startswith(("http://", "https://")) else "url must begin with http:// or https://"
