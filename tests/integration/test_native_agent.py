@@ -6,8 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from gangline.domain.search_source import SearchSource
 from gangline.domain.session import Lease, SessionResult
 from gangline.gateway.sessions.attempt import Attempt
 from gangline.trajectories.audit import audit
@@ -188,3 +190,28 @@ async def test_a_cancelled_session_leaves_nothing_of_it(tmp_path: Path) -> None:
             await living
         assert list(parts.runtimes_folder.iterdir()) == []
     assert processes_with(str(tmp_path)) == {}
+
+
+async def test_a_session_searches_where_its_operator_allows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way: the node's setting, the task's source, the model's calls, and a source that nobody has named."""
+    monkeypatch.setenv("GANGLINE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "whales.txt").write_text("Whales eat krill.")
+    tools = [{"name": name, "settings": {"source": "papers"}} for name in ("web_search", "fetch_page")]
+    rules = [
+        FIRST | {"tool_calls": [{"name": "web_search", "arguments": {"query": "whales"}}]},
+        {"turn": 1, "tool_calls": [{"name": "fetch_page", "arguments": {"address": "whales.txt"}}]},
+        {"pattern": ".", "text": "krill"},
+    ]
+    source = SearchSource(kind="local", path=str(tmp_path / "whales.txt"))
+    async with node_parts(tmp_path, script={"rules": rules}) as parts:
+        parts = msgspec.structs.replace(parts, search_sources={"papers": source})
+        result = await Attempt(native(agent={"settings": {"tools": tools}}), parts).live()
+        assert (result.outcome, result.artifacts["harness.stdout"]) == ("completed", b"krill"), result.failure
+        assert told(result, "tool")[1].endswith("Whales eat krill.")
+        lease = native(session_id="another", agent={"settings": {"tools": tools[:1]}})
+        parts = msgspec.structs.replace(parts, search_sources={})
+        result = await Attempt(lease, parts).live()
+    assert (result.outcome, result.reward) == ("infra_error", None)
+    assert result.failure is not None
+    assert (result.failure.code, result.failure.retryable) == ("tool_unavailable", False)
+    assert "no search source 'papers'" in result.failure.message

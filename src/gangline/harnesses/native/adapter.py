@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from gangline import plugins
 from gangline.domain.contracts import AgentRun, ExecResult, HarnessContext, HarnessVerdict
-from gangline.domain.errors import HarnessError, InvalidRequest
+from gangline.domain.errors import HarnessError, InvalidRequest, ToolUnavailable
 from gangline.harnesses.native.config import NativeConfig
 from gangline.harnesses.native.loop import converse
 from gangline.harnesses.native.model import ChatModel, Message
@@ -43,10 +43,12 @@ class NativeHarness:
         return HarnessVerdict(True) if result.ok else HarnessVerdict(False, describe_exit(result))
 
     async def _run(self, context: HarnessContext) -> ExecResult:
-        """Exit code 0 and the answer on stdout, or 1 and on stderr why there is none."""
+        """Exit code 0 and the answer on stdout, or 1 and on stderr why there is none. Raises: ToolUnavailable."""
         try:
             async with self._toolbox(context) as toolbox:
                 answer = await self._answer(context, toolbox)
+        except ToolUnavailable:  # no doing of the agent's, so its session is not graded
+            raise
         except HarnessError as error:
             return ExecResult(exit_code=1, stderr=error.message.encode(errors="replace"))
         return ExecResult(exit_code=0, stdout=answer.encode(errors="replace"))
@@ -63,6 +65,8 @@ class NativeHarness:
             action_server=server.current,
             command_timeout_s=config.command_timeout_s,
             max_output_bytes=config.max_output_bytes,
+            network=context.network,
+            search_sources=context.search_sources,
         )
         try:
             async with Toolbox(self._tools, tool_context) as toolbox:
