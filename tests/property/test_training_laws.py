@@ -7,6 +7,7 @@ from itertools import pairwise
 from random import Random
 from typing import get_args
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.domain.session import SessionResult
+from gangline.domain.trajectory import Trace
 from gangline.training.collecting.groups import Group
 from gangline.training.learning.advantages import AdvantageSettings, group_advantages
 from gangline.training.learning.algorithms import Algorithm
@@ -171,6 +173,73 @@ def test_a_better_turn_gains_more(group: Group, baseline: str) -> None:
     ]
     for (score, gain), (other, other_gain) in pairwise(sorted(scored_tokens)):
         assert gain <= other_gain + 1e-9 or score == pytest.approx(other)
+
+
+@st.composite
+def groups_of_players(draw: st.DrawFn) -> Group:
+    """Sessions of traces by named roles or by nobody; some traces have rewards of their own."""
+    sessions = list[SessionResult]()
+    for number in range(draw(st.integers(1, 5))):
+        traces = [
+            played(draw(st.sampled_from(["lead", "coder", None])), draw(st.one_of(st.none(), rewards_of_sessions)))
+            for _ in range(draw(st.integers(1, 3)))
+        ]
+        sessions.append(session(f"s{number}", draw(rewards_of_sessions), *traces))
+    return Group("task-1", tuple(sessions))
+
+
+def played(role: str | None, reward: float | None) -> Trace:
+    one = trace(reward=reward)
+    return msgspec.structs.replace(
+        one, spans=tuple(msgspec.structs.replace(span, agent_role=role) for span in one.spans)
+    )
+
+
+def by_session_and_role(group: Group, settings: AdvantageSettings) -> dict[tuple[str, str | None], float]:
+    roles = {
+        one.trace_id: one.spans[0].agent_role for it in group.sessions if it.trajectory for one in it.trajectory.traces
+    }
+    samples = make_samples(group, Algorithm(advantage=settings, compare="roles"))
+    found = {(one.session_id, roles[one.trace_id]): float(one.advantages[0]) for one in samples}
+    assert all((one.advantages == found[one.session_id, roles[one.trace_id]]).all() for one in samples)
+    return found
+
+
+@given(groups_of_players(), advantage_settings.filter(lambda one: one.clip is None))
+def test_what_a_role_gains_in_one_session_it_loses_in_others(group: Group, settings: AdvantageSettings) -> None:
+    found = by_session_and_role(group, settings)
+    for role in {role for _, role in found}:
+        assert sum(gain for (_, of), gain in found.items() if of == role) == pytest.approx(0.0, abs=1e-6)
+
+
+@given(groups_of_players(), advantage_settings)
+def test_a_role_does_not_depend_on_the_rewards_of_another(group: Group, settings: AdvantageSettings) -> None:
+    def changed(one: SessionResult) -> SessionResult:
+        assert one.trajectory is not None
+        traces = (
+            msgspec.structs.replace(it, reward=0.123) if it.spans[0].agent_role == "lead" else it
+            for it in one.trajectory.traces
+        )
+        return session(one.session_id, one.reward, *traces)
+
+    before = by_session_and_role(group, settings)
+    after = by_session_and_role(Group(group.task_id, tuple(map(changed, group.sessions))), settings)
+    assert {key: gain for key, gain in after.items() if key[1] != "lead"} == pytest.approx(
+        {key: gain for key, gain in before.items() if key[1] != "lead"}
+    )
+
+
+@given(groups(rewards_of_sessions), advantage_settings)
+def test_one_role_without_rewards_of_its_own_is_plain_grpo(group: Group, settings: AdvantageSettings) -> None:
+    def plain(one: SessionResult) -> SessionResult:
+        assert one.trajectory is not None
+        return session(one.session_id, one.reward, *(played("solver", None) for _ in one.trajectory.traces))
+
+    alone = Group(group.task_id, tuple(map(plain, group.sessions)))
+    by_roles = make_samples(alone, Algorithm(advantage=settings, compare="roles"))
+    by_sessions = make_samples(alone, Algorithm(advantage=settings))
+    for one, other in zip(by_roles, by_sessions, strict=True):
+        assert one.advantages == pytest.approx(other.advantages)
 
 
 @st.composite

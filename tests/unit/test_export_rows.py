@@ -43,7 +43,14 @@ def test_a_stranger_reads_the_parquet_file_as_lists_of_numbers(tmp_path: Path) -
     assert table.schema.field("response_logprobs").type == pa.list_(pa.float32())
     first = table.to_pylist()[0]
     assert first["loss_mask"] == [1, 1, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1]
-    assert first["spans"][1] == {"completion_id": "c0001", "start": 5, "end": 7, "role": "main", "score": None}
+    assert first["spans"][1] == {
+        "completion_id": "c0001",
+        "start": 5,
+        "end": 7,
+        "role": "main",
+        "score": None,
+        "agent_role": None,
+    }
     assert json.loads(first["certificates"])[0]["context"] == "first"
 
 

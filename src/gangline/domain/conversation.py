@@ -139,6 +139,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """The first message binds this call alone: one that goes on from its reply leaves it behind."""
     agent_id: str | None = None
     """The client's own name for the calling agent, where it distinguishes agents."""
+    agent_role: str | None = None
+    """The role that the caller plays among several, as it named it: a label for rewards and credit, nothing more."""
     echo: dict[str, Any] = {}
     """Request fields that the dialect's reply repeats; nobody else reads them."""
 

@@ -26,6 +26,8 @@ class TurnSpan(msgspec.Struct, frozen=True):
     role: TraceRole = "main"
     score: float | None = None
     """The evaluator's for this turn, if it gave one."""
+    agent_role: str | None = None
+    """The role that the client named for the call (header `x-gangline-role`), such as `solver`."""
 
 
 class Splice(msgspec.Struct, frozen=True):

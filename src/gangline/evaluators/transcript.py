@@ -70,6 +70,7 @@ def _trace(trace: Trace) -> dict[str, Any]:
     return {
         "trace_id": trace.trace_id,
         "role": trace.role,
+        "agent_roles": [span.agent_role for span in trace.spans],
         "parent_trace_id": trace.parent_trace_id,
         "num_turns": len(trace.spans),
         "turns": [span.completion_id for span in trace.spans],

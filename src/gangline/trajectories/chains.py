@@ -264,7 +264,9 @@ def _make_trace(
             texts[start:end] = completion.sampled_texts
         if turn.spliced:
             splices.append(Splice(completion.completion_id, at, completion.certificate.cause or "unknown"))
-        spans.append(TurnSpan(completion.completion_id, start, end, role_of[completion.completion_id].role))
+        role = role_of[completion.completion_id].role
+        agent_role: str | None = completion.metadata.get("agent_role")
+        spans.append(TurnSpan(completion.completion_id, start, end, role, agent_role=agent_role))
         at = end
     return Trace(
         trace_id=trace_id,

@@ -52,6 +52,7 @@ _STRUCTS: dict[str, Any] = {
             ("end", pa.int32()),
             ("role", pa.string()),
             ("score", pa.float64()),
+            ("agent_role", pa.string()),
         ]
     ),
     "splices": pa.struct([("completion_id", pa.string()), ("at", pa.int32()), ("cause", pa.string())]),

@@ -221,6 +221,8 @@ class _ChatSampler:
             metadata["num_replays"] = self._progress.num_replays
         if self._call.agent_id is not None:
             metadata["agent_id"] = self._call.agent_id
+        if self._call.agent_role is not None:
+            metadata["agent_role"] = self._call.agent_role
         if self._volatile:
             metadata["volatile_system_text"] = self._volatile
         if self._wished is not None:

@@ -4,6 +4,7 @@ process of its own can do it for large bodies (see `readers`): the event loop of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -12,9 +13,9 @@ import numpy as np
 
 from gangline.dialects.contract import Dialect, RawRequest
 from gangline.domain.conversation import ModelCall
-from gangline.domain.errors import LimitExceeded
+from gangline.domain.errors import InvalidRequest, LimitExceeded
 from gangline.gateway.calls.limits import check_body, check_call
-from gangline.gateway.calls.retries import CallMark, mark_of
+from gangline.gateway.calls.retries import AGENT_ROLE, CallMark, mark_of
 from gangline.gateway.truth.placing import Digests, meaning_of, unknown
 from gangline.gateway.truth.volatile import VolatileText
 from gangline.settings.node import CallLimits
@@ -30,6 +31,8 @@ process of its own costs more than it saves there."""
 _MARKS = [(ord(mark), most) for mark, most in _LARGE_COUNTS.items()]
 
 _MAX_VOLATILE_PIECES = 4096
+
+_ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class CallRead(msgspec.Struct, frozen=True):
@@ -67,7 +70,20 @@ def read_here(
     check_body(request.body, limits)
     call = dialect.parse_count(request) if kind == "count" else dialect.parse_call(request)
     check_call(call, limits)
+    if (role := _agent_role(request)) is not None:
+        call = msgspec.structs.replace(call, agent_role=role)
     return CallRead(call, mark_of(dialect.name, path, request))
+
+
+def _agent_role(request: RawRequest) -> str | None:
+    """Raises: InvalidRequest."""
+    role = request.headers.get(AGENT_ROLE)
+    if role is not None and not _ROLE.fullmatch(role):
+        raise InvalidRequest(
+            f"the header {AGENT_ROLE} is {role[:100]!r}: a role is 1 to 64 letters, digits, `.`, `_` or `-`, and "
+            "begins with a letter or digit."
+        )
+    return role
 
 
 def read_ahead(

@@ -34,11 +34,14 @@ import msgspec
 from gangline.dialects.contract import RawRequest
 from gangline.domain.reply import Reply, ReplyDelta
 
-__all__ = ["MAX_FINISHED", "Answering", "CallMark", "Retries", "Subscription", "mark_of"]
+__all__ = ["AGENT_ROLE", "MAX_FINISHED", "Answering", "CallMark", "Retries", "Subscription", "mark_of"]
 
 _log = logging.getLogger("gangline.calls")
 
 _GONE = "client disconnected"
+
+AGENT_ROLE = "x-gangline-role"
+"""Header by which a client names the role that it plays among several."""
 
 MAX_FINISHED = 16
 """Answers kept for retries, per session."""
@@ -51,7 +54,7 @@ class CallMark(msgspec.Struct, frozen=True):
     """The fields by which two requests are compared."""
 
     digest: bytes
-    """Digest of dialect, path and body."""
+    """Digest of dialect, path, body and role."""
     key: str | None = None
     """Idempotency key."""
     says_retry: bool = False
@@ -68,6 +71,8 @@ class CallMark(msgspec.Struct, frozen=True):
 def mark_of(dialect: str, path: str, request: RawRequest) -> CallMark:
     digest = hashlib.sha256(request.body)
     digest.update(f"\0{dialect}\0{path}".encode(errors="replace"))
+    if (role := request.headers.get(AGENT_ROLE)) is not None:  # the same words of another role are another call
+        digest.update(f"\0{role}".encode(errors="replace"))
     count = request.headers.get("x-stainless-retry-count", "0")
     return CallMark(digest.digest(), request.headers.get("idempotency-key"), count.isdecimal() and int(count) > 0)
 

@@ -85,7 +85,19 @@ def _rewarded(group: Group, reward: RewardSession) -> Group:
             "every session, or leave sessions out by a filter."
         )
     sessions = zip(group.sessions, rewards, strict=True)
-    return Group(group.task_id, tuple(msgspec.structs.replace(one, reward=found) for one, found in sessions))
+    return Group(group.task_id, tuple(_with_reward(one, found) for one, found in sessions))
+
+
+def _with_reward(session: SessionResult, reward: float) -> SessionResult:
+    """Traces that have the session's reward have the new one; an evaluator's own rewards of traces stay."""
+    changed = msgspec.structs.replace(session, reward=reward)
+    if session.trajectory is None:
+        return changed
+    traces = tuple(
+        msgspec.structs.replace(trace, reward=reward) if trace.reward == session.reward else trace
+        for trace in session.trajectory.traces
+    )
+    return msgspec.structs.replace(changed, trajectory=msgspec.structs.replace(session.trajectory, traces=traces))
 
 
 def _kind(reason: str) -> str:

@@ -7,9 +7,9 @@ Sources: GRPO (arXiv 2402.03300), Dr. GRPO (2503.20783), RLOO (2402.14740), DAPO
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
 from gangline.training.learning.advantages import AdvantageSettings
@@ -29,9 +29,17 @@ class Algorithm(TrainingOptions):
     credit: CreditSettings = CreditSettings()
     turn_credit: TurnCreditSettings = TurnCreditSettings()
     advantage: AdvantageSettings = AdvantageSettings()
+    compare: Literal["sessions", "roles"] = "sessions"
+    """Whose rewards are compared within a group: those of sessions, or of each role in them (M-GRPO)."""
     dynamic_sampling: bool = False
     """Whether groups of one reward are left out, and others collected in their place."""
     loss: LossSettings = LossSettings()
+
+    @model_validator(mode="after")
+    def _spreads_what_it_compares(self) -> Algorithm:
+        if self.compare == "roles" and self.credit.scheme != "broadcast":
+            raise ValueError("credit.scheme spreads a session's advantage: with compare `roles` it must be `broadcast`")
+        return self
 
 
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {

@@ -18,6 +18,7 @@ from gangline.training.learning.algorithms import Algorithm
 from gangline.training.learning.credit import spread_advantage
 from gangline.training.learning.masks import Weights, all_sampled
 from gangline.training.learning.rewards import shape_reward
+from gangline.training.learning.roles import role_advantages
 from gangline.training.learning.turn_credit import turn_advantages
 from gangline.trajectories.comparability import scoring_temperature
 
@@ -38,7 +39,7 @@ class Sample:
     weights: Weights
     """0.0 where not trained on."""
     advantages: NDArray[np.float64]
-    """One value all over, unless turns are credited on their own (`turn_credit`)."""
+    """One value all over, unless turns (`turn_credit`) or roles (`compare`) are credited on their own."""
     behaviour_logprobs: Logprobs
     """As the engine reported them; 0.0 where not sampled."""
     versions: Versions
@@ -58,18 +59,30 @@ def make_samples(group: Group, algorithm: Algorithm, mask: Mask = all_sampled) -
     Sessions must be valid (`judge_group`). Traces that a mask leaves nothing of, and those of advantage 0, stay: they
     count in means over traces. Raises: ValueError when a session has no reward.
     """
-    advantages = group_advantages([_shaped_reward(one, algorithm) for one in group.sessions], algorithm.advantage)
     traces = [trainable_traces(session) for session in group.sessions]
     flat = [trace for mine in traces for trace in mine]
-    own_range = _range_of_own(flat)
-    credits = [
-        credit
-        for advantage, mine in zip(advantages, traces, strict=True)
-        for credit in _credits(float(advantage), mine, algorithm, own_range)
-    ]
+    if algorithm.compare == "roles":
+        advantages = role_advantages(group, traces, algorithm.shaping, algorithm.advantage)
+    else:
+        advantages = _session_advantages(group, traces, algorithm)
     return [
-        _sample(trace, credit + algorithm.turn_credit.weight * of_turns, mask)
-        for trace, credit, of_turns in zip(flat, credits, turn_advantages(flat, algorithm.advantage), strict=True)
+        _sample(trace, advantages_T + algorithm.turn_credit.weight * of_turns_T, mask)
+        for trace, advantages_T, of_turns_T in zip(
+            flat, advantages, turn_advantages(flat, algorithm.advantage), strict=True
+        )
+    ]
+
+
+def _session_advantages(
+    group: Group, traces: Sequence[Sequence[Trace]], algorithm: Algorithm
+) -> list[NDArray[np.float64]]:
+    """[T] of each trace: its share of its session's advantage."""
+    advantages = group_advantages([_shaped_reward(one, algorithm) for one in group.sessions], algorithm.advantage)
+    own_range = _range_of_own([trace for mine in traces for trace in mine])
+    return [
+        np.full(len(trace.response_ids), credit)
+        for advantage, mine in zip(advantages, traces, strict=True)
+        for trace, credit in zip(mine, _credits(float(advantage), mine, algorithm, own_range), strict=True)
     ]
 
 

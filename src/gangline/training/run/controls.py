@@ -15,20 +15,22 @@ __all__ = ["shuffled_rewards"]
 
 
 def shuffled_rewards(seed: int, run: str) -> Callable[[Group], Group]:
-    """Deals each group's rewards out to its sessions at random, and its scores of turns to its scored turns: the same
-    numbers, of nobody's merit.
+    """Deals each group's rewards out at random, those of sessions to sessions, of traces to traces, and scores of turns
+    to scored turns: the same numbers, of nobody's merit.
 
     The same seed and number of the task give the same order, independent of the run's name.
     """
 
     def prepare(group: Group) -> Group:
-        rewards, scores = [session.reward for session in group.sessions], _scores(group)
+        rewards = [session.reward for session in group.sessions]
+        of_traces = [trace.reward for session in group.sessions for trace in _traces(session)]
+        scores = _scores(group)
         order = random.Random(f"{seed}/{group.task_id.removeprefix(run)}")
-        order.shuffle(rewards)
-        order.shuffle(scores)
-        dealt = iter(scores)
+        for numbers in (rewards, of_traces, scores):
+            order.shuffle(numbers)
+        left = iter(of_traces), iter(scores)
         sessions = zip(group.sessions, rewards, strict=True)
-        return Group(group.task_id, tuple(_dealt(one, reward, dealt) for one, reward in sessions))
+        return Group(group.task_id, tuple(_dealt(one, reward, *left) for one, reward in sessions))
 
     return prepare
 
@@ -43,13 +45,16 @@ def _scores(group: Group) -> list[float]:
     return [span.score for span in spans if span.score is not None]
 
 
-def _dealt(session: SessionResult, reward: float | None, scores: Iterator[float]) -> SessionResult:
-    """The session with another reward, and the next scores for its scored turns."""
+def _dealt(
+    session: SessionResult, reward: float | None, of_traces: Iterator[float | None], scores: Iterator[float]
+) -> SessionResult:
+    """The session with another reward, the next rewards for its traces and the next scores for its scored turns."""
     if session.trajectory is None:
         return msgspec.structs.replace(session, reward=reward)
     traces = tuple(
         msgspec.structs.replace(
             trace,
+            reward=next(of_traces),
             spans=tuple(
                 span if span.score is None else msgspec.structs.replace(span, score=next(scores))
                 for span in trace.spans

@@ -54,6 +54,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     degenerates."""
     turn_score_mean: float | None = None
     """Mean score of the turns that were trained on; None where the evaluator gives none."""
+    role_reward_mean: dict[str, float] = {}
+    """Role -> its mean reward over the sessions that were trained on; empty where no client named a role."""
     lag: dict[int, int]
     """versions behind -> trained tokens."""
     num_not_admitted: int
@@ -78,6 +80,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
             elif isinstance(value, int | float) and name not in ("step", "version"):
                 found[f"rollout/{name}"] = float(value)
         found["rollout/num_left_out_tokens"] = float(sum(self.left_out.values()))
+        found |= {f"rollout/role_reward_mean/{role}": mean for role, mean in self.role_reward_mean.items()}
         found["rollout/num_degenerate"] = float(sum(self.degenerate.values()))
         total = sum(self.lag.values())
         if total:

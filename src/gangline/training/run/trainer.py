@@ -44,6 +44,7 @@ from gangline.training.collecting.selection import Selection
 from gangline.training.collecting.task_stream import TaskStream
 from gangline.training.learning.algorithms import Algorithm
 from gangline.training.learning.mask_settings import FullMask, GroupMasks, Phase
+from gangline.training.learning.roles import mean_role_rewards
 from gangline.training.learning.samples import Sample, make_samples
 from gangline.training.learning.turn_credit import mean_turn_score, require_turn_scores
 from gangline.training.options import TrainingOptions
@@ -340,6 +341,7 @@ class Trainer:
             num_sessions=sum(len(group.sessions) for group in groups),
             num_trained_tokens=learned.num_tokens,
             turn_score_mean=mean_turn_score(groups),
+            role_reward_mean=mean_role_rewards(groups),
             degenerate=dict(self._degenerate),
             left_out=tokens_left_out(session for group in groups for session in group.sessions),
             lag=lag_histogram(traces, version),
