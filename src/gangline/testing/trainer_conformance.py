@@ -346,6 +346,7 @@ def refuses_a_group_that_is_not_whole(subject: Subject[Any]) -> None:
         "a session has no reward": [_plain(2, None)],
         "a fault of ours ended a session": [_plain(2, None, outcome="infra_error", failure=down)],
         "a cancelled session": [_plain(2, 1.0, outcome="cancelled")],
+        "a session without a model call": [_plain(2, 1.0, outcome="no_model_call")],
         "a session has no trajectory": [_plain(2, 1.0, trajectory=None)],
         "a session has no trace to train on": [_session(2, 1.0, nothing)],
         "a session is there twice": [_plain(1, 0.0)],
