@@ -136,6 +136,22 @@ def test_a_call_that_is_none_stays_text_and_is_told(tools: ToolFormat, body: str
     assert parse_as(tools, text) == ([TextEvent(text)], "failed")
 
 
+@pytest.mark.parametrize(
+    ("tools", "body", "status"),
+    [
+        ("glm", "edit<arg_key>path</arg_key><arg_value>a</arg_value>", "failed"),
+        ("hermes", '{"name": "edit", "arguments": {"path": "a"}}', "ok"),
+        ("qwen3_coder", "<function=edit><parameter=path>a</parameter></function>", "ok"),
+        ("qwen3_coder", "<function=edit><parameter=path>a</parameter>", "failed"),
+    ],
+)
+def test_a_call_that_was_cut_off_is_none_unless_its_form_shows_that_all_is_there(
+    tools: ToolFormat, body: str, status: str
+) -> None:
+    """After a pair of GLM's, another one could have come."""
+    assert parse_as(tools, f"<tool_call>{body}")[1] == status
+
+
 def test_one_good_call_of_two_is_partial() -> None:
     assert parse_as("hermes", f"{CALL}<tool_call>no</tool_call>")[1] == "partial"
 

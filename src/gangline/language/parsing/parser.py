@@ -30,7 +30,7 @@ ToolFormat = Literal["hermes", "qwen3_coder", "glm", "llama3_json", "harmony"]
 _CALLS = {
     "hermes": partial(TaggedCalls, read_hermes),
     "qwen3_coder": partial(TaggedCalls, read_qwen3_coder),
-    "glm": partial(TaggedCalls, read_glm),
+    "glm": partial(TaggedCalls, read_glm, shows_its_end=False),
     "llama3_json": LlamaJson,
 }
 

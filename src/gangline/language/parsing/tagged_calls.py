@@ -25,9 +25,11 @@ BodyReader = Callable[[str, Schemas], CallEvent | None]
 class TaggedCalls:
     """A call comes out whole when its tag closes: only then is it known to be one. Else it stays text, tags and all."""
 
-    def __init__(self, read: BodyReader, schemas: Schemas) -> None:
+    def __init__(self, read: BodyReader, schemas: Schemas, *, shows_its_end: bool = True) -> None:
+        """shows_its_end: a body of this format is known to be whole without the tag."""
         self.num_broken = 0
         self._read = read
+        self._shows_its_end = shows_its_end
         self._schemas = schemas
         self._held = ""
         self._body: list[str] = []
@@ -74,7 +76,8 @@ class TaggedCalls:
     def _close(self, body: str) -> list[Event]:
         body = "".join(self._body) + body
         self._body.clear()
-        call = self._read(body.removesuffix(_CALL_END), self._schemas)
+        is_whole = self._shows_its_end or body.endswith(_CALL_END)
+        call = self._read(body.removesuffix(_CALL_END), self._schemas) if is_whole else None
         self._after_call = call is not None
         if call is None:
             self.num_broken += 1
