@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import socket
+import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gangline.tools import inside
+from gangline.tools.action_server import ActionServerOptions
 from gangline.tools.program import server_argv, server_program
 
 SOURCES = sorted(Path(inside.__file__).parent.glob("*.py"))
@@ -40,6 +43,23 @@ def test_the_program_holds_every_module_and_its_length() -> None:
     assert set(program["modules"]) == names | {"gangline_tools"}
     assert set(program["bytecode"]) == set(program["modules"])
     assert (program["main"], program["options"]) == ("server", {"python": "python3"})
+
+
+@pytest.mark.parametrize("magic", [None, "00"], ids=["the node's bytecode", "another one"])
+def test_it_starts_in_any_python(magic: str | None) -> None:
+    program = json.loads(zlib.decompress(server_program(ActionServerOptions().model_dump())[8:]))
+    program["magic"] = magic or program["magic"]
+    unneeded = "modules" if magic is None else "bytecode"
+    program[unneeded] = dict.fromkeys(program[unneeded], "")
+    data = zlib.compress(json.dumps(program).encode())
+    ours, theirs = socket.socketpair()
+    command = ["sh", "-c", 'exec 3<&0 </dev/null; exec "$@"', "sh", *server_argv(sys.executable)]
+    with ours, subprocess.Popen(command, stdin=theirs.fileno()) as server:
+        theirs.close()
+        ours.sendall(b"%08x" % len(data) + data)
+        assert ours.recv(100) == b'{"id": "", "ok": {}}\n'
+        ours.shutdown(socket.SHUT_RDWR)
+        assert server.wait(30) == 0
 
 
 def test_the_command_line_is_short_and_shuts_the_sandboxs_packages_out() -> None:
