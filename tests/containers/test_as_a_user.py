@@ -1,4 +1,4 @@
-"""The same tests of podman once more, as an ordinary user."""
+"""The same tests of podman and of the sandbox once more, as an ordinary user."""
 
 from __future__ import annotations
 
@@ -18,3 +18,11 @@ def test_an_ordinary_users_podman_passes_the_same_tests() -> None:
     with ordinary_user() as home:
         tests = sorted(Path(__file__).parent.glob("test_container*.py"))
         run_tests_as_a_user(home, tests, GANGLINE_TEST_CONTAINERS="podman")
+
+
+@pytest.mark.timeout(1200)
+def test_an_ordinary_users_sandbox_passes_the_same_tests() -> None:
+    need(installed("bwrap"), "apt-get install -y bubblewrap")
+    with ordinary_user() as home:
+        tests = Path(__file__).parents[1] / "integration" / "test_runtime_conformance.py"
+        run_tests_as_a_user(home, [tests, "-k", "sandbox"])

@@ -181,31 +181,41 @@ class TreeCopy:
     @contextmanager
     def _readable(self, name: str, parent: int, flags: int, found: os.stat_result) -> Generator[int | None]:
         """A descriptor, also where the owner has closed the file to itself; None where it cannot be had."""
-        try:
-            fd = os.open(name, flags, dir_fd=parent)
-        except PermissionError:
-            fd = self._forced(name, parent, flags, found)
-        except OSError as error:
-            if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):  # else it was replaced meanwhile
-                raise
-            fd = None
-        try:
+        needed = stat.S_IRUSR | stat.S_IXUSR if stat.S_ISDIR(found.st_mode) else stat.S_IRUSR
+        is_closed = not self._is_root and found.st_mode & needed != needed
+        with ExitStack() as stack:
+            try:
+                if is_closed:
+                    fd = stack.enter_context(self._forced(name, parent, flags, found))
+                else:
+                    fd = os.open(name, flags, dir_fd=parent)
+                    stack.callback(os.close, fd)
+            except PermissionError:
+                fd = stack.enter_context(self._forced(name, parent, flags, found))
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):  # else it was replaced meanwhile
+                    raise
+                fd = None
             yield fd
-        finally:
-            if fd is not None:
-                os.close(fd)
 
     @staticmethod
-    def _forced(name: str, parent: int, flags: int, found: os.stat_result) -> int | None:
+    @contextmanager
+    def _forced(name: str, parent: int, flags: int, found: os.stat_result) -> Generator[int | None]:
+        """A descriptor of our own file. It is open to us until the end: in a folder that is not, nothing is found."""
         held = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
             there = os.fstat(held)
             if there.st_uid != os.geteuid() or stat.S_IFMT(there.st_mode) != stat.S_IFMT(found.st_mode):
-                return None
+                yield None
+                return
             path = f"/proc/self/fd/{held}"
             os.chmod(path, stat.S_IMODE(there.st_mode) | stat.S_IRWXU)
             try:
-                return os.open(path, flags & ~os.O_NOFOLLOW)
+                fd = os.open(path, flags & ~os.O_NOFOLLOW)
+                try:
+                    yield fd
+                finally:
+                    os.close(fd)
             finally:
                 os.chmod(path, stat.S_IMODE(there.st_mode))
         finally:

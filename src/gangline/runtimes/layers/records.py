@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -25,6 +26,7 @@ __all__ = ["FILES", "Layer", "leave", "load", "measured", "release", "save", "sp
 
 FILES = "files"
 _RECORD = "layer.json"
+_MAY_LOOK = stat.S_IRUSR | stat.S_IXUSR
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,18 +121,29 @@ def _below(layer: Layer) -> list[Path]:
 
 
 def measured(folder: Path) -> tuple[int, int]:
-    """Bytes and number of files, as `du` counts them, each hard link once. Blocking."""
+    """Bytes and number of files, as `du` counts them, each hard link once. Blocking.
+
+    Nobody else changes the folder. What an ordinary user's agent has closed to itself is open meanwhile.
+    """
     num_bytes, num_files, waiting = 0, 0, [os.fspath(folder)]
     seen: set[int] = set()
-    while waiting:
-        with os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                found = entry.stat(follow_symlinks=False)
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
-                else:
-                    num_files += 1
-                if found.st_nlink == 1 or found.st_ino not in seen:
-                    num_bytes += found.st_blocks * 512
-                seen.add(found.st_ino)
+    closed: list[tuple[str, int]] = []
+    try:
+        while waiting:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    found = entry.stat(follow_symlinks=False)
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                        if found.st_mode & _MAY_LOOK != _MAY_LOOK and os.geteuid() == found.st_uid != 0:
+                            closed.append((entry.path, stat.S_IMODE(found.st_mode)))
+                            os.chmod(entry.path, closed[-1][1] | _MAY_LOOK)
+                    else:
+                        num_files += 1
+                    if found.st_nlink == 1 or found.st_ino not in seen:
+                        num_bytes += found.st_blocks * 512
+                    seen.add(found.st_ino)
+    finally:
+        for path, mode in reversed(closed):  # a folder's own after those below it
+            os.chmod(path, mode)
     return num_bytes, num_files

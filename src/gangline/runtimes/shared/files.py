@@ -87,9 +87,8 @@ class SharedFolders:
         """See `RuntimeHandle.clear`. Raises: InvalidRequest when something cannot be removed."""
         root, names = self._located(path)
         with _told(path):
-            fd = os.open(root, _FOLDER & ~os.O_NOFOLLOW)
+            fd = _opened_by_its_owner(os.open(root, (_FOLDER | os.O_PATH) & ~os.O_NOFOLLOW))
             try:
-                _give_owner_its_rights(fd)
                 for name in names[:-1]:
                     below = self._entered(name, fd)
                     if below is None:
@@ -122,11 +121,7 @@ class SharedFolders:
         except (FileNotFoundError, NotADirectoryError):
             _remove(name, parent)
             return None
-        try:
-            _give_owner_its_rights(found)
-            return os.open(f"/proc/self/fd/{found}", _FOLDER & ~os.O_NOFOLLOW)
-        finally:
-            os.close(found)
+        return _opened_by_its_owner(found)
 
     def _owner(self, path: str) -> int | None:
         whole = self._workdir / path
@@ -155,6 +150,15 @@ class SharedFolders:
 def _own(uid: int | None, fd: int) -> None:
     if uid is not None:
         os.fchown(fd, uid, uid)
+
+
+def _opened_by_its_owner(held: int) -> int:
+    """Descriptor of a folder, in place of one that only holds its place: also where its owner has closed it."""
+    try:
+        _give_owner_its_rights(held)
+        return os.open(f"/proc/self/fd/{held}", _FOLDER & ~os.O_NOFOLLOW)
+    finally:
+        os.close(held)
 
 
 def _give_owner_its_rights(fd: int) -> None:
