@@ -56,6 +56,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Mean score of the turns that were trained on; None where the evaluator gives none."""
     role_reward_mean: dict[str, float] = {}
     """Role -> its mean reward over the sessions that were trained on; empty where no client named a role."""
+    reward_parts: dict[str, float] = {}
+    """Part of evaluator `composite` -> its mean reward; gate of `staged` -> the share of sessions that passed it. Over
+    the sessions that were trained on; names of nested parts are joined by dots."""
     lag: dict[int, int]
     """versions behind -> trained tokens."""
     num_not_admitted: int
@@ -81,6 +84,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
                 found[f"rollout/{name}"] = float(value)
         found["rollout/num_left_out_tokens"] = float(sum(self.left_out.values()))
         found |= {f"rollout/role_reward_mean/{role}": mean for role, mean in self.role_reward_mean.items()}
+        found |= {f"rollout/reward_parts/{part}": mean for part, mean in self.reward_parts.items()}
         found["rollout/num_degenerate"] = float(sum(self.degenerate.values()))
         total = sum(self.lag.values())
         if total:

@@ -51,6 +51,7 @@ from gangline.training.options import TrainingOptions
 from gangline.training.run.checkpoint import Checkpoints, TrainerState
 from gangline.training.run.evaluation import Evaluation
 from gangline.training.run.log import EvaluationRecord, RunLog, StepRecord
+from gangline.training.run.reward_parts import mean_reward_parts
 from gangline.training.weights.update import Save, UpdateProfile, WeightUpdater
 
 __all__ = ["Learning", "ScheduleSettings", "Trainer", "Weights"]
@@ -342,6 +343,7 @@ class Trainer:
             num_trained_tokens=learned.num_tokens,
             turn_score_mean=mean_turn_score(groups),
             role_reward_mean=mean_role_rewards(groups),
+            reward_parts=mean_reward_parts(session for group in groups for session in group.sessions),
             degenerate=dict(self._degenerate),
             left_out=tokens_left_out(session for group in groups for session in group.sessions),
             lag=lag_histogram(traces, version),
