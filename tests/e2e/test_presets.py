@@ -48,6 +48,17 @@ def math_turns(_sample: Sample, solution: str) -> Turns:
     ]
 
 
+def stem_turns(sample: Sample, solution: str) -> Turns:
+    (source,) = sample.sources
+    return [
+        calls("web_search", re.escape(source), query=sample.row["problem"]),
+        calls("fetch_page", r"Density at 20 degrees Celsius: \d", address=source),
+        calls("python", "42", code="6 * 7"),
+        calls("shell", "43", command="echo $((6 * 7 + 1))"),
+        ({"text": f"The page says so. \\boxed{{{solution}}}"}, ""),
+    ]
+
+
 def code_turns(_sample: Sample, solution: str) -> Turns:
     return [
         calls("editor", "", command="create", path="/workspace/solution.py", file_text=solution),
@@ -69,7 +80,7 @@ def swe_turns(_sample: Sample, solution: str) -> Turns:
     ]
 
 
-TURNS = {"math": math_turns, "code": code_turns, "swe": swe_turns}
+TURNS = {"math": math_turns, "stem": stem_turns, "code": code_turns, "swe": swe_turns}
 
 
 def script() -> dict[str, Any]:

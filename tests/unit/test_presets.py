@@ -20,11 +20,22 @@ from gangline.importers.imported import Imported
 from gangline.importers.preset_rows import read_preset_rows
 from gangline.presets.preset import NUM_SAMPLES, PRESETS, Preset, find_preset
 from gangline.presets.rows.unsuitable import RowUnsuitable
+from gangline.presets.samples.stem import stem_documents
+from gangline.presets.sources import shipped_sources
 from gangline.presets.template import filled
 from gangline.server.compat.prorl.templates import Templates
 from support.service.cli_process import gangline
 
 DEEPSCALER = {"problem": "What is $1+1$?", "answer": "2", "solution": "Count."}
+SCP = {
+    "domain": "Physics",
+    "problem": "What is $g$ in m/s^2?",
+    "matched_solution": r"It is \(\boxed{\frac{981}{100}}\), which is \boxed{9.81}.",
+    "o1_solution": "9.81",
+    "is_o1_solution_same_with_matched_solution": True,
+    "qwq_solution": "9.8",
+    "is_qwq_solution_same_with_matched_solution": False,
+}
 EURUS: dict[str, Any] = {
     "data_source": "taco",
     "prompt": [
@@ -52,7 +63,7 @@ SWE_GYM: dict[str, Any] = {
     "PASS_TO_PASS": ["tests/test_x.py::test_old"],
     "FAIL_TO_PASS": ["tests/test_x.py::test_new"],
 }
-ROWS: dict[str, Mapping[str, Any]] = {"math": DEEPSCALER, "code": EURUS, "swe": SWE_GYM}
+ROWS: dict[str, Mapping[str, Any]] = {"math": DEEPSCALER, "stem": SCP, "code": EURUS, "swe": SWE_GYM}
 
 
 def preset(name: str) -> Preset:
@@ -75,8 +86,9 @@ def test_a_row_of_its_dataset_is_a_task_that_any_server_takes(name: str) -> None
 
 
 def test_columns_become_the_instruction_and_the_grading() -> None:
-    math, code, swe = (preset(name).task(ROWS[name]) for name in ("math", "code", "swe"))
+    math, stem, code, swe = (preset(name).task(ROWS[name]) for name in ("math", "stem", "code", "swe"))
     assert (math["instruction"], math["evaluator"]["config"]["answer"]) == ("What is $1+1$?", "2")
+    assert stem["evaluator"]["config"]["answer"] == "9.81"
     assert code["instruction"].startswith("Double the number.\n\nWrite a Python program")
     assert CasesConfig.model_validate(code["evaluator"]["config"]).cases[0].output == "4\n"
     assert "It fails." in swe["instruction"]
@@ -86,10 +98,31 @@ def test_columns_become_the_instruction_and_the_grading() -> None:
     assert (named["runtime"]["image"], named["runtime"]["backend"]) == ("own/image:1", "docker")
 
 
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [
+        (r"So \boxed{\frac{1}{2}} and then \boxed{x^{2}}", "x^{2}"),
+        (r"An open \boxed{3} and \boxed{4", "3"),
+        ("Some steps.\nTherefore the answer is 12 kJ.", "12 kJ"),
+        ("ANSWER: (B)", "(B)"),
+    ],
+)
+def test_a_solution_without_an_answer_column_states_it(solution: str, answer: str) -> None:
+    body = preset("stem").task({"problem": "How much?", "matched_solution": solution})
+    assert body["evaluator"]["config"] == body["evaluator"]["config"] | {"answer": answer, "choices": []}
+
+
+def test_letters_of_choices_are_graded_as_letters() -> None:
+    row = {"problem": "Which?\nA. red\n(B) blue\nC) green", "matched_solution": r"\boxed{(B)}"}
+    config = preset("stem").task(row)["evaluator"]["config"]
+    assert (config["answer"], config["choices"]) == ("B", ["A", "B", "C"])
+
+
 def test_a_conversation_as_verl_has_it_is_a_row_too() -> None:
     row = {"prompt": json.dumps([{"role": "user", "content": "1+1?"}]), "reward_model": {"ground_truth": "2"}}
-    body = preset("math").task(row)
-    assert (body["instruction"], body["evaluator"]["config"]["answer"]) == ("1+1?", "2")
+    for name in ("math", "stem"):
+        body = preset(name).task(row)
+        assert (body["instruction"], body["evaluator"]["config"]["answer"]) == ("1+1?", "2")
 
 
 def test_functions_are_called_with_arguments_in_either_form() -> None:
@@ -107,6 +140,7 @@ def test_functions_are_called_with_arguments_in_either_form() -> None:
     [
         ("math", {"problem": "x"}, "answer: Field required"),
         ("math", {"problem": "x", "answer": ""}, "answer: String should have at least 1 character"),
+        ("stem", {"problem": "x", "matched_solution": "It depends."}, "matched_solution: has no"),
         ("code", EURUS | {"ability": "math"}, "ability: 'math' is not `code`"),
         ("code", EURUS | {"reward_model": {"ground_truth": "{"}}, "reward_model.ground_truth: is no JSON"),
         ("code", with_tests(inputs=["1"], outputs=["1", "2"]), "has 1 inputs and 2 outputs"),
@@ -123,18 +157,19 @@ def test_a_row_that_cannot_be_read_is_refused_by_its_field(name: str, row: dict[
     assert message in caught.value.message
 
 
-def test_files_of_rows_name_the_row_and_rows_without_tests_are_left_out(tmp_path: Path) -> None:
+def test_files_of_rows_name_the_row_and_rows_without_an_answer_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(map(json.dumps, [EURUS, EURUS | {"ability": "math"}, EURUS])))
-    kinds = [type(row) for row in read_preset_rows(path, preset("code"))]
+    without = {"problem": "Why?", "matched_solution": "It depends."}
+    path.write_text("\n".join(map(json.dumps, [SCP, without, SCP])))
+    kinds = [type(row) for row in read_preset_rows(path, preset("stem"))]
     assert kinds == [Imported, RowUnsuitable, Imported]
-    assert len(read_preset_rows(path, preset("code"), limit=1)) == 1
-    path.write_text("\n".join(map(json.dumps, [EURUS, EURUS | {"reward_model": None}])))
-    with pytest.raises(InvalidRequest, match=r"rows.jsonl, row 2: .*reward_model: Input should be"):
-        read_preset_rows(path, preset("code"))
+    assert len(read_preset_rows(path, preset("stem"), limit=1)) == 1
+    path.write_text("\n".join(map(json.dumps, [SCP, {"problem": 3.5, "matched_solution": None}])))
+    with pytest.raises(InvalidRequest, match=r"rows.jsonl, row 2: .*matched_solution: Input should be a valid string"):
+        read_preset_rows(path, preset("stem"))
     path.write_text("[1]\n")
     with pytest.raises(InvalidRequest, match="row 1: is no object"):
-        read_preset_rows(path, preset("code"))
+        read_preset_rows(path, preset("stem"))
 
 
 def test_parquet_and_json_hold_the_same_rows(tmp_path: Path) -> None:
@@ -162,8 +197,18 @@ def test_samples_are_rows_the_same_for_a_seed_and_right_is_not_wrong(name: str, 
         assert sample.right != sample.wrong
         body = preset(name).task(sample.row)
         assert body["metadata"]["instance"] == sample.row
-        if name == "math":
+        if name in ("math", "stem"):
             assert body["evaluator"]["config"]["answer"] == sample.right
+
+
+def test_the_shipped_documents_are_the_generated_ones_and_have_every_fact() -> None:
+    source = shipped_sources()["gangline:stem"]
+    assert source.path is not None
+    shipped = {path.name: path.read_text() for path in Path(source.path).iterdir()}
+    assert shipped == stem_documents()
+    for sample in preset("stem").samples():
+        (address,) = sample.sources
+        assert shipped[address].splitlines()[0].removeprefix("# ") in sample.row["problem"]
 
 
 def test_a_field_of_a_template_keeps_its_kind_where_it_stands_alone() -> None:
@@ -189,13 +234,13 @@ def test_a_data_source_is_a_preset_that_an_operator_may_change(tmp_path: Path) -
     (tmp_path / "math.json").write_text('{"instruction": "Own: {problem}"}')
     assert templates.task_of(instance) == {"instruction": "Own: What is $1+1$?"}
     (tmp_path / "math.json").write_text('{"preset": "maths"}')
-    with pytest.raises(InvalidRequest, match=r"preset 'maths'. Known: swe, math, code"):
+    with pytest.raises(InvalidRequest, match=r"preset 'maths'. Known: swe, stem, math, code"):
         templates.task_of(instance)
 
 
 def test_the_command_prints_tasks_that_submit_reads(tmp_path: Path) -> None:
     listed = json.loads(gangline("preset", "list", "--json").stdout)
-    assert [one["name"] for one in listed] == ["swe", "math", "code"]
+    assert [one["name"] for one in listed] == ["swe", "stem", "math", "code"]
     assert json.loads(gangline("preset", "show", "math").stdout) == preset("math").template
     printed = gangline("preset", "tasks", "math").stdout
     assert len(printed.splitlines()) == NUM_SAMPLES

@@ -15,10 +15,12 @@ from gangline.domain.errors import InvalidRequest
 from gangline.plugins import explain
 from gangline.presets.rows.code import code_fields
 from gangline.presets.rows.math import math_fields
+from gangline.presets.rows.stem import stem_fields
 from gangline.presets.rows.swe import swe_fields
 from gangline.presets.samples.code import code_samples
 from gangline.presets.samples.math import math_samples
 from gangline.presets.samples.sample import Sample
+from gangline.presets.samples.stem import stem_samples
 from gangline.presets.samples.swe import swe_samples
 from gangline.presets.template import filled
 
@@ -73,6 +75,7 @@ def _template(name: str) -> dict[str, Any]:
 
 PRESETS: Sequence[Preset] = (
     Preset("swe", "repair a repository; hidden tests decide", "SWE-Gym/SWE-Gym", swe_fields, swe_samples),
+    Preset("stem", "answer a question of science by search and code", "EricLu/SCP-116K", stem_fields, stem_samples),
     Preset(
         "math",
         "solve a problem with Python; a boxed answer",

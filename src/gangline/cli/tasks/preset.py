@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-preset = typer.Typer(no_args_is_help=True, help="Task families that are ready to use: swe, math, code.")
+preset = typer.Typer(no_args_is_help=True, help="Task families that are ready to use: swe, stem, math, code.")
 
 _MAX_SHOWN_NOTES = 10
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Preset: swe, math or code.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Preset: swe, stem, math or code.")]
 
 
 @preset.command("list")

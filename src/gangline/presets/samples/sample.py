@@ -17,9 +17,11 @@ class Sample:
     row: dict[str, Any]
     """In the columns of the preset's dataset."""
     right: str
-    """A solution that earns 1: the answer (`math`), a program (`code`), a patch (`swe`)."""
+    """A solution that earns 1: the answer (`math`, `stem`), a program (`code`), a patch (`swe`)."""
     wrong: str
     """One of the same kind that earns 0."""
+    sources: tuple[str, ...] = ()
+    """Addresses of the documents that have the facts, for `fetch_page` (`stem`)."""
 
 
 def take_turns(kinds: Sequence[Callable[[random.Random], _T]], number: int, seed: int) -> list[_T]:
