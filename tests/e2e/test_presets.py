@@ -142,7 +142,7 @@ async def test_right_solutions_earn_one_and_wrong_ones_nothing(up: UpProcess, na
     preset = named(name)
     for kind, reward in zip(KINDS, (1.0, 0.0), strict=True):
         for sample, result in zip(preset.samples(NUM), await graded(up, preset, kind), strict=True):
-            assert (result.outcome, result.failure) == ("completed", None)
+            assert (result.outcome, result.failure) == ("completed", None), result.failure
             assert result.reward == reward, result.reward_details
             turns = TURNS[name](sample, getattr(sample, kind))
             assert len(result.completions) == len(turns)

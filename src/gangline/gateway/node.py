@@ -57,6 +57,7 @@ from gangline.http.openapi import described
 from gangline.http.problems import problem_response
 from gangline.http.routes import HEALTH, Door, Route
 from gangline.http.same_origin import OwnNames, refuse_open_door
+from gangline.presets.sources import shipped_sources
 from gangline.private import close_to_others, make_private_folder, open_data_folder
 from gangline.runtimes.keeping.kept import Keeper, reap_keeper
 from gangline.settings import Settings, local_url, reachable_url
@@ -122,7 +123,7 @@ async def serve(
     capture: `text` accepts engines that report no token ids; their replies cannot be trained on.
     sampling: the operator's policy, applied after a task's own.
     grader_engines, reward_functions: models, and functions as `module:function`, that evaluators may name.
-    search_sources: places that tools of agents may search.
+    search_sources: places that tools of agents may search, beside those that are part of the package.
     call_limits: limits of one model call; None is the usual ones.
     stuck_after_s: seconds beyond its budget after which a session is reported as stuck.
     disk_reserve_bytes: see `DiskGuard`.
@@ -195,7 +196,7 @@ async def serve(
             pools=Pools(sizes),
             sampling=sampling,
             grader_engines=grader_engines or {},
-            search_sources=search_sources or {},
+            search_sources={**shipped_sources(), **(search_sources or {})},
             reward_functions=frozenset(reward_functions),
             metrics=metrics,
             on_result=on_result,

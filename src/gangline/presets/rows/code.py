@@ -79,10 +79,16 @@ def _lines(number: int, name: str, value: Any) -> str:
 
 def _function_case(number: int, given: Any, wanted: Any) -> dict[str, Any]:
     try:
-        arguments = [json.loads(line) for line in given.split("\n") if line.strip()] if isinstance(given, str) else given
+        arguments = (
+            [json.loads(line) for line in given.split("\n") if line.strip()] if isinstance(given, str) else given
+        )
         result = json.loads(wanted) if isinstance(wanted, str) else wanted
     except ValueError as error:
         raise InvalidRequest(f"{_WHERE}: test {number} of a function is no JSON: {error}") from error
     if not isinstance(arguments, list):
         raise InvalidRequest(f"{_WHERE}: inputs.{number} is no list of arguments")
     return {"arguments": arguments, "result": result}
+
+
+def _arguments(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.split("\n") if line.strip()]
