@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import json
 import re
@@ -13,10 +14,10 @@ import aiohttp
 import pytest
 
 from gangline import plugins
-from gangline.domain.errors import InvalidRequest, UnknownPlugin
+from gangline.domain.errors import InvalidRequest, NodeError, UnknownPlugin
 from gangline.domain.session import SessionResult
 from gangline.gateway.sessions.attempt import Attempt
-from gangline.handlers import AgentHandler
+from gangline.handlers import AgentHandler, jobs
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from support.node.attempt import lease_of, node_parts
@@ -125,6 +126,15 @@ def test_a_handler_is_named_never_imported_by_a_path() -> None:
             plugins.make_harness("handler", {"handler": name})
     with pytest.raises(UnknownPlugin):
         plugins.load("handler", "nobody")
+
+
+async def test_a_job_is_gone_with_its_session_and_with_its_node(tmp_path: Path) -> None:
+    await lived(tmp_path / "node")
+    gc.collect()
+    assert list(jobs._JOBS) == []
+    with pytest.raises(NodeError) as caught:
+        jobs.job_of("s1")
+    assert caught.value.retryable, "the session is tried again"
 
 
 async def test_a_trainer_names_it_as_the_data_source(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class HandlerEvaluator:
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
         """Raises: EvaluatorError when `eval` fails or names no reward, NodeError when the job is gone."""
-        job = job_of(context.runtime)
+        job = job_of(context.session_id)
         details = job.details
         details.timeout_error = context.outcome == "agent_timeout"
         failed = await _evaluated(job)

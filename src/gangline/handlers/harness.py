@@ -53,6 +53,7 @@ class HandlerHarness:
 
     def __init__(self, config: HandlerConfig) -> None:
         self._config = config
+        self._job: Job | None = None
 
     async def prepare(self, context: HarnessContext) -> AgentRun:
         """Raises: PrepareFailed when the handler's `init` failed."""
@@ -67,7 +68,8 @@ class HandlerHarness:
                 f"handler {job.handler_name!r} failed in init: {type(error).__name__}: {error}; its result: "
                 f"{_shown(handler.final_result(details))}"
             ) from error
-        keep_job(context.runtime, job)
+        self._job = job
+        keep_job(context.session_id, job)
         return lambda: _run(job)
 
     def judge(self, result: ExecResult) -> HarnessVerdict:

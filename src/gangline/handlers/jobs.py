@@ -1,18 +1,17 @@
-"""The jobs of this process, from INIT to POSTRUN: the harness leaves them here for the evaluator.
+"""The jobs of this process, from INIT to POSTRUN: the evaluator finds them here.
 
-A job is found by its sandbox's handle and is gone with it. It has objects of the handler's own, so it cannot outlive
-the node's process: a session that a restarted node adopts has none, and is tried again.
+A job belongs to its harness, which lives as long as its attempt, and is gone with it. It has objects of the handler's
+own, so it cannot outlive the node's process: a session that a restarted node adopts has none, and is tried again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 import msgspec
 
-from gangline.domain.contracts import RuntimeHandle
 from gangline.domain.errors import NodeError
 from gangline.handlers.contract import AgentHandler, JobDetails
 
@@ -26,19 +25,20 @@ class Job:
     details: JobDetails
 
 
-_JOBS: WeakKeyDictionary[RuntimeHandle, Job] = WeakKeyDictionary()
+_JOBS: WeakValueDictionary[str, Job] = WeakValueDictionary()
 
 
-def keep_job(runtime: RuntimeHandle, job: Job) -> None:
-    _JOBS[runtime] = job
+def keep_job(session_id: str, job: Job) -> None:
+    """Make the job known for as long as its owner has it."""
+    _JOBS[session_id] = job
 
 
-def job_of(runtime: RuntimeHandle) -> Job:
-    """Raises: NodeError when this process began no job in the sandbox."""
-    try:
-        return _JOBS[runtime]
-    except KeyError:
-        raise NodeError("the handler's job is gone: its session was begun before the node was restarted.") from None
+def job_of(session_id: str) -> Job:
+    """Raises: NodeError when no attempt of this process has the job."""
+    job = _JOBS.get(session_id)
+    if job is None:
+        raise NodeError("the handler's job is gone: its session was begun before the node was restarted.")
+    return job
 
 
 def as_json(result: dict[str, Any]) -> dict[str, Any]:
