@@ -219,7 +219,7 @@ async def test_a_data_source_names_the_operators_template(trainer: Trainer, clie
     await node.finish([lease])
     assert (await waiting)[1]["instance_id"] == "mypy-1"
     status, problem = await trainer.post("/process", {"instance": {"data_source": "other"}})
-    assert (status, "Known: code, math, swe, swebench" in problem["detail"]) == (400, True)
+    assert (status, "Known: code, math, stem, swe, swebench" in problem["detail"]) == (400, True)
 
 
 @pytest.mark.parametrize("source", ["../../secrets", "/etc/passwd", "a/b", "..", ".hidden", "x" * 200])

@@ -79,9 +79,7 @@ def _lines(number: int, name: str, value: Any) -> str:
 
 def _function_case(number: int, given: Any, wanted: Any) -> dict[str, Any]:
     try:
-        arguments = (
-            [json.loads(line) for line in given.split("\n") if line.strip()] if isinstance(given, str) else given
-        )
+        arguments = _arguments(given) if isinstance(given, str) else given
         result = json.loads(wanted) if isinstance(wanted, str) else wanted
     except ValueError as error:
         raise InvalidRequest(f"{_WHERE}: test {number} of a function is no JSON: {error}") from error
