@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gangline.domain.session import Lease, SessionResult
 from gangline.gateway.sessions.attempt import Attempt
 from gangline.trajectories.audit import audit
 from support.node.attempt import lease_of, node_parts
+from support.requirements import need_module
 from support.service.cli_process import processes_with
 
 FIRST = {"turn": 0, "pattern": "^say hi$"}
@@ -215,3 +217,12 @@ async def test_a_session_searches_where_its_operator_allows_it(tmp_path: Path, m
     assert result.failure is not None
     assert (result.failure.code, result.failure.retryable) == ("tool_unavailable", False)
     assert "no search source 'papers'" in result.failure.message
+
+
+async def test_the_tools_of_a_tasks_mcp_server_are_the_agents(tmp_path: Path) -> None:
+    need_module("mcp", "pip install 'gangline[mcp]'")
+    code = "from mcp.server import MCPServer as M; s = M('n'); s.tool(name='add')(lambda n=0: str(n + 1)); s.run()"
+    agent = {"mcp_servers": {"sums": {"command": [sys.executable, "-c", code]}}}
+    rule = FIRST | {"tool_calls": [{"name": "sums__add", "arguments": {"n": 41}}]}
+    result = await lived(tmp_path, native(agent=agent), rule)
+    assert (result.outcome, told(result, "tool")) == ("completed", ["42"]), result.failure

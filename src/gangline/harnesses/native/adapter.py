@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from gangline import plugins
-from gangline.domain.contracts import AgentRun, ExecResult, HarnessContext, HarnessVerdict
+from gangline.domain.contracts import AgentRun, Capability, ExecResult, HarnessContext, HarnessVerdict
 from gangline.domain.errors import HarnessError, InvalidRequest, ToolUnavailable
 from gangline.harnesses.native.config import NativeConfig
 from gangline.harnesses.native.loop import converse
@@ -19,6 +19,7 @@ from gangline.harnesses.native.toolbox import Toolbox
 from gangline.harnesses.shared.evidence import describe_exit
 from gangline.tools.action_server import ActionServerOptions
 from gangline.tools.contract import Tool, ToolContext
+from gangline.tools.mcp_servers import mcp_tools
 from gangline.tools.session_server import SessionServer
 
 __all__ = ["NativeHarness"]
@@ -29,6 +30,7 @@ class NativeHarness:
 
     name: ClassVar[str] = "native"
     Config: ClassVar[type[BaseModel]] = NativeConfig
+    takes: ClassVar[frozenset[Capability]] = frozenset({"mcp_servers"})
     needs_tools: ClassVar[bool] = True
 
     def __init__(self, config: NativeConfig) -> None:
@@ -69,7 +71,10 @@ class NativeHarness:
             search_sources=context.search_sources,
         )
         try:
-            async with Toolbox(self._tools, tool_context) as toolbox:
+            async with (
+                mcp_tools(context.mcp_servers, tool_context) as more,
+                Toolbox([*self._tools, *more], tool_context) as toolbox,
+            ):
                 yield toolbox
         finally:
             await server.close()
