@@ -129,8 +129,9 @@ class _Connection:
             await self._channel.close()
         if self._living is not None:
             self._living.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await self._living
+            await asyncio.wait({self._living})
+            if not self._living.cancelled():
+                self._living.exception()  # its calls have reported it
 
     async def _live(self, channel: Channel, ready: asyncio.Future[list[protocol.Tool]]) -> None:
         try:
