@@ -19,7 +19,7 @@ from aiohttp import web
 
 from gangline.engines.vllm.engine import VllmEngine
 from gangline.gateway.calls.proxy import Proxy
-from gangline.gateway.calls.readers import Readers
+from gangline.gateway.calls.reading.pool import Readers
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.gateway.health.interpreter import settle_interpreter

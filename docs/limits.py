@@ -7,7 +7,8 @@ from gangline.domain.task import MAX_DEPTH, MAX_SAMPLES, LimitsSpec
 from gangline.gateway.control import sessions as control_sessions
 from gangline.gateway.external import sessions as external
 from gangline.gateway.health import disk_guard
-from gangline.gateway.sessions import harness_logs, harness_run
+from gangline.gateway.sessions.harness import logs as harness_logs
+from gangline.gateway.sessions.harness import run as harness_run
 from gangline.http.listening import LIMITS
 from gangline.http.negotiation import MAX_CONTROL_BYTES
 from gangline.http.query import MAX_WAIT_S

@@ -19,7 +19,7 @@ from gangline.domain.trajectory import TurnSpan
 from gangline.gateway.sessions.attempt import Attempt
 from gangline.serving.scripted.server import scripted_server
 from gangline.training.collecting.groups import Group
-from gangline.training.learning.roles import role_rewards
+from gangline.training.learning.credit.roles import role_rewards
 from gangline.training.learning.samples import make_samples
 from gangline.training.run.experiment import read_experiment
 from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder

@@ -14,8 +14,8 @@ import aiohttp
 import openai
 import pytest
 
-from gangline.gateway.calls.readers import Readers
-from gangline.gateway.calls.reading import read_here
+from gangline.gateway.calls.reading.body import read_here
+from gangline.gateway.calls.reading.pool import Readers
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.settings.node import CallLimits

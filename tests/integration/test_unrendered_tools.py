@@ -23,7 +23,7 @@ from gangline.domain.node_views import BackendView, TemplateFacts
 from gangline.domain.session import SessionResult
 from gangline.domain.task import AgentSpec
 from gangline.gateway.sessions.attempt import Attempt
-from gangline.gateway.sessions.shown_tools import check_tools_are_shown
+from gangline.gateway.sessions.harness.shown_tools import check_tools_are_shown
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from gangline.settings import Settings

@@ -19,13 +19,13 @@ from gangline.domain.trajectory import Trace
 from gangline.training.collecting.groups import Group
 from gangline.training.learning.advantages import AdvantageSettings, group_advantages
 from gangline.training.learning.algorithms import Algorithm
-from gangline.training.learning.credit import CreditScheme, CreditSettings
+from gangline.training.learning.credit.shapley import shapley_values, two_level_shapley
+from gangline.training.learning.credit.traces import CreditScheme, CreditSettings
+from gangline.training.learning.credit.turns import TurnCreditSettings
 from gangline.training.learning.loss import LossInputs, policy_loss
 from gangline.training.learning.loss_settings import LossSettings
 from gangline.training.learning.packing import Batch, LayoutKind, pack, pack_all
 from gangline.training.learning.samples import Sample, make_samples
-from gangline.training.learning.shapley import shapley_values, two_level_shapley
-from gangline.training.learning.turn_credit import TurnCreditSettings
 from support.training.samples import sample, scored, session, trace
 
 rewards_of_sessions = st.floats(-2, 2, allow_subnormal=False).map(lambda one: round(one, 3))

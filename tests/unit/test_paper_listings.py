@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from gangline.training.learning.advantages import group_advantages
+from gangline.training.learning.credit.shapley import shapley_values
 from gangline.training.learning.masks import num_turns_in_epoch
 from gangline.training.learning.rewards import LengthPenalty, LengthScaling, composite_reward, staged_reward
-from gangline.training.learning.shapley import shapley_values
 from support.service.papers import listing
 
 

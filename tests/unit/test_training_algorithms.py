@@ -14,7 +14,7 @@ from gangline.cli.main import build_app
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
 from gangline.training.collecting.groups import Group
 from gangline.training.learning.algorithms import OVERRIDES, Algorithm, algorithm, differences
-from gangline.training.learning.credit import CreditScheme
+from gangline.training.learning.credit.traces import CreditScheme
 from gangline.training.learning.masks import last_turns
 from gangline.training.learning.samples import make_samples
 from gangline.trajectories.shared_prefixes import share_prefixes

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from gangline.training.learning.credit import CreditSettings, spread_advantage
+from gangline.training.learning.credit.traces import CreditSettings, spread_advantage
 from gangline.training.learning.rewards import (
     LengthPenalty,
     LengthScaling,

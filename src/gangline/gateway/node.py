@@ -29,7 +29,7 @@ from gangline.gateway.backends.member_file import MemberFile
 from gangline.gateway.backends.pool import BackendPool
 from gangline.gateway.backends.records import BackendSpec
 from gangline.gateway.calls.proxy import Proxy
-from gangline.gateway.calls.readers import Readers
+from gangline.gateway.calls.reading.pool import Readers
 from gangline.gateway.control.backends import BackendRoutes
 from gangline.gateway.control.gate import GateRoutes
 from gangline.gateway.control.sessions import SessionRoutes

@@ -38,7 +38,7 @@ from gangline.training.collecting.admission import version_spans
 from gangline.training.collecting.collector import Admit, ReplenishingCollector
 from gangline.training.collecting.groups import Group, ValiditySettings
 from gangline.training.learning.advantages import AdvantageSettings, group_advantages
-from gangline.training.learning.credit import CreditSettings, spread_advantage
+from gangline.training.learning.credit.traces import CreditSettings, spread_advantage
 
 __all__ = ["CONTRACT", "DataSource", "SlimeRollout", "post_process_rewards", "to_samples"]
 
@@ -158,7 +158,7 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
 
     The same numbers as slime's own where every session has one trace. Where the evaluator rewards traces separately,
     the best trace takes all of a good outcome and the worst all of a bad one (scheme `own` of
-    `training/learning/credit`).
+    `training/learning/credit/traces`).
     Raises: InvalidRequest for an estimator whose baseline is not known here.
     """
     _require_known(args.advantage_estimator)

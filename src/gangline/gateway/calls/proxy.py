@@ -36,8 +36,8 @@ from gangline.domain.open_files import out_of_files
 from gangline.engines.contract import EngineCapabilities
 from gangline.gateway.calls.dialect_routes import DialectRoutes, Match
 from gangline.gateway.calls.limits import BytesInFlight, TakenBytes, too_many_bytes
-from gangline.gateway.calls.readers import Readers
-from gangline.gateway.calls.reading import CallRead, is_large, read_here
+from gangline.gateway.calls.reading.body import CallRead, is_large, read_here
+from gangline.gateway.calls.reading.pool import Readers
 from gangline.gateway.calls.retries import Answering, Subscription
 from gangline.gateway.calls.session import ModelSession, key_digest
 from gangline.http.listening import LIMITS, read_pieces

@@ -3,7 +3,7 @@
 Laws
 - In every case the runtime is stopped, the session's key is dead and the result names the boundary of a failure.
 - Budgets count a stage's own time. Waiting for a pool, or being held by the gate, counts against none of them.
-- When RUN ends, everything is fenced and killed before POSTRUN begins: see `harness_run`.
+- When RUN ends, everything is fenced and killed before POSTRUN begins: see `harness.run`.
 - A reward is given by the evaluator or not at all: see `postrun`.
 """
 
@@ -29,11 +29,11 @@ from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.gateway.sessions.adoption import RESTARTED, AttemptNote, LastingHandle, RunEnd
 from gangline.gateway.sessions.failures import failure_of, log_failed
 from gangline.gateway.sessions.grading import within
-from gangline.gateway.sessions.harness_run import HarnessRun, Prepared, over_limit
+from gangline.gateway.sessions.harness.run import HarnessRun, Prepared, over_limit
+from gangline.gateway.sessions.harness.shown_tools import check_tools_are_shown
 from gangline.gateway.sessions.parts import NodeParts
 from gangline.gateway.sessions.postrun import Graded, Postrun
 from gangline.gateway.sessions.sandboxes import Sandboxes
-from gangline.gateway.sessions.shown_tools import check_tools_are_shown
 from gangline.gateway.sessions.stages import StageClock
 from gangline.store.journal.log import AttemptKey, AttemptOpened
 

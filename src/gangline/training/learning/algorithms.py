@@ -13,10 +13,10 @@ from pydantic import ValidationError, model_validator
 
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
 from gangline.training.learning.advantages import AdvantageSettings
-from gangline.training.learning.credit import CreditSettings
+from gangline.training.learning.credit.traces import CreditSettings
+from gangline.training.learning.credit.turns import TurnCreditSettings
 from gangline.training.learning.loss_settings import LossSettings
 from gangline.training.learning.rewards import RewardShaping
-from gangline.training.learning.turn_credit import TurnCreditSettings
 from gangline.training.options import TrainingOptions
 
 __all__ = ["OVERRIDES", "Algorithm", "algorithm", "differences"]

@@ -15,11 +15,11 @@ from gangline.training.collecting.degenerates import num_sampled
 from gangline.training.collecting.groups import Group, trainable_traces
 from gangline.training.learning.advantages import group_advantages
 from gangline.training.learning.algorithms import Algorithm
-from gangline.training.learning.credit import spread_advantage
+from gangline.training.learning.credit.roles import role_advantages
+from gangline.training.learning.credit.traces import spread_advantage
+from gangline.training.learning.credit.turns import turn_advantages
 from gangline.training.learning.masks import Weights, all_sampled
 from gangline.training.learning.rewards import shape_reward
-from gangline.training.learning.roles import role_advantages
-from gangline.training.learning.turn_credit import turn_advantages
 from gangline.trajectories.comparability import scoring_temperature
 
 __all__ = ["Mask", "Sample", "make_samples"]

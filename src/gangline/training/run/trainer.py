@@ -43,10 +43,10 @@ from gangline.training.collecting.groups import Group, ValiditySettings, tokens_
 from gangline.training.collecting.selection import Selection
 from gangline.training.collecting.task_stream import TaskStream
 from gangline.training.learning.algorithms import Algorithm
+from gangline.training.learning.credit.roles import mean_role_rewards
+from gangline.training.learning.credit.turns import mean_turn_score, require_turn_scores
 from gangline.training.learning.mask_settings import FullMask, GroupMasks, Phase
-from gangline.training.learning.roles import mean_role_rewards
 from gangline.training.learning.samples import Sample, make_samples
-from gangline.training.learning.turn_credit import mean_turn_score, require_turn_scores
 from gangline.training.options import TrainingOptions
 from gangline.training.run.checkpoint import Checkpoints, TrainerState
 from gangline.training.run.evaluation import Evaluation

@@ -29,8 +29,8 @@ from gangline.dialects.contract import Dialect, RawRequest
 from gangline.domain import errors
 from gangline.domain.conversation import Message
 from gangline.domain.errors import GanglineError, LimitExceeded, NodeError
-from gangline.gateway.calls.reader_child import HEAD, Answer, Messages, Question, Refusal
-from gangline.gateway.calls.reading import CallRead
+from gangline.gateway.calls.reading.body import CallRead
+from gangline.gateway.calls.reading.child import HEAD, Answer, Messages, Question, Refusal
 from gangline.gateway.calls.session import ModelSession
 from gangline.resident import make_resident
 from gangline.settings.node import CallLimits
@@ -186,7 +186,7 @@ class _Child:
 
 def _started() -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "gangline.gateway.calls.reader_child"],
+        [sys.executable, "-m", "gangline.gateway.calls.reading.child"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,

@@ -1,5 +1,5 @@
 """A model call's body made a canonical call, with all that costs time in proportion to the body. Pure, so that a
-process of its own can do it for large bodies (see `readers`): the event loop of a node serves every session.
+process of its own can do it for large bodies (see `pool`): the event loop of a node serves every session.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.health.watchdog import session_task
 from gangline.gateway.sessions.adoption import AttemptNote, RunClock, RunEnd, annotate, rejoin, run_harness, tell_spent
 from gangline.gateway.sessions.failures import failure_of
-from gangline.gateway.sessions.harness_logs import collect_logs
+from gangline.gateway.sessions.harness.logs import collect_logs
 from gangline.gateway.sessions.sandboxes import describe_end, usage_of
 
 __all__ = ["HarnessRun", "Prepared", "over_limit"]

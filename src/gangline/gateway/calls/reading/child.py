@@ -1,4 +1,4 @@
-"""The process that reads large requests: `python -m gangline.gateway.calls.reader_child`, started by `readers`.
+"""The process that reads large requests: `python -m gangline.gateway.calls.reading.child`, started by `pool`.
 
 A question is a frame of MessagePack and a frame with the body; its answer is a frame without the messages, then frames
 of messages with their digests, so that whoever reads it holds its interpreter for one frame at a time. Each frame
@@ -22,7 +22,7 @@ import msgspec
 from gangline.dialects.contract import Dialect, RawRequest
 from gangline.domain.conversation import Message
 from gangline.domain.errors import GanglineError
-from gangline.gateway.calls.reading import CallRead, read_ahead
+from gangline.gateway.calls.reading.body import CallRead, read_ahead
 from gangline.gateway.truth.volatile import VolatileText
 from gangline.settings.node import CallLimits
 
