@@ -42,6 +42,23 @@ def test_masks_degenerates_and_credit_by_turns_are_settings(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("coalitions", "most"),
+    [
+        ({"players": ["lead", "coder"]}, 8 * 2 * 4),
+        ({"players": list("abcd"), "samples": 1}, 8 * 14),
+        ({"players": list("abcd"), "method": "two_level", "manager": "a"}, 8 * 14 * 4),
+        ({"players": list("abcdef"), "method": "monte_carlo", "permutations": 3, "samples": 2}, 8 * 20 * 2),
+        ({"players": list("abc"), "method": "monte_carlo", "permutations": 99}, 8 * 6 * 4),
+    ],
+    ids=str,
+)
+def test_the_sessions_of_coalitions_are_said_beforehand(tmp_path: Path, coalitions: dict[str, Any], most: int) -> None:
+    found = read(tmp_path, coalitions=coalitions)
+    assert resolved_settings(found)["coalitions"]["most_sessions_per_step"] == most
+    assert digest_of(found) != digest_of(read(tmp_path))
+
+
+@pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"mask": {"kind": "actions"}}, "'full', 'action_only', 'progressive', 'outcome_weighted', 'turn_selective'"),
@@ -55,6 +72,23 @@ def test_masks_degenerates_and_credit_by_turns_are_settings(tmp_path: Path) -> N
         ({"degenerates": {"loop_turns": 0}}, "degenerates.loop_turns: Input should be greater"),
         ({"degenerates": {"length": 5}}, "degenerates.length: Extra inputs"),
         ({"algorithm": {"overrides": {"turn_credit.weight": -1}}}, "turn_credit.weight: Input should be greater"),
+        ({"coalitions": {"players": ["a"]}}, "coalitions.players: Tuple should have at least 2 items"),
+        ({"coalitions": {"players": ["a", "b c"]}}, "coalitions.players.1: String should match pattern"),
+        ({"coalitions": {"players": ["a", "a"]}}, "a player is named twice"),
+        (
+            {"coalitions": {"players": list("abcde")}},
+            "all 30 coalitions of 5 players, and is for at most 4: choose",
+        ),
+        ({"coalitions": {"players": ["a", "b"], "method": "two_level"}}, "method two_level needs `manager`"),
+        ({"coalitions": {"players": ["a", "b"], "manager": "a"}}, "no other method has one"),
+        (
+            {"coalitions": {"players": ["a", "b"], "method": "two_level", "manager": "c"}},
+            "the manager c is none of the players",
+        ),
+        (
+            {"coalitions": {"players": ["a", "b"]}, "algorithm": {"overrides": {"compare": "roles"}}},
+            "with compare `roles` each role has a reward of its own",
+        ),
     ],
     ids=str,
 )

@@ -31,9 +31,10 @@ from gangline.domain.errors import InvalidGroup, OutOfTasks
 from gangline.domain.lifecycle import STOPPED_BY_LIMIT
 from gangline.trainers.contract import Gate, TrainerRow, close_gates, open_gates, rows_of
 from gangline.training.collecting.admission import lag_of, version_spans
-from gangline.training.collecting.collector import Admit, CollectionCounts, ReplenishingCollector, RolloutClient
+from gangline.training.collecting.collector import Admit, CollectionCounts, ReplenishingCollector
 from gangline.training.collecting.degenerates import num_turns
 from gangline.training.collecting.groups import Group, ValiditySettings, trainable_traces
+from gangline.training.collecting.service import RolloutClient
 from gangline.training.options import TrainingOptions
 
 __all__ = ["CONTRACT", "NemoActor", "NemoCollector", "NemoSettings", "Push", "to_batch"]

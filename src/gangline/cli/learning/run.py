@@ -137,6 +137,7 @@ async def train_through(
                 weights=ServiceWeights(client, weights_folder, token=token, mode=experiment.service.update_mode),
                 selection=_selection(run, experiment),
                 masks=masks,
+                coalitions=experiment.coalitions,
                 on_step=view.add,
                 evaluation=evaluation,
                 on_evaluation=view.add_evaluation,

@@ -80,6 +80,9 @@ def validate(spec: SpecArgument, as_json: JsonOption = False) -> None:
     console().print(table)
     also = f" and {len(held_out)} held-out ones" if held_out else ""
     console().print(f"\n{spec} is valid: {len(tasks)} tasks{also}, {experiment.schedule.steps} steps", markup=False)
+    if num := experiment.most_coalition_sessions:
+        trained = experiment.schedule.groups_per_step * experiment.data.num_samples
+        console().print(f"coalitions: up to {num} sessions a step beside the {trained} that are trained on")
     _warn(warnings)
 
 

@@ -1,4 +1,4 @@
-"""Collectors: tasks in, groups worth training on out. They need four calls of the service.
+"""Collectors: tasks in, groups worth training on out.
 
 `PlainCollector` requests a batch, waits for all of it, and requests replacements for groups that were not admitted.
 `ReplenishingCollector` keeps a number of groups in flight, stops as soon as it has enough, and carries the rest over to
@@ -15,59 +15,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self, TypeVar
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
-from gangline.domain.errors import GanglineError, OutOfTasks, ServerUnavailable
+from gangline.domain.errors import GanglineError, OutOfTasks
 from gangline.domain.ids import new_id
-from gangline.domain.session import SessionResult
-from gangline.domain.task import TaskRequest
-from gangline.domain.views import Submitted, TaskView
+from gangline.training.collecting.coalition_runs import CoalitionRuns, CoalitionsOfTask
 from gangline.training.collecting.groups import Group, ValiditySettings, judge_group
+from gangline.training.collecting.service import MOST_RUNS, RolloutClient, Task, answered, id_of, named
 
 __all__ = [
     "Admit",
     "CollectionCounts",
     "PlainCollector",
     "ReplenishingCollector",
-    "RolloutClient",
-    "answered",
     "informative",
 ]
 
 _log = logging.getLogger(__name__)
-
-_MOST_RUNS = 3
-"""Runs of a task whose groups come back incomplete, under `resubmit`."""
-
-A = TypeVar("A")
-T = TypeVar("T")
-Task = TaskRequest | Mapping[str, Any]
-
-
-class RolloutClient(Protocol):
-    """The calls of the service that a collector needs. `gangline.client.ServerClient` is one."""
-
-    async def submit(self, task: Task) -> Submitted: ...
-
-    async def wait(self, task_id: str) -> TaskView:
-        """The task when it has ended, through restarts of the server."""
-        ...
-
-    async def result(self, task_id: str) -> list[SessionResult]: ...
-
-    async def cancel(self, task_id: str) -> TaskView: ...
-
-
-async def answered(call: Callable[[A], Awaitable[T]], argument: A, retry_s: float) -> T:
-    """The service's answer, after any number of retries."""
-    while True:
-        try:
-            return await call(argument)
-        except ServerUnavailable:
-            await asyncio.sleep(retry_s)
-
 
 Admit = Callable[[Group], Group | None]
 """The part of a whole group that is worth training on; None when there is none."""
@@ -108,6 +74,7 @@ class _Rollout:
     task: Task
     task_id: str
     """Task id of its last run: the service may have work for it."""
+    coalitions: CoalitionsOfTask | None
     work: asyncio.Task[_Ended] = field(init=False)
 
 
@@ -120,9 +87,11 @@ class _Rollouts:
         tasks: Iterator[Task],
         validity: ValiditySettings | None,
         admit: Admit | None,
+        coalitions: CoalitionRuns | None,
         retry_s: float,
     ) -> None:
         self._retry_s = retry_s
+        self._coalitions = coalitions
         self._service = service
         self._tasks = tasks
         self._validity = validity or ValiditySettings()
@@ -138,8 +107,8 @@ class _Rollouts:
         task = next(self._tasks, None)
         if task is None:
             return False
-        task = _named(task, _id_of(task) or new_id("task"))
-        rollout = _Rollout(task, _id_of(task))
+        task = named(task, id_of(task) or new_id("task"))
+        rollout = _Rollout(task, id_of(task), None if self._coalitions is None else self._coalitions.of(task))
         self.counts.submitted += 1
         rollout.work = asyncio.create_task(self._run(rollout))
         self._running[rollout.work] = rollout
@@ -185,28 +154,50 @@ class _Rollouts:
             await self._service.cancel(rollout.task_id)
 
     async def _run(self, rollout: _Rollout) -> _Ended:
-        """Raises: InvalidGroup under `refuse`."""
-        for run in range(1, _MOST_RUNS + 1):
+        """Coalitions that are not needed any more are cancelled. Raises: InvalidGroup under `refuse`."""
+        coalitions = rollout.coalitions
+        if coalitions is None:
+            group = await self._whole(rollout)
+            return "invalid" if group is None else self._admit(group) or "not_admitted"
+        try:
+            return await self._measured(rollout, coalitions)
+        finally:
+            await coalitions.cancel()
+
+    async def _measured(self, rollout: _Rollout, coalitions: CoalitionsOfTask) -> _Ended:
+        """The group that is trained on, with the rewards of its task's coalitions."""
+        if (group := await self._whole(rollout)) is None:
+            return "invalid"
+        if (admitted := self._admit(group)) is None:
+            return "not_admitted"
+        rewards = await coalitions.measure(group)
+        return "invalid" if rewards is None else replace(admitted, coalitions=rewards)
+
+    async def _whole(self, rollout: _Rollout) -> Group | None:
+        """None when it is to be dropped."""
+        for run in range(1, MOST_RUNS + 1):
             # Under its own id the service would answer with the group that is not whole.
-            task = rollout.task if run == 1 else _named(rollout.task, f"{_id_of(rollout.task)}.run{run}")
-            rollout.task_id = task_id = _id_of(task)
+            task = rollout.task if run == 1 else named(rollout.task, f"{id_of(rollout.task)}.run{run}")
+            rollout.task_id = task_id = id_of(task)
             submitted = await answered(self._service.submit, task, self._retry_s)
+            if run == 1 and rollout.coalitions is not None:
+                await rollout.coalitions.submit()
             await self._service.wait(task_id)
             sessions = await answered(self._service.result, task_id, self._retry_s)
             verdict = judge_group(task_id, sessions, len(submitted.session_ids), self._validity)
             if verdict.action == "keep":
-                return self._admit(verdict.group) or "not_admitted"
+                return verdict.group
             _log.warning("group.not_whole task_id=%s action=%s reasons=%s", task_id, verdict.action, verdict.reasons)
             if verdict.action == "drop":
                 break
-        return "invalid"
+        return None
 
 
 class _Collector:
     """Enter it before use: rollouts that are still in flight when it is left are cancelled.
 
     tasks: endless, usually; each under an id of its own, if it has one. retry_s: between questions to a server that
-    does not answer.
+    does not answer. coalitions: measured for every task whose group is admitted; None measures none.
     """
 
     def __init__(
@@ -216,9 +207,10 @@ class _Collector:
         *,
         validity: ValiditySettings | None = None,
         admit: Admit | None = None,
+        coalitions: CoalitionRuns | None = None,
         retry_s: float = 0.5,
     ) -> None:
-        self._rollouts = _Rollouts(service, tasks, validity, admit, retry_s)
+        self._rollouts = _Rollouts(service, tasks, validity, admit, coalitions, retry_s)
         self._found: list[Group] = []
 
     @property
@@ -282,9 +274,10 @@ class ReplenishingCollector(_Collector):
         unfinished: Literal["carry", "cancel"] = "carry",
         validity: ValiditySettings | None = None,
         admit: Admit | None = None,
+        coalitions: CoalitionRuns | None = None,
         retry_s: float = 0.5,
     ) -> None:
-        super().__init__(service, tasks, validity=validity, admit=admit, retry_s=retry_s)
+        super().__init__(service, tasks, validity=validity, admit=admit, coalitions=coalitions, retry_s=retry_s)
         self._num_in_flight = num_in_flight
         self._unfinished = unfinished
 
@@ -299,13 +292,3 @@ class ReplenishingCollector(_Collector):
             self._found += self._rollouts.ready_groups()
             await self._rollouts.cancel_all()
         return self._hand_out(num_groups)
-
-
-def _id_of(task: Task) -> str:
-    """Empty where it has none."""
-    return (task.task_id if isinstance(task, TaskRequest) else task.get("task_id")) or ""
-
-
-def _named(task: Task, task_id: str) -> Task:
-    changes = {"task_id": task_id}
-    return task.model_copy(update=changes) if isinstance(task, TaskRequest) else {**task, **changes}

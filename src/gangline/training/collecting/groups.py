@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +31,7 @@ from gangline.trajectories.shared_prefixes import with_whole_prompts
 
 __all__ = [
     "LOW_DEVIATION",
+    "CoalitionRewards",
     "Group",
     "ValiditySettings",
     "Verdict",
@@ -55,11 +56,23 @@ class ValiditySettings(TrainingOptions):
 
 
 @dataclass(frozen=True)
+class CoalitionRewards:
+    """The rewards that parts of a task's players get without the others."""
+
+    means: Mapping[frozenset[str], float]
+    """Coalition -> mean reward of its sessions; of nobody and of all players too."""
+    num_sessions: int
+    """That ran for these means alone."""
+
+
+@dataclass(frozen=True)
 class Group:
     """The sessions of one task that are compared with each other, by sample index."""
 
     task_id: str
     sessions: tuple[SessionResult, ...]
+    coalitions: CoalitionRewards | None = None
+    """None where no coalitions are measured, and before they are."""
 
     @property
     def rewards(self) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from gangline.training.collecting.degenerates import num_sampled
 from gangline.training.collecting.groups import Group, trainable_traces
 from gangline.training.learning.advantages import group_advantages
 from gangline.training.learning.algorithms import Algorithm
+from gangline.training.learning.credit.coalitions import spread_factors
 from gangline.training.learning.credit.roles import role_advantages
 from gangline.training.learning.credit.traces import spread_advantage
 from gangline.training.learning.credit.turns import turn_advantages
@@ -39,7 +40,7 @@ class Sample:
     weights: Weights
     """0.0 where not trained on."""
     advantages: NDArray[np.float64]
-    """One value all over, unless turns (`turn_credit`) or roles (`compare`) are credited on their own."""
+    """One value all over, unless turns (`turn_credit`) or roles (`compare`, coalitions) are credited on their own."""
     behaviour_logprobs: Logprobs
     """As the engine reported them; 0.0 where not sampled."""
     versions: Versions
@@ -52,12 +53,15 @@ class Sample:
             raise ValueError(f"{self.trace_id} has no prompt: nothing would predict its first token.")
 
 
-def make_samples(group: Group, algorithm: Algorithm, mask: Mask = all_sampled) -> list[Sample]:
+def make_samples(
+    group: Group, algorithm: Algorithm, mask: Mask = all_sampled, factors: Mapping[str, float] | None = None
+) -> list[Sample]:
     """The samples of a group: rewards shaped, sessions compared, advantages spread over their traces, turns
     credited by their scores, masked.
 
     Sessions must be valid (`judge_group`). Traces that a mask leaves nothing of, and those of advantage 0, stay: they
-    count in means over traces. Raises: ValueError when a session has no reward.
+    count in means over traces. factors: role -> factor of the sessions' advantages in its turns (`player_factors`).
+    Raises: ValueError when a session has no reward.
     """
     traces = [trainable_traces(session) for session in group.sessions]
     flat = [trace for mine in traces for trace in mine]
@@ -65,11 +69,10 @@ def make_samples(group: Group, algorithm: Algorithm, mask: Mask = all_sampled) -
         advantages = role_advantages(group, traces, algorithm.shaping, algorithm.advantage)
     else:
         advantages = _session_advantages(group, traces, algorithm)
+    of_turns = turn_advantages(flat, algorithm.advantage)
     return [
-        _sample(trace, advantages_T + algorithm.turn_credit.weight * of_turns_T, mask)
-        for trace, advantages_T, of_turns_T in zip(
-            flat, advantages, turn_advantages(flat, algorithm.advantage), strict=True
-        )
+        _sample(trace, spread_factors(trace, factors or {}) * own_T + algorithm.turn_credit.weight * turns_T, mask)
+        for trace, own_T, turns_T in zip(flat, advantages, of_turns, strict=True)
     ]
 
 

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import validated_id
+from gangline.training.collecting.coalitions import CoalitionSettings
 from gangline.training.collecting.degenerates import DegenerateSettings
 from gangline.training.learning.algorithms import Algorithm, algorithm
 from gangline.training.learning.learner_settings import LearnerSettings
@@ -83,6 +84,8 @@ class Experiment(TrainingOptions):
     """Sessions and groups that are left out; None leaves out none."""
     hooks: HookSettings = HookSettings()
     """Functions of installed distributions, by the names of their entry points."""
+    coalitions: CoalitionSettings | None = None
+    """The players among whom a session's advantage is shared out, by sessions with only some of them; None: nobody."""
     data: DataSettings
     service: ServiceSettings = ServiceSettings()
     schedule: ScheduleSettings = ScheduleSettings()
@@ -97,6 +100,21 @@ class Experiment(TrainingOptions):
     @classmethod
     def _is_an_id(cls, name: str) -> str:
         return validated_id(name, "name")
+
+    @property
+    def most_coalition_sessions(self) -> int:
+        """The largest number of sessions that coalitions add to a step, if each of its groups is found at once."""
+        if self.coalitions is None:
+            return 0
+        return self.schedule.groups_per_step * self.coalitions.most_coalitions * self.coalitions.samples
+
+    def require_consistent(self) -> None:
+        """Raises: UnknownPlugin, InvalidRequest."""
+        if self.algorithm.resolve().compare == "roles" and self.coalitions is not None:
+            raise InvalidRequest(
+                "coalitions share out the sessions' common reward, and with compare `roles` each role has a reward of "
+                "its own: leave out one of the two."
+            )
 
 
 S = TypeVar("S", DataSettings, EvaluationSettings)
@@ -119,7 +137,7 @@ def read_experiment(path: Path) -> Experiment:
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise InvalidRequest(f"{path} does not fit: {wrong}.") from error
-    found.algorithm.resolve()
+    found.require_consistent()
     load_hooks(found.hooks)
     changes: dict[str, Any] = {"data": _beside(path, found.data)}
     if found.evaluation is not None:
@@ -138,6 +156,8 @@ def resolved_settings(experiment: Experiment) -> dict[str, Any]:
     found["algorithm"]["settings"] = experiment.algorithm.resolve().model_dump(mode="json")
     schedule, service = experiment.schedule, experiment.service
     found["schedule"]["groups_in_flight"] = schedule.num_in_flight
+    if experiment.coalitions is not None:
+        found["coalitions"]["most_sessions_per_step"] = experiment.most_coalition_sessions
     if service.url is None:
         found["service"]["engine"] = service.engine or f"embedded:{experiment.model}"
     return found

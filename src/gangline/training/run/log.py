@@ -56,6 +56,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Mean score of the turns that were trained on; None where the evaluator gives none."""
     role_reward_mean: dict[str, float] = {}
     """Role -> its mean reward over the sessions that were trained on; empty where no client named a role."""
+    shapley: dict[str, float] = {}
+    """Player -> its Shapley value, mean over the groups that were trained on; empty without coalitions."""
+    num_coalition_sessions: int = 0
+    """Sessions that ran for these values alone; not in `num_sessions`."""
     reward_parts: dict[str, float] = {}
     """Part of evaluator `composite` -> its mean reward; gate of `staged` -> the share of sessions that passed it. Over
     the sessions that were trained on; names of nested parts are joined by dots."""
@@ -84,6 +88,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
                 found[f"rollout/{name}"] = float(value)
         found["rollout/num_left_out_tokens"] = float(sum(self.left_out.values()))
         found |= {f"rollout/role_reward_mean/{role}": mean for role, mean in self.role_reward_mean.items()}
+        found |= {f"shapley/{player}": mean for player, mean in self.shapley.items()}
         found |= {f"rollout/reward_parts/{part}": mean for part, mean in self.reward_parts.items()}
         found["rollout/num_degenerate"] = float(sum(self.degenerate.values()))
         total = sum(self.lag.values())

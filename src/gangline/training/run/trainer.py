@@ -32,17 +32,20 @@ from pydantic import Field
 from gangline.domain.errors import EngineError, GanglineError, NodeError, ServerUnavailable
 from gangline.training.collecting.admission import StalenessSettings, lag_histogram
 from gangline.training.collecting.buffer import ReplayBuffer
+from gangline.training.collecting.coalition_runs import CoalitionRuns
+from gangline.training.collecting.coalitions import CoalitionSettings
 from gangline.training.collecting.collector import (
     CollectionCounts,
     PlainCollector,
     ReplenishingCollector,
-    RolloutClient,
     informative,
 )
 from gangline.training.collecting.groups import Group, ValiditySettings, tokens_left_out, trainable_traces
 from gangline.training.collecting.selection import Selection
+from gangline.training.collecting.service import RolloutClient
 from gangline.training.collecting.task_stream import TaskStream
 from gangline.training.learning.algorithms import Algorithm
+from gangline.training.learning.credit.coalitions import asked_coalitions, mean_shapley, player_factors
 from gangline.training.learning.credit.roles import mean_role_rewards
 from gangline.training.learning.credit.turns import mean_turn_score, require_turn_scores
 from gangline.training.learning.mask_settings import FullMask, GroupMasks, Phase
@@ -143,12 +146,13 @@ class Trainer:
         weights: Weights,
         selection: Selection | None = None,
         masks: GroupMasks | None = None,
+        coalitions: CoalitionSettings | None = None,
         on_step: Callable[[StepRecord], None] = lambda _: None,
         evaluation: Evaluation | None = None,
         on_evaluation: Callable[[EvaluationRecord], None] = lambda _: None,
     ) -> None:
         """folder: of the run; where there are checkpoints in it, the run goes on from the last. selection: None keeps
-        whole groups. masks: None trains on every sampled token.
+        whole groups. masks: None trains on every sampled token. coalitions: None shares no advantage out to players.
 
         evaluation: before the first step, after the last, and when it is due between them.
         """
@@ -160,6 +164,7 @@ class Trainer:
         self._weights = weights
         self._selection = selection or Selection()
         self._masks = masks or GroupMasks(FullMask())
+        self._coalitions = coalitions
         self._on_step = on_step
         self._evaluation = evaluation
         self._on_evaluation = on_evaluation
@@ -252,10 +257,27 @@ class Trainer:
 
     def _collector(self) -> PlainCollector | ReplenishingCollector:
         tasks, validity = self._stream.tasks(frozenset(self._settled)), self._schedule.validity
+        service, coalitions = self._service, self._coalition_runs()
         if self._schedule.mode == "sync":
-            return PlainCollector(self._service, tasks, validity=validity, admit=self._admit)
+            return PlainCollector(service, tasks, validity=validity, admit=self._admit, coalitions=coalitions)
         return ReplenishingCollector(
-            self._service, tasks, num_in_flight=self._schedule.num_in_flight, validity=validity, admit=self._admit
+            service,
+            tasks,
+            num_in_flight=self._schedule.num_in_flight,
+            validity=validity,
+            admit=self._admit,
+            coalitions=coalitions,
+        )
+
+    def _coalition_runs(self) -> CoalitionRuns | None:
+        if (settings := self._coalitions) is None:
+            return None
+        return CoalitionRuns(
+            self._service,
+            settings,
+            lambda task_id: asked_coalitions(task_id, settings),
+            validity=self._schedule.validity,
+            reward=self._selection.reward,
         )
 
     def _admit(self, group: Group) -> Group | None:
@@ -343,6 +365,8 @@ class Trainer:
             num_trained_tokens=learned.num_tokens,
             turn_score_mean=mean_turn_score(groups),
             role_reward_mean=mean_role_rewards(groups),
+            shapley={} if self._coalitions is None else mean_shapley(groups, self._coalitions),
+            num_coalition_sessions=sum(group.coalitions.num_sessions for group in groups if group.coalitions),
             reward_parts=mean_reward_parts(session for group in groups for session in group.sessions),
             degenerate=dict(self._degenerate),
             left_out=tokens_left_out(session for group in groups for session in group.sessions),
@@ -411,7 +435,10 @@ class Trainer:
     def _learn(self, groups: Sequence[Group]) -> _Learned:
         self._check_turn_scores(groups)
         masks = [self._masks.mask(group, self._phase(group)) for group in groups]
-        by_group = [make_samples(group, self._algorithm, mask) for group, mask in zip(groups, masks, strict=True)]
+        by_group = [
+            make_samples(group, self._algorithm, mask, self._factors(group))
+            for group, mask in zip(groups, masks, strict=True)
+        ]
         num_one_reward = sum(not any(map(_has_signal, samples)) for samples in by_group)
         if num_one_reward == len(groups) and self._algorithm.loss.kl.coefficient == 0:
             return _Learned(num_one_reward, 0, None)
@@ -419,6 +446,9 @@ class Trainer:
         num_tokens = sum(int(np.count_nonzero(sample.weights)) for sample in samples)
         with self._learner_is_used:
             return _Learned(num_one_reward, num_tokens, self._learner.step(samples))
+
+    def _factors(self, group: Group) -> dict[str, float]:
+        return {} if self._coalitions is None else player_factors(group, self._coalitions)
 
     def _check_turn_scores(self, groups: Sequence[Group]) -> None:
         """Raises: InvalidGroup."""
