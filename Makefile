@@ -118,7 +118,7 @@ $(VLLM)/tiny-qwen3/config.json: tests/support/engines/tiny_qwen3.py $(VLLM)/.rea
 
 # Starts engines of its own, as root, and removes them; docker beside podman. GANGLINE_TEST_CONTAINERS names one of them.
 test-docker: .venv/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(or $(TESTS),tests/containers)
+	$(BIN)/python -m pytest -n 2 $(or $(TESTS),tests/containers)
 
 # Trainers that are on no package index judge their adapters: name a checkout of each, or its tests are skipped.
 test-peers: .venv/.dev

@@ -18,13 +18,6 @@ ENGINES = os.environ.get("GANGLINE_TEST_CONTAINERS", "docker,podman").split(",")
 _INSTALL = "run, as root: apt-get install -y docker.io podman uidmap runc"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of one engine share it: with `--dist loadgroup` each engine has a worker of its own."""
-    for item in items:
-        if (params := getattr(item, "callspec", None)) and "container_runtime" in params.params:
-            item.add_marker(pytest.mark.xdist_group(params.params["container_runtime"]))
-
-
 @pytest.fixture(scope="session", params=ENGINES)
 def container_runtime(request: pytest.FixtureRequest) -> Generator[str]:
     """Name of a runtime whose engine runs."""

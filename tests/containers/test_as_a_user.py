@@ -11,8 +11,6 @@ from containers.engines import installed
 from support.node.ordinary_user import ordinary_user, run_tests_as_a_user
 from support.requirements import need
 
-pytestmark = pytest.mark.xdist_group("ordinary user")  # there is one such user
-
 
 @pytest.mark.timeout(1200)
 def test_an_ordinary_users_podman_passes_the_same_tests() -> None:

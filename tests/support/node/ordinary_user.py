@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import shutil
@@ -23,20 +24,22 @@ _REACHED = (REPOSITORY, Path(sys.base_prefix), Path(sys.prefix), TOOLS.resolve()
 
 @contextmanager
 def ordinary_user() -> Generator[Path]:
-    """Home of the user."""
+    """Home of the user. There is one: another test that needs it waits."""
     need(os.geteuid() == 0, "only root can become an ordinary user")
     need(shutil.which("useradd"), "apt-get install -y passwd")
     folder = Path("/tmp") / USER
-    subprocess.run(["useradd", "--create-home", "--home-dir", folder, USER], check=True)
-    uid = folder.stat().st_uid
-    try:
-        yield folder
-    finally:
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            with suppress(OSError):
-                if Path("/proc", pid).stat().st_uid == uid:
-                    os.kill(int(pid), signal.SIGKILL)
-        subprocess.run(["userdel", "--remove", USER], check=True, capture_output=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(["useradd", "--create-home", "--home-dir", folder, USER], check=True)
+        uid = folder.stat().st_uid
+        try:
+            yield folder
+        finally:
+            for pid in filter(str.isdigit, os.listdir("/proc")):
+                with suppress(OSError):
+                    if Path("/proc", pid).stat().st_uid == uid:
+                        os.kill(int(pid), signal.SIGKILL)
+            subprocess.run(["userdel", "--remove", USER], check=True, capture_output=True)
 
 
 def _opened(paths: tuple[Path, ...]) -> list[str]:
