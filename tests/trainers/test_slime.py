@@ -1,6 +1,6 @@
 """Our samples in slime itself, from a checkout named by GANGLINE_SLIME: its rollout manager, checks and schedule.
 
-    git clone https://github.com/THUDM/slime && GANGLINE_SLIME=slime make test-peers
+    git clone https://github.com/THUDM/slime && GANGLINE_SLIME=slime make test-trainers
 
 SGLang is absent: nothing of what is used here calls it, and its names are stand-ins so that slime can be imported.
 Last run with slime at 624b824 on 2026-11-22.
@@ -9,22 +9,19 @@ Last run with slime at 624b824 on 2026-11-22.
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.machinery
 import itertools
 import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 
 from gangline.trainers import slime as adapter
 from gangline.training.collecting.groups import Group
+from support.training.absent_modules import importable
 from support.training.samples import group, session, trace
 
 CHECKOUT = os.environ.get("GANGLINE_SLIME")
@@ -48,30 +45,10 @@ ARGS = SimpleNamespace(
 PARALLEL = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
 
 
-class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Modules that slime imports and does not use here."""
-
-    names = ("sglang", "sglang_router", "wandb", "megatron")
-
-    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        if name.partition(".")[0] in self.names:
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
-        return MagicMock(name=spec.name, __path__=[], __spec__=spec, __name__=spec.name)
-
-    def exec_module(self, module: ModuleType) -> None: ...
-
-
 @pytest.fixture(scope="module", autouse=True)
 def slime() -> Iterator[None]:
-    absent = _Absent()
-    sys.meta_path.insert(0, absent)
-    sys.path.insert(0, str(CHECKOUT))
-    yield
-    sys.meta_path.remove(absent)
-    sys.path.remove(str(CHECKOUT))
+    with importable(str(CHECKOUT), "sglang", "sglang_router", "wandb", "megatron"):
+        yield
 
 
 def manager(**changes: Any) -> Any:

@@ -1,0 +1,45 @@
+"""Stand-ins for packages that a trainer imports and that nothing of what is tested here calls."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock
+
+__all__ = ["importable"]
+
+
+class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+
+    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        if name.partition(".")[0] in self._names:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
+        return MagicMock(name=spec.name, __path__=[], __spec__=spec, __name__=spec.name)
+
+    def exec_module(self, module: ModuleType) -> None: ...
+
+
+@contextmanager
+def importable(checkout: Path | str, *absent: str) -> Iterator[None]:
+    """Within it the packages of a checkout can be imported, although the packages `absent` are not installed."""
+    finder = _Absent(absent)
+    sys.meta_path.insert(0, finder)
+    sys.path.insert(0, str(checkout))
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        sys.path.remove(str(checkout))
+        for name in [name for name in sys.modules if name.partition(".")[0] in absent]:
+            del sys.modules[name]
