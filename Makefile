@@ -152,6 +152,7 @@ check: .venv/.dev
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/pyright
+	$(BIN)/pyright -p bench
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/english.py
 

@@ -46,7 +46,7 @@ NODE = Path(__file__).with_name("ablation_node.py")
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "ablation.png"
 NUM_ENGINES, ENGINE_SLOTS = 2, NUM_SESSIONS // 2
 MEDIAN_CALL_S = 0.4
-SAMPLES, NUM_GROUPS, NUM_BATCHES, NUM_ROUNDS = 4, 4, 6, 3
+SAMPLES, NUM_GROUPS, NUM_BATCHES, NUM_ROUNDS = 4, 4, 3, 3
 
 GRADING = {"command": f"cp {EARNED} reward.txt", "reward_file": "reward.txt"}
 

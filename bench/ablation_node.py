@@ -87,7 +87,7 @@ class ActingHarness:
             self._shell(context.runtime) as act,
         ):
             for _ in range(num_turns_of(context.session_id)):
-                messages.append(await model.ask(messages))
+                messages.append((await model.ask(messages)).message)
                 began_at = time.perf_counter()
                 await act()
                 with self._actions.open("a") as file:

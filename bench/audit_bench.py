@@ -178,7 +178,7 @@ async def _agent(url: str, session: ModelSession, number: int) -> None:
                 temperature=TEMPERATURE,
                 seed=1000 * number + call_number,
             )
-            message = reply.choices[0].message.to_dict(exclude_none=True)
+            message: Message = reply.choices[0].message.to_dict(exclude_none=True)
             history.append(echo(message))
             results = [
                 {"role": "tool", "tool_call_id": call["id"], "content": chosen.choice(WORDS)}

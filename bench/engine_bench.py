@@ -46,7 +46,7 @@ async def _measure() -> dict[int, float]:
     prompts = random.Random(0)
     try:
         await _rate(sampler, 1, prompts)
-        best = dict.fromkeys(LEVELS, 0.0)
+        best: dict[int, float] = dict.fromkeys(LEVELS, 0.0)
         for _ in range(ROUNDS):
             for level in LEVELS:
                 best[level] = max(best[level], await _rate(sampler, level, prompts))

@@ -6,8 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from gangline.domain.contracts import ExecResult, OutputSink, RuntimeHandle, RuntimeStart
-from gangline.domain.errors import NotFound
+from gangline.domain.contracts import (
+    Channel,
+    Checkpoint,
+    ExecResult,
+    OutputSink,
+    RuntimeHandle,
+    RuntimeStart,
+    RuntimeUser,
+)
+from gangline.domain.errors import NotFound, RuntimeUnavailable
 from gangline.domain.usage import Usage
 
 __all__ = ["NoHandle", "NoRuntime"]
@@ -30,6 +38,7 @@ class NoRuntime:
 
 class NoHandle:
     workdir = home = "/nowhere"
+    grader_home: str | None = None
     proxy_url: str | None = None
 
     def __init__(self, runtime_id: str) -> None:
@@ -45,8 +54,20 @@ class NoHandle:
         timeout_s: float | None = None,
         on_output: OutputSink | None = None,
         max_output_bytes: int = 1 << 20,
+        user: RuntimeUser = "agent",
+        grace_s: float = 0.0,
     ) -> ExecResult:
         return ExecResult(exit_code=0)
+
+    async def channel(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: RuntimeUser = "agent",
+    ) -> Channel:
+        raise RuntimeUnavailable("nothing runs here that a channel could lead to.")
 
     async def upload(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         return
@@ -54,7 +75,16 @@ class NoHandle:
     async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
         raise NotFound(path)
 
+    async def clear(self, path: str) -> None:
+        return
+
     async def kill(self) -> None:
+        return
+
+    async def checkpoint(self, name: str = "") -> Checkpoint:
+        raise RuntimeUnavailable("there are no files to keep.")
+
+    async def reset(self, checkpoint: Checkpoint | None = None) -> None:
         return
 
     async def stop(self) -> None:
