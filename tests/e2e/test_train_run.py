@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 from itertools import islice, pairwise
 from pathlib import Path
@@ -173,6 +174,16 @@ def test_held_out_tasks_that_are_trained_on_are_refused_whatever_they_are_called
     assert not (tmp_path / "data").exists()
 
 
+def test_a_service_of_its_own_takes_the_settings_of_up(tmp_path: Path) -> None:
+    """Its port is one that is not free: the run ends before an engine is started."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        path = spec(tmp_path, service={"server": {"port": port}, "node": {"run_slots": 3}})
+        done = gangline("train", "run", path, "--data", tmp_path / "data")
+    assert done.returncode != 0
+    assert f"port {port} on 127.0.0.1 is in use" in done.stderr
+
+
 def test_a_specification_that_fits_is_shown_resolved(tmp_path: Path) -> None:
     done = gangline("train", "validate", spec(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
@@ -184,7 +195,7 @@ def test_a_specification_that_fits_is_shown_resolved(tmp_path: Path) -> None:
     assert shown["algorithm"]["settings"]["advantage"]["scale"] == "none"
     assert shown["algorithm"]["settings"]["loss"]["correction"] == {"level": "token", "cap": 2.0}
     assert shown["schedule"]["groups_in_flight"] == 2
-    assert shown["service"]["engine"] == f"embedded:{tmp_path / 'model'}"
+    assert shown["service"]["node"]["engines"] == [f"embedded:{tmp_path / 'model'}"]
     assert shown["warnings"] == []
 
 

@@ -98,3 +98,41 @@ def test_a_mistake_is_named_by_its_field_and_what_is_allowed(
     with pytest.raises(InvalidRequest) as caught:
         read(tmp_path, **changes)
     assert says in str(caught.value)
+
+
+def test_a_service_of_its_own_takes_what_up_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GANGLINE_NODE__RUN_SLOTS", "5")
+    monkeypatch.setenv("GANGLINE_NODE__READY_SLOTS", "7")
+    policy = {"temperature": {"override": 1.0}}
+    found = read(tmp_path, service={"server": {"port": 8801}, "node": {"run_slots": 3, "sampling": policy}})
+    settings = found.service.resolved(found.model, tmp_path / "data")
+    assert (settings.server.port, settings.node.run_slots, settings.node.ready_slots) == (8801, 3, 7)
+    assert settings.node.sampling == policy
+    assert settings.node.engines == ("embedded:smollm2",)
+    assert settings.machine.data_dir == tmp_path / "data"
+    assert resolved_settings(found)["service"]["node"]["ready_slots"] == 7
+    assert digest_of(found) == digest_of(read(tmp_path)), "another service is not another experiment"
+
+
+def test_another_engine_may_be_named_for_the_service(tmp_path: Path) -> None:
+    found = read(tmp_path, service={"node": {"engines": ["http://127.0.0.1:9"]}})
+    assert found.service.resolved(found.model).node.engines == ("http://127.0.0.1:9",)
+
+
+@pytest.mark.parametrize(
+    ("service", "problem"),
+    [
+        ({"node": {"run_slotz": 3}}, "service.node.run_slotz"),
+        ({"node": {"sampling": {"temperatur": {"override": 1}}}}, "service.node.sampling"),
+        ({"server": {"port": 70_000}}, "service.server.port"),
+        (
+            {"url": "http://127.0.0.1:8700", "node": {"run_slots": 3}},
+            "node.run_slots: of a service that the run starts",
+        ),
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_of_the_service_is_named(tmp_path: Path, service: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidRequest) as found:
+        read(tmp_path, service=service)
+    assert problem in str(found.value)

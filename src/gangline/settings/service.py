@@ -19,6 +19,7 @@ from gangline.settings.sources import DEFAULT, Origin, Sources
 __all__ = [
     "FROM_STDIN",
     "LEAVES",
+    "UP_DEFAULTS",
     "ClusterSettings",
     "Resolved",
     "ServerSettings",
@@ -87,6 +88,13 @@ class UpSettings(BaseModel):
     """Run the nodes on the machines of a Ray cluster."""
 
 
+UP_DEFAULTS: Mapping[str, Any] = {
+    "node.engines": ("embedded:smollm2",),
+    "node.engine_wait_s": 10.0,
+    "node.node_id": "node-1",
+}
+"""By key, where a whole service on one machine differs from the models' defaults. A running engine that is named to it
+is expected to be up."""
 _MODELS: dict[str, type[BaseModel]] = {
     "": Settings,
     "server": ServerSettings,

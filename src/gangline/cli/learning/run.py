@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gangline.cli.learning.view import LearningView, draw_curves
-from gangline.cli.service.bring_up import DEFAULT_NODE, Plan, run_service
+from gangline.cli.service.bring_up import run_service
+from gangline.cli.service.up import plan_of
 from gangline.cli.terminal.output import notes
 from gangline.client.running import find_service
 from gangline.domain.errors import Conflict
@@ -57,16 +58,7 @@ async def run_experiment(
         address = find_service(data_dir, experiment.service.url)
         async with ServerClient(address.server_url, address.control_token) as client:
             return await train_through(client, address.control_token, experiment, tasks, data_dir, held_out)
-    plan = Plan(
-        data_dir=data_dir,
-        engine=experiment.service.engine or f"embedded:{experiment.model}",
-        node=DEFAULT_NODE.model_copy(
-            update={
-                "engine_options": dict(experiment.service.engine_options),
-                "run_slots": experiment.service.run_slots,
-            }
-        ),
-    )
+    plan = plan_of(experiment.service.resolved(experiment.model, data_dir))
     notes().print(f"[bold]Starting[/] engine ({plan.engine}), server and node; logs in {plan.data_dir / 'logs'}")
 
     async def body(live: Any) -> Ran:

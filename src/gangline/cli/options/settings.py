@@ -19,7 +19,7 @@ import typer
 
 from gangline.domain.errors import InvalidRequest
 from gangline.settings.fields import Leaf
-from gangline.settings.service import FROM_STDIN, LEAVES, Resolved, read_tables, resolve
+from gangline.settings.service import FROM_STDIN, LEAVES, UP_DEFAULTS, Resolved, read_tables, resolve
 from gangline.settings.sources import CONFIG_VARIABLE
 
 __all__ = [
@@ -108,7 +108,7 @@ UP = ServedCommand(
         *(*_STORAGE, "up.on_cluster", *_table("cluster"), "log_format"),
     ),
     others=("node.node_id", "node.host", "node.port", "node.public_url", "node.allowed_hosts"),
-    defaults={"node.engines": ("embedded:smollm2",), "node.engine_wait_s": 10.0, "node.node_id": "node-1"},
+    defaults=UP_DEFAULTS,
     help={
         "server.host": "Address to listen on. Default: 127.0.0.1; with --cluster, every address.",
         "server.port": "Port of the server; 0 picks a free one. Default: 8700, or any if taken.",

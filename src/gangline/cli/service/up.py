@@ -15,7 +15,7 @@ from gangline.client import running
 from gangline.domain.errors import InvalidRequest
 from gangline.settings.service import Resolved
 
-__all__ = ["register"]
+__all__ = ["plan_of", "register"]
 
 
 @with_settings(UP)
@@ -27,7 +27,7 @@ def up(settings: Resolved, as_json: JsonOption = False) -> None:
     the service through the data folder. Logs are in DATA/logs.
     """
     log_to_stderr(settings.machine.log_format)
-    plan = _plan(settings)
+    plan = plan_of(settings)
     if plan.cluster is not None and settings.machine.database_url is None:
         notes().print("The database is SQLite on this machine, and lost with it: --database postgresql://... is not.")
 
@@ -39,8 +39,8 @@ def up(settings: Resolved, as_json: JsonOption = False) -> None:
         asyncio.run(run_service(plan, serve))
 
 
-def _plan(settings: Resolved) -> Plan:
-    """Raises: InvalidRequest."""
+def plan_of(settings: Resolved) -> Plan:
+    """The service that these settings describe. Raises: InvalidRequest."""
     machine, on_cluster = settings.machine, settings.up.on_cluster
     engine, *more = settings.node.engines
     host = "0.0.0.0" if on_cluster and settings.is_default("server.host") else settings.server.host

@@ -20,13 +20,13 @@ from gangline.training.learning.mask_settings import FullMask, MaskSettings
 from gangline.training.options import TrainingOptions
 from gangline.training.run.evaluation import EvaluationSettings
 from gangline.training.run.hooks import HookSettings, load_hooks
+from gangline.training.run.service_settings import ServiceSettings
 from gangline.training.run.trainer import ScheduleSettings
 
 __all__ = [
     "AlgorithmChoice",
     "DataSettings",
     "Experiment",
-    "ServiceSettings",
     "digest_of",
     "read_experiment",
     "resolved_settings",
@@ -55,21 +55,6 @@ class DataSettings(TrainingOptions):
     seeded: bool = False
     """Sampling from the experiment's seed too: an engine that samples by seeds then gives the same tokens for the same
     weights. vLLM is slower so."""
-
-
-class ServiceSettings(TrainingOptions):
-    url: str | None = None
-    """URL of a running server, whose token is in GANGLINE_TOKEN; None starts one for the run."""
-    engine: str | None = None
-    """Only for a service of its own: as `gangline up --engine`. None: the embedded engine with the model."""
-    engine_options: Mapping[str, Any] = Field(default_factory=dict)
-    """Only for a service of its own: as `gangline up --engine-options`."""
-    run_slots: int = Field(default=16, ge=1)
-    """Only for a service of its own: sessions that run at a time."""
-    weights: Path | None = None
-    """Folder that trainer and engines both reach, for new weights. None: in the run's folder."""
-    update_mode: Literal["drain", "keep"] = "drain"
-    """The treatment of calls in flight when new weights come: they end first, or continue under the new ones."""
 
 
 class Experiment(TrainingOptions):
@@ -151,15 +136,16 @@ def _beside(path: Path, settings: S) -> S:
 
 def resolved_settings(experiment: Experiment) -> dict[str, Any]:
     """Every setting as JSON types, also those that follow from others: the algorithm's by name as `algorithm.settings`,
-    groups in flight, the engine of a service that is brought up."""
+    groups in flight, those of a service that the run starts. Raises: InvalidRequest."""
     found = experiment.model_dump(mode="json")
     found["algorithm"]["settings"] = experiment.algorithm.resolve().model_dump(mode="json")
-    schedule, service = experiment.schedule, experiment.service
-    found["schedule"]["groups_in_flight"] = schedule.num_in_flight
+    found["schedule"]["groups_in_flight"] = experiment.schedule.num_in_flight
     if experiment.coalitions is not None:
         found["coalitions"]["most_sessions_per_step"] = experiment.most_coalition_sessions
-    if service.url is None:
-        found["service"]["engine"] = service.engine or f"embedded:{experiment.model}"
+    if experiment.service.url is None:
+        resolved = experiment.service.resolved(experiment.model)
+        for table in ("server", "node", "cluster", "up"):
+            found["service"][table] = getattr(resolved, table).model_dump(mode="json")
     return found
 
 
