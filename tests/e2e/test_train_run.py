@@ -133,6 +133,7 @@ def test_a_run_goes_on_after_ctrl_c_and_after_a_kill_and_trains_on_no_group_twic
     assert any(not torch.equal(before[name], after[name]) for name in before)
     assert (run / "model" / "tokenizer.json").exists()
     assert (run / "reward.png").stat().st_size > 1000
+    assert len(list((run / "tensorboard").iterdir())) == 3, "each life wrote there"
     assert processes_with(str(data)) == {}
     other = spec(tmp_path, seed=1)
     refused = gangline("train", "run", other, "--data", data)

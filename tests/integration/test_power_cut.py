@@ -168,9 +168,8 @@ def test_checkpoints_with_folders_in_them(disk: PowerCut, data: Path, after: Pat
 
 
 def test_records_of_steps(disk: PowerCut, data: Path, after: Path) -> None:
-    with RunLog(data / "run") as log:
-        log.write(step_record())
-        disk.leaves(after)
+    RunLog(data / "run").write(step_record())
+    disk.leaves(after)
     assert read_records(after / "run" / "metrics.jsonl") == [step_record()]
 
 

@@ -426,9 +426,8 @@ def test_records_of_steps_that_are_done_again_are_taken_back(tmp_path: Path) -> 
             took_s=1.0,
         )
 
-    with RunLog(tmp_path) as run_log:
-        for step in (0, 2, 4):
-            run_log.write_evaluation(record(step))
-    with RunLog(tmp_path, last_step=2) as run_log:
-        assert run_log.evaluated_steps == {0, 2}
+    run_log = RunLog(tmp_path)
+    for step in (0, 2, 4):
+        run_log.write_evaluation(record(step))
+    assert RunLog(tmp_path, last_step=2).evaluated_steps == {0, 2}
     assert read_evaluations(tmp_path / "evaluations.jsonl") == [record(0), record(2)]

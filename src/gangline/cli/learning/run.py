@@ -7,9 +7,9 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from gangline.cli.learning.view import LearningView, draw_curves
 from gangline.cli.service.bring_up import run_service
@@ -24,14 +24,18 @@ from gangline.telemetry.logs import LineFormatter
 if TYPE_CHECKING:
     from gangline.client.server import ServerClient
     from gangline.training.collecting.selection import Selection
+    from gangline.training.collecting.task_stream import TaskStream
     from gangline.training.learning.learner import Learner
     from gangline.training.learning.mask_settings import GroupMasks
     from gangline.training.run.evaluation import Evaluation
     from gangline.training.run.experiment import Experiment
     from gangline.training.run.lineage import Results
     from gangline.training.run.log import EvaluationRecord, StepRecord
+    from gangline.training.run.tracking import Tracking
 
 __all__ = ["Ran", "run_experiment", "train_through"]
+
+T = TypeVar("T")
 
 
 class Ran(NamedTuple):
@@ -80,45 +84,28 @@ async def train_through(
 
     Raises: Conflict when its folder is in use, or another's; InvalidRequest when held-out tasks are trained on.
     """
-    from gangline.training.collecting.task_stream import TaskStream
     from gangline.training.run.evaluation import require_disjoint
     from gangline.training.run.lineage import key_of
-    from gangline.training.run.log import read_evaluations, read_records
     from gangline.training.run.trainer import Trainer
     from gangline.training.weights.update import ServiceWeights
 
     require_disjoint(tasks, held_out)
     folder = data_dir / "runs" / experiment.name
-    data, steps = experiment.data, experiment.schedule.steps
     with _held(folder), _logged(folder / "trainer.log"):
         model_folder = await asyncio.to_thread(_model_folder, experiment.model)
         masks = await asyncio.to_thread(_masks, experiment, model_folder)
         key = key_of(folder)
         run = f"{experiment.name}-{key}"
-        stream = TaskStream(
-            run,
-            tasks,
-            num_samples=data.num_samples,
-            shuffle=data.shuffle,
-            seed=experiment.seed,
-            seeded=data.seeded,
-        )
+        stream = _stream(run, experiment, tasks)
         evaluation = _evaluation(run, experiment, held_out, client)
         digests = stream.digest, None if evaluation is None else evaluation.digest
         num_done = await asyncio.to_thread(_begin, folder, experiment, key, digests, model_folder)
         if num_done:
-            notes().print(f"Going on after step {num_done} of {steps}")
+            notes().print(f"Going on after step {num_done} of {experiment.schedule.steps}")
         learner = await asyncio.to_thread(_learner, experiment, model_folder)
-        before = [record for record in read_records(folder / "metrics.jsonl") if record.step <= num_done]
-        evaluated = [one for one in read_evaluations(folder / "evaluations.jsonl") if one.step <= num_done]
         weights_folder = experiment.service.weights or folder / "weights"
-        with LearningView(
-            notes(),
-            num_steps=steps,
-            num_evaluations=0 if evaluation is None else evaluation.num_due(steps),
-            before=before,
-            evaluations_before=evaluated,
-        ) as view:
+        tracking = await asyncio.to_thread(_tracking, experiment, folder, run, num_done)
+        with tracking, _view(folder, experiment, evaluation, num_done) as view:
             trainer = Trainer(
                 folder,
                 schedule=experiment.schedule,
@@ -130,12 +117,57 @@ async def train_through(
                 selection=_selection(run, experiment),
                 masks=masks,
                 coalitions=experiment.coalitions,
-                on_step=view.add,
+                on_step=_to_each(tracking.add, view.add),
                 evaluation=evaluation,
-                on_evaluation=view.add_evaluation,
+                on_evaluation=_to_each(tracking.add, view.add_evaluation),
             )
             last_version = await trainer.run()
         return await asyncio.to_thread(_finish, folder, experiment, learner, model_folder, view, last_version)
+
+
+def _stream(run: str, experiment: Experiment, tasks: Sequence[Mapping[str, Any]]) -> TaskStream:
+    from gangline.training.collecting.task_stream import TaskStream
+
+    data = experiment.data
+    return TaskStream(
+        run, tasks, num_samples=data.num_samples, shuffle=data.shuffle, seed=experiment.seed, seeded=data.seeded
+    )
+
+
+def _view(folder: Path, experiment: Experiment, evaluation: Evaluation | None, num_done: int) -> LearningView:
+    from gangline.training.run.log import read_evaluations, read_records
+
+    steps = experiment.schedule.steps
+    return LearningView(
+        notes(),
+        num_steps=steps,
+        num_evaluations=0 if evaluation is None else evaluation.num_due(steps),
+        before=[record for record in read_records(folder / "metrics.jsonl") if record.step <= num_done],
+        evaluations_before=[one for one in read_evaluations(folder / "evaluations.jsonl") if one.step <= num_done],
+    )
+
+
+def _to_each(*calls: Callable[[T], None]) -> Callable[[T], None]:
+    def call_all(record: T) -> None:
+        for call in calls:
+            call(record)
+
+    return call_all
+
+
+def _tracking(experiment: Experiment, folder: Path, run: str, last_step: int) -> Tracking:
+    """Raises: InvalidRequest."""
+    from gangline.training.run.experiment import resolved_settings
+    from gangline.training.run.tracking import Tracking
+
+    return Tracking.start(
+        experiment.report_to,
+        experiment.tracking,
+        folder=folder,
+        run=run,
+        config=resolved_settings(experiment),
+        last_step=last_step,
+    )
 
 
 def _selection(run: str, experiment: Experiment) -> Selection:

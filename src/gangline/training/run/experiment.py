@@ -21,6 +21,7 @@ from gangline.training.options import TrainingOptions
 from gangline.training.run.evaluation import EvaluationSettings
 from gangline.training.run.hooks import HookSettings, load_hooks
 from gangline.training.run.service_settings import ServiceSettings
+from gangline.training.run.tracking import TrackerName, TrackingSettings, check_trackers
 from gangline.training.run.trainer import ScheduleSettings
 
 __all__ = [
@@ -77,6 +78,9 @@ class Experiment(TrainingOptions):
     learner: LearnerSettings = LearnerSettings()
     evaluation: EvaluationSettings | None = None
     """None: it is not measured on held-out tasks."""
+    report_to: tuple[TrackerName, ...] = ("tensorboard",)
+    """Trackers that the run appears in, beside its own records."""
+    tracking: TrackingSettings = TrackingSettings()
     control: Literal["none", "shuffled_rewards"] = "none"
     """shuffled_rewards: each group's rewards are dealt out to its sessions at random: nothing is to be learned."""
     seed: int = 0
@@ -124,6 +128,7 @@ def read_experiment(path: Path) -> Experiment:
         raise InvalidRequest(f"{path} does not fit: {wrong}.") from error
     found.require_consistent()
     load_hooks(found.hooks)
+    check_trackers(found.report_to)
     changes: dict[str, Any] = {"data": _beside(path, found.data)}
     if found.evaluation is not None:
         changes["evaluation"] = _beside(path, found.evaluation)
@@ -164,8 +169,15 @@ def warnings_about(experiment: Experiment) -> list[str]:
 
 
 def digest_of(experiment: Experiment) -> str:
-    """A digest that does not depend on the order of settings, the location of the files, or the number of steps: a run
-    may be made longer."""
-    left_out: Any = {"schedule": {"steps"}, "data": {"tasks"}, "evaluation": {"tasks"}, "service": True}
+    """A digest that does not depend on the order of settings, the location of the files, the service, trackers, or the
+    number of steps: a run may be made longer."""
+    left_out: Any = {
+        "schedule": {"steps"},
+        "data": {"tasks"},
+        "evaluation": {"tasks"},
+        "service": True,
+        "report_to": True,
+        "tracking": True,
+    }
     said = experiment.model_dump(mode="json", exclude=left_out)
     return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()

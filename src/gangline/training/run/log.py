@@ -1,11 +1,11 @@
-"""A run's own records: a line of JSON per step, one per evaluation, and the same for TensorBoard."""
+"""A run's own records: a line of JSON per step, and one per evaluation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -79,7 +79,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     learner: dict[str, float]
 
     def scalars(self) -> dict[str, float]:
-        """Every number, by a name of TensorBoard's form."""
+        """Every number, by its name in trackers."""
         found = dict[str, float]()
         for name, value in msgspec.to_builtins(self).items():
             if name in ("update", "learner"):
@@ -122,7 +122,7 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True):
     took_s: float
 
     def scalars(self) -> dict[str, float]:
-        """Every number, by a name of TensorBoard's form."""
+        """Every number, by its name in trackers."""
         numbers = msgspec.structs.asdict(self)
         return {
             f"evaluation/{name}": float(value)
@@ -158,7 +158,7 @@ def paired_difference(before: EvaluationRecord, after: EvaluationRecord) -> Pair
 
 
 class RunLog:
-    """`metrics.jsonl`, `evaluations.jsonl` and a folder `tensorboard` in the run's folder."""
+    """`metrics.jsonl` and `evaluations.jsonl` in the run's folder."""
 
     def __init__(self, folder: Path, *, last_step: int = 0) -> None:
         """last_step: step of the checkpoint; records of later steps are removed, since those steps are repeated."""
@@ -168,29 +168,15 @@ class RunLog:
         evaluations = [record for record in read_evaluations(self._evaluations) if record.step <= last_step]
         _keep(self._evaluations, evaluations)
         self.evaluated_steps = {record.step for record in evaluations}
-        self._board = _board(folder / "tensorboard", last_step)
 
     def write(self, record: StepRecord) -> None:
         """Durable on return."""
         append(self._metrics, msgspec.json.encode(record) + b"\n")
-        self._show(record)
 
     def write_evaluation(self, record: EvaluationRecord) -> None:
         """Durable on return."""
         append(self._evaluations, msgspec.json.encode(record) + b"\n")
         self.evaluated_steps.add(record.step)
-        self._show(record)
-
-    def _show(self, record: StepRecord | EvaluationRecord) -> None:
-        for name, value in record.scalars().items():
-            self._board.add_scalar(name, value, record.step, walltime=None)
-        self._board.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self._board.close()
 
 
 def read_records(path: Path) -> list[StepRecord]:
@@ -214,9 +200,3 @@ def _keep(path: Path, records: Sequence[StepRecord | EvaluationRecord]) -> None:
     """Reduce a file, where it exists, to these records."""
     if path.exists():
         write_whole(path, b"".join(msgspec.json.encode(record) + b"\n" for record in records))
-
-
-def _board(folder: Path, last_step: int) -> Any:
-    import tensorboardX  # noqa: PLC0415 - of the extra `training`
-
-    return tensorboardX.SummaryWriter(str(folder), purge_step=last_step + 1)

@@ -201,14 +201,14 @@ class Trainer:
         Raises: errors of the learner or the service; a new trainer resumes from the last checkpoint.
         """
         await self._restore()
-        with RunLog(self._folder, last_step=self._step) as run_log:
-            if self._step < self._schedule.steps or self._must_evaluate(run_log):
-                await self._push()
-                async with self._mending():
+        run_log = RunLog(self._folder, last_step=self._step)
+        if self._step < self._schedule.steps or self._must_evaluate(run_log):
+            await self._push()
+            async with self._mending():
+                await self._evaluate(run_log)
+                if self._step < self._schedule.steps:
+                    await self._take_steps(run_log)
                     await self._evaluate(run_log)
-                    if self._step < self._schedule.steps:
-                        await self._take_steps(run_log)
-                        await self._evaluate(run_log)
         return self._version
 
     async def _take_steps(self, run_log: RunLog) -> None:
