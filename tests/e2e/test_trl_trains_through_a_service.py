@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 from gangline.client.server import ServerClient
-from gangline.domain.errors import EngineUnavailable
 from gangline.server.run import serving
 from gangline.serving.app import create_app
 from gangline.serving.app import serving as engine_serving
@@ -24,25 +22,14 @@ from gangline.trainers.trl import Connection, ServiceRollouts
 from gangline.training.collecting.collector import PlainCollector
 from gangline.training.collecting.groups import Group
 from gangline.training.weights.update import ServiceWeights
-from support.engines.models import CONFIGS
 from support.node.node import running_node
 from support.sdk.talking_agent import TEMPERATURE, tasks
+from support.training.tiny_policy import tiny_policy, until_served
 from support.training.trl_training import make_trainer, word_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what TRL and its dependencies deprecate
 
 NUM_STEPS = 3
-LAST_TOKEN = "</think>"
-
-
-async def next_version(weights: ServiceWeights) -> int:
-    """As soon as the server has heard of the node."""
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                return (await weights.latest_version() or 0) + 1
-            except EngineUnavailable:
-                await asyncio.sleep(0.05)
 
 
 class Recording:
@@ -57,18 +44,8 @@ class Recording:
         return found
 
 
-def tiny_model(folder: Path) -> int:
-    """Write it; the number of words that its tokenizer knows."""
-    num_words = TinyTokenizer().encode(LAST_TOKEN)[0] + 1
-    shape: dict[str, Any] = {**CONFIGS["llama"].to_dict(), "vocab_size": num_words, "initializer_range": 0.1}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(LlamaConfig(**shape)).save_pretrained(folder)
-    return num_words
-
-
 def test_an_unmodified_agent_is_trained_by_trl(tmp_path: Path) -> None:
-    num_words = tiny_model(tmp_path / "model")
+    num_words = tiny_policy(tmp_path / "model")
     groups = list[Group]()
     differences = list[float]()
 
@@ -85,7 +62,7 @@ def test_an_unmodified_agent_is_trained_by_trl(tmp_path: Path) -> None:
                 PlainCollector(client, tasks()) as collector,
             ):
                 weights = ServiceWeights(client, tmp_path / "weights")
-                yield Connection(Recording(collector, groups), weights, await next_version(weights))
+                yield Connection(Recording(collector, groups), weights, await until_served(weights) + 1)
         finally:
             await sampler.close()
 

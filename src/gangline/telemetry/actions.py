@@ -161,6 +161,10 @@ ACTIONS: dict[str, str] = {
     "nemo_rl.too_old": "A group was sampled too many versions ago for the next step; another is collected.",
     "nemo_rl.stopped": "Collecting for NeMo RL ended with an error; its buffer will run empty.",
     "nemo_rl.out_of_tasks": "There are no more tasks; what was collected stays in NeMo RL's buffer.",
+    "prime_rl.batch_written": "The files of a step are there for all data ranks of prime-rl's trainer.",
+    "prime_rl.row_left_out": "A row is longer than prime-rl's `seq_len`, and `long_rows` is `leave_out`.",
+    "prime_rl.group_left_out": "A group has tokens older than `staleness` allows, or of unknown version; another is "
+    "collected.",
     "group.not_whole": "Sessions of a group cannot be compared with the others; it is dropped, or its task run again.",
     "weights.updated": "All engines sample from a trainer's new weights.",
     "weights.lease_not_renewed": "A node did not answer while its gate was held closed; its lease may run out.",

@@ -35,6 +35,7 @@ from gangline.trajectories.comparability import scoring_temperature
 __all__ = [
     "CONTRACT_VERSION",
     "Gate",
+    "GroupSource",
     "TrainerRow",
     "close_gates",
     "open_gates",
@@ -71,6 +72,12 @@ class TrainerRow:
     """Outcome of the session."""
     trace: Trace
     """For other fields that a trainer can use. Its prompt is whole, its mask the row's."""
+
+
+class GroupSource(Protocol):
+    """A collector (`gangline.training.collecting.collector`)."""
+
+    async def collect(self, num_groups: int) -> list[Group]: ...
 
 
 def require_whole(group: Group, num_samples: int) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from gangline.client.background import InBackground
 from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.session import SessionResult
 from gangline.domain.trajectory import Trace
-from gangline.trainers.contract import TrainerRow, rows_of
+from gangline.trainers.contract import GroupSource, TrainerRow, rows_of
 from gangline.training.collecting.groups import Group, trainable_traces
 from gangline.training.learning.masks import all_sampled
 from gangline.training.learning.samples import Mask
@@ -39,18 +39,11 @@ from gangline.training.weights.update import Save, WeightUpdater
 
 __all__ = [
     "Connection",
-    "GroupSource",
     "ServiceRollouts",
     "one_trace_each",
     "rollout_rows",
     "session_reward",
 ]
-
-
-class GroupSource(Protocol):
-    """A collector (`gangline.training.collecting.collector`)."""
-
-    async def collect(self, num_groups: int) -> list[Group]: ...
 
 
 @dataclass(frozen=True)
