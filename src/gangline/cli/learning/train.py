@@ -1,4 +1,4 @@
-"""`gangline train`: which algorithms there are, and experiments: checked without a GPU, run, gone on with."""
+"""`gangline train`: which algorithms there are, and experiments: checked without a GPU, tried, run, gone on with."""
 
 from __future__ import annotations
 
@@ -84,6 +84,35 @@ def validate(spec: SpecArgument, as_json: JsonOption = False) -> None:
         trained = experiment.schedule.groups_per_step * experiment.data.num_samples
         console().print(f"coalitions: up to {num} sessions a step beside the {trained} that are trained on")
     _warn(warnings)
+
+
+@train.command("dry-run")
+def dry_run_command(
+    spec: SpecArgument,
+    groups: Annotated[int, typer.Option("--groups", min=1, help="Groups to sample.")] = 16,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the spread of rewards before a run: sample some groups, train nothing.
+
+    Groups whose sessions all earn the same teach nothing. Uses a running service, or one started for it.
+    """
+    import asyncio
+
+    from gangline.cli.learning.dry_run import measure_spread, spread_view
+
+    experiment, tasks, _held_out = _read(spec)
+    data_dir = (data or Settings.from_environ().data_dir).absolute()
+    try:
+        report = asyncio.run(measure_spread(experiment, tasks, data_dir, groups))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        notes().print("Stopped.")
+        raise typer.Exit(Exit.INTERRUPTED) from None
+    if as_json:
+        print_json({"report": report, "advice": report.advice()})
+        return
+    console().print(spread_view(report))
+    _warn(report.advice())
 
 
 @train.command("run")
