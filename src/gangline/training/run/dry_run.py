@@ -35,7 +35,7 @@ class GroupSpread(msgspec.Struct, frozen=True, kw_only=True):
 
     task_id: str
     rewards: tuple[float, ...]
-    """Of the sessions that could be trained on, by sample index."""
+    """Those of the sessions that could be trained on, by sample index."""
     reward_mean: float | None
     """None where there is none."""
     deviation: float
@@ -66,7 +66,7 @@ class SpreadReport(msgspec.Struct, frozen=True, kw_only=True):
     deviation_between: float | None
     """Deviation of the groups' means: how much the tasks differ in difficulty."""
     share_informative: float
-    """Of the groups."""
+    """Share of the groups."""
     num_all_best: int
     """Groups whose sessions all have the largest reward that was seen."""
     num_all_worst: int
