@@ -30,6 +30,7 @@ _COMMAND_MODULES = (
     "results.drift",
     "results.export",
     "learning.train",
+    "learning.runs",
     "machine.doctor",
     "machine.config",
     "machine.harness",
