@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -52,12 +53,30 @@ def helpers(owner: str) -> set[int]:
     return found
 
 
-async def foreman_of(owner: str) -> int:
-    """The only fork that is left when the sandbox has begun and no command runs."""
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+class Forks(NamedTuple):
+    """Those of a sandbox in which no command runs. Without one since its begin, there is only the foreman."""
+
+    foreman: int
+    supervisor: int | None = None
+    waiting: int | None = None
+    """The supervisor's, which becomes the next command."""
+
+
+async def forks_of(owner: str, number: int) -> Forks:
     async with asyncio.timeout(30):
-        while len(found := helpers(owner)) != 1:
+        while len(found := helpers(owner)) != number:
             await asyncio.sleep(0.01)
-    return found.pop()
+    return Forks(*sorted(found, key=lambda pid: (parent(pid) in found, parent(parent(pid)) in found)))
+
+
+async def gone(pid: int) -> None:
+    async with asyncio.timeout(30):
+        while Path(f"/proc/{pid}").exists():
+            await asyncio.sleep(0.01)
 
 
 def private_bytes(pid: int) -> int:
@@ -82,18 +101,20 @@ async def test_a_thousand_actions_leave_nothing_behind(runtime: Runtime, tmp_pat
 
     try:
         await asyncio.gather(*(act(5) for _ in range(4)))
-        foreman = await foreman_of(owner)
+        assert (await handle.exec("true")).ok  # it leaves nothing behind, so that its supervisor rests
+        foreman = (await forks_of(owner, 3)).foreman
         places = [f"/proc/{pid}/fd" for pid in (os.getpid(), zygote_pid(), foreman)]
         before = [len(os.listdir(place)) for place in places]
         memory = [private_bytes(pid) for pid in (zygote_pid(), foreman)]
         await asyncio.gather(*(act(NUM_ACTIONS // 4) for _ in range(4)))
-        assert await foreman_of(owner) == foreman
+        assert (await handle.exec("true")).ok
+        assert (await forks_of(owner, 3)).foreman == foreman
         async with asyncio.timeout(30):  # until the pipes of the last commands are closed
             while any(len(os.listdir(place)) > number for place, number in zip(places, before, strict=True)):
                 await asyncio.sleep(0.01)
         grown = [private_bytes(pid) - one for pid, one in zip((zygote_pid(), foreman), memory, strict=True)]
         assert max(grown) < 256 << 10
-        assert private_bytes(foreman) < MAX_PRIVATE_BYTES
+        assert sum(map(private_bytes, helpers(owner))) < MAX_PRIVATE_BYTES
     finally:
         await handle.stop()
 
@@ -103,10 +124,9 @@ async def test_a_killed_foreman_ends_its_own_sandbox_only(runtime: Runtime, tmp_
     neighbour, _ = await start(runtime, tmp_path)
     try:
         spared = await neighbour.channel(["cat"])
-        foreman = await foreman_of(owner)
+        foreman = (await forks_of(owner, 1)).foreman
         os.kill(foreman, signal.SIGKILL)
-        while Path(f"/proc/{foreman}").exists():
-            await asyncio.sleep(0.01)
+        await gone(foreman)
         assert (await handle.exec("echo again")).stdout == b"again\n"
         assert helpers(owner) - {foreman}, "another foreman is there"
         assert (await neighbour.exec("echo here")).stdout == b"here\n"
@@ -121,7 +141,7 @@ async def test_a_stopped_foreman_holds_no_caller_up(
 ) -> None:
     handle, owner = await start(runtime, tmp_path)
     try:
-        foreman = await foreman_of(owner)
+        foreman = (await forks_of(owner, 1)).foreman
         os.kill(foreman, signal.SIGSTOP)
         monkeypatch.setattr(execution, "_START_S", 0.5)
         with pytest.raises(RuntimeFailed, match="foreman did not take a command in time"):
@@ -137,18 +157,96 @@ async def test_a_killed_zygote_is_replaced_and_foremen_live_on(runtime: Runtime,
     handle, owner = await start(runtime, tmp_path)
     before, old = helpers(owner), zygote_pid()
     os.kill(old, signal.SIGKILL)
-    async with asyncio.timeout(30):  # reaped before anybody needs another
-        while Path(f"/proc/{old}").exists():
-            await asyncio.sleep(0.01)
+    await gone(old)  # reaped before anybody needs another
     other, _ = await start(runtime, tmp_path)
     try:
         assert zygote_pid() != old
         assert (await handle.exec("echo still")).stdout == b"still\n"
-        assert helpers(owner) == before
+        assert before < helpers(owner)
         assert (await other.exec("echo too")).stdout == b"too\n"
     finally:
         await handle.stop()
         await other.stop()
+
+
+async def test_a_supervisor_takes_one_command_after_another(runtime: Runtime, tmp_path: Path) -> None:
+    handle, owner = await start(runtime, tmp_path)
+    try:
+        assert (await handle.exec("exit 3")).exit_code == 3
+        before = await forks_of(owner, 3)
+        for number in range(20):
+            result = await handle.exec(f"cat; echo {number} >&2; kill -9 $$", stdin=b"given", cwd="/", env={"A": "b"})
+            assert (result.signal, result.stdout, result.stderr) == (9, b"given", f"{number}\n".encode())
+        after = await forks_of(owner, 3)
+        assert (after.foreman, after.supervisor) == (before.foreman, before.supervisor)
+        assert after.waiting != before.waiting
+    finally:
+        await handle.stop()
+
+
+async def test_only_one_supervisor_rests(runtime: Runtime, tmp_path: Path) -> None:
+    handle, owner = await start(runtime, tmp_path)
+    try:
+        assert all(one.ok for one in await asyncio.gather(*(handle.exec("sleep 0.1") for _ in range(5))))
+        await forks_of(owner, 3)
+    finally:
+        await handle.stop()
+
+
+async def test_a_supervisor_whose_command_was_killed_or_left_a_process_ends(runtime: Runtime, tmp_path: Path) -> None:
+    handle, owner = await start(runtime, tmp_path)
+    try:
+        left = await handle.exec("sleep 1000 >/dev/null 2>&1 & echo $!")
+        await forks_of(owner, 1)
+        assert (await handle.exec(f"kill -0 {int(left.stdout)}")).ok, "it lives on"
+        await forks_of(owner, 3)
+        assert (await handle.exec("sleep 1000", timeout_s=0.1)).timed_out
+        await forks_of(owner, 1)
+        asked = await handle.exec("trap 'echo asked; exit' TERM; sleep 1000 & wait", timeout_s=0.3, grace_s=30)
+        assert (asked.timed_out, asked.stdout) == (True, b"asked\n")
+        await forks_of(owner, 1)
+    finally:
+        await handle.stop()
+
+
+async def test_a_killed_waiting_fork_is_replaced_by_the_next_order(runtime: Runtime, tmp_path: Path) -> None:
+    handle, owner = await start(runtime, tmp_path)
+    try:
+        assert (await handle.exec("true")).ok
+        before = await forks_of(owner, 3)
+        assert before.waiting is not None
+        os.kill(before.waiting, signal.SIGKILL)
+        await gone(before.waiting)
+        assert await forks_of(owner, 2) == (*before[:2], None), "and not before it comes"
+        assert (await handle.exec("echo again")).stdout == b"again\n"
+        assert (await forks_of(owner, 3))[:2] == before[:2]
+    finally:
+        await handle.stop()
+
+
+async def test_a_killed_resting_supervisor_harms_its_own_sandbox_only(runtime: Runtime, tmp_path: Path) -> None:
+    handle, owner = await start(runtime, tmp_path)
+    try:
+        assert (await handle.exec("true")).ok
+        supervisor = (await forks_of(owner, 3)).supervisor
+        assert supervisor is not None
+        os.kill(supervisor, signal.SIGKILL)
+        await gone(supervisor)
+        with pytest.raises(RuntimeFailed, match="was killed before a command began"):
+            await handle.exec("true")
+        assert (await handle.exec("echo again")).stdout == b"again\n"
+    finally:
+        await handle.stop()
+
+
+async def test_an_order_may_be_larger_than_a_socket_takes(runtime: Runtime, tmp_path: Path) -> None:
+    handle, _ = await start(runtime, tmp_path)
+    words = ["x" * 100_000] * 12
+    try:
+        for _ in range(2):
+            assert (await handle.exec(["sh", "-c", 'echo "$#"', "sh", *words])).stdout == b"12\n"
+    finally:
+        await handle.stop()
 
 
 async def test_a_handle_without_channels_says_so() -> None:

@@ -15,7 +15,7 @@ import socket
 import sys
 import termios
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import Literal
 
@@ -34,6 +34,8 @@ EndAll = Callable[[], Awaitable[None]]
 
 _PIECE_BYTES = 1 << 16
 _STARTED = b"started\n"
+_NUM_LINES = 3
+"""Of an answer."""
 _KILL_GRACE_S = 10.0
 """How long a supervisor may take to kill a tree before the whole sandbox is ended instead."""
 _START_S = 30.0
@@ -213,7 +215,7 @@ async def _ended(execution: _Execution, end_all: EndAll) -> str:
 
 async def _kill(execution: _Execution, grace_s: float, end_all: EndAll) -> None:
     if grace_s > 0:
-        execution.order_end()
+        execution.order_end(grace_s)
         await asyncio.wait([execution.ended], timeout=grace_s)
     execution.order_kill()
     try:
@@ -226,7 +228,7 @@ async def _kill(execution: _Execution, grace_s: float, end_all: EndAll) -> None:
 
 
 class _Execution:
-    """A command under its supervisor, and the control socket to that."""
+    """A command under its supervisor."""
 
     def __init__(
         self, foreman: Foreman, order: Order, stdin: bytes | None, pipes: Sequence[_Pipe], files: Sequence[int]
@@ -234,49 +236,51 @@ class _Execution:
         """`files`: the command's further descriptors, from number 3 on. Raises: OSError."""
         self._loop = asyncio.get_running_loop()
         self._began_at = self._loop.time()
+        self._foreman = foreman
         self.pipes = pipes
-        with ExitStack() as on_failure:
-            ours, theirs = socket.socketpair()
-            on_failure.enter_context(ours)
-            with theirs, _input(stdin) as source:
-                given = [source.fileno(), *(pipe.write_fd for pipe in pipes), *files]
-                groups = [_opened(path, on_failure) for path in order.cgroup_procs]
-                foreman.begin(theirs.fileno(), given, groups)
-            on_failure.pop_all()
-            for group in groups:
-                os.close(group)
-        for pipe in pipes:
-            pipe.close_write_end()
-        ours.setblocking(False)
         self.spent = ""
         """The supervisor's account of the command, once it has answered."""
         self.is_started = self.is_doomed = False
         self._started = asyncio.Event()
-        self._control = ours
-        self.ended = asyncio.ensure_future(self._converse(marshal.dumps(_as_plain(order))))
+        self._heard = bytearray()
+        self.ended: asyncio.Future[str] = self._loop.create_future()
         """Done with the supervisor's last word; see `answer`."""
-
-    async def _converse(self, order: bytes) -> str:
-        """Its last word; empty when it died without one, `unstarted` when it did not begin."""
-        answer = bytearray()
+        self._supervisor = foreman.supervisor(order.cgroup_procs)
+        source = _input(stdin)
         try:
-            async with asyncio.timeout(_START_S) as patience:
-                await self._loop.sock_sendall(self._control, len(order).to_bytes(4, "big") + order)
-                while piece := await self._loop.sock_recv(self._control, 256):
-                    answer += piece
-                    if answer.startswith(_STARTED):
-                        patience.reschedule(None)
-                        self.is_started = True
-                        self._started.set()
-        except ConnectionError:
-            pass  # it is gone, and said what it had to say
-        except TimeoutError:
-            return "unstarted"
+            given = [source, *(pipe.write_fd for pipe in pipes), *files]
+            self._supervisor.begin(marshal.dumps(_as_plain(order)), given, self._hear)
+        except BaseException:
+            self._supervisor.close()
+            raise
         finally:
-            self._control.close()
+            os.close(source)
+        for pipe in pipes:
+            pipe.close_write_end()
+        self._patience = self._loop.call_later(_START_S, self._end, "unstarted")
+
+    def _hear(self, piece: bytes) -> None:
+        self._heard += piece
+        if not self.is_started and self._heard.startswith(_STARTED):
+            del self._heard[: len(_STARTED)]
+            self.is_started = True
+            self._patience.cancel()
             self._started.set()
-        end, _, self.spent = answer.removeprefix(_STARTED).decode().partition("\n")
-        return end
+        if not piece or self._heard.count(b"\n") == _NUM_LINES:
+            end, _, rest = self._heard.decode().partition("\n")
+            self.spent, _, last = rest.partition("\n")
+            self._end(end, is_free=last == "free\n")
+
+    def _end(self, word: str, *, is_free: bool = False) -> None:
+        """`word`: its last one; empty when it died without one, `unstarted` when it did not begin."""
+        self._patience.cancel()
+        if is_free and not self.is_doomed:
+            self._foreman.rest(self._supervisor)
+        else:
+            self._supervisor.close()
+        self._started.set()
+        if not self.ended.done():
+            self.ended.set_result(word)
 
     async def started(self) -> None:
         """Returns when it has started, or ended without having started."""
@@ -285,14 +289,13 @@ class _Execution:
     async def answer(self) -> str:
         return await asyncio.shield(self.ended)
 
-    def order_end(self) -> None:
-        with suppress(OSError):
-            self._control.send(b"e")
+    def order_end(self, grace_s: float) -> None:
+        self.is_doomed = True
+        self._supervisor.order_end(grace_s)
 
     def order_kill(self) -> None:
         self.is_doomed = True
-        with suppress(OSError):
-            self._control.shutdown(socket.SHUT_WR)
+        self._supervisor.order_kill()
 
     def result(self, answer: str, *, timed_out: bool) -> ExecResult:
         word, _, number = answer.partition(" ")
@@ -317,24 +320,18 @@ def _as_plain(order: Order) -> dict[str, object]:
         "own_namespace": order.own_namespace,
         "filters": list(order.filters),
         "rlimits": dict(order.rlimits),
-        "grace_s": order.grace_s,
     }
 
 
-def _opened(path: str, on_failure: ExitStack) -> int:
-    """For writing. Raises: OSError."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    on_failure.callback(os.close, fd)
-    return fd
-
-
-def _input(data: bytes | None):
-    """A command's standard input: nothing, or a file in memory, which needs nobody to feed it."""
+def _input(data: bytes | None) -> int:
+    """A command's standard input: nothing, or a file in memory, which needs nobody to feed it. Raises: OSError."""
     if data is None:
-        return open(os.devnull, "rb")
-    file = os.fdopen(os.memfd_create("stdin"), "w+b")
-    file.write(data)
-    file.seek(0)
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    file = os.memfd_create("stdin")
+    left = memoryview(data)
+    while left:
+        left = left[os.write(file, left) :]
+    os.lseek(file, 0, os.SEEK_SET)
     return file
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import select
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from gangline.domain.errors import RuntimeFailed
+from gangline.runtimes.commands.supervisor import Supervisor
 from gangline.runtimes.commands.zygote import fork_helper
 
 __all__ = ["Foreman"]
@@ -27,6 +29,7 @@ class Foreman:
         supervisor_uid: user of that sandbox to become, so that commands cannot end it; None stays who we are.
         Raises: RuntimeFailed.
         """
+        self._resting: Supervisor | None = None
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setblocking(False)
         try:
@@ -59,16 +62,44 @@ class Foreman:
         poll.register(self._orders, select.POLLIN)
         return not poll.poll(0)
 
-    def begin(self, control_fd: int, files: Sequence[int], groups: Sequence[int]) -> None:
-        """Have a command supervised. Returns at once.
+    def supervisor(self, groups: Sequence[str]) -> Supervisor:
+        """One without a command: the one that rests, or another.
 
-        files: the command's descriptors, from number 0 on. groups: open `cgroup.procs` files that it joins.
-        Raises: OSError.
+        groups: paths of the `cgroup.procs` files that its commands join. Raises: OSError.
         """
-        socket.send_fds(self._orders, [str(len(files)).encode()], [control_fd, *files, *groups])
+        resting, self._resting = self._resting, None
+        if resting is not None:
+            if resting.groups == tuple(groups) and resting.is_ready:
+                return resting
+            resting.close()
+        return self._another(groups)
+
+    def _another(self, groups: Sequence[str]) -> Supervisor:
+        with ExitStack() as on_failure, ExitStack() as given:
+            ours, theirs = socket.socketpair()
+            on_failure.enter_context(ours)
+            given.enter_context(theirs)
+            fds = [theirs.fileno()]
+            for path in groups:
+                fds.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+                given.callback(os.close, fds[-1])
+            socket.send_fds(self._orders, [b"s"], fds)
+            on_failure.pop_all()
+        return Supervisor(ours, groups)
+
+    def rest(self, supervisor: Supervisor) -> None:
+        """Keep it for the next command. No more than one rests."""
+        if self._resting is not None or self._orders.fileno() < 0:
+            supervisor.close()
+        else:
+            supervisor.rest()
+            self._resting = supervisor
 
     async def end(self) -> None:
         """Let it go, and wait for its end. Idempotent."""
+        if self._resting is not None:
+            self._resting.close()
+            self._resting = None
         if self._orders.fileno() < 0:
             return
         with suppress(OSError, TimeoutError):

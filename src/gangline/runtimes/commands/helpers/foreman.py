@@ -1,10 +1,10 @@
-"""Wait inside a sandbox, and fork a supervisor for each command.
+"""Wait inside a sandbox, and fork supervisors of commands.
 
 Laws:
 - It has entered the sandbox before it hears of any command, and imports nothing there: the files are the agent's.
 - Nobody inside can reach it: its orders come over a socket without a name, which no other process holds. Inside a
   sandbox it is not dumpable, nor are its forks: nobody traces them, reads their memory or takes their descriptors.
-- It knows nothing of a command but its descriptors. It adopts no orphans, so that processes which commands leave behind
+- It knows nothing of a command. It adopts no orphans, so that processes which commands leave behind
   are children of the sandbox's first process.
 - It ends when the socket closes; commands that run then are their supervisors'.
 """
@@ -52,8 +52,7 @@ def main(fds: Sequence[int], uid: int | None) -> NoReturn:
 
 
 def _serve(orders: _socket.socket, user_fd: int | None) -> NoReturn:
-    """Each message has a command's control socket, its own descriptors, as many as it says, and open `cgroup.procs`
-    files that it joins."""
+    """Each message has a supervisor's control socket, and open `cgroup.procs` files that its commands join."""
     orders.send(b"ready")
     while True:
         message, fds = received(orders)
@@ -62,11 +61,10 @@ def _serve(orders: _socket.socket, user_fd: int | None) -> NoReturn:
         try:
             is_supervisor = os.fork() == 0
         except OSError as error:
-            os.write(fds[0], f"lost {error}".encode())
+            os.write(fds[0], f"lost {error}\n\nlast\n".encode())
         else:
             if is_supervisor:
                 orders.close()
-                num_files = int(message)
-                supervise(fds[0], fds[1 : 1 + num_files], fds[1 + num_files :], user_fd)
+                supervise(fds[0], fds[1:], user_fd)
         for fd in fds:
             os.close(fd)

@@ -1,4 +1,4 @@
-"""Run one command, watch it, and kill its whole process tree on request.
+"""Run one command after another, watch each, and kill its whole process tree on request.
 
 Laws:
 - The command's descendants never escape: this process is their subreaper, so that a daemonised grandchild becomes our
@@ -6,145 +6,163 @@ Laws:
 - The node's end of the control socket closing (the node died) is an order to kill. A byte on it is an order to end:
   SIGTERM first, and the grace that the order grants.
 - Once inside the sandbox nothing is imported: its files are the agent's.
-- A process left behind by a command that ended by itself lives on, as a child of the sandbox's first process.
-- Each command has a supervisor and a session keyring of its own: trees of different commands never mix.
+- A process left behind by a command that ended by itself lives on, as a child of the sandbox's first process: this
+  supervisor ends then. Only one without any child takes another command, so trees of different commands never mix.
+- A fork waits to become the next command (see `command`), so that a command costs its caller no fork. It takes the
+  order off the control socket itself. Nobody replaces a killed one before an order comes: that would be work without
+  end for an agent that kills it again and again.
 
-The order comes marshalled, from our own node, on the control socket. The answer is `started`, and then two lines:
-the processor time, memory and output of the processes that have ended here, and before them
-`exit N`, `signal N`, `killed`, or `stuck` (processes multiply faster than we kill them; the node must end the whole
-sandbox). `lost WHY` says that the command could not be started.
+`command` answers `started`. Our answer is two lines: `exit N`, `signal N`, `killed`, or `stuck` (processes multiply
+faster than we kill them, the node must end the whole sandbox), then the processor time, memory and output of the
+processes that have ended here. A third one, `free`, says that another order may come. `lost WHY` says that no command
+could be started.
 """
 
 from __future__ import annotations
 
-import errno
-import marshal
+import _socket
 import os
 import resource
 import select
 import time
 
-from gangline.runtimes.commands.helpers.namespaces import (
-    become_subreaper,
-    become_user,
-    enter_user,
-    filter_system_calls,
-    forbid_new_privileges,
-    leave_session_keyring,
-    make_user_namespace,
-)
+from gangline.runtimes.commands.helpers.command import become_command
+from gangline.runtimes.commands.helpers.namespaces import become_subreaper
 
 TYPE_CHECKING = False  # see `zygote`
 if TYPE_CHECKING:
     import signal as _signal
     from collections.abc import Sequence
-    from typing import Any, NoReturn
+    from typing import NoReturn
 else:
     import _signal
 
 __all__ = ["supervise"]
 
 _MAX_SWEEPS = 200
+_TAKEN = b"t"
+_GRACE_BYTES = 4
+"""Milliseconds, after the byte that orders to end."""
+_GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
-def supervise(control_fd: int, files: Sequence[int], cgroup_fds: Sequence[int], user_fd: int | None) -> NoReturn:
-    """files: the command's descriptors, from number 0 on: three streams, and the end of a channel if it has one.
-
-    cgroup_fds: open `cgroup.procs` files to join. user_fd: the namespace of users where the command lives.
-    """
+def supervise(control_fd: int, cgroup_fds: Sequence[int], user_fd: int | None) -> NoReturn:
+    """cgroup_fds: open `cgroup.procs` files that commands join. user_fd: the namespace of users where they live."""
+    control = _socket.socket(fileno=control_fd)
     try:
-        leave_session_keyring()
-        order = _read_order(control_fd)
-        os.write(control_fd, b"started\n")
-        answer = _supervised(control_fd, order, files, cgroup_fds, user_fd)
+        become_subreaper()
+        wakes = _Wakes(control_fd)
+        before, is_free = resource.getrusage(resource.RUSAGE_CHILDREN), True
+        while is_free:
+            end = _supervised(control, wakes, cgroup_fds, user_fd)
+            is_free = end not in ("killed", "stuck") and not _have_children()
+            spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+            control.send(f"{end}\n{_difference(before, spent)}\n{'free' if is_free else 'last'}\n".encode())
+            before = spent
+    except BrokenPipeError:
+        pass  # nobody is left to hear it
     except OSError as error:
-        answer = f"lost {error}"
-    try:
-        os.write(control_fd, f"{answer}\n{_spent()}".encode())
-    except OSError:
-        os._exit(1)  # nobody is left to hear it
+        os.write(control_fd, f"lost {error}\n\nlast\n".encode())
     os._exit(0)
 
 
-def _read_order(control_fd: int) -> dict[str, Any]:
-    size = int.from_bytes(_read_exactly(control_fd, 4), "big")
-    return marshal.loads(_read_exactly(control_fd, size))
+class _Wakes:
+    """Waits for the end of a child, for an order that was taken, and for the node."""
 
+    def __init__(self, control_fd: int) -> None:
+        self._control_fd = control_fd
+        self._fd, self._told_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        _signal.set_wakeup_fd(self._told_fd)
+        _signal.signal(_signal.SIGCHLD, _noted)
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+        self.is_taken = False
+        """Whether the waiting child has its order."""
 
-def _read_exactly(fd: int, size: int) -> bytes:
-    pieces = bytearray()
-    while len(pieces) < size:
-        piece = os.read(fd, size - len(pieces))
-        if not piece:
-            os._exit(0)  # the node went away before it said what to run
-        pieces += piece
-    return bytes(pieces)
+    def wait(self, *, hears: bool, timeout_ms: float | None = None) -> int:
+        """The events of the control socket: what the node says only where `hears`, and that it is gone."""
+        self._poll.register(self._control_fd, select.POLLRDHUP | (select.POLLIN if hears else 0))
+        events = dict(self._poll.poll(timeout_ms))
+        if self._fd in events:
+            self.look()
+        return events.get(self._control_fd, 0)
 
+    def left_to_child(self) -> int:
+        """In a child: where it tells that it has its order, which fails once nobody waits."""
+        _signal.set_wakeup_fd(-1)
+        os.close(self._fd)
+        return self._told_fd
 
-def _supervised(
-    control_fd: int, order: dict[str, Any], files: Sequence[int], cgroup_fds: Sequence[int], user_fd: int | None
-) -> str:
-    """The last line of the answer."""
-    become_subreaper()
-    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    _signal.set_wakeup_fd(wake_write)
-    _signal.signal(_signal.SIGCHLD, _noted)
-    command = os.fork()
-    if command == 0:
-        _run_command(order, files, cgroup_fds, user_fd)
-    for fd in files:
-        os.close(fd)  # they must end when the command's own processes do
-    status = _wait(command, control_fd, wake_read)
-    if status is not None:
-        return _told(status)
-    if os.read(control_fd, 1):
-        _ask_to_end(order["grace_s"], control_fd, wake_read)
-    return _kill_tree()
-
-
-def _spent() -> str:
-    """Accounts of the processes that have ended here: see `shared.accounts.Spent`."""
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return f"{spent.ru_utime + spent.ru_stime:.6f} {spent.ru_maxrss * 1024} {spent.ru_oublock * 512}"
+    def look(self) -> None:
+        """Whether it is taken by now."""
+        try:
+            told = os.read(self._fd, 4096)
+        except BlockingIOError:
+            return
+        self.is_taken = self.is_taken or _TAKEN in told
 
 
 def _noted(_number: int, _frame: object) -> None:
     """The wakeup descriptor has reported it already; without a handler there would be no wakeup."""
 
 
+def _supervised(control: _socket.socket, wakes: _Wakes, cgroup_fds: Sequence[int], user_fd: int | None) -> str:
+    """The first line of the answer to the next order."""
+    wakes.is_taken = False
+    command = _forked(control, wakes, cgroup_fds, user_fd)
+    while True:
+        events = wakes.wait(hears=wakes.is_taken or not command)
+        while (ended := _reap()) is not None:
+            if ended[0] != command:
+                continue
+            wakes.look()
+            if wakes.is_taken:
+                return _told(ended[1])
+            command = 0
+        if events & _GONE:
+            return _kill_tree() if wakes.is_taken else _dismissed(command)
+        if events and not command:
+            command = _forked(control, wakes, cgroup_fds, user_fd)
+        elif events:
+            _ask_to_end(control, wakes)
+            return _kill_tree()
+
+
+def _forked(control: _socket.socket, wakes: _Wakes, cgroup_fds: Sequence[int], user_fd: int | None) -> int:
+    """A child that waits to become the command."""
+    command = os.fork()
+    if command == 0:
+        become_command(control, (wakes.left_to_child(), _TAKEN), cgroup_fds, user_fd)
+    return command
+
+
+def _dismissed(command: int) -> str:
+    """Kill a child that waits, or has just taken its order."""
+    if command:
+        os.kill(command, _signal.SIGKILL)
+        os.waitpid(command, 0)
+    return _kill_tree() if _have_children() else "killed"
+
+
+def _difference(before: resource.struct_rusage, now: resource.struct_rusage) -> str:
+    """Accounts of the processes that have ended here: see `shared.accounts.Spent`. The kernel tells of all of them
+    together which was the largest one."""
+    cpu_s = now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime
+    return f"{cpu_s:.6f} {now.ru_maxrss * 1024} {(now.ru_oublock - before.ru_oublock) * 512}"
+
+
 def _told(status: int) -> str:
     return f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
 
 
-def _wait(command: int, control_fd: int, wake_fd: int) -> int | None:
-    """The command's wait status, or None when the node wants it killed."""
-    poll = select.poll()
-    poll.register(control_fd, select.POLLIN)
-    poll.register(wake_fd, select.POLLIN)
-    while True:
-        while (ended := _reap()) is not None:
-            if ended[0] == command:
-                return ended[1]
-        ready = {fd for fd, _events in poll.poll()}
-        if control_fd in ready:
-            return None
-        if wake_fd in ready:
-            os.read(wake_fd, 4096)
-
-
-def _ask_to_end(grace_s: float, control_fd: int, wake_fd: int) -> None:
+def _ask_to_end(control: _socket.socket, wakes: _Wakes) -> None:
     """SIGTERM for the whole tree. Returns when none is left, the grace has passed, or the node wants it killed."""
+    grace_s = int.from_bytes(control.recv(1 + _GRACE_BYTES)[1:], "big") / 1000
     _signal_all(_descendants(), _signal.SIGTERM)
-    poll = select.poll()
-    poll.register(control_fd, select.POLLIN)
-    poll.register(wake_fd, select.POLLIN)
     end_at = time.monotonic() + grace_s
     while _have_children() and (left_s := end_at - time.monotonic()) > 0:
-        ready = {fd for fd, _events in poll.poll(1000 * left_s)}
-        if control_fd in ready:
+        if wakes.wait(hears=True, timeout_ms=1000 * left_s):
             return
-        if wake_fd in ready:
-            os.read(wake_fd, 4096)
 
 
 def _reap() -> tuple[int, int] | None:
@@ -217,75 +235,3 @@ def _parent(pid: str) -> int | None:
     except (OSError, ValueError, IndexError):
         return None
     return None if state == b"Z" and threads <= 1 else parent
-
-
-def _run_command(
-    order: dict[str, Any], files: Sequence[int], cgroup_fds: Sequence[int], user_fd: int | None
-) -> NoReturn:
-    """In the child: become the command. Like a shell's, 127 is 'not found' and 126 'cannot be run'."""
-    for number, fd in enumerate(files[:3]):
-        os.dup2(fd, number)
-    argv: list[str] = order["argv"]
-    doing = argv[0]
-    try:
-        _signal.set_wakeup_fd(-1)
-        _restore_signals()
-        _join(cgroup_fds, user_fd)
-        for number, fd in enumerate(files[3:], start=3):
-            os.dup2(fd, number)
-            os.set_inheritable(number, True)  # also where it had this number before
-        os.closerange(len(files), 1 << 16)
-        _confine(order)
-        doing = order["cwd"]
-        os.chdir(order["cwd"])
-        doing = argv[0]
-        _become(argv, order["env"])
-    except OSError as error:
-        os.write(2, f"gangline: {doing}: {error.strerror}\n".encode())
-        os._exit(127 if error.errno == errno.ENOENT else 126)
-    except BaseException as error:
-        os.write(2, f"gangline: {doing}: {error}\n".encode())
-    os._exit(126)
-
-
-def _restore_signals() -> None:
-    """Python ignores some, and whoever started the node may have made it ignore others."""
-    for number in _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}:
-        _signal.signal(number, _signal.SIG_DFL)
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
-
-
-def _become(argv: list[str], env: dict[str, str]) -> NoReturn:
-    """Like `os.execvpe`, which imports a module on its way."""
-    if "/" in argv[0]:
-        os.execve(argv[0], argv, env)
-    missing: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    for folder in env.get("PATH", os.defpath).split(":"):
-        try:
-            os.execve(f"{folder or '.'}/{argv[0]}", argv, env)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except PermissionError as error:
-            missing = error
-    raise missing
-
-
-def _join(cgroup_fds: Sequence[int], user_fd: int | None) -> None:
-    for fd in cgroup_fds:
-        os.write(fd, b"0")
-    if user_fd is not None:
-        enter_user(user_fd)
-        forbid_new_privileges()
-
-
-def _confine(order: dict[str, Any]) -> None:
-    os.setsid()
-    os.umask(0o022)
-    if order["uid"] is not None:
-        become_user(order["uid"])
-    for kind, value in order["rlimits"].items():
-        resource.setrlimit(kind, (value, value))
-    if order["own_namespace"]:
-        make_user_namespace()  # the limit on processes set above holds for the sandbox as a whole
-    for program in order["filters"]:
-        filter_system_calls(program)
