@@ -35,7 +35,7 @@ EndAll = Callable[[], Awaitable[None]]
 _PIECE_BYTES = 1 << 16
 _STARTED = b"started\n"
 _NUM_LINES = 3
-"""Of an answer."""
+"""How many an answer has, after that one."""
 _KILL_GRACE_S = 10.0
 """How long a supervisor may take to kill a tree before the whole sandbox is ended instead."""
 _START_S = 30.0

@@ -37,7 +37,7 @@ class Cgroups:
     @property
     def procs(self) -> list[str]:
         """Files through which a process joins."""
-        return [str(folder / "cgroup.procs") for folder in self.folders]
+        return [f"{folder}/cgroup.procs" for folder in self.folders]
 
     async def remove(self) -> None:
         """Remove the groups; their processes are dead, but the kernel may take a moment to see it."""

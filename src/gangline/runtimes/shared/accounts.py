@@ -8,6 +8,7 @@ nobody accounts there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ _LARGEST = "the largest process of its commands that have ended"
 _NO_COMMAND = "no command has ended yet"
 _NEARLY_BYTES = 1 << 20
 """Processors take memory from a group in advance, so that its last pages may never be counted as used."""
+_MAX_FILE_BYTES = 1 << 16
 _NETWORK = [name for name in AMOUNTS if name.startswith(("proxy_", "list_"))]
 
 
@@ -41,7 +43,7 @@ class MemoryKills(NamedTuple):
 def memory_kills(folders: Sequence[Path]) -> MemoryKills:
     num_full = num_killed = 0
     for folder in folders:
-        events = _table(folder / "memory.events") or _table(folder / "memory.oom_control")
+        events = _table(folder, "memory.events") or _table(folder, "memory.oom_control")
         if not events:
             continue  # another controller's: this is read before each command
         killed = events.get("oom_kill", 0)
@@ -53,25 +55,25 @@ def memory_kills(folders: Sequence[Path]) -> MemoryKills:
 def _num_times_full_v1(folder: Path, num_killed: int) -> int:
     """Engines give memory and memory with swap one limit. The second one is then met first, and recent kernels do not
     count how often: from its peak on, each kill counts as one."""
-    limit, with_swap = _number(folder / "memory.limit_in_bytes"), _number(folder / "memory.memsw.limit_in_bytes")
-    peak = _number(folder / "memory.memsw.max_usage_in_bytes")
+    limit, with_swap = _number(folder, "memory.limit_in_bytes"), _number(folder, "memory.memsw.limit_in_bytes")
+    peak = _number(folder, "memory.memsw.max_usage_in_bytes")
     if limit is not None and limit == with_swap and peak is not None and peak >= limit - _NEARLY_BYTES:
         return num_killed
-    return sum(_number(folder / name) or 0 for name in ("memory.failcnt", "memory.memsw.failcnt"))
+    return sum(_number(folder, name) or 0 for name in ("memory.failcnt", "memory.memsw.failcnt"))
 
 
 def cpu_s(folder: Path) -> float | None:
     """Processor time of all its processes so far, in seconds."""
-    if (used := _table(folder / "cpu.stat").get("usage_usec")) is not None:
+    if (used := _table(folder, "cpu.stat").get("usage_usec")) is not None:
         return used / 1e6
-    nanoseconds = _number(folder / "cpuacct.usage")
+    nanoseconds = _number(folder, "cpuacct.usage")
     return None if nanoseconds is None else nanoseconds / 1e9
 
 
 def peak_memory_bytes(folder: Path) -> int | None:
     """The most memory that its processes had together, with the file system's cache of what they read and wrote."""
-    peak = _number(folder / "memory.peak")
-    return _number(folder / "memory.max_usage_in_bytes") if peak is None else peak
+    peak = _number(folder, "memory.peak")
+    return _number(folder, "memory.max_usage_in_bytes") if peak is None else peak
 
 
 class Spent:
@@ -153,17 +155,26 @@ class Accounts:
         return msgspec.structs.replace(disk, measured=how, **amounts)
 
 
-def _number(file: Path) -> int | None:
+def _number(folder: Path, name: str) -> int | None:
     try:
-        return int(file.read_text())
+        return int(_text(folder, name))
     except (OSError, ValueError):
         return None
 
 
-def _table(file: Path) -> dict[str, int]:
+def _table(folder: Path, name: str) -> dict[str, int]:
     """Lines of a name and a number."""
     try:
-        pairs = [line.split() for line in file.read_text().splitlines()]
-        return {name: int(number) for name, number in pairs}
+        pairs = [line.split() for line in _text(folder, name).splitlines()]
+        return {key: int(number) for key, number in pairs}
     except (OSError, ValueError):
         return {}
+
+
+def _text(folder: Path, name: str) -> str:
+    """Some of these are read before each command: a `Path` takes ten times as long. Raises: OSError."""
+    file = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, _MAX_FILE_BYTES).decode()
+    finally:
+        os.close(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,8 +34,9 @@ def image_environment(
 
 
 def _programs(expose: Sequence[Path]) -> list[str]:
-    bins = [folder / name for folder in expose for name in ("bin", "node_modules/.bin")]
-    return [str(folder) for folder in dict.fromkeys(bins) if folder.is_dir() and Path("/usr") not in folder.parents]
+    """As strings: this is done for each command."""
+    bins = [f"{folder}/{name}" for folder in expose for name in ("bin", "node_modules/.bin")]
+    return [folder for folder in dict.fromkeys(bins) if not folder.startswith("/usr/") and os.path.isdir(folder)]
 
 
 def argv_of(command: str | Sequence[str]) -> list[str]:
