@@ -42,6 +42,11 @@ ARGS = SimpleNamespace(
 )
 
 
+def rollout_of(*given: Any, **options: Any) -> adapter.SlimeRollout:
+    """Of nodes that have their engines already."""
+    return adapter.SlimeRollout(*given, supply=None, **options)
+
+
 def to_samples(groups: Any, num_samples: int) -> list[list[list[Sample]]]:
     return adapter.to_samples(groups, num_samples, sample_type=Sample)
 
@@ -110,7 +115,7 @@ def test_a_slime_that_cannot_take_all_is_refused() -> None:
 
 
 def test_without_slime_it_says_where_to_run() -> None:
-    with pytest.raises(ImportError, match="another package"):
+    with pytest.raises(ImportError, match="is another"):
         adapter.to_samples([group(1.0, 0.0)], 2)
 
 
@@ -141,7 +146,7 @@ def test_an_estimator_whose_baseline_is_unknown_is_refused(tmp_path: Path) -> No
     args = SimpleNamespace(**{**vars(ARGS), "advantage_estimator": "vapo"})
     with pytest.raises(InvalidRequest, match="'vapo' is not known here"):
         adapter.post_process_rewards(args, flat(to_samples([group(1.0, 0.0)], 2)))
-    rollout = adapter.SlimeRollout("http://127.0.0.1:9", task_of, tmp_path, sample_type=Sample)
+    rollout = rollout_of("http://127.0.0.1:9", task_of, tmp_path, sample_type=Sample)
     with pytest.raises(InvalidRequest, match="'vapo' is not known here"):
         rollout(args, 0, Prompts())
 
@@ -219,7 +224,7 @@ def token_env(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 async def test_slime_collects_groups_as_callbacks_arrive(service: ServerClient, tmp_path: Path, token_env: str) -> None:
-    rollout = adapter.SlimeRollout(
+    rollout = rollout_of(
         service.url, task_of, tmp_path / "inbox", token_env=token_env, num_in_flight=3, sample_type=Sample
     )
     prompts = Prompts()
@@ -239,7 +244,7 @@ async def test_slime_collects_groups_as_callbacks_arrive(service: ServerClient, 
 async def test_slime_is_told_why_a_group_is_refused_and_goes_on(
     service: ServerClient, tmp_path: Path, token_env: str
 ) -> None:
-    rollout = adapter.SlimeRollout(
+    rollout = rollout_of(
         service.url, task_of, tmp_path / "inbox", token_env=token_env, num_in_flight=1, sample_type=Sample
     )
     prompts = Prompts()
@@ -254,7 +259,7 @@ async def test_slime_is_told_why_a_group_is_refused_and_goes_on(
 async def test_slime_is_told_why_the_rollout_cannot_begin(tmp_path: Path) -> None:
     async with receiving(ServerClient("http://127.0.0.1:9"), tmp_path / "other", key=None) as taken:
         port = int(taken.url.split(":")[2].split("/")[0])
-        rollout = adapter.SlimeRollout("http://127.0.0.1:9", task_of, tmp_path / "in", port=port, sample_type=Sample)
+        rollout = rollout_of("http://127.0.0.1:9", task_of, tmp_path / "in", port=port, sample_type=Sample)
         with pytest.raises(PortUnavailable, match="in use"):
             await asyncio.to_thread(rollout, ARGS, 0, Prompts())
         rollout.stop()
@@ -262,7 +267,7 @@ async def test_slime_is_told_why_the_rollout_cannot_begin(tmp_path: Path) -> Non
 
 def test_groups_may_not_shrink(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="groups of one size"):
-        adapter.SlimeRollout("http://127.0.0.1:9", task_of, tmp_path, validity=ValiditySettings(on_invalid="shrink"))
+        rollout_of("http://127.0.0.1:9", task_of, tmp_path, validity=ValiditySettings(on_invalid="shrink"))
 
 
 @pytest.mark.parametrize(
@@ -270,12 +275,19 @@ def test_groups_may_not_shrink(tmp_path: Path) -> None:
     [
         ({"global_batch_size": 3}, "would drop 1 of the 4"),
         ({"rollout_top_p": 0.9}, "--rollout-top-p is 0.9"),
+        ({"rollout_top_k": 20}, "--rollout-top-k 20 would be ignored"),
+        ({"n_samples_per_prompt": 1, "global_batch_size": 2}, "every advantage would be 0"),
+        ({"partial_rollout": True}, "add --use-tis or --use-rollout-logprobs"),
+        ({"use_opd": True, "opd_type": "sglang"}, "use --opd-type megatron"),
+        ({"custom_rm_path": "my.rm"}, "--custom-rm-path my.rm would be ignored: rewards come from the tasks"),
+        ({"dynamic_sampling_filter_path": "my.filter"}, "give the rollout `admit`"),
+        ({"use_rollout_routing_replay": True}, "--use-rollout-routing-replay True would be ignored"),
     ],
 )
 def test_options_under_which_slime_would_train_wrongly_are_refused(
     changes: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
-    rollout = adapter.SlimeRollout("http://127.0.0.1:9", task_of, tmp_path, sample_type=Sample)
+    rollout = rollout_of("http://127.0.0.1:9", task_of, tmp_path, sample_type=Sample)
     with pytest.raises(InvalidRequest, match=told):
         rollout(SimpleNamespace(**{**vars(ARGS), **changes}), 0, Prompts())
 
@@ -284,7 +296,7 @@ async def test_sessions_of_several_samples_need_rewards_compared_by_session(
     service: ServerClient, tmp_path: Path, token_env: str
 ) -> None:
     path = {"custom_reward_post_process_path": "gangline.trainers.slime.post_process_rewards"}
-    rollout = adapter.SlimeRollout(
+    rollout = rollout_of(
         service.url, task_of, tmp_path / "inbox", token_env=token_env, num_in_flight=1, sample_type=Sample
     )
     prompts = Prompts()

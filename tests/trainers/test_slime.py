@@ -3,11 +3,12 @@
     git clone https://github.com/THUDM/slime && GANGLINE_SLIME=slime make test-trainers
 
 SGLang is absent: nothing of what is used here calls it, and its names are stand-ins so that slime can be imported.
-Last run with slime at 624b824 on 2026-11-22.
+Last run with slime at 624b824 on 2026-11-23.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import itertools
 import os
@@ -18,11 +19,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from gangline.trainers import slime as adapter
+from gangline.trainers.slime.arguments import IGNORED_BY_ROLLOUTS
 from gangline.training.collecting.groups import Group
+from support.training import slime_types
 from support.training.absent_modules import importable
 from support.training.samples import group, session, trace
+from support.training.slime_checkout import ABSENT, parsed_arguments
 
 CHECKOUT = os.environ.get("GANGLINE_SLIME")
 pytestmark = [
@@ -47,7 +52,7 @@ PARALLEL = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_pe
 
 @pytest.fixture(scope="module", autouse=True)
 def slime() -> Iterator[None]:
-    with importable(str(CHECKOUT), "sglang", "sglang_router", "wandb", "megatron"):
+    with importable(str(CHECKOUT), *ABSENT):
         yield
 
 
@@ -128,3 +133,65 @@ def test_rewards_are_compared_as_by_slime_for_each_of_its_estimators() -> None:
             theirs = here._post_process_rewards(samples)
             assert ours[0] == theirs[0], estimator
             assert ours[1] == pytest.approx(theirs[1], abs=1e-5), estimator
+
+
+def test_each_of_its_estimators_makes_advantages_of_our_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its own `compute_advantages_and_returns`, on one rank: better sessions get more, in every trace."""
+    loss = importlib.import_module("slime.backends.megatron_utils.loss")
+    parallel = SimpleNamespace(
+        is_pipeline_last_stage=lambda: True,
+        get_context_parallel_rank=lambda: 0,
+        get_context_parallel_world_size=lambda: 1,
+    )
+    for name in ("slime.backends.megatron_utils.loss", "slime.backends.megatron_utils.cp_utils"):
+        monkeypatch.setattr(importlib.import_module(name), "mpu", parallel)
+    monkeypatch.setattr(importlib.import_module("megatron.core"), "mpu", parallel)
+    for estimator in choices():
+        samples = flat(adapter.to_samples(several(), 2))
+        data = manager(advantage_estimator=estimator)._convert_samples_to_train_data(samples)
+        lengths = data["response_lengths"]
+        batch = {
+            "rewards": data["rewards"],
+            "rollout_log_probs": [torch.tensor(one) for one in data["rollout_log_probs"]],
+            "log_probs": [torch.tensor(one) for one in data["rollout_log_probs"]],
+            "values": [torch.zeros(length) for length in lengths],
+            "response_lengths": lengths,
+            "total_lengths": [len(tokens) for tokens in data["tokens"]],
+            "loss_masks": [torch.tensor(mask) for mask in data["loss_masks"]],
+        }
+        settings: dict[str, Any] = {"kl_coef": 0.0, "gamma": 1.0, "lambd": 1.0, "custom_advantage_function_path": None}
+        flags = {"use_rollout_logprobs": True, "use_opd": False, "normalize_advantages": False}
+        loss.compute_advantages_and_returns(SimpleNamespace(advantage_estimator=estimator, **settings, **flags), batch)
+        of_first = [float(one[0]) for one in batch["advantages"]]
+        assert len(of_first) == len(samples), estimator
+        assert min(of_first[:3]) > of_first[3], estimator
+        assert of_first[5] > of_first[4], estimator
+
+
+# The stand-ins of `make test` and this file are compared with slime itself.
+
+
+def test_the_stand_in_of_its_sample_has_its_fields_and_defaults() -> None:
+    real = importlib.import_module("slime.utils.types").Sample
+    theirs = {field.name: field for field in dataclasses.fields(real)}
+    for field in dataclasses.fields(slime_types.Sample):
+        assert field.name in theirs, field.name
+        assert getattr(slime_types.Sample(), field.name) == getattr(real(), field.name) or field.name == "status"
+    assert {one.name: one.value for one in slime_types.Status} == {one.name: one.value for one in real.Status}
+    assert real(reward={"a": 1.0}).get_reward_value(SimpleNamespace(reward_key="a")) == 1.0
+    assert real().status.value == slime_types.Sample().status.value
+
+
+def test_the_stand_in_of_its_comparing_gives_its_numbers() -> None:
+    samples = flat(adapter.to_samples([group(1.0, 0.25), group(0.5, 0.5)], 2))
+    for divided in (True, False):
+        here = manager(grpo_std_normalization=divided)
+        here.custom_reward_post_process_func = None
+        theirs = here._post_process_rewards(samples)[1]
+        assert slime_types.normalised(samples, 2, divided=divided) == pytest.approx(theirs, abs=1e-5)
+
+
+def test_the_options_that_are_refused_are_options_of_it() -> None:
+    known = vars(parsed_arguments(Path(str(CHECKOUT)), "--rollout-batch-size", "1"))
+    assert IGNORED_BY_ROLLOUTS.keys() <= known.keys()
+    assert not any(known[name] for name in IGNORED_BY_ROLLOUTS), "refused although it is a default"
