@@ -26,8 +26,8 @@ from gangline.trainers.callbacks import CallbackClient, receiving
 from gangline.training.collecting.collector import ReplenishingCollector, informative
 from gangline.training.collecting.groups import Group, ValiditySettings
 from support.service.running import FakeNode, any_plugin, request
+from support.slime.types import Sample, Status, normalised
 from support.training.samples import group, session, trace
-from support.training.slime_types import Sample, Status, normalised
 
 TOKEN = "control-secret"
 ARGS = SimpleNamespace(

@@ -29,8 +29,8 @@ from gangline.trainers.slime.supply import EngineSupply
 from support.engines.sglang_engine import sglang_server
 from support.engines.trained_sglang import SglangRouter, TrainedSglang
 from support.node.node import TOKEN
-from support.training.slime_service import SUPPLY, EngineService, Prompts, slime_arguments, task_of
-from support.training.slime_types import Sample
+from support.slime.service import SUPPLY, EngineService, Prompts, slime_arguments, task_of
+from support.slime.types import Sample
 
 
 @pytest.fixture(autouse=True)

@@ -24,10 +24,10 @@ import torch
 from gangline.trainers import slime as adapter
 from gangline.trainers.slime.arguments import IGNORED_BY_ROLLOUTS
 from gangline.training.collecting.groups import Group
-from support.training import slime_types
+from support.slime import types as slime_types
+from support.slime.checkout import ABSENT, parsed_arguments
 from support.training.absent_modules import importable
 from support.training.samples import group, session, trace
-from support.training.slime_checkout import ABSENT, parsed_arguments
 
 CHECKOUT = os.environ.get("GANGLINE_SLIME")
 pytestmark = [

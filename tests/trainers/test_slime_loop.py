@@ -2,7 +2,7 @@
 
     git clone https://github.com/THUDM/slime && GANGLINE_SLIME=slime make test-trainers
 
-`tests/support/training/slime_checkout.py` says what stands in for GPUs. GANGLINE_SGLANG_ROUTER may name a Python with
+`tests/support/slime/checkout.py` says what stands in for GPUs. GANGLINE_SGLANG_ROUTER may name a Python with
 sglang-router: then the engines are behind that, else behind our stand-in of it. Last run with slime at 624b824 and
 sglang-router 0.3.2 on 2026-11-23.
 """
@@ -24,9 +24,9 @@ import pytest
 from gangline.trainers.slime import SlimeRollout
 from support.engines.trained_sglang import TrainedSglang
 from support.node.node import TOKEN
+from support.slime.checkout import ABSENT, parsed_arguments, slime_manager, slime_program
+from support.slime.service import SUPPLY, EngineService, Prompts, slime_arguments, task_of
 from support.training.absent_modules import importable
-from support.training.slime_checkout import ABSENT, parsed_arguments, slime_manager, slime_program
-from support.training.slime_service import SUPPLY, EngineService, Prompts, slime_arguments, task_of
 
 CHECKOUT = Path(os.environ.get("GANGLINE_SLIME", ""))
 ROUTER = os.environ.get("GANGLINE_SGLANG_ROUTER")

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 _DRAIN_POLL_S = 30.0
 _UNREACHABLE = (ServerUnavailable, EngineUnavailable)
-"""Of one node or engine that died: the others go on. What else fails is an error of all."""
+"""Errors of one node or engine that died: the others go on. Any other error is one of the whole call."""
 
 
 class SupplySettings(TrainingOptions):
@@ -56,7 +56,7 @@ class SupplySettings(TrainingOptions):
     kind: str = "sglang"
     """Engine plug-in of the nodes: `sglang`, or `generate_sglang` and its relatives."""
     options: Mapping[str, Any] = {}
-    """Of the plug-in, such as `parsers`, where the trainer starts SGLang without a tool call parser."""
+    """Options of the plug-in, such as `parsers` where the trainer starts SGLang without a tool call parser."""
     lease_s: float = Field(default=60.0, gt=0)
     """After which closed gates open by themselves, should the trainer die; renewed while it lives."""
     patience_s: float = Field(default=1800.0, gt=0)
