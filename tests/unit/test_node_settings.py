@@ -89,6 +89,7 @@ resolved_nodes = st.builds(
     hooks=st.lists(st.text(), max_size=2).map(tuple),
     port=st.integers(0, 65535),
     no_token=st.booleans(),
+    engines_later=st.booleans(),
 )
 
 
@@ -204,6 +205,7 @@ FLAGS = {
     ("up", "up.on_cluster"): ("--cluster", "--no-cluster"),
     ("server", "server.no_token"): ("--no-token", "--with-token"),
     ("node", "node.no_token"): ("--no-token", "--with-token"),
+    ("node", "node.engines_later"): ("--engines-later", "--no-engines-later"),
 }
 
 

@@ -106,6 +106,8 @@ class NodeSettings(BaseModel):
 
     engines: Annotated[tuple[str, ...], Setting(option="--engine", words=True)] = ()
     """URLs of inference engines; the option is repeatable."""
+    engines_later: bool = False
+    """Start without engines: a trainer gives them, or gangline backend add."""
     node_id: Annotated[str | None, Setting(option="--id")] = None
     """Id of the node. A second node with the same id is refused. Default: node-HOSTNAME."""
     engine_kind: str = "auto"

@@ -104,10 +104,14 @@ UP = ServedCommand(
     name="up",
     options=(
         *("data_dir", "server.host", "server.port", "server.public_url", "server.allowed_hosts"),
-        *("node.engines", "up.tokenizer", *(key for key in _OF_NODES if key != "node.engines")),
+        *("node.engines", "up.tokenizer"),
+        *(key for key in _OF_NODES if key not in ("node.engines", "node.engines_later")),
         *(*_STORAGE, "up.on_cluster", *_table("cluster"), "log_format"),
     ),
-    others=("node.node_id", "node.host", "node.port", "node.public_url", "node.allowed_hosts"),
+    others=(
+        *("node.node_id", "node.engines_later"),
+        *("node.host", "node.port", "node.public_url", "node.allowed_hosts"),
+    ),
     defaults=UP_DEFAULTS,
     help={
         "server.host": "Address to listen on. Default: 127.0.0.1; with --cluster, every address.",

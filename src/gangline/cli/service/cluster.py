@@ -36,8 +36,11 @@ def cluster(settings: Resolved, as_json: JsonOption = False, parent: ParentOptio
     spreads them over its machines, restarts them, and replaces them when a machine is lost. `gangline up --cluster`
     also runs the server.
     """
-    if not settings.node.engines:
-        raise InvalidRequest("nodes need an engine: give its URL behind `--`, or as `engines` in [node].")
+    if not settings.node.engines and not settings.node.engines_later:
+        raise InvalidRequest(
+            "nodes need an engine: give its URL behind `--`, or as `engines` in [node]; or --engines-later there, "
+            "where a trainer gives them."
+        )
     require_ray()
     from gangline.cli.service.cluster_node import ClusterNode
 

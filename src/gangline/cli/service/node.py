@@ -31,8 +31,11 @@ def node(settings: Resolved, as_json: JsonOption = False, parent: ParentOption =
     from gangline.gateway.node import serve as serve_node
 
     wanted, machine = settings.node, settings.machine
-    if not wanted.engines:
-        raise InvalidRequest("a node needs an engine: give its URL with --engine, or as `engines` in [node].")
+    if not wanted.engines and not wanted.engines_later:
+        raise InvalidRequest(
+            "a node needs an engine: give its URL with --engine, or as `engines` in [node]; or --engines-later where a "
+            "trainer gives them."
+        )
     address = find_service(settings.option("data_dir"), settings.option("server_url"))
     token = _token_for(address, machine.control_token, wanted.no_token)
     name = wanted.node_id or f"node-{socket.gethostname()}"
