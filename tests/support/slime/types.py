@@ -1,8 +1,8 @@
 """slime's `Sample`, as far as samples are made and read: its fields, their types and defaults, its statuses.
 
 slime is on no package index. Described after github.com/THUDM/slime at 624b824 (2026-08-21), `slime/utils/types.py`;
-what its rollout manager does with rewards after its `slime/ray/rollout.py`. `tests/trainers/test_slime.py` compares both
-with slime itself.
+what its rollout manager does with rewards after its `slime/ray/rollout.py`. `tests/trainers/test_slime.py` compares
+both with slime itself.
 """
 
 from __future__ import annotations
