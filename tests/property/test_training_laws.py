@@ -272,11 +272,12 @@ def test_packing_keeps_every_sample(samples: list[Sample], kind: LayoutKind) -> 
 
 def _seen_from(batch: Batch, place: int) -> list[int]:
     """Places that the token at `place` attends to."""
-    if not batch.is_causal:
-        return np.flatnonzero(batch.visible[place]).tolist()
+    for start, end, prefix in batch.segments:
+        if start <= place < end:
+            return [*prefix.tolist(), *range(start, place + 1)]
+    assert not batch.segments
     width = batch.ids.shape[1]
-    row, column = divmod(place, width)
-    return [row * width + at for at in range(column + 1) if batch.visible[row, at]]
+    return list(range(place - place % width, place + 1))
 
 
 @given(sample_lists())

@@ -115,6 +115,47 @@ def dry_run_command(
     _warn(report.advice())
 
 
+@train.command()
+def memory(
+    spec: SpecArgument,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="A model's folder or config.json instead of the experiment's.", show_default=False),
+    ] = None,
+    places: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens computed at a time instead of learner.max_places.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the memory of a training step by its parts, from the model's configuration alone.
+
+    The experiment's tasks are not read, and no weights are loaded.
+    """
+    from gangline.language.models import resolve_model
+    from gangline.training.learning.compute.memory import GIB, read_shape, step_memory
+    from gangline.training.run.experiment import read_experiment
+
+    experiment = read_experiment(spec)
+    learner = experiment.learner
+    wanted = learner.gradient_checkpointing
+    found = step_memory(
+        read_shape(model or resolve_model(experiment.model)),
+        learner,
+        num_places=places or learner.max_places,
+        checkpointing=learner.device != "cpu" if wanted is None else wanted,
+        has_reference=experiment.algorithm.resolve().loss.kl.coefficient > 0,
+    )
+    parts = vars(found) | {"total": found.total}
+    if as_json:
+        print_json(parts)
+        return
+    table = Table("part", "GiB", box=None)
+    for name, num_bytes in parts.items():
+        table.add_row(name, f"{num_bytes / GIB:.1f}")
+    console().print(table)
+
+
 @train.command("run")
 def run_command(spec: SpecArgument, data: DataOption = None, as_json: JsonOption = False) -> None:
     """Train through a running service, or through one started for the run.

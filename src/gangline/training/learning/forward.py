@@ -1,72 +1,73 @@
-"""The forward pass: log-probs of a batch's trained tokens by a Hugging Face causal model.
+"""The forward pass: log-probs and entropies of a batch's trained tokens by a Hugging Face causal model.
 
-The tree and packed layouts need a model whose attention takes a 4D mask (eager, or PyTorch's scaled dot product) in
-every layer: no sliding windows, and no state that runs along the row as in Mamba.
+The tree and packed layouts replace the model's attention (`compute.attention`): it must be plainly causal in every
+layer, without sliding windows, and without state that runs along the row as in Mamba. Padded batches fit every model.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from gangline.training.learning.compute.attention import Rows, attend_by_rows, require_used
+from gangline.training.learning.compute.head import CHUNK, Chosen, TokenScores, output_head, score_tokens
 from gangline.training.learning.loss import LossInputs
 from gangline.training.learning.packing import Batch
 
-__all__ = ["CausalModel", "loss_inputs", "token_logprobs"]
+__all__ = ["loss_inputs", "token_logprobs", "token_scores"]
 
 
-class CausalModel(Protocol):
-    """A `transformers` causal language model, or an object with the same call."""
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def __call__(
-        self, *, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, use_cache: bool, logits_to_keep: Any
-    ) -> Any:
-        """An object with `logits` [R, places, vocabulary]. logits_to_keep: 0 for all places, else their indices."""
-        ...
+def token_logprobs(model: PreTrainedModel, batch: Batch, *, chunk: int = CHUNK) -> Tensor:
+    """Natural log-probs [N] of the batch's trained tokens; see `token_scores`."""
+    return token_scores(model, batch, chunk=chunk).logprobs
 
 
-def token_logprobs(model: CausalModel, batch: Batch) -> Tensor:
-    """Natural log-probs [N] of the batch's trained tokens, in float32 or better, on the model's device.
+def token_scores(
+    model: PreTrainedModel, batch: Batch, *, chunk: int = CHUNK, entropy_has_gradient: bool = False
+) -> TokenScores:
+    """Log-probs and entropies [N] of the batch's trained tokens, on the model's device.
 
-    Of softmax(logits / temperature), with the temperature of each token that its behaviour log-prob is of.
+    Of softmax(logits / temperature), with the temperature of each token that its behaviour log-prob is of. The model
+    keeps the attention that packed and tree batches give it. chunk: tokens whose logits exist at a time.
+    Raises: InvalidRequest when the batch's layout does not fit the model.
     """
-    places, at = np.unique(batch.sources, return_inverse=True)
-    # Logits are large: of one row, only those that predict a trained token are computed.
-    keep = torch.from_numpy(places).to(model.device) if len(batch.ids) == 1 else 0
-    logits = model(
-        input_ids=torch.from_numpy(batch.ids).to(model.device),
-        attention_mask=_attention_mask(batch, _computing_dtype(model)).to(model.device),
-        position_ids=torch.from_numpy(batch.positions).to(model.device),
-        use_cache=False,
-        logits_to_keep=keep,
-    ).logits
-    logits = logits.reshape(-1, logits.shape[-1])
-    picked = logits[torch.from_numpy(at if len(batch.ids) == 1 else batch.sources).to(model.device)]
-    picked = picked.to(torch.promote_types(picked.dtype, torch.float32))
-    picked = picked / torch.from_numpy(batch.temperatures).to(picked.device)[:, None]
-    chosen = picked.gather(-1, torch.from_numpy(batch.targets).to(model.device)[:, None])[:, 0]
-    return chosen - picked.logsumexp(-1)
+    model = _without_adapter_wrapper(model)
+    hidden = _hidden_states(model, batch)
+
+    def there(values: Any) -> Tensor:
+        return torch.from_numpy(values).to(hidden.device)
+
+    chosen = Chosen(there(batch.sources), there(batch.targets), there(batch.temperatures))
+    return score_tokens(
+        output_head(model),
+        hidden.reshape(-1, hidden.shape[-1]),
+        chosen,
+        chunk=chunk,
+        entropy_has_gradient=entropy_has_gradient,
+    )
 
 
-def _computing_dtype(model: CausalModel) -> torch.dtype:
-    kind = model.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
+def _hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
+    """[R, L, H] after the last norm."""
+    ids, positions = (torch.from_numpy(one).to(model.device) for one in (batch.ids, batch.positions))
+    decoder = cast("Any", model).get_decoder()
+    if not batch.segments:  # right padding: no token sees what stands after it
+        return decoder(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
+    attend_by_rows(model)
+    rows = Rows(batch.segments, model.device)
+    hidden = decoder(
+        input_ids=ids, position_ids=positions, use_cache=False, attention_mask=rows.no_mask, rows=rows
+    ).last_hidden_state
+    require_used(rows, model)
+    return hidden
 
 
-def _attention_mask(batch: Batch, dtype: torch.dtype) -> Tensor:
-    visible = torch.from_numpy(batch.visible)
-    if batch.is_causal:
-        return visible.to(torch.int64)
-    return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)[None, None]
+def _without_adapter_wrapper(model: PreTrainedModel) -> PreTrainedModel:
+    """The model inside of a `PeftModel`, whose layers have the adapters."""
+    return cast("Any", model).get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def loss_inputs(

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.training.learning.algorithms import Algorithm
+from gangline.training.learning.compute.head import require_known_head
 from gangline.training.learning.forward import loss_inputs, token_logprobs
 from gangline.training.learning.learner_settings import LearnerSettings
 from gangline.training.learning.lora import whole_weights, with_adapters
@@ -60,9 +61,7 @@ class Learner:
             _freeze_all_but(self._base, settings.last_layers)
         self._reference = self._frozen_copy() if algorithm.loss.kl.coefficient > 0 and not settings.lora else None
         trained = list(self._trained().values())
-        self._optimiser = torch.optim.AdamW(
-            trained, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
-        )
+        self._optimiser = _optimiser(trained, settings)
         self._num_updates = 0
         self._abandoned = threading.Event()
         _log.info("learner.ready parameters=%d trained=%d", _size(self._base.parameters()), _size(trained))
@@ -102,7 +101,7 @@ class Learner:
     def _update(self, batches: Sequence[Batch], totals: LossTotals, old: dict[int, Tensor], metrics: _Metrics) -> None:
         self._optimiser.zero_grad()
         for batch in self._wanted(batches):
-            logprobs = self._logprobs(self._model, batch)
+            logprobs = self._logprobs(self._base, batch)
             inputs = loss_inputs(
                 batch,
                 logprobs,
@@ -151,7 +150,7 @@ class Learner:
         if num_updates == 1 or self._settings.old_logprobs == "engine":
             return {}
         with torch.no_grad():
-            return {id(batch): token_logprobs(cast("Any", self._model), batch) for batch in self._wanted(batches)}
+            return {id(batch): self._logprobs(self._base, batch) for batch in self._wanted(batches)}
 
     def _old_of(self, batch: Batch, logprobs: Tensor, old: dict[int, Tensor]) -> Tensor | None:
         return None if self._settings.old_logprobs == "engine" else old.get(id(batch), logprobs.detach())
@@ -161,15 +160,18 @@ class Learner:
             return None
         without_adapters = nullcontext() if self._settings.lora is None else cast("Any", self._model).disable_adapter()
         with torch.no_grad(), without_adapters:
-            return self._logprobs(self._reference or self._model, batch)
+            return self._logprobs(self._reference or self._base, batch)
 
     def _logprobs(self, model: PreTrainedModel, batch: Batch) -> Tensor:
         is_mixed = self._settings.dtype == "bfloat16"
-        with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=is_mixed):
-            return token_logprobs(cast("Any", model), batch)
+        # Not cached: copies of all weights in bfloat16 would live to the end of the forward pass.
+        with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=is_mixed, cache_enabled=False):
+            return token_logprobs(model, batch, chunk=self._settings.logits_chunk)
 
     def _frozen_copy(self) -> PreTrainedModel:
-        return copy.deepcopy(self._base).requires_grad_(False).eval()
+        """The model as it is, with trained weights copied and frozen ones shared."""
+        shared = {id(one): one for one in self._base.parameters() if not one.requires_grad}
+        return copy.deepcopy(self._base, shared).requires_grad_(False).eval()
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         return {name: one for name, one in self._model.named_parameters() if one.requires_grad}
@@ -231,15 +233,34 @@ class _Metrics:
 def _load(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
     loader = cast("Any", AutoModelForCausalLM)
     try:
-        model: PreTrainedModel = loader.from_pretrained(
-            str(folder), dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
-        )
+        model: PreTrainedModel = loader.from_pretrained(str(folder), dtype=torch.float32, local_files_only=True)
     except (OSError, ValueError) as error:
         raise NotFound(f"{folder} does not hold a model that can be loaded: {error}") from error
-    if settings.gradient_checkpointing:
+    name = settings.device if settings.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    wanted = settings.gradient_checkpointing
+    if device.type != "cpu" if wanted is None else wanted:
         cast("Any", model).activation_checkpointing_enable({"use_reentrant": False})
-    device = settings.device if settings.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    return cast("PreTrainedModel", cast("Any", model).to(device))
+    model = cast("PreTrainedModel", cast("Any", model).to(device))
+    require_known_head(model)
+    return model
+
+
+def _optimiser(trained: Sequence[torch.nn.Parameter], settings: LearnerSettings) -> torch.optim.Optimizer:
+    """The optimiser, in a form whose step needs no further copy of all weights together."""
+    match settings.optimiser:
+        case "adamw":
+            return torch.optim.AdamW(
+                trained,
+                lr=settings.learning_rate,
+                betas=settings.betas,
+                weight_decay=settings.weight_decay,
+                fused=all(one.is_cuda for one in trained) or None,
+            )
+        case "adafactor":
+            return torch.optim.Adafactor(
+                trained, lr=settings.learning_rate, weight_decay=settings.weight_decay, foreach=False
+            )
 
 
 def _freeze_all_but(model: PreTrainedModel, num_layers: int) -> None:

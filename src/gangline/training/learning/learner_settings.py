@@ -25,11 +25,16 @@ class LoraSettings(TrainingOptions):
 class LearnerSettings(TrainingOptions):
     """Training every weight, in float32, with AdamW is the default."""
 
+    optimiser: Literal["adamw", "adafactor"] = "adamw"
+    """PyTorch's. adamw keeps two moments of each weight, 8 bytes. adafactor keeps the mean square of each row and
+    column of a matrix instead: next to nothing."""
+
     learning_rate: float = Field(default=1e-6, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
     """Updates over which the rate grows to its full value."""
     weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[float, float] = (0.9, 0.999)
+    """Only for `adamw`."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     updates_per_batch: int = Field(default=1, ge=1)
     """Optimiser steps that the sessions of one batch are split over."""
@@ -41,7 +46,11 @@ class LearnerSettings(TrainingOptions):
     layout: LayoutKind = "tree"
     max_places: int = Field(default=4096, ge=1)
     """Tokens computed at a time; see `pack_all`."""
-    gradient_checkpointing: bool = False
+    logits_chunk: int = Field(default=512, ge=1)
+    """Tokens whose logits exist at a time."""
+    gradient_checkpointing: bool | None = None
+    """Whether the backward pass computes each layer again instead of keeping its activations: about a third more work.
+    None: on a GPU, where memory bounds the length of a row, and not on a CPU, where time does."""
     device: str = "auto"
     """As PyTorch names it; auto is the GPU where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"

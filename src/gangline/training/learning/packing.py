@@ -5,7 +5,8 @@
     tree     as packed, but a prefix that several samples share stands there once, and is computed once
 
 In every layout a token has the position that it has in its own sample and sees just the tokens before it there, so
-log-probs and gradients are the same; only the work differs. `paths` says where each sample's ids are.
+log-probs and gradients are the same; only the work differs. `paths` says where each sample's ids are, `segments` which
+places see which. No layout has a mask of places by places.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +22,18 @@ from numpy.typing import NDArray
 from gangline.domain.tokens import TokenIds, common_prefix_len
 from gangline.training.learning.samples import Sample
 
-__all__ = ["Batch", "LayoutKind", "pack", "pack_all"]
+__all__ = ["Batch", "LayoutKind", "Segment", "pack", "pack_all"]
 
 LayoutKind = Literal["padded", "packed", "tree"]
+
+
+class Segment(NamedTuple):
+    """Places `start` to `end` of a sequence."""
+
+    start: int
+    end: int
+    prefix: NDArray[np.int64]
+    """[P] earlier places that every place of the segment sees too, in order; [0] of a row of its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +45,9 @@ class Batch:
     """[R, L] 0 where padded."""
     positions: NDArray[np.int64]
     """[R, L] in the token's own sample."""
-    visible: NDArray[np.bool_]
-    """padded: [R, L], True where a token is; attention is causal. Else [L, L]: row sees column."""
+    segments: tuple[Segment, ...]
+    """padded: none, each row is causal by itself. Else parts of the one row that cover it in order, causal in
+    themselves, each after the prefix that it names."""
     paths: tuple[NDArray[np.int64], ...]
     """Positions of each sample's ids in `ids.reshape(-1)`."""
     sources: NDArray[np.int64]
@@ -53,11 +64,6 @@ class Batch:
     temperatures: NDArray[np.float32]
 
     @property
-    def is_causal(self) -> bool:
-        """Whether `visible` only masks padding."""
-        return self.visible.shape == self.ids.shape
-
-    @property
     def num_places(self) -> int:
         """Tokens that the model computes, padding included."""
         return self.ids.size
@@ -70,17 +76,17 @@ def pack(samples: Sequence[Sample], kind: LayoutKind = "packed") -> Batch:
     streams = [np.concatenate([sample.prompt_ids, sample.response_ids]).astype(np.int64) for sample in samples]
     match kind:
         case "padded":
-            ids, positions, visible, paths = _padded(streams)
+            ids, positions, segments, paths = _padded(streams)
         case "packed":
-            ids, positions, visible, paths = _laid_out([(index, 0) for index in range(len(streams))], streams)
+            ids, positions, segments, paths = _laid_out([(index, 0) for index in range(len(streams))], streams)
         case "tree":
-            ids, positions, visible, paths = _laid_out(_tree_order(streams), streams)
+            ids, positions, segments, paths = _laid_out(_tree_order(streams), streams)
     trained = [np.flatnonzero(sample.weights) for sample in samples]
     return Batch(
         samples=tuple(samples),
         ids=ids,
         positions=positions,
-        visible=visible,
+        segments=tuple(segments),
         paths=tuple(paths),
         sources=_joined(path[len(s.prompt_ids) - 1 + at] for s, path, at in zip(samples, paths, trained, strict=True)),
         targets=_joined(s.response_ids[at].astype(np.int64) for s, at in zip(samples, trained, strict=True)),
@@ -126,18 +132,16 @@ def _num_places(samples: Sequence[Sample], kind: LayoutKind) -> int:
     return sum(lengths) - (sum(shared for _, shared in _tree_order(streams)) if kind == "tree" else 0)
 
 
-_Layout = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_], list[NDArray[np.int64]]]
+_Layout = tuple[NDArray[np.int64], NDArray[np.int64], list[Segment], list[NDArray[np.int64]]]
 
 
 def _padded(streams: Sequence[NDArray[np.int64]]) -> _Layout:
     width = max(map(len, streams))
     ids = np.zeros((len(streams), width), dtype=np.int64)
-    visible = np.zeros((len(streams), width), dtype=np.bool_)
     for row, stream in enumerate(streams):
         ids[row, : len(stream)] = stream
-        visible[row, : len(stream)] = True
     positions = np.broadcast_to(np.arange(width), ids.shape).copy()
-    return ids, positions, visible, [row * width + np.arange(len(stream)) for row, stream in enumerate(streams)]
+    return ids, positions, [], [row * width + np.arange(len(stream)) for row, stream in enumerate(streams)]
 
 
 def _tree_order(streams: Sequence[TokenIds | NDArray[np.int64]]) -> list[tuple[int, int]]:
@@ -158,7 +162,7 @@ def _laid_out(order: Sequence[tuple[int, int]], streams: Sequence[NDArray[np.int
     """order: index of a stream, and how many ids it takes from the one before it."""
     size = sum(len(streams[index]) - shared for index, shared in order)
     ids, positions = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
-    visible = np.zeros((size, size), dtype=np.bool_)
+    segments: list[Segment] = []
     paths: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)] * len(streams)
     before, start = np.empty(0, dtype=np.int64), 0
     for index, shared in order:
@@ -166,10 +170,10 @@ def _laid_out(order: Sequence[tuple[int, int]], streams: Sequence[NDArray[np.int
         own = np.arange(start, end)
         path = np.concatenate([before[:shared], own])
         ids[start:end], positions[start:end] = streams[index][shared:], np.arange(shared, len(path))
-        visible[start:end, before[:shared]] = True
-        visible[start:end, start:end] = np.tri(end - start, dtype=np.bool_)
+        if end > start:
+            segments.append(Segment(start, end, before[:shared]))
         paths[index], before, start = path, path, end
-    return ids[None], positions[None], visible, paths
+    return ids[None], positions[None], segments, paths
 
 
 def _joined(parts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
