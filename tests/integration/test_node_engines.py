@@ -106,6 +106,15 @@ async def test_a_remembered_engine_that_is_gone_does_not_keep_the_node_from_star
             pass
 
 
+async def test_a_node_without_an_engine_gets_one_later(tmp_path: Path) -> None:
+    async with scripted_server(SCRIPT) as later, running_node(tmp_path) as node:
+        assert await urls(node) == []
+        await node.client.add_backend(later)
+        assert await ask(await node.client.open_session()) == "as you wish"
+    async with running_node(tmp_path) as node:
+        assert await urls(node) == []  # that one is gone, and none was named
+
+
 async def test_an_engine_that_drains_is_not_remembered_though_nobody_waits_for_its_end(tmp_path: Path) -> None:
     async with scripted_server(SCRIPT) as one, scripted_server(SCRIPT) as two:
         async with running_node(tmp_path, one) as node:

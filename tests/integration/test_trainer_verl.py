@@ -31,7 +31,7 @@ from support.training.samples import group, session, trace
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what verl imports
     core = importlib.import_module("verl.trainer.ppo.core_algos")
-    from gangline.trainers import verl as adapter
+    from gangline.trainers.verl import batches as adapter
 
 
 def read(batch: Any) -> list[ReadRow]:

@@ -114,7 +114,8 @@ async def serve(
 
     Long because it lists the node's parts in the order of their begin, the reverse of the order of their end.
 
-    engine_urls: its initial backends; changes while it runs are remembered over restarts with these.
+    engine_urls: its initial backends; none where they come later. Changes while it runs are remembered over restarts
+        with these.
     engine_key_env: names the environment variable with the key that those engines ask for.
     engine_options: of their plug-in, and `parsers`.
     affinity_slack: see `BackendPool`.
@@ -318,8 +319,10 @@ def _owner_of(folder: Path) -> str:
 async def _add_all(
     backends: BackendPool, named: Sequence[BackendSpec], changed: Sequence[BackendSpec] | None, wait_s: float
 ) -> None:
-    """Those that are named must all be there; of those that were in at the end of an earlier life, one must."""
+    """Those that are named must all be there; of those that were in at the end of an earlier life, one must. Where none
+    was named, none must."""
     failures: list[GanglineError] = []
+    wait_s = wait_s if named else 0.0
     for spec in named if changed is None else changed:
         try:
             await _add(backends, spec, wait_s)
@@ -328,7 +331,7 @@ async def _add_all(
                 raise
             log.error("backend.left_out url=%s message=%s", spec.url, error)
             failures.append(error)
-    if failures and not backends.views():
+    if failures and named and not backends.views():
         raise failures[0]
 
 

@@ -1,0 +1,73 @@
+"""The process in which verl's prompts are carried out: an asynchronous Ray actor beside the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+from tensordict import TensorDict
+
+from gangline.client.server import ServerClient
+from gangline.trainers.verl.engine import NodeKeeper, make_sampler, served
+from gangline.trainers.verl.prompts import TaskMaker, prompts_in
+from gangline.trainers.verl.sessions import PromptRunner
+from gangline.trainers.verl.settings import read_settings, require_supported, sampling_of
+
+__all__ = ["SessionWorker"]
+
+
+class SessionWorker:
+    """`start` once, then `generate` any number of times. It lives as long as its actor."""
+
+    def __init__(self, config: Any, llm_client: Any) -> None:
+        """config: verl's. llm_client: verl's client of its engines. Raises: InvalidRequest."""
+        require_supported(config)
+        self._config = config
+        self._llm_client = llm_client
+        self._settings = read_settings(config)
+        self._stack = AsyncExitStack()
+        self._work = set[asyncio.Task[None]]()
+        self._runner: PromptRunner | None = None
+
+    async def start(self) -> str:
+        """Serve verl's engines, and wait for a node that takes them. Returns their URL.
+
+        Raises: InvalidRequest, NotFound, EngineUnavailable, PortUnavailable.
+        """
+        queue: Any = importlib.import_module("transfer_queue")
+        await asyncio.to_thread(queue.init)
+        token = self._settings.token()
+        tasks = TaskMaker(self._settings)
+        sampler = await asyncio.to_thread(make_sampler, self._config, self._llm_client, self._settings)
+        service = await self._stack.enter_async_context(ServerClient(self._settings.url, token))
+        url = await self._stack.enter_async_context(served(sampler, self._settings))
+        keeper = NodeKeeper(service, token, url, self._settings)
+        await keeper.first()
+        self._own(keeper.keep())
+        rollout = self._config.actor_rollout_ref.rollout
+        self._runner = PromptRunner(
+            service,
+            queue,
+            tasks,
+            sampling={"train": sampling_of(self._config, "train"), "val": sampling_of(self._config, "val")},
+            num_samples={"train": rollout.n, "val": rollout.val_kwargs.n},
+            validity=self._settings.validity,
+            compares_sessions=self._config.algorithm.adv_estimator == "grpo",
+        )
+        return url
+
+    async def generate(self, batch: TensorDict) -> int:
+        """Begin the batch's prompts. Returns their number at once. Raises: InvalidRequest, before any is begun."""
+        assert self._runner is not None, "start comes first"
+        prompts = prompts_in(batch)
+        for prompt in prompts:
+            self._own(self._runner.run(prompt))
+        return len(prompts)
+
+    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
