@@ -69,6 +69,8 @@ class Subject(Generic[B]):
     """Version of the contract that the adapter was written for."""
     one_trace_per_session: bool = False
     """The trainer takes one row a session: sessions with more must be refused, for half of one is none."""
+    one_reward_per_session: bool = False
+    """The trainer takes one reward a session: sessions with several traces that have others must be refused."""
 
 
 Check = Callable[[Subject[Any]], None]
@@ -277,8 +279,14 @@ def keeps_rewards_as_they_are(subject: Subject[Any]) -> None:
 def keeps_the_rewards_that_traces_have_of_their_own(subject: Subject[Any]) -> None:
     """An evaluator of the process rewarded traces separately: their own rewards arrive, not the session's."""
     own = _trace(turns=[(10, 2)], reward=0.25)
-    traces = [own] if subject.one_trace_per_session else [own, _trace(turns=[(11, 2)], number=1, reward=0.75)]
-    _handed_over(subject, _group(_session(0, 1.0, *traces), _session(1, 0.0, _trace(turns=[(12, 2)], number=2))))
+    other = _session(1, 0.0, _trace(turns=[(12, 2)], number=2))
+    several = _group(_session(0, 1.0, own, _trace(turns=[(11, 2)], number=1, reward=0.75)), other)
+    if subject.one_reward_per_session:
+        _refused(subject, "a session whose traces have rewards of their own", 2, several)
+    if subject.one_reward_per_session or subject.one_trace_per_session:
+        _handed_over(subject, _group(_session(0, 1.0, own), other))
+    else:
+        _handed_over(subject, several)
 
 
 @_check

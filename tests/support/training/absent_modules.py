@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -19,8 +19,11 @@ class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
 
+    def has(self, name: str) -> bool:
+        return any(name == one or name.startswith(f"{one}.") for one in self._names)
+
     def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        if name.partition(".")[0] in self._names:
+        if self.has(name):
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 
@@ -31,15 +34,22 @@ class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 @contextmanager
-def importable(checkout: Path | str, *absent: str) -> Iterator[None]:
-    """Within it the packages of a checkout can be imported, although the packages `absent` are not installed."""
+def importable(checkout: Path | str, *absent: str, bare: Sequence[str] = ()) -> Iterator[None]:
+    """Within it the packages of a checkout can be imported, although the packages `absent` are not installed.
+
+    bare: packages of the checkout whose `__init__`, which would import too much, is not run.
+    """
     finder = _Absent(absent)
     sys.meta_path.insert(0, finder)
     sys.path.insert(0, str(checkout))
+    for name in bare:
+        package = ModuleType(name)
+        package.__path__ = [str(Path(checkout, *name.split(".")))]
+        sys.modules[name] = package
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
         sys.path.remove(str(checkout))
-        for name in [name for name in sys.modules if name.partition(".")[0] in absent]:
+        for name in [name for name in sys.modules if finder.has(name)]:
             del sys.modules[name]

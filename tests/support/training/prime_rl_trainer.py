@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -32,11 +31,11 @@ _ABSENT = ("wandb", "torchtitan", "vllm", "verifiers", "modelexpress", "nixl", "
 @contextmanager
 def prime_rl_checkout(checkout: str) -> Iterator[None]:
     """Within it `prime_rl` can be imported."""
-    with importable(f"{checkout}/src", *_ABSENT), importable(f"{checkout}/packages/prime-rl-configs/src"):
-        models: Any = ModuleType("prime_rl.trainer.models")
-        models.__path__ = [f"{checkout}/src/prime_rl/trainer/models"]
-        sys.modules[models.__name__] = models
-        models.PreTrainedModelPrimeRL = of_prime_rl("trainer.models.base").PreTrainedModelPrimeRL
+    with (
+        importable(f"{checkout}/src", *_ABSENT, bare=["prime_rl.trainer.models"]),
+        importable(f"{checkout}/packages/prime-rl-configs/src"),
+    ):
+        of_prime_rl("trainer.models").PreTrainedModelPrimeRL = of_prime_rl("trainer.models.base").PreTrainedModelPrimeRL
         try:
             yield
         finally:
