@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 from collections.abc import Generator
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from gangline.domain.errors import ActionRefused
 from gangline.tools.action_server import ActionServer
 from gangline.tools.inside.loop import Lines, Loop
+from gangline.tools.inside.messages import dumps, loads
 from gangline.tools.inside.output import Output
 from support.node.tools import action_server
 
@@ -173,3 +175,29 @@ def test_output_keeps_its_head_and_its_tail(pieces: list[bytes], max_bytes: int)
     assert whole.endswith(tail)
     if told["omitted_bytes"]:
         assert (len(head), len(tail)) == (max_bytes - max_bytes // 2, max_bytes // 2)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters()),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(value=VALUES)
+def test_messages_are_what_the_module_json_makes_and_reads(value: object) -> None:
+    line = dumps(value)
+    assert line == json.dumps(value)
+    assert loads(line) == loads(f" {line}\n".encode()) == value
+
+
+@given(text=st.text(alphabet='{}[]",:1-.e tru\\u0\n') | st.text(), cut=st.integers(0, 5))
+def test_what_is_no_message_is_refused_as_the_module_json_refuses_it(text: str, cut: int) -> None:
+    line = text.encode("utf-8", "surrogatepass")[cut:]
+    try:
+        expected = json.loads(line.decode("utf-8", "surrogatepass"))
+    except ValueError:
+        with pytest.raises(ValueError):  # noqa: PT011 - `json` itself has many messages for it
+            loads(line)
+    else:
+        assert loads(line) == expected

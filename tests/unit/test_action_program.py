@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import json
+import marshal
 import socket
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def test_a_module_is_python_3_8_and_imports_nothing_that_a_sandbox_may_lack(path
 def test_the_program_holds_every_module_and_its_length() -> None:
     data = server_program({"python": "python3"})
     assert int(data[:8], 16) == len(data) - 8
-    program = json.loads(zlib.decompress(data[8:]))
+    program = marshal.loads(zlib.decompress(data[8:]))
     names = {f"gangline_tools.{path.stem}" for path in SOURCES if path.stem != "__init__"}
     assert set(program["modules"]) == names | {"gangline_tools"}
     assert set(program["bytecode"]) == set(program["modules"])
@@ -47,11 +47,11 @@ def test_the_program_holds_every_module_and_its_length() -> None:
 
 @pytest.mark.parametrize("magic", [None, "00"], ids=["the node's bytecode", "another one"])
 def test_it_starts_in_any_python(magic: str | None) -> None:
-    program = json.loads(zlib.decompress(server_program(ActionServerOptions().model_dump())[8:]))
+    program = marshal.loads(zlib.decompress(server_program(ActionServerOptions().model_dump())[8:]))
     program["magic"] = magic or program["magic"]
     unneeded = "modules" if magic is None else "bytecode"
     program[unneeded] = dict.fromkeys(program[unneeded], "")
-    data = zlib.compress(json.dumps(program).encode())
+    data = zlib.compress(marshal.dumps(program))
     ours, theirs = socket.socketpair()
     command = ["sh", "-c", 'exec 3<&0 </dev/null; exec "$@"', "sh", *server_argv(sys.executable)]
     with ours, subprocess.Popen(command, stdin=theirs.fileno()) as server:
@@ -60,6 +60,21 @@ def test_it_starts_in_any_python(magic: str | None) -> None:
         assert ours.recv(100) == b'{"id": "", "ok": {}}\n'
         ours.shutdown(socket.SHUT_RDWR)
         assert server.wait(30) == 0
+
+
+def test_it_imports_nothing_slow_and_reads_on_after_what_is_no_message() -> None:
+    """In a process that has not imported `json`: this one has."""
+    program = (
+        "import sys; from messages import loads\n"
+        "for line in ('', '{', '[1', '{}x', 'nul', '\"\\n\"'):\n"
+        "    try: sys.exit(f'{line!r} is {loads(line)!r}')\n"
+        "    except ValueError: pass\n"
+        "import loop, output, refusal\n"
+        "sys.exit(str({'json', 're', 'typing', 'socket', 'signal', 'contextlib'} & set(sys.modules) or 0))"
+    )
+    folder = Path(inside.__file__).parent
+    done = subprocess.run([sys.executable, "-S", "-E", "-c", program], cwd=folder, capture_output=True, text=True)
+    assert done.stderr == "0\n"
 
 
 def test_the_command_line_is_short_and_shuts_the_sandboxs_packages_out() -> None:

@@ -7,7 +7,6 @@ beside their source: a Python in the sandbox of the node's own version need not 
 
 from __future__ import annotations
 
-import base64
 import importlib.util
 import json
 import marshal
@@ -24,21 +23,19 @@ _INSIDE = Path(__file__).with_name("inside")
 _BOOTSTRAP = """\
 import sys
 sys.path[:] = [folder for folder in sys.path if folder]
-import importlib, json, marshal, socket, zlib
-from binascii import a2b_base64
+import marshal, os, zlib
 from importlib._bootstrap_external import MAGIC_NUMBER
 from importlib.machinery import ModuleSpec
-connection = socket.socket(fileno=3)
-connection.setblocking(True)
+os.set_blocking(3, True)
 def read(size):
     data = b""
     while len(data) < size:
-        piece = connection.recv(size - len(data))
+        piece = os.read(3, size - len(data))
         if not piece:
             sys.exit("the channel ended before the program came")
         data += piece
     return data
-program = json.loads(zlib.decompress(read(int(read(8), 16))))
+program = marshal.loads(zlib.decompress(read(int(read(8), 16))))
 class Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -51,13 +48,16 @@ class Finder:
     def exec_module(module):
         name = module.__name__
         if program["magic"] == MAGIC_NUMBER.hex():
-            code = marshal.loads(a2b_base64(program["bytecode"][name]))
+            code = marshal.loads(program["bytecode"][name])
         else:
             code = compile(program["modules"][name], "<%s>" % name, "exec")
         exec(code, module.__dict__)
 sys.meta_path.insert(0, Finder)
-importlib.import_module("gangline_tools." + program["main"]).main(connection, program)
+__import__("gangline_tools." + program["main"])
+sys.modules["gangline_tools." + program["main"]].main(3, program)
 """
+_OLDEST_FORMAT = 2
+"""Of `marshal`: every Python 3 reads it."""
 
 
 def server_argv(python: str) -> list[str]:
@@ -69,7 +69,7 @@ def server_argv(python: str) -> list[str]:
 
 
 def server_program(options: Mapping[str, Any]) -> bytes:
-    """The first bytes for descriptor 3: eight hexadecimal digits, the length, and compressed JSON."""
+    """The first bytes for descriptor 3: eight hexadecimal digits, the length, and what `marshal` makes, compressed."""
     return _encoded(json.dumps(options, sort_keys=True))
 
 
@@ -83,7 +83,7 @@ def _encoded(options: str) -> bytes:
         "main": "server",
         "options": json.loads(options),
     }
-    data = zlib.compress(json.dumps(program).encode())
+    data = zlib.compress(marshal.dumps(program, _OLDEST_FORMAT))
     return b"%08x" % len(data) + data
 
 
@@ -98,9 +98,9 @@ def _modules() -> dict[str, str]:
 
 
 @cache
-def _bytecode() -> dict[str, str]:
-    """Name -> code object of `_modules`, in base64."""
+def _bytecode() -> dict[str, bytes]:
+    """Name -> code object of `_modules`."""
     return {
-        name: base64.b64encode(marshal.dumps(compile(source, f"<{name}>", "exec", dont_inherit=True))).decode()
+        name: marshal.dumps(compile(source, f"<{name}>", "exec", dont_inherit=True))
         for name, source in _modules().items()
     }

@@ -9,9 +9,12 @@ from __future__ import annotations
 import codecs
 import os
 import stat
-from typing import Any
 
 from .refusal import Refused
+
+TYPE_CHECKING = False  # `typing` takes as long to import as all the rest: see `gangline.tools.inside`
+if TYPE_CHECKING:
+    from typing import Any
 
 _MAX_FILE_BYTES = 16 << 20
 _MAX_UNDOS = 20

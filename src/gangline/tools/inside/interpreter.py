@@ -30,8 +30,9 @@ _MAX_IMAGES_BYTES = 2 << 20
 Answer = Dict[str, Any]
 
 
-def main(connection: socket.socket, program: Dict[str, Any]) -> None:
+def main(fd: int, program: Dict[str, Any]) -> None:
     """Answer cells until the socket ends."""
+    connection = socket.socket(fileno=fd)
     limit = program["options"]["python_memory_bytes"]
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import os
 import select
 import time
-from typing import Any, Callable
+
+TYPE_CHECKING = False  # `typing` takes as long to import as all the rest: see `gangline.tools.inside`
+if TYPE_CHECKING:
+    from typing import Any, Callable
 
 _READ = select.POLLIN | select.POLLHUP | select.POLLERR
 
@@ -52,8 +54,10 @@ class Loop:
         if events:
             self._poll.register(fd, events)
         elif call is None:
-            with contextlib.suppress(KeyError):
+            try:
                 self._poll.unregister(fd)
+            except KeyError:
+                pass
 
     def later(self, delay_s: float, call: Callable[[], None]) -> Timer:
         timer = Timer(call)

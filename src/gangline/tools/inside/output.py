@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from binascii import b2a_base64
-from typing import Any
+
+TYPE_CHECKING = False  # `typing` takes as long to import as all the rest: see `gangline.tools.inside`
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class Output:

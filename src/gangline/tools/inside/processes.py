@@ -8,11 +8,15 @@ kernel does not show a process's system call (a program of another user, such as
 from __future__ import annotations
 
 import os
-import signal
-from typing import TYPE_CHECKING, Iterator
 
+TYPE_CHECKING = False  # `typing` takes as long to import as all the rest: see `gangline.tools.inside`
 if TYPE_CHECKING:
+    import signal as _signal
+    from typing import Iterator
+
     from .terminal import Terminal
+else:
+    import _signal
 
 _READS = {"x86_64": {0}, "aarch64": {63}}
 _WAITS = {"x86_64": {7, 23, 232, 270, 271, 281}, "aarch64": {22, 72, 73}}
@@ -88,7 +92,7 @@ def kill_session(leader: int) -> None:
         alive = False
         for pid in found:
             try:
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, _signal.SIGKILL)
             except OSError:
                 continue
             alive = alive or pid != leader

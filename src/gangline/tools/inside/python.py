@@ -6,16 +6,20 @@ memory, or crash, and the tool stays. Its output goes through a pipe, with that 
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import time
-from typing import Any
 
 from .loop import Loop, Timer
+from .messages import dumps, loads
 from .output import Output
-from .refusal import Refused, Reply
+from .refusal import Refused
 from .worker import Worker, encoded
+
+TYPE_CHECKING = False  # `typing` takes as long to import as all the rest: see `gangline.tools.inside`
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .refusal import Reply
 
 _GRACE_S = 2.0
 """How long a cell may take to end after its interrupt."""
@@ -64,7 +68,7 @@ class Python:
         self._reply = reply
         self._timeout_s = order["timeout_s"]
         self._timer = self._loop.later(self._timeout_s if self._is_ready else _START_S, self._too_long)
-        worker.send(json.dumps({"code": order["code"]}).encode())
+        worker.send(dumps({"code": order["code"]}).encode())
 
     def interrupt(self, order: dict[str, Any], reply: Reply) -> None:
         """Raise KeyboardInterrupt in the running cell, whose own request is then answered."""
@@ -86,6 +90,8 @@ class Python:
     def _started(self) -> Worker:
         if self._worker is not None:
             return self._worker
+        import shutil  # only here: it takes 10 ms, and most sessions never need it
+
         program: str | None = shutil.which(str(self._options["python"]))
         if program is None:
             raise Refused("no_python", f"the sandbox has no program {self._options['python']!r}")
@@ -123,7 +129,7 @@ class Python:
             return
         self._drain()
         try:
-            told = json.loads(line)
+            told = loads(line)
         except ValueError:
             told = {"traceback": "the interpreter's answer cannot be read: it was too large"}
         self._answer("ended", told)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Union
+TYPE_CHECKING = False  # `typing` takes as long to import as all the rest: see `gangline.tools.inside`
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Union
+
+    Reply = Callable[[Union[Dict[str, Any], "Refused"]], None]
+    """Called once with the answer to a request."""
 
 
 class Refused(Exception):
@@ -12,7 +17,3 @@ class Refused(Exception):
         super().__init__(message)
         self.reason = reason
         self.message = message
-
-
-Reply = Callable[[Union[Dict[str, Any], Refused]], None]
-"""Called once with the answer to a request."""

@@ -7,24 +7,28 @@ the socket ends the server and all that it has started in the foreground.
 
 from __future__ import annotations
 
-import collections
-import json
-import signal
-import socket
-from typing import Any, Callable
-
 from .loop import Lines, Loop
+from .messages import dumps, loads
 from .python import Python
-from .refusal import Refused, Reply
+from .refusal import Refused
 from .shell import Shell
 from .workspace import Workspace
+
+TYPE_CHECKING = False  # `typing` takes as long to import as all the rest: see `gangline.tools.inside`
+if TYPE_CHECKING:
+    import signal as _signal
+    from typing import Any, Callable
+
+    from .refusal import Reply
+
+    Action = Callable[[Any, Reply], None]
+else:
+    import _signal
 
 _MAX_LINE_BYTES = 32 << 20
 _MAX_ANSWER_BYTES = 8 << 20
 _MAX_KEPT = 64
 _MAX_KEPT_BYTES = 16 << 20
-
-Action = Callable[[Any, Reply], None]
 
 
 class Server:
@@ -62,7 +66,7 @@ class Server:
     def _asked(self, line: bytes) -> None:
         """Do one request. A line that cannot be read is the torn rest of one: its client asks again."""
         try:
-            request = json.loads(line)
+            request = loads(line)
             id_, action = request["id"], self._actions[request["do"]]
         except (ValueError, KeyError, TypeError):
             return
@@ -79,7 +83,7 @@ class Server:
                 told: dict[str, Any] = {"id": id_, "refused": {"reason": answer.reason, "message": answer.message}}
             else:
                 told = {"id": id_, "ok": answer}
-            kept = json.dumps(told).encode() + b"\n"
+            kept = dumps(told).encode() + b"\n"
             if len(kept) > _MAX_ANSWER_BYTES:
                 reply(Refused("too_large", f"the answer has {len(kept)} bytes: ask for less"))
                 return
@@ -99,7 +103,8 @@ class Answers:
 
     def __init__(self) -> None:
         self._digests: dict[str, int] = {}
-        self._kept: collections.OrderedDict[str, bytes] = collections.OrderedDict()
+        self._kept: dict[str, bytes] = {}
+        """The oldest first."""
         self._num_bytes = 0
 
     def find(self, id_: str, digest: int) -> bytes | None:
@@ -113,13 +118,13 @@ class Answers:
         self._num_bytes += len(answer) - len(self._kept.pop(id_, b""))
         self._kept[id_] = answer
         while len(self._kept) > _MAX_KEPT or (self._num_bytes > _MAX_KEPT_BYTES and len(self._kept) > 1):
-            oldest, dropped = self._kept.popitem(last=False)
-            self._num_bytes -= len(dropped)
+            oldest = next(iter(self._kept))
+            self._num_bytes -= len(self._kept.pop(oldest))
             self._digests.pop(oldest, None)
 
 
-def main(connection: socket.socket, program: dict[str, Any]) -> None:
-    """Serve until the socket ends. program: `bootstrap`, `modules`, `main` and `options`."""
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Server(connection.detach(), program).serve()
+def main(fd: int, program: dict[str, Any]) -> None:
+    """Serve until the socket ends. program: `bootstrap`, `modules`, `bytecode`, `main` and `options`."""
+    _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
+    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+    Server(fd, program).serve()

@@ -6,17 +6,23 @@ is still the running one: `wait`, `keys` and `interrupt` follow it, `restart` en
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import time
-from typing import Any
 
 from .loop import Loop, Timer
 from .output import Output
 from .processes import command_lines, is_reading, kill_session
-from .refusal import Refused, Reply
+from .refusal import Refused
 from .terminal import Terminal
+
+TYPE_CHECKING = False  # `typing` takes as long to import as all the rest: see `gangline.tools.inside`
+if TYPE_CHECKING:
+    import signal as _signal
+    from typing import Any
+
+    from .refusal import Reply
+else:
+    import _signal
 
 _QUIET_S = 0.1
 """How long nothing must have been written or typed before a program can count as waiting for input."""
@@ -94,8 +100,10 @@ class Shell:
         self._terminal.forget_keys()  # as Ctrl-C does
         group = self._terminal.foreground()
         if group > 0:
-            with contextlib.suppress(OSError):  # it has ended
-                os.killpg(group, signal.SIGINT)
+            try:
+                os.killpg(group, _signal.SIGINT)
+            except OSError:  # it has ended
+                pass
         self._changed_at = time.monotonic()
 
     def resize(self, order: dict[str, Any], reply: Reply) -> None:
@@ -115,7 +123,7 @@ class Shell:
         if self._terminal is not None:
             kill_session(self._terminal.pid)
             os.waitpid(self._terminal.pid, 0)
-            self._end(128 + signal.SIGKILL)
+            self._end(128 + _signal.SIGKILL)
 
     # The terminal's reports.
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import fcntl
 import os
-import pty
-import shutil
-import signal
 import struct
 import termios
-from typing import Callable, NamedTuple
 
 from .loop import Loop
 from .refusal import Refused
+
+TYPE_CHECKING = False  # `typing` takes as long to import as all the rest: see `gangline.tools.inside`
+if TYPE_CHECKING:
+    import signal as _signal
+    from typing import Callable
+else:
+    import _signal
 
 _DRIVER = (
     "while {{"
@@ -28,13 +31,14 @@ _DRIVER = (
 )
 
 
-class _Kind(NamedTuple):
-    """A shell, and its numbers for the three descriptors. No command gets them."""
+class _Kind:
+    """A shell, and its numbers for the three descriptors, in order. No command gets them."""
 
-    argv: list[str]
-    wake: int
-    marks: int
-    script: int
+    def __init__(self, argv: list[str], wake: int, marks: int, script: int) -> None:
+        self.argv = argv
+        self.wake = wake
+        self.marks = marks
+        self.script = script
 
 
 _BASH = _Kind(["bash", "--norc", "--noprofile", "--noediting", "-i"], 61, 62, 63)
@@ -63,7 +67,7 @@ class Terminal:
         self._script = os.memfd_create("script")
         self._marked = b""
         self._options = ""
-        self._kind = _SH if shutil.which("bash") is None else _BASH
+        self._kind = _SH if _program("bash") is None else _BASH
         wake_theirs, self._wake = os.pipe()
         self._marks, marks_theirs = os.pipe()
         self.pid, self.master = _spawn(size, self._kind, (wake_theirs, marks_theirs, self._script))
@@ -82,7 +86,7 @@ class Terminal:
         termios.tcsetattr(self.master, termios.TCSANOW, self._modes)
         options = b"".join(b"set -%c; " % flag for flag in b"xv" if chr(flag) in self._options)
         quoted = (options + command).replace(b"'", b"'\\''")
-        script = b"eval '%s' %d<&- %d>&- %d<&-\n" % (quoted, *self._kind[1:])
+        script = b"eval '%s' %d<&- %d>&- %d<&-\n" % (quoted, self._kind.wake, self._kind.marks, self._kind.script)
         os.ftruncate(self._script, 0)
         written = 0
         while written < len(script):
@@ -190,7 +194,7 @@ class Terminal:
 def _spawn(size: tuple[int, int], kind: _Kind, descriptors: tuple[int, int, int]) -> tuple[int, int]:
     """Start a shell on a terminal of its own. Returns its pid and the terminal's other end."""
     try:
-        master, slave = pty.openpty()
+        master, slave = os.openpty()
     except OSError as error:
         raise Refused("no_terminal", f"the sandbox gives no pseudo-terminal: {error}") from error
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
@@ -210,14 +214,24 @@ def _become_shell(slave: int, kind: _Kind, descriptors: tuple[int, int, int]) ->
     for fd in (0, 1, 2):
         os.dup2(slave, fd)
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in descriptors]
-    for number, fd in zip(kind[1:], high):
+    for number, fd in zip((kind.wake, kind.marks, kind.script), high):
         os.dup2(fd, number)
     os.closerange(3, kind.wake)
     os.closerange(kind.script + 1, 1024)
-    for number in range(1, signal.NSIG):
-        if number not in (signal.SIGKILL, signal.SIGSTOP, 32, 33):
-            signal.signal(number, signal.SIG_DFL)
-    try:
-        os.execvp(kind.argv[0], kind.argv)
-    except FileNotFoundError:
+    for number in range(1, _signal.NSIG):
+        if number not in (_signal.SIGKILL, _signal.SIGSTOP, 32, 33):
+            _signal.signal(number, _signal.SIG_DFL)
+    shell = _program(kind.argv[0])
+    if shell is None:
         os.write(2, b"the sandbox has neither bash nor sh\n")
+    else:
+        os.execv(shell, kind.argv)
+
+
+def _program(name: str) -> str | None:
+    """Its path, as `shutil.which` finds it, which takes 10 ms to import."""
+    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        path = os.path.join(folder, name)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
+import _socket
+import marshal
 import os
-import signal
-import socket
 import zlib
-from typing import Any, Callable
 
 from .loop import Lines, Loop
+
+TYPE_CHECKING = False  # `typing` takes as long to import as all the rest: see `gangline.tools.inside`
+if TYPE_CHECKING:
+    import signal as _signal
+    from typing import Any, Callable
+else:
+    import _signal
 
 MAX_LINE_BYTES = 32 << 20
 SOCKET = 3
@@ -33,7 +37,7 @@ class Worker:
         last line; 128 and the number after a signal. output: a descriptor to become its stdout and stderr."""
         self._loop = loop
         self._on_end = on_end
-        ours, theirs = socket.socketpair()
+        ours, theirs = _socket.socketpair()
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -52,17 +56,19 @@ class Worker:
 
     def interrupt(self) -> None:
         """SIGINT to the child and to the processes that it has started in its group."""
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            os.killpg(self.pid, signal.SIGINT)
+        try:
+            os.killpg(self.pid, _signal.SIGINT)
+        except ProcessLookupError:  # it has ended
+            pass
 
     def kill(self) -> None:
         """End the child without a report of its end."""
         self._lines.close()
         self._on_end = _ignore
         try:
-            os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, _signal.SIGKILL)
         except ProcessLookupError:  # it has not become the leader of its group yet
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, _signal.SIGKILL)
         os.waitpid(self.pid, 0)
 
     def _closed(self) -> None:
@@ -76,8 +82,8 @@ class Worker:
 
 
 def encoded(program: dict[str, Any]) -> bytes:
-    """A program as `bootstrap` reads it: eight hexadecimal digits, its length, and compressed JSON."""
-    data = zlib.compress(json.dumps(program).encode(), 1)
+    """A program as `bootstrap` reads it: eight hexadecimal digits, its length, and what `marshal` makes, compressed."""
+    data = zlib.compress(marshal.dumps(program), 1)
     return b"%08x" % len(data) + data
 
 

@@ -5,14 +5,18 @@ So a slow disk, or a pattern that takes forever, holds up neither shell nor inte
 
 from __future__ import annotations
 
-import collections
-import json
 import os
-from typing import Any
 
 from .loop import Loop, Timer
-from .refusal import Refused, Reply
+from .messages import dumps, loads
+from .refusal import Refused
 from .worker import Worker
+
+TYPE_CHECKING = False  # `typing` takes as long to import as all the rest: see `gangline.tools.inside`
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .refusal import Reply
 
 
 class Workspace:
@@ -21,7 +25,7 @@ class Workspace:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._worker: Worker | None = None
-        self._waiting: collections.deque[tuple[dict[str, Any], Reply]] = collections.deque()
+        self._waiting: list[tuple[dict[str, Any], Reply]] = []
         self._reply: Reply | None = None
         self._timer: Timer | None = None
 
@@ -38,18 +42,18 @@ class Workspace:
     def _next(self) -> None:
         if self._reply is not None or not self._waiting:
             return
-        order, self._reply = self._waiting.popleft()
+        order, self._reply = self._waiting.pop(0)
         if self._worker is None:
             self._worker = Worker(self._loop, _serve, self._answered, self._ended)
         self._timer = self._loop.later(order["timeout_s"], lambda: self._too_long(order["timeout_s"]))
-        self._worker.send(json.dumps(order).encode())
+        self._worker.send(dumps(order).encode())
 
     def _too_long(self, timeout_s: float) -> None:
         self.close()
         self._finish(Refused("timed_out", f"it took longer than {timeout_s:g} s; what can be undone was forgotten"))
 
     def _answered(self, line: bytes) -> None:
-        told = json.loads(line)
+        told = loads(line)
         self._finish(Refused(**told["refused"]) if "refused" in told else told["ok"])
 
     def _ended(self, code: int) -> None:
@@ -74,11 +78,11 @@ def _serve(fd: int) -> None:
     with os.fdopen(fd, "rb") as lines:
         for line in lines:
             try:
-                told: dict[str, Any] = {"ok": files.act(json.loads(line))}
+                told: dict[str, Any] = {"ok": files.act(loads(line))}
             except Refused as refused:
                 told = {"refused": {"reason": refused.reason, "message": refused.message}}
             except (OSError, ValueError) as error:
                 told = {"refused": {"reason": "failed", "message": str(error)}}
-            answer = memoryview(json.dumps(told).encode() + b"\n")
+            answer = memoryview(dumps(told).encode() + b"\n")
             while answer:
                 answer = answer[os.write(fd, answer) :]
