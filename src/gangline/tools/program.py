@@ -57,7 +57,7 @@ __import__("gangline_tools." + program["main"])
 sys.modules["gangline_tools." + program["main"]].main(3, program)
 """
 _OLDEST_FORMAT = 2
-"""Of `marshal`: every Python 3 reads it."""
+"""The one of `marshal` that every Python 3 reads."""
 
 
 def server_argv(python: str) -> list[str]:
