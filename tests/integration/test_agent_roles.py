@@ -53,6 +53,18 @@ async def test_roles_are_recorded_in_every_dialect_and_reach_the_rows() -> None:
     assert roles == ["solver-0", "solver-1", None, "solver-2"]
 
 
+async def test_a_role_in_metadata_counts_where_no_header_names_one() -> None:
+    script = {"default": {"text": "x"}}
+    async with scripted_server(script) as engine, proxied_engine(engine) as running, running.client() as client:
+        chat, responses = client.chat.completions, client.responses
+        await chat.create(model="m", messages=ASKED, metadata={"role": "judge", "run": "7"})
+        await responses.create(model="m", input="hello", metadata={"role": "coder"})
+        await responses.create(model="m", input="you", metadata={"role": "coder"}, extra_headers=solver(1))
+        await chat.create(model="m", messages=[*ASKED, *ASKED], metadata={"role": "the head of it all"})
+    roles = [span.agent_role for span in spans(running.journal.completions)]
+    assert roles == ["judge", "coder", "solver-1", None]
+
+
 async def test_the_same_words_of_two_roles_are_two_calls() -> None:
     """One would otherwise be taken for a retry of the other, which is in flight."""
     script = {"default": {"text": "x", "delay_s": 0.3}}

@@ -8,7 +8,7 @@ the model wrote them, and an agent that echoes its own history must not be refus
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -17,11 +17,17 @@ from gangline.dialects.lone_surrogates import parse_mended
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["parse_body"]
+__all__ = ["parse_body", "role_in"]
 
 _LONG = re.compile(rb"\d{19}")
 """Without one there is no such integer; with one there may be, or it is a part of a text."""
 _LEAST, _MOST = -(2**63), 2**63 - 1
+
+
+def role_in(metadata: object) -> str | None:
+    """The role that a request's metadata name: `{"role": "solver"}`."""
+    role = cast("Mapping[str, object]", metadata).get("role") if isinstance(metadata, Mapping) else None
+    return role if isinstance(role, str) else None
 
 
 def parse_body(parse: Callable[[bytes], ModelCall], body: bytes, *, index: str = "[{}]") -> ModelCall:

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
+from gangline.dialects.bodies import role_in
 from gangline.dialects.chat.parts import content_parts
 from gangline.dialects.chat.tools import ChatTool, read_allowed, read_tool_choice, read_tools, shimmed
 from gangline.dialects.declared import DeclaredFields
@@ -95,6 +96,7 @@ class _Body(msgspec.Struct):
     top_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class _KnownBody(_Body, forbid_unknown_fields=True):
@@ -115,7 +117,6 @@ CHAT_FIELDS = DeclaredFields(
         "repetition_penalty": (None, 1),
     },
     dropped={
-        "metadata": "it labels what the provider stores",
         "moderation": "the reply is not moderated",
         "prediction": "it makes the same reply come faster",
         "prompt_cache_key": _CACHING,
@@ -154,6 +155,7 @@ def parse_chat_call(body: bytes) -> ModelCall:
         num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         response_format=request.response_format,
         template_kwargs=request.chat_template_kwargs or {},
+        agent_role=role_in(request.metadata),
         dropped=(*sorted(unread), *left_out),
         undeclared={name: bytes(unread[name]).decode() for name in CHAT_FIELDS.undeclared(unread)},
     )

@@ -13,6 +13,7 @@ from typing import cast
 
 import msgspec
 
+from gangline.dialects.bodies import role_in
 from gangline.dialects.declared import DeclaredFields
 from gangline.dialects.responses.fields import (
     Fields,
@@ -160,6 +161,7 @@ def _call(body: bytes, *, counting: bool) -> ModelCall:
         include_usage=True,
         num_top_logprobs=num_top_logprobs,
         response_format=response_format,
+        agent_role=role_in(fields.get("metadata")),
         dropped=tuple(sorted(left_out)),
         undeclared={name: msgspec.json.encode(fields[name]).decode() for name in RESPONSES_FIELDS.undeclared(unread)},
         previous_reply_id=string(fields, "previous_response_id"),

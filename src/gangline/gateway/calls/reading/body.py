@@ -70,7 +70,8 @@ def read_here(
     check_body(request.body, limits)
     call = dialect.parse_count(request) if kind == "count" else dialect.parse_call(request)
     check_call(call, limits)
-    if (role := _agent_role(request)) is not None:
+    role = _agent_role(request) or _label(call.agent_role)
+    if role != call.agent_role:
         call = msgspec.structs.replace(call, agent_role=role)
     return CallRead(call, mark_of(dialect.name, path, request))
 
@@ -84,6 +85,11 @@ def _agent_role(request: RawRequest) -> str | None:
             "begins with a letter or digit."
         )
     return role
+
+
+def _label(role: str | None) -> str | None:
+    """A role in a body's metadata, which are the client's own: one that is no name is another label of theirs."""
+    return role if role is not None and _ROLE.fullmatch(role) else None
 
 
 def read_ahead(
