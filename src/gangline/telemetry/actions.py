@@ -165,6 +165,9 @@ ACTIONS: dict[str, str] = {
     "prime_rl.row_left_out": "A row is longer than prime-rl's `seq_len`, and `long_rows` is `leave_out`.",
     "prime_rl.group_left_out": "A group has tokens older than `staleness` allows, or of unknown version; another is "
     "collected.",
+    "trl.row_left_out": "A row is longer than the `token_budget` of TRL's trainer, and `long_rows` is `leave_out`.",
+    "trl.group_left_out": "A group has tokens older than TRL's `max_staleness` allows, or of unknown version; another "
+    "is collected.",
     "group.not_whole": "Sessions of a group cannot be compared with the others; it is dropped, or its task run again.",
     "weights.updated": "All engines sample from a trainer's new weights.",
     "weights.lease_not_renewed": "A node did not answer while its gate was held closed; its lease may run out.",
