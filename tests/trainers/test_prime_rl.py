@@ -223,7 +223,7 @@ class Broadcasts(Engines):
 
     async def push(self, save: Any, version: int) -> Any:
         path = self.folder / f"pushed{version}"
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)
 
         def into(_: Path) -> None:
             save(path)
@@ -265,6 +265,20 @@ async def test_every_broadcast_is_loaded_before_the_next_batch_is_collected(tmp_
         broadcast(output_dir, 2)
     assert [version for version, _ in engines.pushed] == [5, 6, 7]
     assert engines.files == [{"model.safetensors"}] * 3
+
+
+async def test_engines_may_be_down_for_a_while(tmp_path: Path) -> None:
+    engines = Broadcasts(tmp_path)
+    engines.num_down = 1
+
+    async def begin() -> None:
+        await asyncio.sleep(0.1)
+        for step in (0, 1):
+            broadcast(tmp_path / "run", step)
+
+    async with PlainCollector(Service(engines), ({"task_id": f"task-{n}"} for n in itertools.count())) as collector:
+        await asyncio.gather(feed(tmp_path / "run", collector, engines, settings(), GRPO), begin())
+    assert [version for version, _ in engines.pushed] == [1, 2]
 
 
 async def test_stale_groups_are_left_out_and_others_collected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

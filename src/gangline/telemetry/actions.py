@@ -170,6 +170,7 @@ ACTIONS: dict[str, str] = {
     "is collected.",
     "group.not_whole": "Sessions of a group cannot be compared with the others; it is dropped, or its task run again.",
     "weights.updated": "All engines sample from a trainer's new weights.",
+    "weights.push_again": "Engines, nodes or server did not take a trainer's new weights; they are pushed again.",
     "weights.lease_not_renewed": "A node did not answer while its gate was held closed; its lease may run out.",
     "weights.lease_ran_out": "A gate opened by itself while weights were loaded: its lease was renewed too late.",
     "weights.engine_silent": "An engine does not say which weights it has.",

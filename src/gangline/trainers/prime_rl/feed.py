@@ -14,12 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +25,7 @@ from gangline.domain.errors import InvalidRequest, NodeError
 from gangline.durable import write_whole
 from gangline.trainers.contract import GroupSource, TrainerRow
 from gangline.trainers.prime_rl.samples import PrimeSample, PrimeSettings, pack, prime_rl, to_samples
+from gangline.trainers.pushing import push_folder
 from gangline.training.collecting.admission import is_fresh, version_spans
 from gangline.training.collecting.groups import Group, trainable_traces
 from gangline.training.learning.algorithms import Algorithm
@@ -73,7 +70,10 @@ async def feed(
         version = settings.first_version + step - settings.start_step
         broadcast = folder / "broadcasts" / f"step_{step}"
         await _wait_for(broadcast / _STABLE, settings.patience_s)
-        await weights.push(partial(_take, broadcast), version)
+        await asyncio.to_thread(_require_whole_model, broadcast)
+        await push_folder(
+            weights, broadcast, version, patience_s=settings.engine_patience_s, without=frozenset({_STABLE})
+        )
         if step == settings.max_steps:
             return
         groups = await _collect(collector, settings, version)
@@ -118,20 +118,12 @@ async def _wait_for(path: Path, patience_s: float | None) -> None:
         raise NodeError(f"prime-rl's trainer wrote no {path} within {patience_s:g} s: look at its log.") from None
 
 
-def _take(broadcast: Path, folder: Path) -> None:
-    """The broadcast's files in a folder of ours, for the trainer removes its own. Raises: InvalidRequest."""
+def _require_whole_model(broadcast: Path) -> None:
+    """Raises: InvalidRequest."""
     if (broadcast / "adapter_config.json").exists():
         raise InvalidRequest(
             f"{broadcast} is an adapter, and engines are given whole weights here: train without model.lora."
         )
-    for source in broadcast.iterdir():
-        if source.name == _STABLE:
-            continue
-        target = folder / source.name
-        with suppress(OSError):  # another disk, or one without links
-            os.link(source, target)
-            continue
-        shutil.copyfile(source, target)
 
 
 def _write_sources(folder: Path, samples: Sequence[PrimeSample]) -> None:

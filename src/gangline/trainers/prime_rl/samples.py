@@ -65,6 +65,8 @@ class PrimeSettings(TrainingOptions):
     """Name of the rows in prime-rl's metrics."""
     patience_s: float | None = Field(default=None, gt=0)
     """How long a broadcast is waited for. For ever where None, as prime-rl waits for batches."""
+    engine_patience_s: float = Field(default=600.0, ge=0)
+    """How long engines, nodes and server may be down when a broadcast is pushed."""
 
     @field_validator("env_name")
     @classmethod

@@ -17,11 +17,9 @@ import itertools
 import json
 import logging
 import queue
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from torch import Tensor
 
 from gangline.client.background import InBackground
 from gangline.domain.errors import InvalidRequest
+from gangline.trainers.pushing import push_folder
 from gangline.trainers.trl import Connection
 from gangline.trainers.trl_async.samples import LongRows, to_rollout_samples
 from gangline.training.collecting.admission import StalenessSettings, is_fresh
@@ -54,6 +53,7 @@ class AsyncServiceRollouts:
     make it a `ReplenishingCollector`. args: the trainer's `AsyncGRPOConfig`. max_queued: rows that wait in the queue
     before collecting pauses; as many as one optimiser step takes where None. staging_dir: where tensors are written
     before they are pushed, best on the disk of the engines' weights; the temporary folder where None.
+    engine_patience_s: how long engines, nodes and server may be down when weights are pushed.
 
     Raises: InvalidRequest when the trainer is set up so that rows would be lost.
     """
@@ -68,6 +68,7 @@ class AsyncServiceRollouts:
         long_rows: LongRows = "refuse",
         max_queued: int | None = None,
         staging_dir: Path | str | None = None,
+        engine_patience_s: float = 600.0,
     ) -> None:
         if args.token_budget is None:
             raise InvalidRequest(
@@ -84,6 +85,7 @@ class AsyncServiceRollouts:
             args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         )
         self._staging_dir = staging_dir
+        self._engine_patience_s = engine_patience_s
         self._version = 0
         self._producing: asyncio.Task[None] | None = None
         self.rollout_buffer = queue.Queue[Any]()
@@ -103,8 +105,7 @@ class AsyncServiceRollouts:
         """Give the engines these weights under the next version. Raises: as `WeightUpdater.push`."""
         with tempfile.TemporaryDirectory(prefix="gangline-trl-", dir=self._staging_dir) as folder:
             _write(iterator, Path(folder))
-            save = partial(_move, Path(folder))
-            self._service.run(lambda service: service.weights.push(save, service.first_version + self._version))
+            self._service.run(lambda service: self._push(service, Path(folder)))
 
     def resume(self) -> None:
         """Nothing: the gates are open again."""
@@ -135,6 +136,10 @@ class AsyncServiceRollouts:
         """Raises: the error that ended collecting. Slow sessions are no error: the collector waits for the service."""
         if self._producing is not None and self._producing.done():
             self._producing.result()
+
+    async def _push(self, service: Connection, folder: Path) -> None:
+        version = service.first_version + self._version
+        await push_folder(service.weights, folder, version, patience_s=self._engine_patience_s)
 
     async def _begin(self, service: Connection) -> asyncio.Task[None]:
         return asyncio.create_task(self._produce(service))
@@ -195,8 +200,3 @@ def _write(iterator: Iterator[tuple[str, Tensor]], folder: Path) -> None:
     flush()
     index = {"metadata": {}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def _move(source: Path, target: Path) -> None:
-    for path in source.iterdir():
-        shutil.move(path, target / path.name)
