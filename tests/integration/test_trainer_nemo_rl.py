@@ -6,7 +6,7 @@ import asyncio
 import pickle
 import queue
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,6 @@ from pydantic import ValidationError
 from gangline.client.node import NodeClient
 from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidGroup, ServerUnavailable
-from gangline.domain.node_views import GateMode, GateState
-from gangline.domain.session import SessionResult
-from gangline.domain.trajectory import Trace
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
@@ -30,17 +27,10 @@ from gangline.trainers.nemo_rl import NemoActor, NemoCollector, NemoSettings
 from gangline.training.collecting.collector import informative
 from gangline.training.collecting.groups import Group, ValiditySettings
 from support.node.node import TOKEN, running_node
-from support.training.fakes import gate_state
-from support.training.nemo_rl_loop import (
-    ReplayBuffer,
-    compared,
-    masks_by_logprobs,
-    masks_by_roles,
-    prompt_by_length,
-    prompt_by_roles,
-)
+from support.training.nemo_rl_loop import ReplayBuffer, compared, masks, prompt
+from support.training.nemo_rl_service import Gate, Rollouts
 from support.training.samples import session, trace
-from support.training.service import BROKEN, GOOD, FakeService
+from support.training.service import BROKEN, GOOD
 
 
 def convert(groups: Sequence[Group], num_samples: int) -> list[dict[str, Any]]:
@@ -55,11 +45,10 @@ def read(batches: list[dict[str, Any]]) -> list[ReadRow]:
         assert batch["loss_multiplier"].tolist() == [1.0] * len(batch["message_log"])
         for row, log in enumerate(batch["message_log"]):
             given = torch.cat([message["token_loss_mask"] for message in log])
-            for masks in (masks_by_roles(log), masks_by_logprobs(log)):
-                assert torch.cat(masks).tolist() == given.tolist()
+            assert torch.cat(masks(log)).tolist() == given.tolist()
             length = int(batch["length"][row])
             ids = torch.cat([message["token_ids"] for message in log]).tolist()
-            assert prompt_by_roles(log) == prompt_by_length(log, length) == ids[:length]
+            assert prompt(log, length) == ids[:length]
             zeros = [torch.zeros(len(message["token_ids"])) for message in log]
             logprobs = [message.get("generation_logprobs", zero) for message, zero in zip(log, zeros, strict=True)]
             about = batch["extra_env_info"][row]
@@ -99,6 +88,47 @@ def test_prompts_that_differ_are_refused_for_they_would_teach_nothing() -> None:
         adapter.to_batch(Group("task-1", (session("s0", 1.0), other)), 2)
 
 
+def test_traces_that_go_on_from_each_other_are_one_row() -> None:
+    first = trace(turns=[(10, 11, 2)], versions=[3])
+    known = np.concatenate([first.prompt_ids, first.response_ids])
+    then = trace(turns=[(12, 2)], versions=[4], prompt_ids=np.array([*known, 7, 1], np.int32))
+    other = session("s1", 0.0, trace(turns=[(13, 2)]))
+    batch = adapter.to_batch(Group("task-1", (session("s0", 1.0, first, then), other)), 2)
+    (row, _) = read([batch])
+    assert (row.prompt_ids, row.response_ids) == ([1, 4, 5], [10, 11, 2, 7, 1, 12, 2])
+    assert (row.loss_mask, row.versions) == ([1, 1, 1, 0, 0, 1, 1], [3, 3, 3, -1, -1, 4, 4])
+    assert row.logprobs == [-0.5, -0.5, -0.5, 0.0, 0.0, -0.5, -0.5]
+    assert compared(batch) == [0.5, -0.5]
+
+
+def test_traces_that_do_not_fit_into_one_row_are_refused() -> None:
+    apart = session("s0", 1.0, trace(), trace(turns=[(12, 2)]))
+    with pytest.raises(InvalidGroup, match=r"several traces, and \S+ does not go on from the one before it"):
+        adapter.to_batch(Group("task-1", (apart, session("s1", 0.0))), 2)
+    told = session("s0", 1.0, trace(reward=0.5), trace(turns=[(12, 2)], reward=1.0))
+    with pytest.raises(InvalidGroup, match="rewards of their own"):
+        adapter.to_batch(Group("task-1", (told, session("s1", 0.0))), 2)
+
+
+async def test_groups_of_a_restored_buffer_count() -> None:
+    """Step 3 has one of its two groups from the checkpoint, and step 4 both."""
+    buffer = ReplayBuffer(100)
+    for version, target in ((2, 3), (3, 4), (3, 4)):
+        await buffer.add({"batch": {"extra_env_info": [{"task_id": f"old{target}"}]}}, version, target)
+    async with running(start_version=3, buffer=buffer) as run:
+        run.gate.version = 3
+        await run.submitted(1)
+        run.service.end("t0")
+        assert await run.step(3) == ["old3", "t0"]
+        assert await run.step(4) == ["old4", "old4"]
+        assert len(run.service.submitted) == 1
+        await run.refit(4)
+        await run.submitted(3)
+        for task_id in run.service.open:
+            run.service.end(task_id)
+        assert await run.step(5) == ["t1", "t2"]
+
+
 def test_a_session_that_was_cut_short_is_truncated() -> None:
     cut = session("s0", 0.0, outcome="turn_limit")
     long = session("s1", 0.0, trace(finish_reason="length"))
@@ -111,55 +141,19 @@ def test_groups_may_not_shrink() -> None:
         NemoSettings(num_samples=2, groups_per_step=1, validity=ValiditySettings(on_invalid="shrink"))
 
 
-class Rollouts(FakeService):
-    """Groups whose tokens are all of the version that nodes had when their task ended."""
-
-    def __init__(self, gate: Gate, **rewards: tuple[float | None, ...]) -> None:
-        super().__init__(**rewards)
-        self._gate = gate
-        self.traces: dict[str, Trace] = {}
-        """Of tasks whose sessions have another one."""
-
-    async def result(self, task_id: str) -> list[SessionResult]:
-        one = self.traces.get(task_id, trace(versions=[self._gate.version]))
-        return [session(f"{task_id}-s{number}", reward, one) for number, reward in enumerate(self.rewards[task_id])]
-
-
-class Gate:
-    def __init__(self) -> None:
-        self.said = list[str]()
-        self.version = 0
-        self.answers = True
-
-    async def pause(self, mode: GateMode = "drain", lease_s: float = 600.0) -> GateState:
-        if not self.answers:
-            raise ServerUnavailable("the node does not answer.")
-        self.said.append(f"pause {mode} {lease_s:g}")
-        return gate_state(is_drained=True)
-
-    async def resume(self) -> GateState:
-        self.said.append("resume")
-        return gate_state()
-
-    async def set_version(self, version: int) -> GateState:
-        self.said.append(f"version {version}")
-        self.version = version
-        return gate_state()
-
-
 class Run:
     """A collector that runs, and what it meets."""
 
     def __init__(self, *, max_size: int = 100, num_tasks: int = 1000, **changes: Any) -> None:
         self.gate = Gate()
         self.service = Rollouts(self.gate)
-        self.buffer = ReplayBuffer(max_size)
+        self.buffer = changes.pop("buffer", None) or ReplayBuffer(max_size)
         admit = changes.pop("admit", None)
         fields: dict[str, Any] = {"num_samples": 2, "groups_per_step": 2, "num_in_flight": 100, "lease_s": 60.0}
         self.collector = NemoCollector(
             self.service,
             [self.gate],
-            self.buffer.push_with_wait_signal,
+            self.buffer,
             NemoSettings(**fields | changes),
             lambda batch: [{"task_id": name, "instruction": "add"} for name in batch],
             admit=admit,
@@ -330,8 +324,7 @@ async def test_it_ends_with_its_tasks() -> None:
             run.service.end(task_id)
         await run.refit(1)
         await run.collecting
-        assert len(run.buffer.held) == 2
-        assert run.collector.get_dataloader_state() == {"num_pushed": 2}
+        assert len(run.buffer.held) == run.collector.num_pushed == 2
 
 
 async def test_the_gate_of_a_real_node_is_closed_around_a_refit(tmp_path: Path) -> None:
@@ -345,7 +338,7 @@ async def test_the_gate_of_a_real_node_is_closed_around_a_refit(tmp_path: Path) 
         clients = (ServerClient(server.url), NodeClient(node.client.url, TOKEN))
         service, gate = pickle.loads(pickle.dumps(clients))
         settings = NemoSettings(num_samples=2, groups_per_step=1, start_version=3)
-        collector = NemoCollector(service, [gate], ReplayBuffer(9).push_with_wait_signal, settings, lambda one: [one])
+        collector = NemoCollector(service, [gate], ReplayBuffer(9), settings, lambda one: [one])
         await collector.start_collection([])
         assert (await node.client.gate()).version == 3
         await collector.prepare_for_refit()
@@ -361,13 +354,16 @@ def test_an_actor_keeps_the_order_of_calls_and_tells_what_ended_it() -> None:
     gate, pushed = Gate(), queue.SimpleQueue[tuple[int, int]]()
     service = Rollouts(gate, t0=GOOD, t1=GOOD, t2=GOOD, t3=BROKEN)
 
-    async def push(_group: dict[str, Any], version: int, target: int) -> str:
-        pushed.put((version, target))
-        return "success"
+    class Buffer(ReplayBuffer):
+        async def add(self, trajectory: dict[str, Any], weight_version: int, target_weight_version: int) -> str:
+            pushed.put((weight_version, target_weight_version))
+            return "success"
 
-    settings = NemoSettings(num_samples=2, groups_per_step=1)
-    actor = NemoActor(service, [gate], push, settings, lambda name: [{"task_id": name, "instruction": "add"}])
-    actor.start_collection([f"t{number}" for number in range(4)])
+    actor = actor_of(service, [gate], Buffer(9), next_task_index=5)
+    assert actor.get_status() == status(running=False)
+    assert actor.get_dataloader_state() == {}
+    actor.start_collection(Loader(f"t{number}" for number in range(4)))
+    assert actor.get_status()["running"]
     with pytest.raises(RuntimeError, match="started before"):
         actor.start_collection([])
     assert [pushed.get(timeout=60) for _ in range(2)] == [(0, 0), (0, 1)]
@@ -387,14 +383,59 @@ def test_an_actor_keeps_the_order_of_calls_and_tells_what_ended_it() -> None:
 
     with pytest.raises(InvalidGroup, match="1 of 2 sessions of t3"):
         refit_for_ever()
-    assert (actor.get_weight_version(), actor.get_dataloader_state()) == (2, {"num_pushed": 3})
+    with pytest.raises(InvalidGroup, match="1 of 2 sessions of t3"):
+        actor.check_health()
+    told = actor.get_status()
+    assert told == status(running=False, errored=True) | {"error": told["error"]}
+    assert told["error"].startswith("InvalidGroup: 1 of 2 sessions of t3")
+    assert (actor.get_weight_version(), actor.get_dataloader_state()) == (2, {"num_yielded": 4})
+    assert actor.get_rollouts_state() == {"next_ng_task_index": 8}
+    assert actor.get_efficiency_metrics()["gangline/gates_closed"] > 0
+    assert actor.drain_payload_metrics() == {}
+    actor.stop()
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    told = {"running": True, "data_exhausted": False, "errored": False, "error": None, "inflight_workers": 0}
+    return told | changes
+
+
+def actor_of(service: Any, gates: Sequence[Any], buffer: ReplayBuffer, **options: Any) -> NemoActor:
+    settings = NemoSettings(num_samples=2, groups_per_step=1)
+    one = lambda name: [{"task_id": name, "instruction": "add"}]  # noqa: E731
+    return NemoActor(lambda: NemoCollector(service, gates, buffer, settings, one), **options)
+
+
+class Loader:
+    """A data loader that knows how far it is."""
+
+    def __init__(self, items: Iterable[str]) -> None:
+        self.items = list(items)
+        self.num_yielded = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for item in self.items:
+            self.num_yielded += 1
+            yield item
+
+    def state_dict(self) -> dict[str, int]:
+        return {"num_yielded": self.num_yielded}
+
+
+def test_an_actor_tells_that_its_data_is_exhausted() -> None:
+    actor = actor_of(Rollouts(Gate(), t0=GOOD), [], ReplayBuffer(9))
+    actor.start_collection(Loader(["t0"]))
+    actor.set_weight_version(1)
+    while actor.get_status()["running"]:
+        time.sleep(0.001)  # in another thread, that tells nobody
+    assert actor.get_status() == status(running=False, data_exhausted=True)
+    actor.check_health()
     actor.stop()
 
 
 def test_an_actor_that_is_stopped_cancels_what_is_in_flight() -> None:
     service = Rollouts(Gate())
-    settings = NemoSettings(num_samples=2, groups_per_step=1)
-    actor = NemoActor(service, [], ReplayBuffer(9).push_with_wait_signal, settings, lambda name: [{"task_id": name}])
+    actor = actor_of(service, [], ReplayBuffer(9))
     actor.pause()
     actor.start_collection(["t0", "t1", "t2"])
     actor.resume()

@@ -158,6 +158,12 @@ ACTIONS: dict[str, str] = {
     "cluster.earlier_life": "The same node still ends there; the new one waits for it.",
     # Training.
     "callback.not_stored": "A trainer could not store the group of a task that has ended; the server tells it again.",
+    "engines.given": "A node got an engine of slime or miles.",
+    "engines.silent": "An engine of slime or miles does not answer; nodes do without it.",
+    "engines.no_nodes": "A rollout call begins, and the server knows no node; sessions wait for one.",
+    "engines.node_left_out": "A node could not be given the trainer's engines, or its gate not be moved; others go on.",
+    "engines.server_silent": "The server does not tell which nodes there are; those known last are taken.",
+    "engines.not_looked_after": "A look for engines and nodes that came or went failed; the next one follows soon.",
     "nemo_rl.too_old": "A group was sampled too many versions ago for the next step; another is collected.",
     "nemo_rl.stopped": "Collecting for NeMo RL ended with an error; its buffer will run empty.",
     "nemo_rl.out_of_tasks": "There are no more tasks; what was collected stays in NeMo RL's buffer.",

@@ -1,8 +1,9 @@
 """NeMo RL's replay buffer and the ends of its rollouts, as far as a collector meets them.
 
-nemo-rl on PyPI (0.0.0) is an empty name. Described after github.com/NVIDIA-NeMo/RL at 0a27b1f: `ReplayBuffer` in
-`nemo_rl/algorithms/async_utils.py` (who may be sampled, and when it raises), and in `grpo.py` how masks are made of
-roles, how prompts are told from the rest, and how rows are compared.
+nemo-rl on PyPI (0.0.0) is an empty name. Described after github.com/NVIDIA-NeMo/RL at 7ea279a (2026-08-22):
+`ReplayBufferImpl` in `nemo_rl/algorithms/async_utils/replay_buffer.py` (who may be sampled), and in `grpo.py` how masks
+are made of log-probs, how prompts are told from the rest, and how rows are compared. `tests/trainers/test_nemo_rl.py`
+compares it with NeMo RL itself.
 """
 
 from __future__ import annotations
@@ -24,19 +25,29 @@ class ReplayBuffer:
         self.num_full = 0
         self._pushed = asyncio.Event()
 
-    async def push_with_wait_signal(self, group: dict[str, Any], version: int, target: int) -> str:
+    async def add(self, trajectory: dict[str, Any], weight_version: int, target_weight_version: int) -> str:
         if len(self.held) >= self.max_size:
             self.num_full += 1
             return "full"
-        self.held.append((group, version, target))
+        self.held.append((trajectory, weight_version, target_weight_version))
         self._pushed.set()
         return "success"
 
+    async def get_trajectories_needed(
+        self, target_step: int, num_prompts_per_step: int, max_age_steps: int | None = None
+    ) -> int:
+        """How many groups a step lacks; those that will be too old for it do not count."""
+        oldest = None if max_age_steps is None else max(0, target_step - max_age_steps)
+        there = [
+            version
+            for _, version, target in self.held
+            if target == target_step and (oldest is None or oldest <= version <= target_step)
+        ]
+        return max(0, num_prompts_per_step - len(there))
+
     def sample(self, num_groups: int, current: int, max_age: int) -> list[dict[str, Any]] | None:
-        """The groups for this step, when they are all there. Raises: ValueError when one is too old for it."""
-        old = [version for _, version, _ in self.held if version < max(0, current - max_age)]
-        if old:
-            raise ValueError(f"{len(old)} groups are older than {current - max_age}")
+        """The groups for this step, when they are all there. Older ones than it may train on are removed."""
+        self.held = [held for held in self.held if held[1] >= max(0, current - max_age)]
         ready = [held for held in self.held if held[2] == current and held[1] <= current]
         if len(ready) < num_groups:
             return None
@@ -59,26 +70,16 @@ class ReplayBuffer:
         await self._pushed.wait()
 
 
-def masks_by_roles(log: list[dict[str, Any]]) -> list[Tensor]:
-    """What older versions train on: assistant messages, whatever mask they come with."""
-    return [torch.full_like(message["token_ids"], int(message["role"] == "assistant")) for message in log]
-
-
-def masks_by_logprobs(log: list[dict[str, Any]]) -> list[Tensor]:
-    """What newer versions train on: assistant messages that have log-probs."""
+def masks(log: list[dict[str, Any]]) -> list[Tensor]:
+    """What it trains on: assistant messages that have log-probs."""
     return [
         torch.full_like(message["token_ids"], int(message["role"] == "assistant" and "generation_logprobs" in message))
         for message in log
     ]
 
 
-def prompt_by_roles(log: list[dict[str, Any]]) -> list[int]:
-    """What older versions take for the prompt."""
-    return [one for message in log if message["role"] in ("user", "system") for one in message["token_ids"].tolist()]
-
-
-def prompt_by_length(log: list[dict[str, Any]], length: int) -> list[int]:
-    """What newer versions take for the prompt: whole messages, until that many ids."""
+def prompt(log: list[dict[str, Any]], length: int) -> list[int]:
+    """What it takes for the prompt: whole messages, until that many ids."""
     found = list[int]()
     for message in log:
         if len(found) >= length:
@@ -89,9 +90,10 @@ def prompt_by_length(log: list[dict[str, Any]], length: int) -> list[int]:
 
 def compared(batch: dict[str, Any]) -> list[float]:
     """Rewards less the mean of the rows with the same prompt."""
-    prompts = [tuple(prompt_by_roles(log)) for log in batch["message_log"]]
+    lengths = batch["length"].tolist()
+    prompts = [tuple(prompt(log, size)) for log, size in zip(batch["message_log"], lengths, strict=True)]
     rewards = defaultdict[tuple[int, ...], list[float]](list)
-    for prompt, reward in zip(prompts, batch["total_reward"].tolist(), strict=True):
-        rewards[prompt].append(reward)
-    means = {prompt: sum(mine) / len(mine) for prompt, mine in rewards.items()}
-    return [reward - means[prompt] for prompt, reward in zip(prompts, batch["total_reward"].tolist(), strict=True)]
+    for asked, reward in zip(prompts, batch["total_reward"].tolist(), strict=True):
+        rewards[asked].append(reward)
+    means = {asked: sum(mine) / len(mine) for asked, mine in rewards.items()}
+    return [reward - means[asked] for asked, reward in zip(prompts, batch["total_reward"].tolist(), strict=True)]

@@ -124,7 +124,7 @@ class EngineSupply:
             urls, self._version = await weight_version(await self._router.engines(), kind=self._settings.kind)
             nodes = await self._heard()
             if not nodes:
-                _log.warning("engines.no_nodes engines=%d: sessions wait until a node joins", len(urls))
+                _log.warning("engines.no_nodes engines=%d", len(urls))
             await _at_each(nodes, lambda node: self._give(node, urls))
             await _at_each(nodes, NodeClient.resume)
             self._is_open = True
