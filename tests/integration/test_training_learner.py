@@ -75,6 +75,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "kl": {"overrides": {"loss.kl.coefficient": 0.1}},
     "kl-lora": {"overrides": {"loss.kl.coefficient": 0.1}, "lora": LoraSettings()},
     "cispo": {"name": "cispo"},
+    "entropy": {"overrides": {"loss.entropy": 0.01}},
+    "decay": {"decay": {"shape": "cosine", "updates": 20}},
 }
 
 
@@ -181,6 +183,22 @@ def test_the_gap_to_the_engine_is_measured_before_the_update(folder: Path) -> No
     assert exact_metrics["engine_effective_sample_share"] > 0.9999
     assert exact_metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-6)
     assert trained.step(given)["engine_gap_max"] > 1e-3, "the weights moved, the samples are those of before"
+
+
+@pytest.mark.parametrize("way", ["full", "lora", "last-layers"])
+def test_entropy_and_divergences_are_metrics_of_every_step(folder: Path, way: str) -> None:
+    given = samples()
+    for one, response in zip(given, (GOOD, BAD), strict=True):
+        one.behaviour_logprobs[:] = exact_logprobs(folder, response)
+    trained = learner(folder, **WAYS[way])
+    first = trained.step(given)
+    assert 0 < first["entropy"] <= np.log(97)
+    assert first["behaviour_kl"] == pytest.approx(0, abs=1e-5)
+    assert first["reference_kl"] == pytest.approx(0, abs=1e-6)
+    second = trained.step(given)
+    assert second["behaviour_kl"] > 1e-4, "the weights moved away from those that sampled"
+    assert second["reference_kl"] > 1e-4, "and from the model as it was at first"
+    assert "reference_kl" not in learner(folder, **WAYS[way], reference_metric=False).step(given)
 
 
 def test_samples_of_no_advantage_count_in_the_means_and_are_not_computed(folder: Path, tmp_path: Path) -> None:

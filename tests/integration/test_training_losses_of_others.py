@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import importlib
+import math
 import warnings
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume
+from hypothesis import given as drawn
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from torch import Tensor
 
+from gangline.training.collecting.groups import Group
 from gangline.training.learning.advantages import AdvantageSettings, group_advantages
 from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.loss import LossInputs, kl_estimate, policy_loss
+from gangline.training.learning.loss import LossInputs, policy_loss
+from gangline.training.learning.loss_settings import CorrectionSettings, RejectionSettings
+from gangline.training.learning.losses.corrections import correction_weights, kept_tokens
+from gangline.training.learning.losses.divergences import kl_estimate
+from gangline.training.learning.samples import make_samples, over_batch
+from support.training.samples import session, trace
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 NUM_ROWS, WIDTH = 6, 11
@@ -151,7 +162,7 @@ def test_the_correction_is_as_trls(level: str) -> None:
     both(given, trl_loss(given, correction=weights), "grpo", overrides)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def verl() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -215,6 +226,106 @@ def test_the_correction_is_as_verls(verl: Any, level: str) -> None:
     both(given, verl_loss(verl, given, "vanilla", "token-mean", weights), "ppo_clip", overrides)
 
 
+MORE_OF_VERL: list[tuple[str, dict[str, Any], str, str, dict[str, Any]]] = [
+    ("gpg", {}, "gpg", "token-mean", {}),
+    ("gmpo", {}, "geo_mean", "token-mean", {"clip_ratio_low": 0.4, "clip_ratio_high": 0.4}),
+    ("gmpo", {"loss.clip_high": 0.1}, "geo_mean", "token-mean", {"clip_ratio_low": 0.4, "clip_ratio_high": 0.1}),
+    ("sapo", {"loss.soft.down": 1.3}, "sapo", "seq-mean-token-mean", {"tau_pos": 1.0, "tau_neg": 1.3}),
+    ("dppo_tv", {}, "dppo_tv", "token-mean", {"clip_ratio": 0.2, "clip_ratio_c": 20.0}),
+    ("dppo_tv", {"loss.divergence_cap": 1.1}, "dppo_tv", "token-mean", {"clip_ratio": 0.2, "clip_ratio_c": 1.1}),
+    ("dppo_kl", {}, "dppo_kl", "token-mean", {"clip_ratio_low": 0.05, "clip_ratio_high": 0.05, "clip_ratio_c": 20.0}),
+    (
+        "clip_cov",
+        {"loss.covariance": {"share": 0.3, "least": 0.0, "most": 5.0}},
+        "clip_cov",
+        "token-mean",
+        {"policy_loss": {"clip_cov_ratio": 0.3, "clip_cov_lb": 0.0, "clip_cov_ub": 5.0}},
+    ),
+    (
+        "kl_cov",
+        {"loss.covariance": {"share": 0.3, "penalty": 0.7}},
+        "kl_cov",
+        "token-mean",
+        {"policy_loss": {"kl_cov_ratio": 0.3, "ppo_kl_coef": 0.7}},
+    ),
+    ("dro", {"loss.quadratic": 0.4}, "dro", "token-mean", {"policy_loss": {"dro_beta": 0.4}}),
+]
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.5])
+@pytest.mark.parametrize(("name", "overrides", "kind", "mode", "config"), MORE_OF_VERL, ids=str)
+def test_every_surrogate_is_as_verls(
+    verl: Any, name: str, overrides: dict[str, Any], kind: str, mode: str, config: dict[str, Any], spread: float
+) -> None:
+    from verl.workers.config import PolicyLossConfig
+
+    chosen = config | ({"policy_loss": PolicyLossConfig(**config["policy_loss"])} if "policy_loss" in config else {})
+    for seed in range(5):
+        given = table(seed, spread)
+        torch.manual_seed(seed)  # Clip-Cov chooses tokens at random
+        ours = policy_loss(given.flat(), algorithm(name, {**UNCORRECTED, **overrides}).loss).loss
+        torch.manual_seed(seed)
+        theirs = verl_loss(verl, given, kind, mode, **chosen)
+        assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+        gradients = [torch.autograd.grad(one, given.logprobs)[0] for one in (ours, theirs)]
+        assert torch.allclose(*gradients, rtol=1e-6, atol=1e-6)
+        assert gradients[1].any()
+
+
+@drawn(st.integers(0, 10**6), st.sampled_from([0.1, 0.4, 1.5]))
+def test_the_entropy_bonus_is_as_verls(verl: Any, seed: int, coefficient: float) -> None:
+    given = table(seed, 0.2)
+    entropies = table(seed + 1, 0.2).logprobs.detach().abs()
+    settings = algorithm("ppo_clip", {**UNCORRECTED, "loss.entropy": coefficient}).loss
+    ours = policy_loss(replace(given.flat(), entropies=entropies.reshape(-1)), settings)
+    bonus = verl.agg_loss(entropies, given.mask, "token-mean")
+    theirs = verl_loss(verl, given, "vanilla", "token-mean") - coefficient * bonus
+    assert torch.allclose(ours.loss, theirs, **CLOSE)
+    assert ours.metrics["entropy"] == pytest.approx(float(bonus))
+
+
+@pytest.fixture(scope="module")
+def corrections() -> Any:
+    return importlib.import_module("verl.trainer.ppo.rollout_corr_helper")
+
+
+levels, bounds = st.sampled_from(["token", "sequence"]), st.tuples(st.floats(0.3, 0.9), st.floats(1.1, 3.0))
+
+
+@drawn(st.integers(0, 10**6), levels, bounds)
+def test_masked_importance_sampling_is_as_verls_icepop_and_as_trls(
+    corrections: Any, seed: int, level: Any, bounds: tuple[float, float]
+) -> None:
+    given, (low, high) = table(seed, 0.3), bounds
+    difference = (given.old - given.behaviour) * given.mask
+    settings = CorrectionSettings(level=level, mode="mask", floor=low, cap=high)
+    flat = given.flat()
+    kept = flat.weights != 0
+    ours = correction_weights(difference.reshape(-1)[kept], flat.traces[kept], settings)
+    assume(bool(ours.any()))  # verl divides by the mean of the weights
+    theirs, _ = corrections.compute_rollout_correction_weights(difference, given.mask, level, f"{low}_{high}")
+    assert torch.allclose(ours, theirs.reshape(-1)[kept], **CLOSE)
+    # TRL's lines (`vllm_importance_sampling_mode`), which are in the middle of a method.
+    ratio = (difference if level == "token" else difference.sum(-1, keepdim=True)).exp()
+    trls = ratio.masked_fill((ratio < low) | (ratio > high), 0.0).expand_as(given.mask)
+    assert torch.allclose(ours, trls.reshape(-1)[kept], **CLOSE)
+
+
+@drawn(st.integers(0, 10**6), st.sampled_from(get_args(RejectionSettings.model_fields["by"].annotation)))
+def test_rejection_is_as_verls(corrections: Any, seed: int, by: Any) -> None:
+    given = table(seed, 0.3)
+    difference = (given.old - given.behaviour) * given.mask
+    most = 0.9 if "sum" in by else 0.15
+    threshold = f"{math.exp(-most / 2)}_{math.exp(most)}" if by.endswith("k1") else most
+    settings = RejectionSettings(by=by, most=most, least=-most / 2 if by.endswith("k1") else None)
+    flat = given.flat()
+    kept = flat.weights != 0
+    ours = kept_tokens(difference.reshape(-1)[kept], flat.traces[kept], settings)
+    option = by.replace("sequence", "seq")
+    theirs, _ = corrections.compute_rollout_rejection_mask(difference, given.mask, option, threshold)
+    assert ours.tolist() == (theirs.reshape(-1)[kept] > 0).tolist()
+
+
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_the_penalty_is_as_verls(verl: Any, estimator: str) -> None:
     given = table(3, 0.5)
@@ -241,3 +352,42 @@ def test_advantages_are_as_verls(
     ours = np.concatenate([group_advantages(one, settings) for one in rewards])
     # verl computes a group's statistics in single precision where rewards are; these are double.
     assert ours == pytest.approx(theirs[:, 0].numpy(), abs=1e-6)
+
+
+@drawn(st.integers(0, 10**6), st.sampled_from(["opo", "pass_at_k", "reinforce_pp", "reinforce_pp_baseline"]))
+def test_estimators_are_as_verls(verl: Any, seed: int, name: str) -> None:
+    """Groups of eight sessions of one trace, with lengths and rewards of their own."""
+    random = np.random.default_rng(seed)
+    rewards, lengths = random.random((4, 8)), random.integers(1, WIDTH + 1, (4, 8))
+    mask = torch.tensor(np.arange(WIDTH) < lengths.reshape(-1, 1)).double()
+    scores = torch.zeros(32, WIDTH, dtype=torch.float64)
+    scores[torch.arange(32), torch.tensor(lengths.reshape(-1)) - 1] = torch.tensor(rewards.reshape(-1))
+    function = {
+        "opo": verl.compute_opo_outcome_advantage,
+        "pass_at_k": verl.compute_grpo_passk_outcome_advantage,
+        "reinforce_pp": verl.compute_reinforce_plus_plus_outcome_advantage,
+        "reinforce_pp_baseline": verl.compute_reinforce_plus_plus_baseline_outcome_advantage,
+    }[name]
+    arguments: dict[str, Any] = {"token_level_rewards": scores, "response_mask": mask}
+    if name in ("pass_at_k", "reinforce_pp"):
+        arguments["config"] = OmegaConf.create({"gamma": 1.0, "norm_adv_by_std_in_grpo": True})
+    if name != "reinforce_pp":
+        arguments["index"] = np.repeat(np.arange(4), 8)
+    theirs, _ = function(**arguments)
+    settings = algorithm(name, {"advantage.deviation": "sample"})
+    found = [
+        sample
+        for number in range(4)
+        for sample in make_samples(
+            Group(
+                f"task-{number}",
+                tuple(
+                    session(f"s{number}-{at}", float(reward), trace(turns=[[7] * int(length)]))
+                    for at, (reward, length) in enumerate(zip(rewards[number], lengths[number], strict=True))
+                ),
+            ),
+            settings,
+        )
+    ]
+    ours = np.concatenate([sample.advantages for sample in over_batch(found, settings.advantage)])
+    assert ours == pytest.approx(theirs[mask > 0].numpy(), abs=2e-6)

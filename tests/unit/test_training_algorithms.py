@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -16,9 +16,9 @@ from gangline.training.collecting.groups import Group
 from gangline.training.learning.algorithms import OVERRIDES, Algorithm, algorithm, differences
 from gangline.training.learning.credit.traces import CreditScheme
 from gangline.training.learning.masks import last_turns
-from gangline.training.learning.samples import make_samples
+from gangline.training.learning.samples import make_samples, over_batch
 from gangline.trajectories.shared_prefixes import share_prefixes
-from support.training.samples import EXACT, group, session, trace
+from support.training.samples import EXACT, group, scored, session, trace
 
 
 def test_the_base_differs_from_itself_in_nothing() -> None:
@@ -49,6 +49,56 @@ def test_an_override_that_there_is_not_is_refused(setting: str) -> None:
 def test_settings_that_do_not_go_together_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="dual_clip does nothing"):
         algorithm("cispo", {"loss.dual_clip": 3.0})
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "reason"),
+    [
+        ("gmpo", {"loss.dual_clip": 3.0}, "dual_clip does nothing with clipping: geometric"),
+        ("gpg", {"loss.ratio_level": "sequence"}, "leave out ratio_level"),
+        ("grpo", {"loss.correction.floor": 3.0}, "floor must be below cap"),
+        ("grpo", {"loss.rejection": {"by": "token_k3", "most": 1.0, "least": 0.1}}, "least does nothing"),
+        ("grpo", {"advantage.baseline": "none"}, "set scale"),
+        ("reinforce_pp", {"dynamic_sampling": True}, "teach without a baseline"),
+        ("grpo", {"turn_credit.returns": {}, "turn_credit.weight": 0.5}, "leave out weight or returns"),
+        ("grpo", {"turn_credit.returns": {}, "credit.scheme": "last"}, "credit.scheme `broadcast`"),
+        ("opo", {"turn_credit.returns": {}}, "of sessions, not of turns"),
+    ],
+)
+def test_combinations_without_a_sense_are_refused(name: str, overrides: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        algorithm(name, overrides)
+
+
+def returns(discount: float, compare: str) -> list[list[float]]:
+    """Advantages of turns: of two sessions of rewards 1 and 0, with scores of turns."""
+    overrides = {"turn_credit.returns": {"discount": discount, "compare": compare}}
+    found = Group("task-1", (session("s0", 1.0, scored(0.5, None), scored(0.25)), session("s1", 0.0, scored(1.0))))
+    samples = make_samples(found, algorithm("dr_grpo", overrides))
+    turns = [[0, 5], [0], [0]]
+    return [[float(one.advantages[at]) for at in mine] for one, mine in zip(samples, turns, strict=True)]
+
+
+def test_returns_of_turns_are_compared_over_the_group() -> None:
+    """Returns, with the session's reward after the last turn: 0.5 + (0 + 1.25 / 2) / 2, 1.25 / 2, 1.25; and 1."""
+    each = np.array([0.5 + 0.3125, 0.625, 1.25, 1.0])
+    assert [one for mine in returns(0.5, "group") for one in mine] == pytest.approx((each - each.mean()).tolist())
+
+
+def test_returns_of_turns_are_compared_with_turns_of_the_same_number() -> None:
+    """The first turns: 0.5 + 0 + 1.25, and 1. Nothing is there to compare the others with."""
+    assert returns(1.0, "position") == [[pytest.approx(0.375), 0.0], [0.0], [pytest.approx(-0.375)]]
+
+
+def test_advantages_over_a_batch_are_of_trained_tokens_only() -> None:
+    settings = algorithm("reinforce_pp")
+    samples = [one for found in (group(1.0, 0.0), group(1.0, 1.0)) for one in make_samples(found, settings)]
+    samples[0].weights[:2] = 0.0
+    done = over_batch(samples, settings.advantage)
+    trained = np.concatenate([one.advantages[one.weights != 0] for one in done])
+    assert done[0].advantages[:2].tolist() == [0.0, 0.0]
+    assert (trained.mean(), trained.std(ddof=1)) == (pytest.approx(0), pytest.approx(1, abs=1e-6))
+    assert over_batch(samples, algorithm("grpo").advantage) == samples
 
 
 def test_an_unknown_algorithm_is_told_its_nearest() -> None:

@@ -37,7 +37,7 @@ def test_masks_degenerates_and_credit_by_turns_are_settings(tmp_path: Path) -> N
         "drop_unparsed": False,
         "identical_rewards": True,
     }
-    assert shown["algorithm"]["settings"]["turn_credit"] == {"weight": 0.5}
+    assert shown["algorithm"]["settings"]["turn_credit"] == {"weight": 0.5, "returns": None}
     assert digest_of(found) != digest_of(read(tmp_path))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from gangline.cli.learning.view import reward_chart, shown_reward
 from gangline.cli.tasks.files import read_tasks, validated
@@ -48,7 +48,7 @@ def _document(changes: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
 
 
 def _table(changes: dict[str, dict[str, tuple[Any, Any]]]) -> Table:
-    table = Table("algorithm", "setting", "base", "value")
+    table = Table(Column("algorithm", no_wrap=True), "setting", "base", "value")
     for name, differing in changes.items():
         if not differing:
             table.add_row(name, "(the base)", "", "")
@@ -144,7 +144,7 @@ def memory(
         learner,
         num_places=places or learner.max_places,
         checkpointing=learner.device != "cpu" if wanted is None else wanted,
-        has_reference=experiment.algorithm.resolve().loss.kl.coefficient > 0,
+        has_reference=learner.reference_metric or experiment.algorithm.resolve().loss.kl.coefficient > 0,
     )
     parts = vars(found) | {"total": found.total}
     if as_json:

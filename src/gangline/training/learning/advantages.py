@@ -2,7 +2,7 @@
 
 One reward a session, however many traces it has: sessions are compared with each other before anything is spread over
 traces (`gangline.training.learning.credit`). Sources: GRPO (arXiv 2402.03300, 4.1), Dr. GRPO (2503.20783, 3.2), RLOO
-(2402.14740, 2.2).
+(2402.14740, 2.2), OPO (2505.23585), pass@k (2503.19595), REINFORCE++ (2501.03262).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gangline.training.options import TrainingOptions
 
@@ -21,19 +21,26 @@ __all__ = [
     "AdvantageSettings",
     "advantages_by_role",
     "group_advantages",
+    "whitened",
 ]
 
 ONE_REWARD = 1e-8
 """Rewards nearer to each other than this are one reward."""
 
+_TINY = 1e-8
+"""Added to a variance, as verl does."""
+
 
 class AdvantageSettings(TrainingOptions):
     """The default is GRPO's."""
 
-    baseline: Literal["mean", "leave_one_out"] = "mean"
-    """The subtracted baseline: the mean of the group, or of its other sessions."""
-    scale: Literal["deviation", "none"] = "deviation"
-    """The divisor: the standard deviation of the group, or none."""
+    baseline: Literal["mean", "leave_one_out", "length_weighted", "second_best", "none"] = "mean"
+    """The subtracted baseline: the mean of the group, that of its other sessions, or the mean weighted by the sessions'
+    sampled tokens (OPO). second_best: only the best session has an advantage, over the second best (pass@k). none:
+    rewards as they are; groups of one reward teach something then."""
+    scale: Literal["deviation", "batch", "none"] = "deviation"
+    """The divisor: the standard deviation of the group's rewards, or none. batch: the mean over the trained tokens of
+    the whole step is subtracted, and their deviation divides (REINFORCE++)."""
     deviation: Literal["population", "sample"] = "population"
     """Divided by G, or by G - 1 as TRL and verl do."""
     epsilon: float = Field(default=1e-6, ge=0)
@@ -41,29 +48,65 @@ class AdvantageSettings(TrainingOptions):
     clip: float | None = Field(default=None, gt=0)
     """Largest advantage, either way."""
 
+    @model_validator(mode="after")
+    def _fits(self) -> AdvantageSettings:
+        if self.baseline == "none" and self.scale == "deviation":
+            raise ValueError("rewards without a baseline are not divided by the deviation of their group: set scale")
+        return self
 
-def group_advantages(rewards: ArrayLike, settings: AdvantageSettings | None = None) -> NDArray[np.float64]:
-    """Advantage of each session of one group; all zero where the group has one reward or one session.
 
-    rewards: [S], one a session. Returns: [S]. Raises: ValueError when a reward is not finite.
+def group_advantages(
+    rewards: ArrayLike, settings: AdvantageSettings | None = None, *, lengths: ArrayLike | None = None
+) -> NDArray[np.float64]:
+    """Advantage of each session of one group; all zero where the group has one reward or one session, unless there is
+    no baseline.
+
+    rewards: [S], one a session. lengths: [S] sampled tokens; all alike when None. Returns: [S].
+    Raises: ValueError when a reward is not finite.
     """
     settings = settings or AdvantageSettings()
     rewards_S = np.asarray(rewards, dtype=np.float64)
     if not np.isfinite(rewards_S).all():
         raise ValueError("rewards must be finite: leave sessions without a reward out of the group.")
+    if settings.baseline == "none":
+        return rewards_S
     if len(rewards_S) < 2 or np.ptp(rewards_S) < ONE_REWARD:
         return np.zeros(len(rewards_S))
-    advantages = rewards_S - _baselines(rewards_S, settings)
+    lengths_S = np.ones(len(rewards_S)) if lengths is None else np.asarray(lengths, dtype=np.float64)
+    advantages = _over_baseline(rewards_S, lengths_S, settings)
     if settings.scale == "deviation":
         deviation = np.std(rewards_S, ddof=0 if settings.deviation == "population" else 1)
         advantages = advantages / (deviation + settings.epsilon)
+    return advantages if settings.scale == "batch" else _clipped(advantages, settings)
+
+
+def whitened(advantages: NDArray[np.float64], settings: AdvantageSettings) -> NDArray[np.float64]:
+    """Advantages of all trained tokens of a step [N], under `scale: batch`: less their mean, over their deviation."""
+    if len(advantages) < 2:
+        return np.zeros(len(advantages))
+    scaled = (advantages - advantages.mean()) / np.sqrt(advantages.var(ddof=1) + _TINY)
+    return _clipped(scaled, settings)
+
+
+def _clipped(advantages: NDArray[np.float64], settings: AdvantageSettings) -> NDArray[np.float64]:
     return advantages if settings.clip is None else np.clip(advantages, -settings.clip, settings.clip)
 
 
-def _baselines(rewards_S: NDArray[np.float64], settings: AdvantageSettings) -> NDArray[np.float64]:
-    if settings.baseline == "mean":
-        return np.full(len(rewards_S), rewards_S.mean())
-    return (rewards_S.sum() - rewards_S) / (len(rewards_S) - 1)
+def _over_baseline(
+    rewards_S: NDArray[np.float64], lengths_S: NDArray[np.float64], settings: AdvantageSettings
+) -> NDArray[np.float64]:
+    match settings.baseline:
+        case "leave_one_out":
+            return rewards_S - (rewards_S.sum() - rewards_S) / (len(rewards_S) - 1)
+        case "length_weighted":
+            return rewards_S - (lengths_S @ rewards_S) / lengths_S.sum()
+        case "second_best":
+            found = np.zeros(len(rewards_S))
+            second, best = np.sort(rewards_S)[-2:]
+            found[np.argmax(rewards_S)] = best - second
+            return found
+        case _:
+            return rewards_S - rewards_S.mean()
 
 
 def advantages_by_role(

@@ -1,7 +1,8 @@
 """Algorithms: names for settings of one loss, its advantages and its reward shaping, each its difference from GRPO.
 
 Sources: GRPO (arXiv 2402.03300), Dr. GRPO (2503.20783), RLOO (2402.14740), DAPO (2503.14476), GSPO (2507.18071), CISPO
-(2506.13585), GRPO++ (length-normalised GRPO), PPO (1707.06347) with dual clip (1912.09729).
+(2506.13585), GRPO++ (length-normalised GRPO), PPO (1707.06347) with dual clip (1912.09729); of the others, the modules
+of `losses` and `advantages`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,14 @@ class Algorithm(TrainingOptions):
     def _spreads_what_it_compares(self) -> Algorithm:
         if self.compare == "roles" and self.credit.scheme != "broadcast":
             raise ValueError("credit.scheme spreads a session's advantage: with compare `roles` it must be `broadcast`")
+        if self.turn_credit.returns is not None and (self.compare == "roles" or self.credit.scheme != "broadcast"):
+            raise ValueError(
+                "turn_credit.returns compares turns: with it compare must be `sessions`, credit.scheme `broadcast`"
+            )
+        if self.turn_credit.returns is not None and self.advantage.baseline in ("length_weighted", "second_best"):
+            raise ValueError(f"advantage.baseline {self.advantage.baseline} is of sessions, not of turns")
+        if self.advantage.baseline == "none" and self.dynamic_sampling:
+            raise ValueError("dynamic_sampling leaves out groups of one reward, which teach without a baseline")
         return self
 
 
@@ -61,6 +70,32 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     },
     "grpo_pp": {"shaping.length_scaling": {"target_tokens": 2000, "alpha": 0.5}, "advantage.clip": 5.0},
     "ppo_clip": {"loss.dual_clip": 3.0, "loss.aggregation": "token_mean"},
+    "reinforce_pp": {"advantage.baseline": "none", "advantage.scale": "batch", "loss.aggregation": "token_mean"},
+    "reinforce_pp_baseline": {"advantage.scale": "batch", "loss.aggregation": "token_mean"},
+    "opo": {"advantage.baseline": "length_weighted", "advantage.scale": "none", "loss.clipping": "none"},
+    "pass_at_k": {"advantage.baseline": "second_best"},
+    "gpg": {"advantage.scale": "none", "loss.clipping": "none", "loss.aggregation": "token_mean"},
+    "gmpo": {
+        "loss.clipping": "geometric",
+        "loss.clip_low": 0.4,
+        "loss.clip_high": 0.4,
+        "loss.aggregation": "sequence_mean",
+    },
+    "sapo": {"loss.clipping": "soft", "loss.aggregation": "sequence_mean"},
+    "dppo_tv": {"loss.clipping": "divergence_tv", "loss.aggregation": "token_mean"},
+    "dppo_kl": {
+        "loss.clipping": "divergence_kl",
+        "loss.clip_low": 0.05,
+        "loss.clip_high": 0.05,
+        "loss.aggregation": "token_mean",
+    },
+    "clip_cov": {"loss.clipping": "covariance", "loss.aggregation": "token_mean"},
+    "kl_cov": {"loss.clipping": "covariance_kl", "loss.aggregation": "token_mean"},
+    "dro": {"loss.clipping": "quadratic", "loss.aggregation": "token_mean"},
+    "icepop": {
+        "loss.correction": {"level": "token", "mode": "mask", "floor": 0.5, "cap": 5.0},
+        "loss.aggregation": "token_mean",
+    },
 }
 """name -> dotted setting -> value."""
 

@@ -71,9 +71,14 @@ def _without_adapter_wrapper(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def loss_inputs(
-    batch: Batch, logprobs: Tensor, *, old_logprobs: Tensor | None = None, reference_logprobs: Tensor | None = None
+    batch: Batch,
+    logprobs: Tensor,
+    *,
+    entropies: Tensor | None = None,
+    old_logprobs: Tensor | None = None,
+    reference_logprobs: Tensor | None = None,
 ) -> LossInputs:
-    """The input of the loss, on the device of `logprobs` [N] and of its type. The others: [N], without gradient."""
+    """The input of the loss, on the device of `logprobs` [N] and of its type. The others: [N]."""
 
     def like(values: Any) -> Tensor:
         return torch.as_tensor(values, dtype=logprobs.dtype, device=logprobs.device)
@@ -87,4 +92,5 @@ def loss_inputs(
         sessions=torch.from_numpy(batch.sessions).to(logprobs.device),
         old_logprobs=old_logprobs,
         reference_logprobs=reference_logprobs,
+        entropies=entropies,
     )

@@ -19,14 +19,15 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.training.learning.algorithms import Algorithm
-from gangline.training.learning.compute.head import require_known_head
-from gangline.training.learning.forward import loss_inputs, token_logprobs
+from gangline.training.learning.compute.head import TokenScores, require_known_head
+from gangline.training.learning.compute.lora import whole_weights, with_adapters
+from gangline.training.learning.forward import loss_inputs, token_scores
 from gangline.training.learning.learner_settings import LearnerSettings
-from gangline.training.learning.lora import whole_weights, with_adapters
 from gangline.training.learning.loss import LossTotals, policy_loss
 from gangline.training.learning.packing import Batch, pack_all
 from gangline.training.learning.samples import Sample
@@ -59,18 +60,19 @@ class Learner:
             self._model = with_adapters(self._base, settings.lora) if settings.lora else self._base
         if settings.last_layers is not None:
             _freeze_all_but(self._base, settings.last_layers)
-        self._reference = self._frozen_copy() if algorithm.loss.kl.coefficient > 0 and not settings.lora else None
+        needs_reference = algorithm.loss.kl.coefficient > 0 or settings.reference_metric
+        self._reference = self._frozen_copy() if needs_reference and not settings.lora else None
         trained = list(self._trained().values())
         self._optimiser = _optimiser(trained, settings)
-        self._num_updates = 0
+        self._rates = LambdaLR(self._optimiser, settings.rate_factor)
         self._abandoned = threading.Event()
         _log.info("learner.ready parameters=%d trained=%d", _size(self._base.parameters()), _size(trained))
 
     def step(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Train on a batch once. Returns metrics: means over its trained tokens, or over its updates.
 
-        Samples of advantage 0 count in the loss's means, and are computed only where a KL penalty or such a mean needs
-        their tokens.
+        Samples of advantage 0 count in the loss's means, and are computed only where a penalty, a bonus or such a mean
+        needs their tokens.
         Raises: FloatingPointError when a gradient is not finite; nothing was changed by that update. Abandoned.
         """
         self._model.train()
@@ -96,17 +98,18 @@ class Learner:
 
     def _rate(self) -> float:
         """Learning rate of the next update."""
-        return self._settings.learning_rate * min((self._num_updates + 1) / (self._settings.warmup_steps + 1), 1.0)
+        return float(self._rates.get_last_lr()[0])
 
     def _update(self, batches: Sequence[Batch], totals: LossTotals, old: dict[int, Tensor], metrics: _Metrics) -> None:
         self._optimiser.zero_grad()
         for batch in self._wanted(batches):
-            logprobs = self._logprobs(self._base, batch)
+            logprobs, entropies = self._scores(self._base, batch)
             inputs = loss_inputs(
                 batch,
                 logprobs,
+                entropies=entropies,
                 old_logprobs=self._old_of(batch, logprobs, old),
-                reference_logprobs=self._reference_logprobs(batch),
+                reference_logprobs=self._reference_logprobs(batch, is_first=metrics.is_empty),
             )
             result = policy_loss(inputs, self._algorithm.loss, totals)
             result.loss.backward()
@@ -118,9 +121,8 @@ class Learner:
                 f"the gradient is {norm}: lower the learning rate, or look at the batch's metrics."
             )
         if batches:
-            self._optimiser.param_groups[0]["lr"] = self._rate()
             self._optimiser.step()
-            self._num_updates += 1
+            self._rates.step()
         metrics.add(1, {"grad_norm": norm})
 
     def _parts(self, samples: Sequence[Sample]) -> Iterator[list[Sample]]:
@@ -137,7 +139,7 @@ class Learner:
     def _to_compute(self, samples: Sequence[Sample]) -> list[Sample]:
         """Those whose loss has a gradient. Under `session_mean` their sessions stay whole, for the means over them."""
         trained = [one for one in samples if (one.weights != 0).any()]
-        if self._algorithm.loss.kl.coefficient > 0:
+        if self._algorithm.loss.moves_all_tokens:
             return trained
         moving = [one for one in trained if (one.advantages != 0).any()]
         if self._algorithm.loss.aggregation != "session_mean":
@@ -150,23 +152,30 @@ class Learner:
         if num_updates == 1 or self._settings.old_logprobs == "engine":
             return {}
         with torch.no_grad():
-            return {id(batch): self._logprobs(self._base, batch) for batch in self._wanted(batches)}
+            return {id(batch): self._scores(self._base, batch).logprobs for batch in self._wanted(batches)}
 
     def _old_of(self, batch: Batch, logprobs: Tensor, old: dict[int, Tensor]) -> Tensor | None:
         return None if self._settings.old_logprobs == "engine" else old.get(id(batch), logprobs.detach())
 
-    def _reference_logprobs(self, batch: Batch) -> Tensor | None:
-        if self._algorithm.loss.kl.coefficient == 0:
+    def _reference_logprobs(self, batch: Batch, *, is_first: bool) -> Tensor | None:
+        """is_first: of the step; only this one is measured where the loss does not need it."""
+        wanted = self._algorithm.loss.kl.coefficient > 0 or (is_first and self._settings.reference_metric)
+        if not wanted:
             return None
         without_adapters = nullcontext() if self._settings.lora is None else cast("Any", self._model).disable_adapter()
         with torch.no_grad(), without_adapters:
-            return self._logprobs(self._reference or self._base, batch)
+            return self._scores(self._reference or self._base, batch).logprobs
 
-    def _logprobs(self, model: PreTrainedModel, batch: Batch) -> Tensor:
+    def _scores(self, model: PreTrainedModel, batch: Batch) -> TokenScores:
         is_mixed = self._settings.dtype == "bfloat16"
         # Not cached: copies of all weights in bfloat16 would live to the end of the forward pass.
         with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=is_mixed, cache_enabled=False):
-            return token_logprobs(model, batch, chunk=self._settings.logits_chunk)
+            return token_scores(
+                model,
+                batch,
+                chunk=self._settings.logits_chunk,
+                entropy_has_gradient=self._algorithm.loss.entropy > 0,
+            )
 
     def _frozen_copy(self) -> PreTrainedModel:
         """The model as it is, with trained weights copied and frozen ones shared."""
@@ -188,7 +197,7 @@ class Learner:
         save_file({name: one.detach().contiguous() for name, one in self._trained().items()}, folder / _WEIGHTS)
         state = {
             "optimiser": self._optimiser.state_dict(),
-            "num_updates": self._num_updates,
+            "rates": self._rates.state_dict(),
             "order": self._order.bit_generator.state,
         }
         torch.save(state, folder / _OPTIMISER)
@@ -203,7 +212,7 @@ class Learner:
                 trained[name].copy_(value)
         state = torch.load(folder / _OPTIMISER, weights_only=True, map_location=self._base.device)
         self._optimiser.load_state_dict(state["optimiser"])
-        self._num_updates = state["num_updates"]
+        self._rates.load_state_dict(state["rates"])
         self._order.bit_generator.state = state["order"]
 
 
@@ -214,6 +223,10 @@ class _Metrics:
         self._sums: dict[str, float] = {}
         self._weights: dict[str, float] = {}
         self._other: dict[str, float] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._sums
 
     def add(self, weight: float, values: dict[str, float]) -> None:
         for name, value in values.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -9,7 +10,7 @@ from pydantic import Field, model_validator
 from gangline.training.learning.packing import LayoutKind
 from gangline.training.options import TrainingOptions
 
-__all__ = ["LearnerSettings", "LoraSettings"]
+__all__ = ["LearnerSettings", "LoraSettings", "RateDecaySettings"]
 
 
 class LoraSettings(TrainingOptions):
@@ -22,6 +23,15 @@ class LoraSettings(TrainingOptions):
     """Names of the layers that get one."""
 
 
+class RateDecaySettings(TrainingOptions):
+    shape: Literal["linear", "cosine"]
+    updates: int = Field(ge=1)
+    """Updates from the first one to the smallest rate, warm-up included: usually `schedule.steps` times
+    `updates_per_batch`. Later ones have the smallest rate."""
+    least: float = Field(default=0.0, ge=0, lt=1)
+    """Smallest rate, as a share of `learning_rate`."""
+
+
 class LearnerSettings(TrainingOptions):
     """Training every weight, in float32, with AdamW is the default."""
 
@@ -32,6 +42,8 @@ class LearnerSettings(TrainingOptions):
     learning_rate: float = Field(default=1e-6, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
     """Updates over which the rate grows to its full value."""
+    decay: RateDecaySettings | None = None
+    """How the rate falls after the warm-up; None: it stays."""
     weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[float, float] = (0.9, 0.999)
     """Only for `adamw`."""
@@ -43,6 +55,9 @@ class LearnerSettings(TrainingOptions):
     lora: LoraSettings | None = None
     last_layers: int | None = Field(default=None, ge=1)
     """Train only so many decoder layers, the last ones; None trains every weight."""
+    reference_metric: bool = True
+    """Whether a step measures the KL divergence from the reference model, the model as it was at first, where the loss
+    does not need it: over one batch of the step. Without `lora` it needs a frozen copy of the trained weights."""
     layout: LayoutKind = "tree"
     max_places: int = Field(default=4096, ge=1)
     """Tokens computed at a time; see `pack_all`."""
@@ -61,4 +76,14 @@ class LearnerSettings(TrainingOptions):
     def _fits(self) -> LearnerSettings:
         if self.lora is not None and self.last_layers is not None:
             raise ValueError("lora freezes the model's own weights: leave out last_layers.")
+        if self.decay is not None and self.decay.updates <= self.warmup_steps:
+            raise ValueError("decay.updates must be above warmup_steps, which it includes.")
         return self
+
+    def rate_factor(self, number: int) -> float:
+        """Share of the learning rate that an update has, counted from 0."""
+        if number < self.warmup_steps or self.decay is None:
+            return min((number + 1) / (self.warmup_steps + 1), 1.0)
+        done = min((number - self.warmup_steps) / (self.decay.updates - self.warmup_steps), 1.0)
+        left = 1.0 - done if self.decay.shape == "linear" else (1.0 + math.cos(math.pi * done)) / 2.0
+        return self.decay.least + (1.0 - self.decay.least) * left

@@ -16,33 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gangline.training.learning.loss_settings import CorrectionSettings, LossSettings
+from gangline.training.learning.loss_settings import LossSettings
+from gangline.training.learning.losses.arrays import MOST_LOG_RATIO, LossInputs, counts, num_present, sums, trace_means
+from gangline.training.learning.losses.corrections import correction_weights, kept_tokens
+from gangline.training.learning.losses.divergences import kl_estimate
+from gangline.training.learning.losses.surrogates import token_losses
 
-__all__ = ["LossInputs", "LossResult", "LossTotals", "kl_estimate", "policy_loss"]
-
-_MOST_LOG_RATIO = 20.0
-"""exp(20) is clipped away by any setting; exp(800) would be infinite."""
-
-
-@dataclass(frozen=True)
-class LossInputs:
-    """Arrays are [N], floating unless said otherwise. Log-probs are natural."""
-
-    logprobs: Tensor
-    """Log-probs of the policy in training; gradients go through these."""
-    behaviour_logprobs: Tensor
-    """As the engine reported them when it sampled."""
-    advantages: Tensor
-    weights: Tensor
-    """0 where a token is not trained on; else it multiplies the token's loss, 1 usually."""
-    traces: Tensor
-    """int64, 0 to the number of traces - 1."""
-    sessions: Tensor | None = None
-    """[traces] int64: which session a trace is of. None: each is one of its own. Only for `session_mean`."""
-    old_logprobs: Tensor | None = None
-    """Log-probs of the trainer's policy at the start of the update."""
-    reference_logprobs: Tensor | None = None
-    """Log-probs of the reference model; needed with a KL penalty."""
+__all__ = ["LossInputs", "LossResult", "LossTotals", "policy_loss"]
 
 
 @dataclass(frozen=True)
@@ -73,37 +53,26 @@ def policy_loss(inputs: LossInputs, settings: LossSettings, totals: LossTotals |
     """
     if settings.kl.coefficient > 0 and inputs.reference_logprobs is None:
         raise ValueError("a KL penalty needs reference_logprobs: compute them, or set kl.coefficient to 0.")
+    if settings.entropy > 0 and inputs.entropies is None:
+        raise ValueError("an entropy bonus needs entropies: compute them, or set entropy to 0.")
     trained = _only_trained(inputs)
     if len(trained.logprobs) == 0:
         return LossResult(inputs.logprobs[:0].sum(), {})
     old = trained.behaviour_logprobs if trained.old_logprobs is None else trained.old_logprobs
-    log_ratio = (trained.logprobs - old).clamp(-_MOST_LOG_RATIO, _MOST_LOG_RATIO)
+    log_ratio = (trained.logprobs - old).clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
     if settings.ratio_level == "sequence":
         log_ratio = _of_sequence(log_ratio, trained)
-    ratio = log_ratio.exp()
-    correction = _correction(old - trained.behaviour_logprobs, trained, settings.correction)
-    losses = _surrogate(ratio, trained, settings) * correction
-    metrics = _metrics(ratio.detach(), correction, old, trained, settings)
+    correction = _correction(old - trained.behaviour_logprobs, trained, settings)
+    losses = token_losses(log_ratio, trained, settings) * correction
     if settings.kl.coefficient > 0 and trained.reference_logprobs is not None:
         kl = kl_estimate(trained.logprobs, trained.reference_logprobs, settings.kl.estimator)
-        metrics["reference_kl"] = float(kl.detach().mean())
         losses = losses + settings.kl.coefficient * kl
+    if settings.entropy > 0 and trained.entropies is not None:
+        losses = losses - settings.entropy * trained.entropies
+    metrics = _ratio_metrics(log_ratio.detach().exp(), correction, trained, settings) | _distances(
+        old, trained, settings
+    )
     return LossResult(_aggregate(losses * trained.weights, trained, settings, totals), metrics)
-
-
-def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: str) -> Tensor:
-    """Per token. Source: Schulman, Approximating KL divergence."""
-    difference = logprobs - reference_logprobs
-    match estimator:
-        case "k1":
-            return difference
-        case "k2":
-            return 0.5 * difference.square()
-        case "k3":
-            away = (-difference).clamp(-_MOST_LOG_RATIO, _MOST_LOG_RATIO)
-            return away.exp() - away - 1
-        case _:
-            raise ValueError(f"unknown KL estimator {estimator!r}; known: k1, k2, k3.")
 
 
 def _only_trained(inputs: LossInputs) -> LossInputs:
@@ -121,35 +90,20 @@ def _only_trained(inputs: LossInputs) -> LossInputs:
         sessions=inputs.sessions,
         old_logprobs=pick(inputs.old_logprobs),
         reference_logprobs=pick(inputs.reference_logprobs),
+        entropies=pick(inputs.entropies),
     )
 
 
 def _of_sequence(log_ratio: Tensor, inputs: LossInputs) -> Tensor:
     """Value of the trace's mean, gradient of the token's own: so advantages may differ by token. Source: GSPO, 4.3."""
-    mean = (_sums(log_ratio, inputs.traces) / _counts(inputs.traces).clamp(min=1)).detach()
-    return log_ratio - log_ratio.detach() + mean[inputs.traces]
+    return log_ratio - log_ratio.detach() + trace_means(log_ratio, inputs.traces).detach()
 
 
-def _surrogate(ratio: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
-    clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-    if settings.clipping == "weights":
-        return -clipped.detach() * inputs.advantages * inputs.logprobs
-    losses = torch.maximum(-inputs.advantages * ratio, -inputs.advantages * clipped)
-    if settings.dual_clip is None:
-        return losses
-    return torch.where(inputs.advantages < 0, torch.minimum(losses, -inputs.advantages * settings.dual_clip), losses)
-
-
-def _correction(log_weights: Tensor, inputs: LossInputs, settings: CorrectionSettings) -> Tensor:
-    log_weights = log_weights.detach().clamp(-_MOST_LOG_RATIO, _MOST_LOG_RATIO)
-    match settings.level:
-        case "none":
-            return torch.ones_like(log_weights)
-        case "token":
-            return log_weights.exp().clamp(max=settings.cap)
-        case "sequence":
-            whole = _sums(log_weights, inputs.traces).clamp(-_MOST_LOG_RATIO, _MOST_LOG_RATIO)
-            return whole.exp().clamp(max=settings.cap)[inputs.traces]
+def _correction(log_weights: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
+    weights = correction_weights(log_weights, inputs.traces, settings.correction)
+    if settings.rejection is None:
+        return weights
+    return weights * kept_tokens(log_weights, inputs.traces, settings.rejection)
 
 
 def _aggregate(losses: Tensor, inputs: LossInputs, settings: LossSettings, totals: LossTotals | None) -> Tensor:
@@ -157,7 +111,7 @@ def _aggregate(losses: Tensor, inputs: LossInputs, settings: LossSettings, total
         case "token_mean":
             return losses.sum() / (len(losses) if totals is None else totals.num_tokens)
         case "fixed_length":
-            num = _num_present(inputs.traces) if totals is None else totals.num_traces
+            num = num_present(inputs.traces) if totals is None else totals.num_traces
             return losses.sum() / (num * settings.fixed_length)
         case "sequence_mean":
             num = None if totals is None else totals.num_traces
@@ -168,38 +122,41 @@ def _aggregate(losses: Tensor, inputs: LossInputs, settings: LossSettings, total
 
 
 def _mean_of_means(losses: Tensor, labels: Tensor, num: int | None) -> Tensor:
-    means = _sums(losses, labels) / _counts(labels).clamp(min=1)
-    return means.sum() / (_num_present(labels) if num is None else num)
+    means = sums(losses, labels) / counts(labels).clamp(min=1)
+    return means.sum() / (num_present(labels) if num is None else num)
 
 
-def _sums(values: Tensor, labels: Tensor) -> Tensor:
-    sums = values.new_zeros(int(labels.max()) + 1)
-    return sums.index_add(0, labels, values)
-
-
-def _counts(labels: Tensor) -> Tensor:
-    return torch.bincount(labels)
-
-
-def _num_present(labels: Tensor) -> int:
-    return int((_counts(labels) > 0).sum())
-
-
-def _metrics(
-    ratio: Tensor, correction: Tensor, old: Tensor, inputs: LossInputs, settings: LossSettings
-) -> dict[str, float]:
+def _ratio_metrics(ratio: Tensor, correction: Tensor, inputs: LossInputs, settings: LossSettings) -> dict[str, float]:
     with torch.no_grad():
         up, down = inputs.advantages > 0, inputs.advantages < 0
         both = settings.clipping == "weights"
         low = (ratio < 1 - settings.clip_low) & (down | both)
         high = (ratio > 1 + settings.clip_high) & (up | both)
         weights = ratio * correction
+        # All weights can be 0: each token outside of the bounds of a correction that masks.
+        share = weights.sum() ** 2 / (weights.square().sum() * len(weights)).clamp(min=torch.finfo(weights.dtype).tiny)
         return {
             "ratio_mean": float(ratio.mean()),
             "ratio_max": float(ratio.max()),
             "clipped_low": float(low.double().mean()),
             "clipped_high": float(high.double().mean()),
             "correction_mean": float(correction.mean()),
-            "effective_sample_share": float(weights.sum() ** 2 / (weights.square().sum() * len(weights))),
-            "old_kl": float(kl_estimate(inputs.logprobs, old, "k3").mean()),
+            "correction_zero": float((correction == 0).double().mean()),
+            "effective_sample_share": float(share),
         }
+
+
+def _distances(old: Tensor, inputs: LossInputs, settings: LossSettings) -> dict[str, float]:
+    """Divergences of the policy in training from the others, and its entropy, where they are given."""
+    with torch.no_grad():
+        found = {
+            "old_kl": float(kl_estimate(inputs.logprobs, old, "k3").mean()),
+            # Tokens were drawn from the behaviour policy: KL(behaviour || policy).
+            "behaviour_kl": float(kl_estimate(inputs.behaviour_logprobs, inputs.logprobs, "k3").mean()),
+        }
+        if inputs.reference_logprobs is not None:
+            kl = kl_estimate(inputs.logprobs, inputs.reference_logprobs, settings.kl.estimator)
+            found["reference_kl"] = float(kl.mean())
+        if inputs.entropies is not None:
+            found["entropy"] = float(inputs.entropies.mean())
+        return found

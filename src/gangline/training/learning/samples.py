@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,17 +13,17 @@ from gangline.domain.tokens import Logprobs, TokenIds, Versions
 from gangline.domain.trajectory import Trace
 from gangline.training.collecting.degenerates import num_sampled
 from gangline.training.collecting.groups import Group, trainable_traces
-from gangline.training.learning.advantages import group_advantages
+from gangline.training.learning.advantages import AdvantageSettings, group_advantages, whitened
 from gangline.training.learning.algorithms import Algorithm
 from gangline.training.learning.credit.coalitions import spread_factors
 from gangline.training.learning.credit.roles import role_advantages
 from gangline.training.learning.credit.traces import spread_advantage
-from gangline.training.learning.credit.turns import turn_advantages
+from gangline.training.learning.credit.turns import return_advantages, turn_advantages
 from gangline.training.learning.masks import Weights, all_sampled
 from gangline.training.learning.rewards import shape_reward
 from gangline.trajectories.comparability import scoring_temperature
 
-__all__ = ["Mask", "Sample", "make_samples"]
+__all__ = ["Mask", "Sample", "make_samples", "over_batch"]
 
 Mask = Callable[[Trace], Weights]
 
@@ -67,6 +67,9 @@ def make_samples(
     flat = [trace for mine in traces for trace in mine]
     if algorithm.compare == "roles":
         advantages = role_advantages(group, traces, algorithm.shaping, algorithm.advantage)
+    elif algorithm.turn_credit.returns is not None:
+        rewards = [_shaped_reward(one, algorithm) for one in group.sessions]
+        advantages = return_advantages(traces, rewards, algorithm.turn_credit.returns, algorithm.advantage)
     else:
         advantages = _session_advantages(group, traces, algorithm)
     of_turns = turn_advantages(flat, algorithm.advantage)
@@ -76,11 +79,31 @@ def make_samples(
     ]
 
 
+def over_batch(samples: Sequence[Sample], settings: AdvantageSettings) -> list[Sample]:
+    """Samples of all groups of a step, with the part of the advantages that needs all of them (`scale: batch`)."""
+    if settings.scale != "batch":
+        return list(samples)
+    trained = [sample.weights != 0 for sample in samples]
+    sizes = [int(mask.sum()) for mask in trained]
+    values = np.concatenate([np.empty(0), *(one.advantages[at] for one, at in zip(samples, trained, strict=True))])
+    parts = np.split(whitened(values, settings), np.cumsum(sizes)[:-1]) if samples else []
+    found = list[Sample]()
+    for sample, mask, part in zip(samples, trained, parts, strict=True):
+        advantages = np.zeros(len(sample.advantages))
+        advantages[mask] = part
+        found.append(replace(sample, advantages=advantages))
+    return found
+
+
 def _session_advantages(
     group: Group, traces: Sequence[Sequence[Trace]], algorithm: Algorithm
 ) -> list[NDArray[np.float64]]:
     """[T] of each trace: its share of its session's advantage."""
-    advantages = group_advantages([_shaped_reward(one, algorithm) for one in group.sessions], algorithm.advantage)
+    advantages = group_advantages(
+        [_shaped_reward(one, algorithm) for one in group.sessions],
+        algorithm.advantage,
+        lengths=[num_sampled(one) for one in group.sessions],
+    )
     own_range = _range_of_own([trace for mine in traces for trace in mine])
     return [
         np.full(len(trace.response_ids), credit)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import logging
 import threading
 import time
@@ -49,7 +50,7 @@ from gangline.training.learning.credit.coalitions import asked_coalitions, mean_
 from gangline.training.learning.credit.roles import mean_role_rewards
 from gangline.training.learning.credit.turns import mean_turn_score, require_turn_scores
 from gangline.training.learning.mask_settings import FullMask, GroupMasks, Phase
-from gangline.training.learning.samples import Sample, make_samples
+from gangline.training.learning.samples import Sample, make_samples, over_batch
 from gangline.training.options import TrainingOptions
 from gangline.training.run.checkpoint import Checkpoints, TrainerState
 from gangline.training.run.evaluation import Evaluation
@@ -439,10 +440,13 @@ class Trainer:
             make_samples(group, self._algorithm, mask, self._factors(group))
             for group, mask in zip(groups, masks, strict=True)
         ]
-        num_one_reward = sum(not any(map(_has_signal, samples)) for samples in by_group)
-        if num_one_reward == len(groups) and self._algorithm.loss.kl.coefficient == 0:
+        samples = over_batch([sample for mine in by_group for sample in mine], self._algorithm.advantage)
+        ends = itertools.accumulate(map(len, by_group))
+        num_one_reward = sum(
+            not any(map(_has_signal, samples[end - len(mine) : end])) for mine, end in zip(by_group, ends, strict=True)
+        )
+        if num_one_reward == len(groups) and not self._algorithm.loss.moves_all_tokens:
             return _Learned(num_one_reward, 0, None)
-        samples = [sample for mine in by_group for sample in mine]
         num_tokens = sum(int(np.count_nonzero(sample.weights)) for sample in samples)
         with self._learner_is_used:
             return _Learned(num_one_reward, num_tokens, self._learner.step(samples))
@@ -456,6 +460,8 @@ class Trainer:
             require_turn_scores(groups, "mask.kind turn_selective")
         if self._algorithm.turn_credit.weight > 0:
             require_turn_scores(groups, "turn_credit.weight")
+        if self._algorithm.turn_credit.returns is not None:
+            require_turn_scores(groups, "turn_credit.returns")
 
     def _phase(self, group: Group) -> Phase:
         return Phase(self._step, self._stream.epoch_of(group.task_id))

@@ -63,7 +63,7 @@ class StepMemory:
     moments: int
     """State of the optimiser."""
     reference: int
-    """Weights of the frozen copy that a KL penalty needs."""
+    """Weights of the frozen copy for the KL divergence."""
     activations: int
     """Kept for the backward pass."""
     layer: int
@@ -81,7 +81,8 @@ def step_memory(
     shape: Shape, settings: LearnerSettings, *, num_places: int, checkpointing: bool, has_reference: bool = False
 ) -> StepMemory:
     """num_places: tokens computed at a time; a row longer than `max_places` is computed whole. checkpointing: as
-    `gradient_checkpointing` resolves. has_reference: whether the loss has a KL penalty."""
+    `gradient_checkpointing` resolves. has_reference: whether a KL
+    divergence from the reference model is measured or penalised."""
     trained = _num_trained(shape, settings)
     num_adapters = trained if settings.lora else 0
     b = 2 if settings.dtype == "bfloat16" else 4

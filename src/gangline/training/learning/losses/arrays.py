@@ -1,0 +1,54 @@
+"""Flat arrays of tokens, and sums over their traces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["MOST_LOG_RATIO", "LossInputs", "counts", "num_present", "sums", "trace_means"]
+
+MOST_LOG_RATIO = 20.0
+"""exp(20) is clipped away by any setting; exp(800) would be infinite."""
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """Arrays are [N], floating unless said otherwise. Log-probs are natural."""
+
+    logprobs: Tensor
+    """Log-probs of the policy in training; gradients go through these."""
+    behaviour_logprobs: Tensor
+    """As the engine reported them when it sampled."""
+    advantages: Tensor
+    weights: Tensor
+    """0 where a token is not trained on; else it multiplies the token's loss, 1 usually."""
+    traces: Tensor
+    """int64, 0 to the number of traces - 1."""
+    sessions: Tensor | None = None
+    """[traces] int64: which session a trace is of. None: each is one of its own. Only for `session_mean`."""
+    old_logprobs: Tensor | None = None
+    """Log-probs of the trainer's policy at the start of the update."""
+    reference_logprobs: Tensor | None = None
+    """Log-probs of the reference model; needed with a KL penalty."""
+    entropies: Tensor | None = None
+    """Nats, of the distributions that the tokens are of; needed with an entropy bonus."""
+
+
+def sums(values: Tensor, labels: Tensor) -> Tensor:
+    """[largest label + 1]"""
+    return values.new_zeros(int(labels.max()) + 1).index_add(0, labels, values)
+
+
+def counts(labels: Tensor) -> Tensor:
+    return torch.bincount(labels)
+
+
+def num_present(labels: Tensor) -> int:
+    return int((counts(labels) > 0).sum())
+
+
+def trace_means(values: Tensor, traces: Tensor) -> Tensor:
+    """[N]: at each token the mean over its trace."""
+    return (sums(values, traces) / counts(traces).clamp(min=1))[traces]
