@@ -6,7 +6,6 @@ difference is an `Enclosure`.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -52,7 +51,7 @@ _CAP_SYS_ADMIN = 21
 
 
 class Enclosure(Protocol):
-    """How one sandbox's namespaces are made. All but `environment` and `close` block, and are called from a thread."""
+    """How one sandbox's namespaces are made. `make_folders` and `launch` block, and are called from a thread."""
 
     agent_is_root: bool
     """Whether commands are root of the sandbox's user namespace: they can then take over its first process, which has
@@ -69,7 +68,7 @@ class Enclosure(Protocol):
         """Another start. `entering`: the beginning of its command line. Raises: InvalidRequest, RuntimeFailed."""
         ...
 
-    def entered(self, proc_fd: int) -> None:
+    async def entered(self, proc_fd: int) -> None:
         """Inspect the started sandbox. `proc_fd`: the open `/proc/<pid>` folder of its first process."""
         ...
 
@@ -210,7 +209,7 @@ class _Namespaces:
             await run_to_end(self._enclosure.launch, self.layers.entering), self._mark.label
         )
         self._foreman = Foreman(self._mark.label, holder.proc_fd)
-        await asyncio.to_thread(self._enclosure.entered, holder.proc_fd)
+        await self._enclosure.entered(holder.proc_fd)
         if self._start.spec.network in ("proxy", "list"):
             await self._listeners.open(self._mark.label, holder.proc_fd, self._start)
         await self._foreman.ready()
@@ -257,9 +256,13 @@ class _Namespaces:
     async def remove(self) -> None:
         self._enclosure.close()
         await self._groups.remove()
-        await run_to_end(remove_folder, self._start.folder)
+        await run_to_end(self._remove_folder)
         if self._user is not None:
             self._user.release()
+
+    def _remove_folder(self) -> None:
+        self.layers.close()
+        remove_folder(self._start.folder)
 
     def files(self) -> AbstractContextManager[SharedFolders]:
         uid = self._uid

@@ -145,7 +145,11 @@ class _ProcessLife:
             self._foreman = None
 
     async def remove(self) -> None:
-        await run_to_end(remove_folder, self._folder)
+        await run_to_end(self._remove_folder)
+
+    def _remove_folder(self) -> None:
+        self.layers.close()
+        remove_folder(self._folder)
 
     def files(self) -> AbstractContextManager[SharedFolders]:
         return nullcontext(self._files)

@@ -5,6 +5,7 @@ Written for, and run with, Apptainer 1.4.5; see docs/adr/0016.
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import os
@@ -139,14 +140,19 @@ class ApptainerLaunch:
         except OSError as error:
             raise RuntimeFailed(f"apptainer could not be started: {error}.") from error
 
-    def first_pid(self, process: subprocess.Popen[bytes]) -> int:
-        for pid in _descendants(process.pid):
-            if _numbers(pid)[-1:] == ["1"]:
-                return pid
-        raise RuntimeFailed("the container was gone before it could be entered.")
+    async def first_pid(self, process: subprocess.Popen[bytes]) -> int:
+        return await asyncio.to_thread(_first_pid, process.pid)
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _first_pid(launcher: int) -> int:
+    """Raises: RuntimeFailed."""
+    for pid in _descendants(launcher):
+        if _numbers(pid)[-1:] == ["1"]:
+            return pid
+    raise RuntimeFailed("the container was gone before it could be entered.")
 
 
 def _numbers(pid: int) -> list[str]:

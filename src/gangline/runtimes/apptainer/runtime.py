@@ -188,7 +188,11 @@ class _Container:
         )
         return ApptainerLaunch(exec_arguments(self._program, view), self._folder / "apptainer")
 
-    def entered(self, proc_fd: int) -> None:
+    async def entered(self, proc_fd: int) -> None:
+        await asyncio.to_thread(self._entered, proc_fd)
+
+    def _entered(self, proc_fd: int) -> None:
+        """Raises: RuntimeFailed."""
         try:
             run_helper("shared_memory", self._label, [proc_fd], SHM_BYTES)
         except RuntimeFailed as error:

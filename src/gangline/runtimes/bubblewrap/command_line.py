@@ -95,7 +95,8 @@ class BubblewrapLaunch:
         finally:
             os.close(self._info_write)
 
-    def first_pid(self, process: subprocess.Popen[bytes]) -> int:
+    async def first_pid(self, process: subprocess.Popen[bytes]) -> int:
+        """It was written before the command began, so nothing has to be waited for."""
         return json.loads(os.read(self._info_read, 65536))["child-pid"]
 
     def close(self) -> None:

@@ -129,7 +129,7 @@ class _Bubblewrap:
         uid = str(inner_uid(self._uid))
         return BubblewrapLaunch([*arguments(view), *(["--uid", uid, "--gid", uid] if as_root else [])], entering)
 
-    def entered(self, proc_fd: int) -> None:
+    async def entered(self, proc_fd: int) -> None:
         """Files inside are the host's."""
 
     def environment(self, extra: Mapping[str, str]) -> dict[str, str]:

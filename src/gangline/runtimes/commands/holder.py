@@ -38,8 +38,8 @@ class Launch(Protocol):
         """Start it with pipes for its three streams. Raises: RuntimeFailed."""
         ...
 
-    def first_pid(self, process: subprocess.Popen[bytes]) -> int:
-        """The host's number of the sandbox's process 1, now that it is ready. Blocking. Raises: RuntimeFailed."""
+    async def first_pid(self, process: subprocess.Popen[bytes]) -> int:
+        """The host's number of the sandbox's process 1, now that it is ready. Raises: RuntimeFailed."""
         ...
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class Holder:
             process = launch.spawn(label)
             try:
                 await _until_ready(process)
-                return cls(process, await asyncio.to_thread(launch.first_pid, process))
+                return cls(process, await launch.first_pid(process))
             except BaseException:
                 process.kill()
                 process.wait()
@@ -120,7 +120,7 @@ class Holder:
             return
         self.kill()
         await readable(self._pidfd)
-        await asyncio.to_thread(self._process.wait)
+        await _child_ended(self._process)
         assert self._process.stdin is not None
         self._process.stdin.close()
         pidfd, self._pidfd = self._pidfd, -1
@@ -152,6 +152,17 @@ async def process_ended(pidfd: int) -> None:
         await readable(own)
     finally:
         os.close(own)
+
+
+async def _child_ended(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of a child of ours. A thread for each would cost more than the end."""
+    if process.returncode is None:
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            await readable(pidfd)
+        finally:
+            os.close(pidfd)
+    process.wait()
 
 
 async def readable(fd: int) -> None:

@@ -86,7 +86,7 @@ class Life(Protocol):
         ...
 
     async def remove(self) -> None:
-        """Remove what lasts. Idempotent."""
+        """Remove what lasts, and let go of its layers. Idempotent."""
         ...
 
     def files(self) -> AbstractContextManager[SharedFolders]:
@@ -276,10 +276,8 @@ class SandboxHandle(Handle):
                 return
             self._stopped = True
             await self._end(is_last=True)
-            if self._life.layers is not None:
-                if self._moves:
-                    await asyncio.wait(self._moves)
-                await run_to_end(self._life.layers.close)
+            if self._life.layers is not None and self._moves:
+                await asyncio.wait(self._moves)
             await self._life.remove()
             self._removed = True
 
