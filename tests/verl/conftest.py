@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])  # Ray's workers find `support` by it
 
 
 @pytest.fixture(scope="session")

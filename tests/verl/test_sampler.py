@@ -6,13 +6,18 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
 from omegaconf import OmegaConf
 
 from gangline.domain.errors import EngineIncapable, EngineMalformed
 from gangline.serving.sampler import SampledToken, SampleRequest
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
+from gangline.trainers.verl.engine import served
 from gangline.trainers.verl.sampler import VerlSampler, one_attempt
+from gangline.trainers.verl.settings import GanglineSettings
+from gangline.trainers.verl.worker import with_own_address
+from support.training.verl_server import Server
 
 ASKED = SampleRequest(prompt_ids=(1, 2), max_tokens=6, stop_ids=frozenset({9}), temperature=0.5)
 
@@ -28,26 +33,6 @@ async def sampled(one: VerlSampler, request: SampleRequest = ASKED) -> list[Samp
 def output(ids: Sequence[int], reason: str = "completed", version: int | None = 1, **changes: Any) -> Any:
     fields = {"token_ids": list(ids), "log_probs": [-0.5] * len(ids), "stop_reason": reason}
     return SimpleNamespace(**{**fields, "extra_fields": {"global_steps": version}, **changes})
-
-
-class Server:
-    """A rollout server of verl's: it is aborted in its first answers, and gets new weights each time."""
-
-    def __init__(self, parts: list[tuple[list[int], str]]) -> None:
-        self._parts = parts
-        self._asked: list[tuple[list[int], dict[str, Any]]] = []
-
-    async def generate(self, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> Any:
-        from verl.workers.rollout.replica import TokenOutput
-
-        self._asked.append((prompt_ids, dict(sampling_params)))
-        number = len(self._asked)
-        ids, reason = self._parts[number - 1]
-        fields = {"global_steps": number}
-        return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), stop_reason=reason, extra_fields=fields)
-
-    async def asked(self) -> list[tuple[list[int], dict[str, Any]]]:
-        return self._asked
 
 
 @pytest.mark.parametrize("kind", ["LLMServerClient", "FullyAsyncLLMServerClient"])
@@ -72,6 +57,14 @@ async def test_an_aborted_call_goes_on_and_each_token_has_its_version(queue: Any
     assert [parameters["max_tokens"] for _, parameters in asked] == [6, 4, 4]
     assert asked[0][1]["temperature"] == 0.5
     assert asked[0][1]["stop_token_ids"] == [9]
+
+
+async def test_nodes_reach_the_engine_at_the_machines_address(queue: Any) -> None:
+    settings = with_own_address(GanglineSettings(url="http://127.0.0.1:1", host="0.0.0.0"))
+    async with served(sampler(None), settings) as url, aiohttp.ClientSession() as http:
+        assert "0.0.0.0" not in url
+        async with http.get(f"{url}/v1/models") as response:
+            assert (await response.json())["data"][0]["id"] == "policy"
 
 
 async def test_a_reply_as_long_as_it_may_be_ends_by_its_length() -> None:

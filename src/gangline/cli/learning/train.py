@@ -17,6 +17,7 @@ from gangline.settings import Settings
 
 if TYPE_CHECKING:
     from gangline.cli.learning.run import Ran
+    from gangline.trainers.verl.experiment import VerlExperiment
     from gangline.training.run.experiment import Experiment
 
 __all__ = ["register"]
@@ -64,9 +65,15 @@ SpecArgument = Annotated[Path, typer.Argument(help="The experiment's YAML file."
 def validate(spec: SpecArgument, as_json: JsonOption = False) -> None:
     """Check an experiment's settings, algorithm and tasks, without a GPU, a model or a service.
 
-    --json prints every setting with its default; the algorithm's settings are under algorithm.settings.
+    --json prints every setting with its default; the algorithm's settings are under algorithm.settings. With `trainer:
+    verl` in the file, verl itself loads and checks its configuration, and --json prints all of that.
     """
+    from gangline.trainers.verl.experiment import is_verl
     from gangline.training.run.experiment import resolved_settings, warnings_about
+
+    if is_verl(spec):
+        _validate_verl(spec, as_json)
+        return
 
     experiment, tasks, held_out = _read(spec)
     warnings = warnings_about(experiment)
@@ -84,6 +91,21 @@ def validate(spec: SpecArgument, as_json: JsonOption = False) -> None:
         trained = experiment.schedule.groups_per_step * experiment.data.num_samples
         console().print(f"coalitions: up to {num} sessions a step beside the {trained} that are trained on")
     _warn(warnings)
+
+
+def _validate_verl(spec: Path, as_json: bool) -> None:
+    import asyncio
+
+    from gangline.cli.learning.verl import check_verl
+    from gangline.trainers.verl.experiment import read_verl_experiment
+
+    experiment = read_verl_experiment(spec)
+    tasks, held_out = _tasks_of(experiment)
+    config = asyncio.run(check_verl(experiment, tasks, held_out))
+    if as_json:
+        print_json({"num_tasks": len(tasks), "num_held_out_tasks": len(held_out), "verl": config})
+        return
+    console().print(f"{spec} is valid, and verl takes its settings: {len(tasks)} tasks", markup=False)
 
 
 @train.command("dry-run")
@@ -162,16 +184,20 @@ def run_command(spec: SpecArgument, data: DataOption = None, as_json: JsonOption
 
     A stopped or killed run resumes from its last checkpoint when it is started again. Its output is in DATA/runs/NAME:
     metrics.jsonl, evaluations.jsonl, tensorboard, reward.png, checkpoints, model, experiment.json, lineage.json,
-    results.json.
+    results.json. With `trainer: verl` in the file, verl trains and writes verl_metrics.jsonl, verl.log and checkpoints.
     """
     import asyncio
 
     from gangline.cli.learning.run import run_experiment
+    from gangline.trainers.verl.experiment import is_verl
     from gangline.training.run.experiment import warnings_about
 
+    data_dir = (data or Settings.from_environ().data_dir).absolute()
+    if is_verl(spec):
+        _run_verl(spec, data_dir, as_json)
+        return
     experiment, tasks, held_out = _read(spec)
     _warn(warnings_about(experiment))
-    data_dir = (data or Settings.from_environ().data_dir).absolute()
     try:
         ran = asyncio.run(run_experiment(experiment, tasks, data_dir, held_out))
     except (asyncio.CancelledError, KeyboardInterrupt):
@@ -187,6 +213,26 @@ def run_command(spec: SpecArgument, data: DataOption = None, as_json: JsonOption
         markup=False,
         soft_wrap=True,
     )
+
+
+def _run_verl(spec: Path, data_dir: Path, as_json: bool) -> None:
+    import asyncio
+
+    from gangline.cli.learning.verl import train_with_verl
+    from gangline.trainers.verl.experiment import read_verl_experiment
+
+    experiment = read_verl_experiment(spec)
+    tasks, held_out = _tasks_of(experiment)
+    try:
+        metrics = asyncio.run(train_with_verl(experiment, tasks, held_out, data_dir))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        notes().print("Stopped. Start it again to go on from verl's last checkpoint.")
+        raise typer.Exit(Exit.INTERRUPTED) from None
+    folder = data_dir / "runs" / experiment.name
+    if as_json:
+        print_json({"run": str(folder), "metrics": metrics})
+        return
+    console().print(f"\nverl has trained {metrics[-1]['step'] if metrics else 0} steps; run {folder}", markup=False)
 
 
 def _outcome(ran: Ran) -> str:
@@ -205,15 +251,21 @@ def _outcome(ran: Ran) -> str:
 
 def _read(spec: Path) -> tuple[Experiment, list[dict[str, Any]], list[dict[str, Any]]]:
     """Tasks, and held-out ones. Raises: InvalidRequest, UnknownPlugin."""
-    from gangline.training.run.evaluation import require_disjoint
     from gangline.training.run.experiment import read_experiment
 
     experiment = read_experiment(spec)
+    return experiment, *_tasks_of(experiment)
+
+
+def _tasks_of(experiment: Experiment | VerlExperiment) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Tasks, and held-out ones. Raises: InvalidRequest, UnknownPlugin."""
+    from gangline.training.run.evaluation import require_disjoint
+
     data, evaluation = experiment.data, experiment.evaluation
     held_out = [] if evaluation is None else _checked_tasks(evaluation.tasks, evaluation.num_samples)
     tasks = _checked_tasks(data.tasks, data.num_samples)
     require_disjoint(tasks, held_out)
-    return experiment, tasks, held_out
+    return tasks, held_out
 
 
 def _checked_tasks(path: Path, num_samples: int) -> list[dict[str, Any]]:

@@ -49,6 +49,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     server: ServerSettings = ServerSettings()
     """Its port does not count."""
     engine: str = DEFAULT_ENGINE
+    """Empty where `node.engines_later`."""
     more_engines: tuple[str, ...] = ()
     """URLs of running ones beside it."""
     tokenizer: str = "smollm2"
@@ -67,6 +68,8 @@ def _engine_child(plan: Plan) -> Child | None:
     """The engine to start; None when a running one is named. Raises: InvalidRequest."""
     from gangline.cli.processes.child import Child
 
+    if plan.node.engines_later:
+        return None
     kind, _, what = plan.engine.partition(":")
     if kind in ("http", "https"):
         return None
@@ -149,7 +152,8 @@ async def bring_up(plan: Plan, supervisor: Supervisor, token: str) -> running.Ru
     server = server_child(plan, env)
     await supervisor.start(*([engine] if engine else []), server)
     engine_url = engine.url if engine else plan.engine
-    node = plan.node.model_copy(update={"engines": (engine_url, *plan.more_engines)})
+    engines = (engine_url, *plan.more_engines) if engine_url else ()
+    node = plan.node.model_copy(update={"engines": engines})
     nodes = (
         _node_child(plan, node, server, env)
         if plan.cluster is None

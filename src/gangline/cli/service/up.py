@@ -42,7 +42,7 @@ def up(settings: Resolved, as_json: JsonOption = False) -> None:
 def plan_of(settings: Resolved) -> Plan:
     """The service that these settings describe. Raises: InvalidRequest."""
     machine, on_cluster = settings.machine, settings.up.on_cluster
-    engine, *more = settings.node.engines
+    engine, *more = settings.node.engines or ("",)
     host = "0.0.0.0" if on_cluster and settings.is_default("server.host") else settings.server.host
     node = settings.node.model_copy(
         update={
@@ -83,7 +83,7 @@ def _announce(live: running.Running, plan: Plan, as_json: bool) -> None:
     for name, value in (
         ("server", live.server_url),
         ("node", live.node_urls[0] if live.node_urls else "on a Ray cluster; `gangline status` shows them"),
-        ("engine", live.engine_url),
+        ("engine", live.engine_url or "none yet: `gangline backend add`, or a trainer"),
         ("data", str(plan.data_dir)),
     ):
         out.print(f"  [bold]{name:<7}[/] {escape(value)}")

@@ -38,7 +38,8 @@ class GanglineSettings(TrainingOptions):
     port: int = Field(default=0, ge=0, le=65535)
     """0: any free one."""
     public_url: str | None = None
-    """URL of that address for the nodes, where they are on other machines."""
+    """URL of that address for the nodes, where they are on other machines. None: this machine's in Ray, where `host` is
+    0.0.0.0."""
     ready_within_s: float = Field(default=300.0, gt=0)
     """Seconds until a node must have accepted the engine."""
 

@@ -8,15 +8,16 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
+import ray
 from tensordict import TensorDict
 
 from gangline.client.server import ServerClient
 from gangline.trainers.verl.engine import NodeKeeper, make_sampler, served
 from gangline.trainers.verl.prompts import TaskMaker, prompts_in
 from gangline.trainers.verl.sessions import PromptRunner
-from gangline.trainers.verl.settings import read_settings, require_supported, sampling_of
+from gangline.trainers.verl.settings import GanglineSettings, read_settings, require_supported, sampling_of
 
-__all__ = ["SessionWorker"]
+__all__ = ["SessionWorker", "with_own_address"]
 
 
 class SessionWorker:
@@ -43,8 +44,9 @@ class SessionWorker:
         tasks = TaskMaker(self._settings)
         sampler = await asyncio.to_thread(make_sampler, self._config, self._llm_client, self._settings)
         service = await self._stack.enter_async_context(ServerClient(self._settings.url, token))
-        url = await self._stack.enter_async_context(served(sampler, self._settings))
-        keeper = NodeKeeper(service, token, url, self._settings)
+        settings = with_own_address(self._settings)
+        url = await self._stack.enter_async_context(served(sampler, settings))
+        keeper = NodeKeeper(service, token, url, settings)
         await keeper.first()
         self._own(keeper.keep())
         rollout = self._config.actor_rollout_ref.rollout
@@ -71,3 +73,12 @@ class SessionWorker:
         task = asyncio.create_task(work)
         self._work.add(task)
         task.add_done_callback(self._work.discard)
+
+
+def with_own_address(settings: GanglineSettings) -> GanglineSettings:
+    """Where every address is listened on, nodes use this machine's address in Ray: Ray chose the machine."""
+    if settings.public_url is not None or settings.host not in ("0.0.0.0", "::"):
+        return settings
+    util: Any = ray.util
+    address: str = util.get_node_ip_address()
+    return settings.model_copy(update={"public_url": f"http://{f'[{address}]' if ':' in address else address}"})

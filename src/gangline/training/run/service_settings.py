@@ -39,13 +39,16 @@ class ServiceSettings(TrainingOptions):
     update_mode: Literal["drain", "keep"] = "drain"
     """The treatment of calls in flight when new weights come: they end first, or continue under the new ones."""
 
-    def resolved(self, model: str, data_dir: Path | None = None) -> Resolved:
+    def resolved(self, model: str | None, data_dir: Path | None = None) -> Resolved:
         """All settings of the service that the run starts, those from gangline.toml and the environment included.
 
-        model: of the experiment. data_dir: None is the usual one. Raises: InvalidRequest.
+        model: of the experiment, for the embedded engine; None where the trainer brings the engines. data_dir: None is
+        the usual one. Raises: InvalidRequest.
         """
         options = dict(self._given()) | ({} if data_dir is None else {"data_dir": data_dir})
-        return resolve(options, defaults={**UP_DEFAULTS, "node.engines": (f"embedded:{model}",)})
+        engines = () if model is None else (f"embedded:{model}",)
+        defaults = {**UP_DEFAULTS, "node.engines": engines, "node.engines_later": model is None}
+        return resolve(options, defaults=defaults)
 
     def _given(self) -> Iterator[tuple[str, Any]]:
         for table in _TABLES:
