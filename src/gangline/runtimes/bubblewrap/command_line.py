@@ -109,7 +109,7 @@ _LISTS_OF_KEYS = ("/proc/keys", "/proc/key-users")
 
 def arguments(view: View) -> list[str]:
     """Arguments of `bwrap`, up to the command. Raises: InvalidRequest when the image is no folder."""
-    empty = masked(view.hidden, _seen(view))
+    empty = masked(view.hidden, _seen(view)) if view.hidden else []
     mounts = [*_root(view), *_devices(view), *_folders(view, empty)]
     closed = (*empty, "/dev", "/")
     return [*_namespaces(view), *mounts, *(word for path in closed for word in ("--remount-ro", path))]
@@ -148,11 +148,11 @@ def _namespaces(view: View) -> list[str]:
 
 
 def _root(view: View) -> list[str]:
-    inner = [PurePosixPath(path) for path in (*view.shared, *map(str, view.expose))]
+    inner = [*map(str, map(PurePosixPath, view.shared)), *map(str, view.expose)]
     args: list[str] = []
     for top in _tops(view):
         if os.path.lexists(top):
-            args += _bound(top, PurePosixPath("/") / top.name, inner)
+            args += _bound(top, f"/{top.name}", inner)
     if view.host_network:
         args += _resolver()
     for name, file in (("passwd", view.passwd), ("group", view.group)):
@@ -163,18 +163,17 @@ def _root(view: View) -> list[str]:
     return args
 
 
-def _bound(source: Path, target: PurePosixPath, inner: Iterable[PurePosixPath]) -> list[str]:
+def _bound(source: Path, target: str, inner: Iterable[str]) -> list[str]:
     """Bind `source` read-only at `target`, leaving room for the mount points in `inner` that it does not have."""
     if source.is_symlink():
-        return ["--symlink", os.readlink(source), str(target)]
-    below = [path for path in inner if target in path.parents]
-    if not source.is_dir() or all((source / path.relative_to(target)).is_dir() for path in below):
-        return ["--ro-bind", str(source), str(target)]
-    args = ["--perms", "0755", "--dir", str(target)]
-    taken = set(map(str, below))
+        return ["--symlink", os.readlink(source), target]
+    below = [path for path in inner if path.startswith(f"{target}/")]
+    if not source.is_dir() or all(os.path.isdir(f"{source}{path.removeprefix(target)}") for path in below):
+        return ["--ro-bind", str(source), target]
+    args = ["--perms", "0755", "--dir", target]
     for entry in sorted(source.iterdir()):
-        if str(target / entry.name) not in taken:
-            args += _bound(entry, target / entry.name, below)
+        if f"{target}/{entry.name}" not in below:
+            args += _bound(entry, f"{target}/{entry.name}", below)
     return args
 
 
