@@ -75,8 +75,8 @@ class GroupRollouts:
         self._supply = supply
         self._worker: Worker | None = None
 
-    def collect(self, args: Any, data_source: DataSource) -> list[Group]:
-        """`args.rollout_batch_size` groups.
+    def collect(self, args: Any, data_source: DataSource, version: int | None = None) -> list[Group]:
+        """`args.rollout_batch_size` groups. version: of the engines' weights, where the trainer says it.
 
         Raises: InvalidRequest when the trainer would train wrongly on them, InvalidGroup, OutOfTasks, errors of the
         service and the engines.
@@ -87,7 +87,7 @@ class GroupRollouts:
             arguments.require_correction(args)
         if self._worker is None or self._worker.has_ended:
             self._worker = Worker(lambda requests: self._serve(requests, args, data_source))
-        return self._worker.collect(args.rollout_batch_size)
+        return self._worker.collect(args.rollout_batch_size, version)
 
     def stop(self) -> None:
         """Cancel groups in flight, and end the thread; idempotent."""
@@ -171,7 +171,7 @@ async def _answer(
 ) -> None:
     """Errors of a call go to its caller: the collector continues."""
     try:
-        async with nullcontext() if supply is None else supply.opened():
+        async with nullcontext() if supply is None else supply.opened(request.version):
             groups = await collector.collect(request.num_groups)
     except Exception as error:
         request.groups.set_exception(error)

@@ -30,6 +30,7 @@ from gangline.domain.errors import (
     InvalidRequest,
     NodeError,
     ServerUnavailable,
+    WeightsNotLoaded,
 )
 from gangline.domain.node_views import GateState
 from gangline.settings import read_secret
@@ -107,21 +108,27 @@ class EngineSupply:
         await self._router.close()
 
     @asynccontextmanager
-    async def opened(self) -> AsyncGenerator[None]:
+    async def opened(self, expected: int | None = None) -> AsyncGenerator[None]:
         """A rollout call: nodes have the engines and their version inside, and leave them alone afterwards.
 
-        Raises: EngineUnavailable, WeightsNotLoaded; Conflict when a node has a foreign engine; InvalidRequest when the
+        expected: version that the trainer names. Raises: EngineUnavailable; WeightsNotLoaded when engines have other
+        weights than expected, or than each other; Conflict when a node has a foreign engine; InvalidRequest when the
         version would go back; NodeError when calls in flight do not end.
         """
         try:
-            await self._open()
+            await self._open(expected)
             yield
         finally:
             await self._close()
 
-    async def _open(self) -> None:
+    async def _open(self, expected: int | None) -> None:
         async with self._lock:
             urls, self._version = await weight_version(await self._router.engines(), kind=self._settings.kind)
+            if expected is not None and self._version not in (None, expected):
+                raise WeightsNotLoaded(
+                    f"the trainer has pushed policy version {expected}, and its engines say {self._version}: an update "
+                    "did not reach them."
+                )
             nodes = await self._heard()
             if not nodes:
                 _log.warning("engines.no_nodes engines=%d", len(urls))

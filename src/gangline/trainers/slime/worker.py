@@ -19,6 +19,8 @@ __all__ = ["Request", "Requests", "Worker"]
 @dataclasses.dataclass(frozen=True)
 class Request:
     num_groups: int
+    version: int | None
+    """Policy version that the trainer says its engines have; None: it does not say."""
     groups: Future[list[Group]]
 
 
@@ -41,9 +43,9 @@ class Worker:
     def has_ended(self) -> bool:
         return self._ended.done()
 
-    def collect(self, num_groups: int) -> list[Group]:
+    def collect(self, num_groups: int, version: int | None = None) -> list[Group]:
         """Raises: errors of collecting, or the one that ended the thread."""
-        request = Request(num_groups, Future())
+        request = Request(num_groups, version, Future())
         self._send(request)
         waited_for: list[Future[Any]] = [request.groups, self._ended]
         wait(waited_for, return_when=FIRST_COMPLETED)
