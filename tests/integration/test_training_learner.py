@@ -201,6 +201,24 @@ def test_entropy_and_divergences_are_metrics_of_every_step(folder: Path, way: st
     assert "reference_kl" not in learner(folder, **WAYS[way], reference_metric=False).step(given)
 
 
+@pytest.mark.parametrize("way", ["full", "lora"])
+def test_a_reward_is_penalised_by_the_way_gone_from_the_reference(folder: Path, tmp_path: Path, way: str) -> None:
+    """The sum over a session's trained tokens, by transformers alone; the coefficient grows towards its target."""
+    overrides = {"reward_kl": {"coefficient": 0.5, "target": 1e-6, "horizon": 2}}
+    trained = learner(folder, overrides=overrides, **WAYS[way])
+    assert trained.reward_penalties(samples()) == {"s0": pytest.approx(0, abs=1e-5), "s1": pytest.approx(0, abs=1e-5)}
+    metrics = trained.step(samples())
+    trained.save_state(tmp_path / "state")
+    trained.save_weights(tmp_path / "now")
+    coefficient = metrics["reward_kl_coefficient"]
+    for one, response in (("s0", GOOD), ("s1", BAD)):
+        gone = logprob(tmp_path / "now", response) - logprob(folder, response)
+        assert trained.reward_penalties(samples())[one] == pytest.approx(coefficient * gone, abs=1e-4)
+        trained.load_state(tmp_path / "state")
+    trained.reward_penalties(samples())
+    assert trained.step(samples())["reward_kl_coefficient"] != coefficient
+
+
 def test_samples_of_no_advantage_count_in_the_means_and_are_not_computed(folder: Path, tmp_path: Path) -> None:
     """Half of the traces teach nothing: the others' gradient is half as large."""
     dull = [sample(PROMPT, [20, 21, 2], session_id=f"d{index}") for index in range(2)]

@@ -26,6 +26,7 @@ from gangline.training.learning.loss import LossInputs, policy_loss
 from gangline.training.learning.loss_settings import CorrectionSettings, RejectionSettings
 from gangline.training.learning.losses.corrections import correction_weights, kept_tokens
 from gangline.training.learning.losses.divergences import kl_estimate
+from gangline.training.learning.losses.reward_kl import RewardKLSettings, adapted
 from gangline.training.learning.samples import make_samples, over_batch
 from support.training.samples import session, trace
 
@@ -324,6 +325,23 @@ def test_rejection_is_as_verls(corrections: Any, seed: int, by: Any) -> None:
     option = by.replace("sequence", "seq")
     theirs, _ = corrections.compute_rollout_rejection_mask(difference, given.mask, option, threshold)
     assert ours.tolist() == (theirs.reshape(-1)[kept] > 0).tolist()
+
+
+@drawn(
+    st.lists(st.floats(0.001, 1.0), min_size=1, max_size=5),
+    st.floats(0.01, 0.5),
+    st.integers(1, 512),
+    st.integers(1, 10**4),
+)
+def test_the_coefficient_of_a_penalty_adapts_as_verls(
+    verl: Any, divergences: list[float], target: float, num_rows: int, horizon: int
+) -> None:
+    settings = RewardKLSettings(coefficient=0.1, target=target, horizon=horizon)
+    theirs, ours = verl.AdaptiveKLController(0.1, target, horizon), 0.1
+    for divergence in divergences:
+        theirs.update(divergence, num_rows)
+        ours = adapted(ours, divergence, num_rows, settings)
+        assert ours == pytest.approx(theirs.value)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

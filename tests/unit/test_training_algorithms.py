@@ -63,6 +63,7 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         ("grpo", {"turn_credit.returns": {}, "turn_credit.weight": 0.5}, "leave out weight or returns"),
         ("grpo", {"turn_credit.returns": {}, "credit.scheme": "last"}, "credit.scheme `broadcast`"),
         ("opo", {"turn_credit.returns": {}}, "of sessions, not of turns"),
+        ("grpo", {"compare": "roles", "reward_kl.coefficient": 0.1}, "use loss.kl"),
     ],
 )
 def test_combinations_without_a_sense_are_refused(name: str, overrides: dict[str, Any], reason: str) -> None:
@@ -88,6 +89,11 @@ def test_returns_of_turns_are_compared_over_the_group() -> None:
 def test_returns_of_turns_are_compared_with_turns_of_the_same_number() -> None:
     """The first turns: 0.5 + 0 + 1.25, and 1. Nothing is there to compare the others with."""
     assert returns(1.0, "position") == [[pytest.approx(0.375), 0.0], [0.0], [pytest.approx(-0.375)]]
+
+
+def test_a_penalty_is_subtracted_before_rewards_are_compared() -> None:
+    samples = make_samples(group(1.0, 0.0, 1.0), algorithm("dr_grpo"), penalties={"s0": 0.3, "s1": -0.3})
+    assert [float(one.advantages[0]) for one in samples] == pytest.approx([0.7 - 2 / 3, 0.3 - 2 / 3, 1 / 3])
 
 
 def test_advantages_over_a_batch_are_of_trained_tokens_only() -> None:

@@ -195,6 +195,17 @@ def _held(service: Service) -> asyncio.Event:
     return event
 
 
+@pytest.mark.parametrize(("coefficient", "expected"), [(0.0, 0.5), (0.1, 0.25)])
+async def test_penalties_of_the_learner_count_before_sessions_are_compared(
+    tmp_path: Path, coefficient: float, expected: float
+) -> None:
+    """The learner takes a half from the first session of each group, whose rewards are 1 and 0."""
+    engines, learner = Engines(), Learner()
+    options = {"algorithm": "dr_grpo", "overrides": {"reward_kl.coefficient": coefficient}}
+    await trainer(tmp_path, engines, Service(engines), learner, mode="sync", **options).run()
+    assert sorted(map(abs, learner.advantages)) == pytest.approx([expected] * 12)
+
+
 async def test_what_the_service_breaks_by_reaches_the_caller(tmp_path: Path) -> None:
     engines = Engines()
     service = Service(engines)

@@ -138,6 +138,10 @@ class Learner:
         self._may_be_killed("step")
         return {"loss": 0.0}
 
+    def reward_penalties(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """The first session of each group loses a half."""
+        return {sample.session_id: 0.5 for sample in samples if sample.session_id.endswith(".0")}
+
     def abandon(self) -> None: ...
 
     def _may_be_killed(self, where: str) -> None:

@@ -166,7 +166,7 @@ def memory(
         learner,
         num_places=places or learner.max_places,
         checkpointing=learner.device != "cpu" if wanted is None else wanted,
-        has_reference=learner.reference_metric or experiment.algorithm.resolve().loss.kl.coefficient > 0,
+        has_reference=learner.reference_metric or experiment.algorithm.resolve().needs_reference,
     )
     parts = vars(found) | {"total": found.total}
     if as_json:

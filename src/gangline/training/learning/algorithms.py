@@ -17,6 +17,7 @@ from gangline.training.learning.advantages import AdvantageSettings
 from gangline.training.learning.credit.traces import CreditSettings
 from gangline.training.learning.credit.turns import TurnCreditSettings
 from gangline.training.learning.loss_settings import LossSettings
+from gangline.training.learning.losses.reward_kl import RewardKLSettings
 from gangline.training.learning.rewards import RewardShaping
 from gangline.training.options import TrainingOptions
 
@@ -35,11 +36,20 @@ class Algorithm(TrainingOptions):
     dynamic_sampling: bool = False
     """Whether groups of one reward are left out, and others collected in their place."""
     loss: LossSettings = LossSettings()
+    reward_kl: RewardKLSettings = RewardKLSettings()
+    """A penalty in the reward, beside the one of `loss.kl`."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a penalty is measured from the reference model."""
+        return self.loss.kl.coefficient > 0 or self.reward_kl.coefficient > 0
 
     @model_validator(mode="after")
     def _spreads_what_it_compares(self) -> Algorithm:
         if self.compare == "roles" and self.credit.scheme != "broadcast":
             raise ValueError("credit.scheme spreads a session's advantage: with compare `roles` it must be `broadcast`")
+        if self.compare == "roles" and self.reward_kl.coefficient > 0:
+            raise ValueError("reward_kl is of sessions: with compare `roles` use loss.kl")
         if self.turn_credit.returns is not None and (self.compare == "roles" or self.credit.scheme != "broadcast"):
             raise ValueError(
                 "turn_credit.returns compares turns: with it compare must be `sessions`, credit.scheme `broadcast`"

@@ -29,6 +29,7 @@ from gangline.training.learning.compute.lora import whole_weights, with_adapters
 from gangline.training.learning.forward import loss_inputs, token_scores
 from gangline.training.learning.learner_settings import LearnerSettings
 from gangline.training.learning.loss import LossTotals, policy_loss
+from gangline.training.learning.losses.reward_kl import adapted
 from gangline.training.learning.packing import Batch, pack_all
 from gangline.training.learning.samples import Sample
 
@@ -60,7 +61,9 @@ class Learner:
             self._model = with_adapters(self._base, settings.lora) if settings.lora else self._base
         if settings.last_layers is not None:
             _freeze_all_but(self._base, settings.last_layers)
-        needs_reference = algorithm.loss.kl.coefficient > 0 or settings.reference_metric
+        self._reward_kl = algorithm.reward_kl.coefficient
+        """Coefficient of the next penalties."""
+        needs_reference = algorithm.needs_reference or settings.reference_metric
         self._reference = self._frozen_copy() if needs_reference and not settings.lora else None
         trained = list(self._trained().values())
         self._optimiser = _optimiser(trained, settings)
@@ -84,7 +87,30 @@ class Learner:
         old = self._old_logprobs([batch for batches, _ in updates for batch in batches], len(updates))
         for batches, part in updates:
             self._update(batches, _totals(part), old, metrics)
-        return metrics.means() | {"num_samples": float(len(samples)), "learning_rate": self._rate()}
+        own = {"num_samples": float(len(samples)), "learning_rate": self._rate()}
+        if self._algorithm.reward_kl.coefficient > 0:
+            own["reward_kl_coefficient"] = self._reward_kl
+        return metrics.means() | own
+
+    def reward_penalties(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Session id -> the KL penalty of its reward (`reward_kl`), by the weights as they are. Adapts the coefficient.
+
+        Raises: Abandoned.
+        """
+        self._model.eval()
+        penalties, means = dict[str, float](), list[float]()
+        trained = [one for one in samples if (one.weights != 0).any()]
+        for batch in self._wanted(pack_all(trained, self._settings.layout, max_places=self._settings.max_places)):
+            with torch.no_grad():
+                away = self._scores(self._base, batch).logprobs.double() - self._of_reference(batch).double()
+            for number, sample in enumerate(batch.samples):
+                mine = away[torch.from_numpy(batch.traces == number).to(away.device)]
+                means.append(float(mine.mean()))
+                total = self._reward_kl * float(mine.sum())
+                penalties[sample.session_id] = penalties.get(sample.session_id, 0.0) + total
+        if means:
+            self._reward_kl = adapted(self._reward_kl, float(np.mean(means)), len(means), self._algorithm.reward_kl)
+        return penalties
 
     def abandon(self) -> None:
         """End a running step before its next batch, and refuse later ones. Callable from any thread."""
@@ -162,6 +188,10 @@ class Learner:
         wanted = self._algorithm.loss.kl.coefficient > 0 or (is_first and self._settings.reference_metric)
         if not wanted:
             return None
+        return self._of_reference(batch)
+
+    def _of_reference(self, batch: Batch) -> Tensor:
+        """Log-probs [N] by the model as it was at first."""
         without_adapters = nullcontext() if self._settings.lora is None else cast("Any", self._model).disable_adapter()
         with torch.no_grad(), without_adapters:
             return self._scores(self._reference or self._base, batch).logprobs
@@ -198,6 +228,7 @@ class Learner:
         state = {
             "optimiser": self._optimiser.state_dict(),
             "rates": self._rates.state_dict(),
+            "reward_kl": self._reward_kl,
             "order": self._order.bit_generator.state,
         }
         torch.save(state, folder / _OPTIMISER)
@@ -213,6 +244,7 @@ class Learner:
         state = torch.load(folder / _OPTIMISER, weights_only=True, map_location=self._base.device)
         self._optimiser.load_state_dict(state["optimiser"])
         self._rates.load_state_dict(state["rates"])
+        self._reward_kl = state["reward_kl"]
         self._order.bit_generator.state = state["order"]
 
 

@@ -54,13 +54,19 @@ class Sample:
 
 
 def make_samples(
-    group: Group, algorithm: Algorithm, mask: Mask = all_sampled, factors: Mapping[str, float] | None = None
+    group: Group,
+    algorithm: Algorithm,
+    mask: Mask = all_sampled,
+    factors: Mapping[str, float] | None = None,
+    *,
+    penalties: Mapping[str, float] | None = None,
 ) -> list[Sample]:
     """The samples of a group: rewards shaped, sessions compared, advantages spread over their traces, turns
     credited by their scores, masked.
 
     Sessions must be valid (`judge_group`). Traces that a mask leaves nothing of, and those of advantage 0, stay: they
     count in means over traces. factors: role -> factor of the sessions' advantages in its turns (`player_factors`).
+    penalties: session id -> subtracted from its shaped reward.
     Raises: ValueError when a session has no reward.
     """
     traces = [trainable_traces(session) for session in group.sessions]
@@ -68,10 +74,10 @@ def make_samples(
     if algorithm.compare == "roles":
         advantages = role_advantages(group, traces, algorithm.shaping, algorithm.advantage)
     elif algorithm.turn_credit.returns is not None:
-        rewards = [_shaped_reward(one, algorithm) for one in group.sessions]
+        rewards = [_shaped_reward(one, algorithm, penalties or {}) for one in group.sessions]
         advantages = return_advantages(traces, rewards, algorithm.turn_credit.returns, algorithm.advantage)
     else:
-        advantages = _session_advantages(group, traces, algorithm)
+        advantages = _session_advantages(group, traces, algorithm, penalties or {})
     of_turns = turn_advantages(flat, algorithm.advantage)
     return [
         _sample(trace, spread_factors(trace, factors or {}) * own_T + algorithm.turn_credit.weight * turns_T, mask)
@@ -96,11 +102,11 @@ def over_batch(samples: Sequence[Sample], settings: AdvantageSettings) -> list[S
 
 
 def _session_advantages(
-    group: Group, traces: Sequence[Sequence[Trace]], algorithm: Algorithm
+    group: Group, traces: Sequence[Sequence[Trace]], algorithm: Algorithm, penalties: Mapping[str, float]
 ) -> list[NDArray[np.float64]]:
     """[T] of each trace: its share of its session's advantage."""
     advantages = group_advantages(
-        [_shaped_reward(one, algorithm) for one in group.sessions],
+        [_shaped_reward(one, algorithm, penalties) for one in group.sessions],
         algorithm.advantage,
         lengths=[num_sampled(one) for one in group.sessions],
     )
@@ -112,10 +118,11 @@ def _session_advantages(
     ]
 
 
-def _shaped_reward(session: SessionResult, algorithm: Algorithm) -> float:
+def _shaped_reward(session: SessionResult, algorithm: Algorithm, penalties: Mapping[str, float]) -> float:
     if session.reward is None:
         raise ValueError(f"{session.session_id} has no reward: judge the group first.")
-    return shape_reward(session.reward, num_sampled(session), algorithm.shaping)
+    shaped = shape_reward(session.reward, num_sampled(session), algorithm.shaping)
+    return shaped - penalties.get(session.session_id, 0.0)
 
 
 def _credits(advantage: float, traces: Sequence[Trace], algorithm: Algorithm, own_range: float) -> NDArray[np.float64]:

@@ -23,7 +23,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
@@ -50,7 +50,7 @@ from gangline.training.learning.credit.coalitions import asked_coalitions, mean_
 from gangline.training.learning.credit.roles import mean_role_rewards
 from gangline.training.learning.credit.turns import mean_turn_score, require_turn_scores
 from gangline.training.learning.mask_settings import FullMask, GroupMasks, Phase
-from gangline.training.learning.samples import Sample, make_samples, over_batch
+from gangline.training.learning.samples import Mask, Sample, make_samples, over_batch
 from gangline.training.options import TrainingOptions
 from gangline.training.run.checkpoint import Checkpoints, TrainerState
 from gangline.training.run.evaluation import Evaluation
@@ -94,6 +94,10 @@ class Learning(Protocol):
     """The object of training, such as `training.learning.learner.Learner`. Called in a thread, once at a time."""
 
     def step(self, samples: Sequence[Sample]) -> dict[str, float]: ...
+
+    def reward_penalties(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Session id -> the penalty of its reward. Called before a step, where the algorithm has one."""
+        ...
 
     def abandon(self) -> None:
         """End a running step early, by an exception; called from another thread when the run was cancelled."""
@@ -436,10 +440,11 @@ class Trainer:
     def _learn(self, groups: Sequence[Group]) -> _Learned:
         self._check_turn_scores(groups)
         masks = [self._masks.mask(group, self._phase(group)) for group in groups]
-        by_group = [
-            make_samples(group, self._algorithm, mask, self._factors(group))
-            for group, mask in zip(groups, masks, strict=True)
-        ]
+        by_group = self._samples(groups, masks, {})
+        if self._algorithm.reward_kl.coefficient > 0:
+            with self._learner_is_used:
+                penalties = self._learner.reward_penalties([one for mine in by_group for one in mine])
+            by_group = self._samples(groups, masks, penalties)
         samples = over_batch([sample for mine in by_group for sample in mine], self._algorithm.advantage)
         ends = itertools.accumulate(map(len, by_group))
         num_one_reward = sum(
@@ -450,6 +455,15 @@ class Trainer:
         num_tokens = sum(int(np.count_nonzero(sample.weights)) for sample in samples)
         with self._learner_is_used:
             return _Learned(num_one_reward, num_tokens, self._learner.step(samples))
+
+    def _samples(
+        self, groups: Sequence[Group], masks: Sequence[Mask], penalties: Mapping[str, float]
+    ) -> list[list[Sample]]:
+        """Samples of each group. penalties: session id -> subtracted from its reward."""
+        return [
+            make_samples(group, self._algorithm, mask, self._factors(group), penalties=penalties)
+            for group, mask in zip(groups, masks, strict=True)
+        ]
 
     def _factors(self, group: Group) -> dict[str, float]:
         return {} if self._coalitions is None else player_factors(group, self._coalitions)
