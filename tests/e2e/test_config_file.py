@@ -72,11 +72,6 @@ def capacity_of_up(folder: Path, *options: str, env: Mapping[str, str] | None = 
             up.terminate()
 
 
-def test_a_service_starts_before_its_engine(folder: Path) -> None:
-    (folder / "gangline.toml").write_text(CONFIG.replace('engines = ["scripted:script.json"]', "engines_later = true"))
-    assert capacity_of_up(folder) > 0
-
-
 def test_a_service_starts_from_a_config_file_alone(folder: Path) -> None:
     assert capacity_of_up(folder) == 3 + 3 + 3
     assert (folder / "data" / "logs" / "node.log").exists()

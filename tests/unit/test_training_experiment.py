@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from gangline.cli.service.up import plan_of
 from gangline.domain.errors import InvalidRequest
 from gangline.training.learning.mask_settings import ProgressiveMask
 from gangline.training.run.experiment import Experiment, digest_of, read_experiment, resolved_settings
@@ -113,12 +112,6 @@ def test_a_service_of_its_own_takes_what_up_takes(tmp_path: Path, monkeypatch: p
     assert settings.machine.data_dir == tmp_path / "data"
     assert resolved_settings(found)["service"]["node"]["ready_slots"] == 7
     assert digest_of(found) == digest_of(read(tmp_path)), "another service is not another experiment"
-
-
-def test_a_trainer_that_brings_the_engines_has_a_service_without_one(tmp_path: Path) -> None:
-    settings = read(tmp_path).service.resolved(None, tmp_path / "data")
-    assert (settings.node.engines, settings.node.engines_later) == ((), True)
-    assert (plan_of(settings).engine, plan_of(settings).more_engines) == ("", ())
 
 
 def test_another_engine_may_be_named_for_the_service(tmp_path: Path) -> None:

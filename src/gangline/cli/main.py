@@ -29,6 +29,8 @@ _COMMAND_MODULES = (
     "results.audit",
     "results.drift",
     "results.export",
+    "evals.evaluate",
+    "evals.compare",
     "learning.train",
     "learning.runs",
     "machine.doctor",
@@ -45,7 +47,12 @@ _COMMAND_MODULES = (
     "service.cluster",
 )
 """In the order in which `--help` shows them."""
-_ELSEWHERE = {"cancel": "service.status", "list": "tasks.listing", "logs": "results.agent_logs"}
+_ELSEWHERE = {
+    "eval": "evals.evaluate",
+    "cancel": "service.status",
+    "list": "tasks.listing",
+    "logs": "results.agent_logs",
+}
 """Commands that are in a module of another name."""
 
 

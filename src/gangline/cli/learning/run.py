@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from gangline.cli.learning.view import LearningView, draw_curves
-from gangline.cli.service.bring_up import run_service
+from gangline.cli.service.through import with_own, with_running
 from gangline.cli.service.up import plan_of
 from gangline.cli.terminal.output import notes
 from gangline.client.running import find_service
@@ -22,7 +22,6 @@ from gangline.private import close_files, close_to_others, make_private_file
 from gangline.telemetry.logs import LineFormatter
 
 if TYPE_CHECKING:
-    from gangline.client.running import Running
     from gangline.client.server import ServerClient
     from gangline.training.collecting.selection import Selection
     from gangline.training.collecting.task_stream import TaskStream
@@ -50,24 +49,11 @@ class Ran(NamedTuple):
 async def with_service(
     experiment: Experiment, data_dir: Path, body: Callable[[ServerClient, str | None], Awaitable[T]]
 ) -> T:
-    """`body` with the experiment's service and its token: a running one, or one that is started, and ended after it.
-
-    Raises: errors of `body` and of the service.
-    """
-    from gangline.client.server import ServerClient
-
-    if experiment.service.url is not None:
-        address = find_service(data_dir, experiment.service.url)
-        async with ServerClient(address.server_url, address.control_token) as client:
-            return await body(client, address.control_token)
-    plan = plan_of(experiment.service.resolved(experiment.model, data_dir))
-    notes().print(f"[bold]Starting[/] engine ({plan.engine}), server and node; logs in {plan.data_dir / 'logs'}")
-
-    async def with_live(live: Running) -> T:
-        async with ServerClient(live.server_url, live.control_token) as client:
-            return await body(client, live.control_token)
-
-    return await run_service(plan, with_live)
+    """`body` with the experiment's service and its token. Raises: errors of `body` and of the service."""
+    service = experiment.service
+    if service.url is not None:
+        return await with_running(find_service(data_dir, service.url), body)
+    return await with_own(plan_of(service.resolved(experiment.model, data_dir)), body)
 
 
 async def run_experiment(

@@ -49,7 +49,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     server: ServerSettings = ServerSettings()
     """Its port does not count."""
     engine: str = DEFAULT_ENGINE
-    """Empty where it comes later (`node.engines_later`)."""
+    """Empty where `node.engines_later`."""
     more_engines: tuple[str, ...] = ()
     """URLs of running ones beside it."""
     tokenizer: str = "smollm2"
@@ -68,7 +68,7 @@ def _engine_child(plan: Plan) -> Child | None:
     """The engine to start; None when a running one is named. Raises: InvalidRequest."""
     from gangline.cli.processes.child import Child
 
-    if not plan.engine:
+    if plan.node.engines_later:
         return None
     kind, _, what = plan.engine.partition(":")
     if kind in ("http", "https"):

@@ -42,8 +42,7 @@ def up(settings: Resolved, as_json: JsonOption = False) -> None:
 def plan_of(settings: Resolved) -> Plan:
     """The service that these settings describe. Raises: InvalidRequest."""
     machine, on_cluster = settings.machine, settings.up.on_cluster
-    none_is_named = settings.node.engines_later and settings.is_default("node.engines")
-    engine, *more = ("",) if none_is_named else settings.node.engines or ("",)
+    engine, *more = settings.node.engines or ("",)
     host = "0.0.0.0" if on_cluster and settings.is_default("server.host") else settings.server.host
     node = settings.node.model_copy(
         update={

@@ -1,0 +1,1 @@
+"""Commands about evaluations: `eval` makes one, `compare` compares two. Start with `evaluate`."""

@@ -1,0 +1,156 @@
+"""`gangline eval` and `compare`: through a real service, killed and resumed, and as reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.service.cli_process import COMMAND, UpProcess, clean_environment, gangline, wait_for
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "families"
+sys.path.insert(0, str(EXAMPLE))
+try:
+    build_tasks = runpy.run_path(str(EXAMPLE / "tasks.py"))["build_tasks"]
+finally:
+    sys.path.remove(str(EXAMPLE))
+
+NUM_TASKS, NUM_SAMPLES = 8, 2
+SOLVED = {"read", "find", "edit"}
+"""Families that the agent of the first arm solves."""
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
+    service = UpProcess(tmp_path_factory.mktemp("up"), script={"default": {"text": "I do not know."}})
+    try:
+        assert "server_url" in service.ready()
+        yield service
+    finally:
+        service.close()
+
+
+def tasks(path: Path, solved: set[str]) -> Path:
+    """Each solved by the right commands, or by nothing at all."""
+    right, nothing = (list(build_tasks(NUM_TASKS, style=style)) for style in ("oracle", "nothing"))
+    chosen = [one if one["metadata"]["family"] in solved else none for one, none in zip(right, nothing, strict=True)]
+    named = [{**task, "task_id": task["metadata"]["family"]} for task in chosen]
+    path.write_text("".join(json.dumps(task) + "\n" for task in named))
+    return path
+
+
+def arguments(up: UpProcess, path: Path, name: str, *more: object) -> list[str]:
+    given = (
+        "eval",
+        path,
+        "--name",
+        name,
+        "--samples",
+        NUM_SAMPLES,
+        "--by",
+        "family",
+        "--data",
+        up.data,
+        "--json",
+        *more,
+    )
+    return [str(one) for one in given]
+
+
+def evaluated(up: UpProcess, path: Path, name: str, *more: object) -> dict[str, Any]:
+    done = gangline(*arguments(up, path, name, *more))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def without_times(report: dict[str, Any]) -> dict[str, Any]:
+    slices = [report["whole"], *(one for mine in report["by"].values() for one in mine)]
+    return {
+        **{name: report[name] for name in ("bar", "num_samples", "tasks")},
+        "slices": [_bare(one) for one in slices],
+    }
+
+
+def _bare(one: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in one.items() if name != "seconds"}
+
+
+def test_killed_and_resumed_it_reports_as_if_undisturbed_and_compare_finds_what_differs(
+    up: UpProcess, tmp_path: Path
+) -> None:
+    some, all_of_them = tasks(tmp_path / "some.jsonl", SOLVED), tasks(tmp_path / "all.jsonl", SOLVED | {"count", "log"})
+    whole = evaluated(up, some, "whole")
+    assert whole["whole"]["reward"]["mean"] == pytest.approx(len(SOLVED) / NUM_TASKS)
+    assert whole["whole"]["num_counted"] == NUM_TASKS * NUM_SAMPLES
+    assert {one["name"] for one in whole["by"]["family"] if one["passed"]["mean"] == 1.0} == SOLVED
+    assert whole["whole"]["pass_at"]["2"]["mean"] == whole["whole"]["pass_hat"]["2"]["mean"]
+
+    kept = up.data / "evals" / "killed" / "sessions.jsonl"
+    running = subprocess.Popen(
+        [*COMMAND, *arguments(up, some, "killed", "--in-flight", 1)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=clean_environment(),
+        start_new_session=True,
+    )
+    wait_for(lambda: kept.exists() and len(kept.read_bytes().splitlines()) >= 2 * NUM_SAMPLES)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.communicate()
+    num_before = len(kept.read_bytes().splitlines())
+    assert num_before < NUM_TASKS * NUM_SAMPLES
+    assert without_times(evaluated(up, some, "killed")) == without_times(whole)
+
+    evaluated(up, all_of_them, "better")
+    found = gangline("compare", "whole", "better", "--data", up.data, "--json")
+    difference = json.loads(found.stdout)["difference"]
+    assert set(difference["better"]) == {"count", "log"}
+    assert (difference["mean"], difference["worse"]) == (2 / NUM_TASKS, [])
+    same = gangline("compare", "whole", "killed", "--data", up.data)
+    assert "No difference can be seen" in same.stdout, same.stderr
+
+
+def test_a_report_is_written_and_a_spent_budget_is_said(up: UpProcess, tmp_path: Path) -> None:
+    path = tasks(tmp_path / "some.jsonl", SOLVED)
+    files = {kind: tmp_path / f"report.{kind}" for kind in ("markdown", "html")}
+    options = [part for kind, file in files.items() for part in (f"--{kind}", file)]
+    evaluated(up, path, "written", *options, "--predictions", tmp_path / "predictions.jsonl", "--prices", "1,2")
+    assert "| all | 8 | 16 | 16 | 0.375" in files["markdown"].read_text()
+    assert "<script" not in files["html"].read_text()
+    assert "evaluation written" in files["html"].read_text()
+    assert (tmp_path / "predictions.jsonl").read_text() == "", "no task is of SWE-bench"
+    spent = gangline(*arguments(up, path, "spent", "--max-hours", 0))
+    assert spent.returncode == 1, "nothing was measured"
+    assert "8 tasks were not run" in spent.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--k", "3"], "k lies between 1 and --samples, 2"),
+        (["--max-cost", "1"], "--max-cost needs --prices"),
+        (["--prices", "1"], "--prices are two numbers"),
+        (["--capture", "text"], "of a service that --engine starts"),
+        (["--harness", "shel"], "shell"),
+    ],
+    ids=lambda one: one[0] if isinstance(one, list) else "",
+)
+def test_what_does_not_fit_is_said_before_anything_runs(
+    up: UpProcess, tmp_path: Path, options: list[str], message: str
+) -> None:
+    done = gangline(*arguments(up, tasks(tmp_path / "some.jsonl", SOLVED), "wrong", *options))
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+
+
+def test_an_evaluation_that_is_not_there_names_those_that_are(up: UpProcess) -> None:
+    done = gangline("compare", "nothing", "nothing", "--data", up.data)
+    assert done.returncode == 4
+    assert "there is no report of 'nothing'" in done.stderr
