@@ -211,7 +211,8 @@ def test_a_specification_that_fits_is_shown_resolved(tmp_path: Path) -> None:
     assert shown["schedule"]["staleness"] == {"max_lag": 1, "measured_by": "oldest_token"}
     assert shown["learner"]["max_grad_norm"] == 1.0
     assert shown["algorithm"]["settings"]["advantage"]["scale"] == "none"
-    assert shown["algorithm"]["settings"]["loss"]["correction"] == {"level": "token", "cap": 2.0}
+    correction = {"level": "token", "mode": "truncate", "cap": 2.0, "floor": None}
+    assert shown["algorithm"]["settings"]["loss"]["correction"] == correction
     assert shown["schedule"]["groups_in_flight"] == 2
     assert shown["service"]["node"]["engines"] == [f"embedded:{tmp_path / 'model'}"]
     assert shown["warnings"] == []
