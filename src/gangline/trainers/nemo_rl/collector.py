@@ -92,7 +92,7 @@ class NemoCollector:
         batch_type: Callable[[dict[str, Any]], Any] = dict,
     ) -> None:
         self._service = service
-        self._gates = gates
+        self._gates = _Gates(gates, settings.lease_s)
         self._buffer = buffer
         self._settings = settings
         self._tasks_of = tasks_of
@@ -103,9 +103,6 @@ class NemoCollector:
         self._counts = CollectionCounts()
         self.num_too_old = 0
         """Groups that were collected, and older than the next step may train on."""
-        self.closed_s = 0.0
-        """How long gates were closed, in all."""
-        self._closed_at: float | None = None
         self._is_paused = False
         self._changed = asyncio.Event()
         self._clients = AsyncExitStack()
@@ -119,14 +116,19 @@ class NemoCollector:
     def num_pushed(self) -> int:
         return self._plan.num_pushed
 
+    @property
+    def closed_s(self) -> float:
+        """How long gates were closed for refits, in all."""
+        return self._gates.closed_s
+
     # What NeMo RL calls.
 
     async def start_collection(self, dataloader: Iterable[Any]) -> None:
         """Collect until there are no more tasks. Raises: InvalidGroup, the service's errors."""
-        for client in (self._service, *self._gates):
+        for client in (self._service, *self._gates.all):
             if isinstance(client, AbstractAsyncContextManager):
                 await self._clients.enter_async_context(cast("AbstractAsyncContextManager[Any]", client))
-        await open_gates(self._gates, version=self._version)
+        await self._gates.open(self._version)
         await self._plan.begin(self._buffer)
         tasks = _WhileNeeded(self._tasks(dataloader), lambda: self._num_wanted > self.num_under_way)
         collector = ReplenishingCollector(
@@ -158,15 +160,11 @@ class NemoCollector:
 
     async def prepare_for_refit(self) -> None:
         """New model calls wait, and those in flight have ended. Raises: as `close_gates`."""
-        self._closed_at = self._closed_at or time.monotonic()
-        await close_gates(self._gates, lease_s=self._settings.lease_s)
+        await self._gates.close()
 
     async def resume_after_refit(self) -> None:
         """Raises: as `open_gates`."""
-        await open_gates(self._gates, version=self._version)
-        if self._closed_at is not None:
-            self.closed_s += time.monotonic() - self._closed_at
-        self._closed_at = None
+        await self._gates.open(self._version)
         self._changed.set()
 
     def pause(self) -> None:
@@ -190,7 +188,7 @@ class NemoCollector:
 
     @property
     def _starts_tasks(self) -> bool:
-        return not self._is_paused and self._closed_at is None
+        return not self._is_paused and not self._gates.are_closed
 
     @property
     def _num_wanted(self) -> int:
@@ -248,6 +246,32 @@ class NemoCollector:
                 break
             await asyncio.sleep(_FULL_S)
         self._plan.num_pushed += 1
+
+
+class _Gates:
+    """The gates of all nodes, and how long they were closed."""
+
+    def __init__(self, gates: Sequence[Gate], lease_s: float) -> None:
+        self.all = gates
+        self.closed_s = 0.0
+        self._lease_s = lease_s
+        self._closed_at: float | None = None
+
+    @property
+    def are_closed(self) -> bool:
+        return self._closed_at is not None
+
+    async def close(self) -> None:
+        """Raises: as `close_gates`."""
+        self._closed_at = self._closed_at or time.monotonic()
+        await close_gates(self.all, lease_s=self._lease_s)
+
+    async def open(self, version: int) -> None:
+        """Raises: as `open_gates`."""
+        await open_gates(self.all, version=version)
+        if self._closed_at is not None:
+            self.closed_s += time.monotonic() - self._closed_at
+        self._closed_at = None
 
 
 class _Plan:
