@@ -15,7 +15,6 @@ ROOT = Path(gangline.__file__).parent
 MAX_CLASS_LINES, MAX_ATTRIBUTES, MAX_FUNCTION_LINES = 250, 15, 60
 REASON = "Long because "
 UNMENDED = {
-    "cli/learning/run.py train_through",
     "cli/tasks/submit.py submit",
     "gateway/backends/pool.py BackendPool",
     "server/run.py serving",

@@ -12,6 +12,24 @@ import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from gangline.cli.evals.options import (
+    ByOption,
+    CaptureOption,
+    EngineKeyOption,
+    EngineOption,
+    HarnessOption,
+    HtmlOption,
+    InFlightOption,
+    KOption,
+    MarkdownOption,
+    MaxCostOption,
+    MaxHoursOption,
+    NameOption,
+    PassOption,
+    PredictionsOption,
+    PricesOption,
+    SamplesOption,
+)
 from gangline.cli.evals.view import as_table, report_tables, write_html, write_markdown
 from gangline.cli.options.settings import UP
 from gangline.cli.service.through import with_own, with_running
@@ -32,62 +50,25 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-_REPORTS, _SERVICE, _BUDGET = "Report", "Service", "Budget"
-
 
 def evaluate(
     source: Annotated[str, typer.Argument(metavar="FILE|-", help="Tasks, as for `gangline submit`.")],
-    name: Annotated[
-        str | None, typer.Option("--name", help="Name of the evaluation. Default: the file's.", show_default=False)
-    ] = None,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Sessions of each task.")] = 1,
-    harness: Annotated[
-        list[str] | None, typer.Option("--harness", help="Agent program instead of the tasks' own; repeatable.")
-    ] = None,
-    ks: Annotated[
-        str | None, typer.Option("--k", metavar="K,...", help="k of pass@k and pass^k. Default: 1 and --samples.")
-    ] = None,
-    bar: Annotated[float, typer.Option("--pass", help="Reward from which a session has passed.")] = 1.0,
-    by: Annotated[
-        list[str] | None, typer.Option("--by", help="Key of the tasks' metadata to break down by; repeatable.")
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option("--markdown", help="Write the report there.", rich_help_panel=_REPORTS)
-    ] = None,
-    html: Annotated[Path | None, typer.Option("--html", help="The same as HTML.", rich_help_panel=_REPORTS)] = None,
-    predictions: Annotated[
-        Path | None,
-        typer.Option("--predictions", help="Write patches as SWE-bench's predictions.", rich_help_panel=_REPORTS),
-    ] = None,
-    prices: Annotated[
-        str | None,
-        typer.Option(
-            "--prices", metavar="IN,OUT", help="Of a million prompt and sampled tokens.", rich_help_panel=_BUDGET
-        ),
-    ] = None,
-    max_cost: Annotated[
-        float | None, typer.Option("--max-cost", min=0, help="Begin no task beyond it.", rich_help_panel=_BUDGET)
-    ] = None,
-    max_hours: Annotated[
-        float | None, typer.Option("--max-hours", min=0, help="Begin no task after it.", rich_help_panel=_BUDGET)
-    ] = None,
-    in_flight: Annotated[
-        int, typer.Option("--in-flight", min=1, help="Tasks at a time.", rich_help_panel=_BUDGET)
-    ] = 16,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            "--engine", help="Start a service with it, as `gangline up --engine` does.", rich_help_panel=_SERVICE
-        ),
-    ] = None,
-    capture: Annotated[
-        str | None,
-        typer.Option("--capture", help="text for an engine that reports no token ids.", rich_help_panel=_SERVICE),
-    ] = None,
-    engine_key_env: Annotated[
-        str | None,
-        typer.Option("--engine-key-env", help="Variable with the engine's API key.", rich_help_panel=_SERVICE),
-    ] = None,
+    name: NameOption = None,
+    samples: SamplesOption = 1,
+    harness: HarnessOption = None,
+    ks: KOption = None,
+    bar: PassOption = 1.0,
+    by: ByOption = None,
+    markdown: MarkdownOption = None,
+    html: HtmlOption = None,
+    predictions: PredictionsOption = None,
+    prices: PricesOption = None,
+    max_cost: MaxCostOption = None,
+    max_hours: MaxHoursOption = None,
+    in_flight: InFlightOption = 16,
+    engine: EngineOption = None,
+    capture: CaptureOption = None,
+    engine_key_env: EngineKeyOption = None,
     data: DataOption = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
