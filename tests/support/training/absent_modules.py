@@ -39,17 +39,27 @@ def importable(checkout: Path | str, *absent: str, bare: Sequence[str] = ()) -> 
 
     bare: packages of the checkout whose `__init__`, which would import too much, is not run.
     """
+    root = str(Path(checkout).absolute())
     finder = _Absent(absent)
     sys.meta_path.insert(0, finder)
-    sys.path.insert(0, str(checkout))
+    sys.path.insert(0, root)
     for name in bare:
         package = ModuleType(name)
-        package.__path__ = [str(Path(checkout, *name.split(".")))]
+        package.__path__ = [str(Path(root, *name.split(".")))]
         sys.modules[name] = package
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
-        sys.path.remove(str(checkout))
-        for name in [name for name in sys.modules if finder.has(name)]:
-            del sys.modules[name]
+        sys.path.remove(root)
+        found = [name for name, module in sys.modules.items() if name in bare or _is_of(module, root)]
+        for name in [*found, *filter(finder.has, sys.modules)]:
+            sys.modules.pop(name, None)
+
+
+def _is_of(module: object, root: str) -> bool:
+    """Whether it was loaded from that folder. A package without `__init__` has no file, only places."""
+    file, places = getattr(module, "__file__", None), getattr(module, "__path__", ())
+    # A namespace's own iterator asks for its parent, which may be gone.
+    found = [file] if isinstance(file, str) else getattr(places, "_path", places)
+    return any(str(one).startswith(f"{root}/") for one in found)

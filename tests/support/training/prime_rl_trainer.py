@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -36,11 +35,7 @@ def prime_rl_checkout(checkout: str) -> Iterator[None]:
         importable(f"{checkout}/packages/prime-rl-configs/src"),
     ):
         of_prime_rl("trainer.models").PreTrainedModelPrimeRL = of_prime_rl("trainer.models.base").PreTrainedModelPrimeRL
-        try:
-            yield
-        finally:
-            for name in [name for name in sys.modules if name.partition(".")[0] == "prime_rl"]:
-                del sys.modules[name]
+        yield
 
 
 def of_prime_rl(module: str) -> Any:

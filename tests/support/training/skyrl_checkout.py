@@ -8,7 +8,6 @@ Absent, and called by nothing of what is used: its engines, kernels, servers and
 from __future__ import annotations
 
 import importlib
-import sys
 import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,11 +41,7 @@ def skyrl_checkout(checkout: str) -> Iterator[None]:
         importable(f"{checkout}/skyrl-gym"),
         mock.patch.object(typing, "TypedDict", typing_extensions.TypedDict),
     ):
-        try:
-            yield
-        finally:
-            for name in [name for name in sys.modules if name.partition(".")[0] in ("skyrl", "skyrl_gym")]:
-                del sys.modules[name]
+        yield
 
 
 def of_skyrl(module: str) -> Any:
