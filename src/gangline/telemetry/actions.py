@@ -167,6 +167,13 @@ ACTIONS: dict[str, str] = {
     "nemo_rl.too_old": "A group was sampled too many versions ago for the next step; another is collected.",
     "nemo_rl.stopped": "Collecting for NeMo RL ended with an error; its buffer will run empty.",
     "nemo_rl.out_of_tasks": "There are no more tasks; what was collected stays in NeMo RL's buffer.",
+    "verl.engines_served": "verl's engines answer the nodes, through verl's own client.",
+    "verl.node_has_engine": "A node was given verl's engines.",
+    "verl.node_without_engine": "A node did not take verl's engines; it is tried again.",
+    "verl.group_invalid": "A group is not whole, and is run again, shrunk or failed, as the settings say.",
+    "verl.session_left_out": "A session's rows do not go to verl.",
+    "verl.prompt_failed": "A prompt has no rows; verl is told that it failed.",
+    "verl.prompt_crashed": "A prompt failed by a defect; verl is told that it failed.",
     "prime_rl.batch_written": "The files of a step are there for all data ranks of prime-rl's trainer.",
     "prime_rl.row_left_out": "A row is longer than prime-rl's `seq_len`, and `long_rows` is `leave_out`.",
     "prime_rl.group_left_out": "A group has tokens older than `staleness` allows, or of unknown version; another is "
@@ -188,6 +195,7 @@ ACTIONS: dict[str, str] = {
     "trainer.weights_given_again": "An engine had lost its weights, as by a restart, and has them again.",
     "evaluation.measured": "The weights were measured on held-out tasks.",
     "evaluation.not_whole": "Sessions of a held-out task do not count; an earlier life's are asked for again.",
+    "trainer.tracker_lost": "A tracker of the run failed and is left out; the run goes on.",
     "trainer.engines_not_asked": "Whether engines still have their weights could not be asked; it is tried again.",
 }
 """action -> meaning"""
