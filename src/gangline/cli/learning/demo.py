@@ -83,7 +83,7 @@ def demo(
     groups: Annotated[int, typer.Option(min=1, help="Tasks; each is one group.")] = 2,
     samples: Annotated[int, typer.Option(min=1, help="Sessions in each group.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed of the files, the words and the sampled tokens.")] = TYPICAL_SEED,
-    steps: Annotated[int, typer.Option(min=0, help="Training steps after the sessions; 0 skips training.")] = 14,
+    steps: Annotated[int, typer.Option(min=0, help="Training steps after the sessions; 0 skips training.")] = 7,
     shuffled_rewards: Annotated[
         bool,
         typer.Option(
@@ -95,7 +95,7 @@ def demo(
 ) -> None:
     """Run a small agent on a real model: sessions, rewards, an audit of every token, rows, then training.
 
-    The sessions and their audit take about a minute on two cores, training about ten. The command starts an engine, a
+    The sessions and their audit take about a minute on two cores, training about five. The command starts an engine, a
     server and a node on loopback with data in ./.gangline, and stops them at the end.
     """
     plan = Plan(data_dir=(data or Settings.from_environ().data_dir).absolute(), port=0, engine=engine)

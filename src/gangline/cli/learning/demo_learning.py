@@ -66,7 +66,7 @@ async def learn(
             "name": f"{name}-learn",
             "model": model,
             "data": {"tasks": "examples/read_file", "num_samples": num_samples, "seeded": True},
-            "evaluation": {"tasks": "examples/read_file", "num_samples": 2},
+            "evaluation": {"tasks": "examples/read_file", "num_samples": 1},
             "schedule": {
                 "mode": "sync",
                 "steps": num_steps,
@@ -74,7 +74,7 @@ async def learn(
                 "checkpoint_every": num_steps,
             },
             # Small batches keep the tree's square mask small; the last layers learn the task as well, in half the time.
-            "learner": {"learning_rate": 5e-6, "last_layers": 10, "max_places": 600},
+            "learner": {"learning_rate": 1e-5, "last_layers": 10, "max_places": 600, "reference_metric": False},
             "control": "shuffled_rewards" if shuffled else "none",
             "seed": seed,
         }
