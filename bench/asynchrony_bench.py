@@ -73,6 +73,9 @@ class SlowLearner:
         time.sleep(TRAIN_S)
         return {}
 
+    def reward_penalties(self, samples: Sequence[Sample]) -> dict[str, float]:
+        return {}
+
     def abandon(self) -> None: ...
 
     def save_weights(self, folder: Path) -> None:
