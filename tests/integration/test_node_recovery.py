@@ -54,14 +54,11 @@ class ForgetfulServer:
         raise LeaseLost("it is queued")
 
 
-async def test_a_node_has_told_of_its_last_life_before_it_asks_for_work(tmp_path: Path) -> None:
-    """Else the same attempt, leased again, would lose its calls when what was left of it is refused."""
-    journal, backends, server = Journal.open(tmp_path / "journal"), BackendPool(), ForgetfulServer()
-    await journal.open_attempt(AttemptOpened("s1", 1, "t1", 1))
-    parts = NodeParts(
+def parts(folder: Path, journal: Journal, backends: BackendPool) -> NodeParts:
+    return NodeParts(
         node_id="n1",
         owner=new_id("recovery"),
-        runtimes_folder=tmp_path / "runtimes",
+        runtimes_folder=folder / "runtimes",
         backends=backends,
         first_model="m",
         proxy=Proxy(),
@@ -69,7 +66,18 @@ async def test_a_node_has_told_of_its_last_life_before_it_asks_for_work(tmp_path
         journal=journal,
         pools=Pools(PoolSizes()),
     )
-    pipeline = Pipeline(parts, server, Delivery(tmp_path / "outgoing", server, journal), url="http://node.test")
+
+
+async def test_a_node_has_told_of_its_last_life_before_it_asks_for_work(tmp_path: Path) -> None:
+    """Else the same attempt, leased again, would lose its calls when what was left of it is refused."""
+    journal, backends, server = Journal.open(tmp_path / "journal"), BackendPool(), ForgetfulServer()
+    await journal.open_attempt(AttemptOpened("s1", 1, "t1", 1))
+    pipeline = Pipeline(
+        parts(tmp_path, journal, backends),
+        server,
+        Delivery(tmp_path / "outgoing", server, journal),
+        url="http://node.test",
+    )
     running = asyncio.create_task(pipeline.run())
     async with asyncio.timeout(30):
         await server.has_result.wait()
@@ -80,6 +88,58 @@ async def test_a_node_has_told_of_its_last_life_before_it_asks_for_work(tmp_path
         server.answers.set()
         await server.is_asked_for_work.wait()
     assert server.asked == ["result of s1", "lease"]
+    assert journal.unclosed() == []
+    running.cancel()
+    await asyncio.wait({running})
+    await backends.close()
+    await journal.close()
+
+
+class FickleServer(ForgetfulServer):
+    """Leases one session, takes its time to answer its result, and meanwhile takes the session away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_taken_away = asyncio.Event()
+
+    async def lease(self, *_: Any, **__: Any) -> list[Lease]:
+        if self.asked:
+            await asyncio.Event().wait()
+        self.asked.append("lease")
+        lease = Lease(
+            session_id="s1",
+            task_id="t1",
+            sample_index=0,
+            attempt=1,
+            fence=1,
+            expires_at=0.0,
+            lease_s=0.3,
+            task={"task_id": "t1", "instruction": "go", "agent": {"harness": "shell"}, "runtime": {"backend": "none"}},
+        )
+        return [lease]
+
+    async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        if not self.has_result.is_set():
+            return HeartbeatReply(renewed=tuple(beat.sessions), lost=(), lease_s=0.3)
+        if self.has_taken_away.is_set():
+            self.answers.set()
+        self.has_taken_away.set()
+        return HeartbeatReply(renewed=(), lost=tuple(beat.sessions), lease_s=0.3)
+
+
+async def test_a_session_that_is_taken_away_while_its_result_is_sent_leaves_no_result_behind(tmp_path: Path) -> None:
+    """The result is refused, and goes where refused results are. It would else lie there until the node's next life."""
+    journal, backends, server = Journal.open(tmp_path / "journal"), BackendPool(), FickleServer()
+    outgoing = tmp_path / "outgoing"
+    pipeline = Pipeline(
+        parts(tmp_path, journal, backends), server, Delivery(outgoing, server, journal), url="http://node.test"
+    )
+    running = asyncio.create_task(pipeline.run())
+    async with asyncio.timeout(30):
+        await server.answers.wait()
+        while list(outgoing.glob("*.msgpack")):
+            await asyncio.sleep(0.02)
+    assert [path.name for path in (outgoing / "refused").iterdir()] == ["s1.1.msgpack"]
     assert journal.unclosed() == []
     running.cancel()
     await asyncio.wait({running})

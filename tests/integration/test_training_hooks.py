@@ -28,7 +28,7 @@ from collections import Counter
 from pathlib import Path
 
 from gangline import plugins
-from gangline.cli.learning.run import _masks, _selection
+from gangline.cli.learning.run import _masks, selection_of
 from gangline.training.learning.algorithms import algorithm
 from gangline.training.learning.mask_settings import Phase
 from gangline.training.learning.samples import make_samples
@@ -39,7 +39,7 @@ from gangline.training.collecting.groups import Group
 experiment, left_out = read_experiment(Path(sys.argv[1])), Counter()
 two, three = trace(turns=((10, 2),) * 2), trace(turns=((10, 2),) * 3)
 found = Group("task-1", (session("s0", 1.0, two), session("s1", 1.0, three), session("s2", 0.0)))
-selected = _selection("run", experiment).select(found, left_out)
+selected = selection_of("run", experiment).select(found, left_out)
 samples = make_samples(selected, algorithm("grpo"), _masks(experiment, Path()).mask(selected, Phase(0, 0)))
 json.dump({
     "rewards": [one.reward for one in selected.sessions],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sqlite3
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,14 +80,28 @@ def test_wandb_gets_every_number(tmp_path: Path) -> None:
     assert b"a-team" in data
 
 
-def test_trackio_gets_every_number(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_trackio_gets_every_number(tmp_path: Path) -> None:
+    """In a process of its own: Trackio reads its folder's variable when it is imported."""
     need_module("trackio", "pip install trackio")
-    track(tmp_path, "trackio", record(1, 0.25), record(2, 0.5))
+    command = [sys.executable, "-c", _IN_TRACKIO, str(tmp_path), str(Path(__file__).parents[1])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
     with sqlite3.connect(tmp_path / "trackio" / "a-project.db") as database:
         rows = database.execute("select step, metrics from metrics order by step").fetchall()
     assert [step for step, _ in rows] == [1, 2]
     assert b"evaluation/reward_mean" in rows[0][1]
-    assert capfd.readouterr().out == "", "stdout is the command's own"
+    assert done.stdout == "", "stdout is the command's own"
+
+
+_IN_TRACKIO = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[2])
+from integration.test_training_tracking import record, track
+
+track(Path(sys.argv[1]), "trackio", record(1, 0.25), record(2, 0.5))
+"""
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,8 @@ class Attempt:
         self.lease = lease
         self.key = AttemptKey(lease.session_id, lease.attempt)
         self.stages = StageClock(self.key, clock)
+        self.is_done = False
+        """Whether it has a result, which is on its way."""
         self._parts = parts
         self._task = TaskRequest.model_validate(lease.task)
         self._adopted = adopted

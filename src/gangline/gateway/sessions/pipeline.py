@@ -211,7 +211,7 @@ class Pipeline:
         lease = attempt.lease
         key = (lease.session_id, lease.fence)
         self._breaker.taken(key)
-        older = [task for (session_id, _), task in self._tasks.items() if session_id == lease.session_id]
+        older = [task for other, task in self._tasks.items() if other[0] == lease.session_id and self._may_end(other)]
         self._attempts[key] = attempt
         self._tasks[key] = asyncio.create_task(self._live(attempt, older), name=f"session.{lease.session_id}")
         self._tasks[key].add_done_callback(lambda done: self._ended(key, done))
@@ -235,6 +235,7 @@ class Pipeline:
         self._parts.metrics.attempt_ended(result)
         if self._parts.on_result is not None:
             self._parts.on_result(result)
+        attempt.is_done = True
         await self._delivery.deliver(result)
 
     async def _give_back(self, attempt: Attempt) -> None:
@@ -269,9 +270,13 @@ class Pipeline:
         for session_id in await self._link.beat(held, self.now(), draining=self._draining.is_set()):
             self._drop((session_id, held[session_id][0]))
 
+    def _may_end(self, key: _LeaseKey) -> bool:
+        """A result that comes too late is refused, and set aside. Ended halfway, its delivery would leave it behind."""
+        return not self._attempts[key].is_done
+
     def _drop(self, key: _LeaseKey) -> None:
-        """Cancelled, or given to another node: its runtime dies now."""
-        if key in self._tasks:
+        """Cancelled, or given to another node: its runtime dies now. One that is being delivered has none."""
+        if key in self._tasks and self._may_end(key):
             log.info("session.dropped session=%s", key[0])
             self._tasks[key].cancel()
 

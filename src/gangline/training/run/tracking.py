@@ -113,9 +113,19 @@ class Tracking:
         for name, tracker in self._trackers.items():
             try:
                 with contextlib.redirect_stdout(sys.stderr):
-                    tracker.finish()
+                    _finish(name, tracker)
             except Exception as error:  # a tracker is not worth a run
                 _log.warning("trainer.tracker_lost tracker=%s error=%s", name, error)
+
+
+def _finish(name: str, tracker: Tracker) -> None:
+    """Trackio would finish its current run again, and print so, when the process ends."""
+    if name == "trackio":
+        import trackio  # noqa: PLC0415 - its name is in `report_to`
+
+        trackio.finish()
+    else:
+        tracker.finish()
 
 
 def _make(name: TrackerName, settings: TrackingSettings, folder: Path, run: str, last_step: int) -> Tracker:
