@@ -3,7 +3,7 @@
     usage: train.py [--steps N] [--tasks N] [--groups N] [--samples N] [--rate R] [--lora] [--seed N] [--data FOLDER]
 
 Starts a whole service (`gangline up`) and stops it at the end. Prints the mean reward of each step, and leaves all of
-them in FOLDER/rewards.json. Needs `pip install 'gangline[demo,trl]'`.
+them in FOLDER/rewards.json. Needs the extras `demo` and `trl`: `pip install -e '.[demo,trl]'`.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from gangline.domain.contracts import (
 )
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
 from gangline.domain.task import AgentSpec, EvaluatorSpec, TaskRequest
+from gangline.installation import extra_command, package_command
 
 __all__ = [
     "Kind",
@@ -108,21 +109,21 @@ def _is_new(kind: Kind, name: str) -> bool:
 
 
 def _missing(kind: Kind, entry: EntryPoint, module: str) -> str:
-    """The package to install for a plug-in that lacks one, by the metadata of the plug-in's distribution."""
+    """The package that a plug-in lacks and how to install it, by the metadata of the plug-in's distribution."""
     what = f"{kind} {entry.name!r} needs the Python package {module!r}, which is not installed."
     if entry.dist is None:
         return f"{what} Install it."
     distribution, requires = entry.dist.name, entry.dist.requires or []
-    if (package := _package_with(module, requires, distribution)) is not None:
-        return f"{what} Run: pip install '{package}'."
+    if (command := _command_for(module, requires, distribution)) is not None:
+        return f"{what} Run: {command}"
     extras = ", ".join(f"{distribution}[{extra}]" for extra in entry.dist.metadata.get_all("Provides-Extra") or ())
     more = f" One of its extras may bring it: {extras}." if extras else ""
     return f"{what} It is none of the packages that {distribution} requires by this name.{more}"
 
 
-def _package_with(module: str, requires: Sequence[str], distribution: str) -> str | None:
-    """What to install for a module, of a distribution's requirements: one of the same name, or one whose name contains
-    the module's, such as PyYAML for `yaml`. One that extras require is installed by the extra with the fewest."""
+def _command_for(module: str, requires: Sequence[str], distribution: str) -> str | None:
+    """The command that installs a module: the package among a distribution's requirements of the same name, or whose
+    name contains the module's, such as PyYAML for `yaml`. One that extras require comes with the smallest of these."""
     wanted = _plain(module.partition(".")[0])
     found = [match for one in requires if (match := _REQUIREMENT.fullmatch(one)) is not None]
     extras = [_EXTRA.findall(match["marker"] or "") for match in found]
@@ -135,7 +136,7 @@ def _package_with(module: str, requires: Sequence[str], distribution: str) -> st
     if not choices:
         return None
     _, (_, extra), match = min(choices, key=lambda choice: choice[:2])
-    return f"{distribution}[{extra}]" if extra else match["package"].strip()
+    return extra_command(extra, distribution) if extra else package_command(match["package"].strip())
 
 
 def _plain(name: str) -> str:

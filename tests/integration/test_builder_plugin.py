@@ -16,6 +16,7 @@ from gangline.domain.completion import CompletionTree
 from gangline.domain.errors import UnknownPlugin
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.domain.trajectory import Trajectory
+from gangline.installation import extra_command
 from gangline.plugins import make_builder
 from gangline.trajectories.audit import audit, merge_reports
 from gangline.trajectories.builders.building import built
@@ -202,15 +203,15 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(
     block = "".join(f"sys.modules[{module!r}] = None;" for module in missing)
     code = f"import sys; {block} from gangline import plugins; plugins.load({kind!r}, {name!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert f"pip install 'gangline[{extra}]'" in done.stderr
+    assert f"Run: {extra_command(extra)}" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("module", "remedy"),
     [
-        ("fast_sorts", "Run: pip install 'Fast.Sorts[c]<3,>=2'."),
-        ("dots", "Run: pip install 'last-first-builder[pictures]'."),
-        ("yamls", "Run: pip install 'last-first-builder[all-files]'."),
+        ("fast_sorts", " -m pip install 'Fast.Sorts[c]<3,>=2'"),
+        ("dots", " -m pip install 'last-first-builder[pictures] @ file://"),
+        ("yamls", " -m pip install 'last-first-builder[all-files] @ file://"),
         ("absent", "One of its extras may bring it: last-first-builder[pictures], last-first-builder[all-files]."),
     ],
 )

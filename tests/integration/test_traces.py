@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
@@ -21,6 +22,7 @@ from gangline.domain.conversation import Message, Text
 from gangline.domain.errors import Failure, InvalidRequest
 from gangline.domain.session import SessionResult, StageTiming
 from gangline.domain.tokens import logprobs, token_ids
+from gangline.installation import extra_command
 from gangline.server.run import serving
 from gangline.settings import Settings
 from gangline.telemetry.traces import root_of
@@ -186,7 +188,7 @@ def test_a_collector_without_the_extra_is_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with (
-        pytest.raises(InvalidRequest, match=r"pip install 'gangline\[otel\]'"),
+        pytest.raises(InvalidRequest, match=re.escape(extra_command("otel"))),
         traces_of("node", settings(monkeypatch, "http://127.0.0.1:9")),
     ):
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import weakref
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.trajectory import Trace
+from gangline.installation import extra_command
 from gangline.trajectories.parquet import read_parquet, write_parquet
 from gangline.trajectories.rows import Row, read_jsonl, read_msgpack, rows_of, write_jsonl, write_msgpack
 from support.strategies import session_result
@@ -141,5 +143,5 @@ def test_a_file_of_something_else_is_refused(read, content: str, tmp_path: Path)
 def test_without_pyarrow_parquet_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.delitem(sys.modules, "gangline.trajectories.parquet")
-    with pytest.raises(InvalidRequest, match=r"pip install 'gangline\[parquet\]'"):
+    with pytest.raises(InvalidRequest, match=re.escape(extra_command("parquet"))):
         __import__("gangline.trajectories.parquet")

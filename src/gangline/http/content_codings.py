@@ -1,6 +1,6 @@
 """Decompression of request bodies, by their Content-Encoding.
 
-gzip and deflate are always read; br and zstd where a package reads them (`pip install 'gangline[codings]'`).
+gzip and deflate are always read; br and zstd where a package reads them (the extra `codings`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def checked_coding(content_encoding: str) -> str:
     """The name of the coding, `identity` for none. Raises: UnsupportedMediaType for an unknown one, or several."""
     coding = content_encoding.strip().lower() or "identity"
     if coding != "identity" and coding not in _DECODERS:
-        hint = " (`pip install 'gangline[codings]'` on the machine that serves this)" if coding in _OF_EXTRA else ""
+        hint = " (the machine that serves this lacks Gangline's extra `codings`)" if coding in _OF_EXTRA else ""
         raise UnsupportedMediaType(
             f"Content-Encoding {content_encoding[:100]!r} is not read here{hint}. "
             f"Send one of {', '.join(_DECODERS)}, or no encoding."

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from gangline.domain.errors import InvalidRequest
 from gangline.importers.files import read_text
+from gangline.installation import extra_command
 
 __all__ = ["read_rows"]
 
@@ -51,7 +52,7 @@ def _of_parquet(path: Path) -> Generator[Any]:
     try:
         from pyarrow import parquet  # noqa: PLC0415 - of the extra `parquet`
     except ModuleNotFoundError as error:
-        raise InvalidRequest("reading Parquet needs pyarrow. Run: pip install 'gangline[parquet]'") from error
+        raise InvalidRequest(f"reading Parquet needs pyarrow. Run: {extra_command('parquet')}") from error
     try:
         with parquet.ParquetFile(path) as file:
             for batch in cast("Iterator[Any]", file.iter_batches(batch_size=_ROWS_AT_ONCE)):

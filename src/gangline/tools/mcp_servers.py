@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from gangline.domain.contracts import Channel
 from gangline.domain.errors import RuntimeFailed, ToolUnavailable
 from gangline.domain.task import McpServer
+from gangline.installation import extra_command
 from gangline.tools.contract import NoConfig, Observation, Tool, ToolContext, ToolFailed
 
 if TYPE_CHECKING:  # it needs the extra `mcp`
@@ -139,7 +140,7 @@ class _Connection:
             from mcp import ClientSession  # noqa: PLC0415
             from mcp.shared.message import SessionMessage  # noqa: PLC0415
         except ModuleNotFoundError as error:
-            raise ToolUnavailable(f"{error.name} is not installed. Run: pip install 'gangline[mcp]'.") from error
+            raise ToolUnavailable(f"{error.name} is not installed. Run: {extra_command('mcp')}") from error
         to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         to_server, from_session = anyio.create_memory_object_stream[SessionMessage](0)
         async with asyncio.TaskGroup() as pumps:

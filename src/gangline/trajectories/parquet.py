@@ -19,6 +19,7 @@ import numpy as np
 
 from gangline.domain.errors import InvalidRequest
 from gangline.durable import replacing
+from gangline.installation import extra_command
 from gangline.trajectories.rows import Row
 
 try:
@@ -26,8 +27,8 @@ try:
     import pyarrow.parquet as pq
 except ImportError as error:
     raise InvalidRequest(
-        "Parquet needs the Python package pyarrow, which is not installed: pip install 'gangline[parquet]'. "
-        "The formats jsonl and msgpack need nothing."
+        "Parquet needs the Python package pyarrow, which is not installed. The formats jsonl and msgpack need nothing. "
+        f"Run: {extra_command('parquet')}"
     ) from error
 
 __all__ = ["SCHEMA", "read_parquet", "write_parquet"]

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gangline.domain.errors import InvalidRequest
+from gangline.installation import extra_command
 
 if TYPE_CHECKING:
     from gangline.training.run.log import EvaluationRecord, StepRecord
@@ -210,9 +211,7 @@ def draw_curves(
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise InvalidRequest(
-            "A picture needs matplotlib, which is not installed: pip install 'gangline[plot]'."
-        ) from error
+        raise InvalidRequest(f"A picture needs matplotlib, which is not installed: {extra_command('plot')}") from error
     figure: Any = Figure(figsize=(7.2, 3.6), dpi=150, layout="constrained")
     axes: Any = figure.subplots()
     for label, records in runs.items():

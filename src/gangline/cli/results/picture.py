@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.cli.results.token_runs import Run, TextOf, elided, find_text_of, runs_of, standing
 from gangline.domain.errors import InvalidRequest
+from gangline.installation import extra_command
 
 if TYPE_CHECKING:
     from gangline.domain.session import SessionResult
@@ -53,9 +54,7 @@ def draw_trajectory(result: SessionResult, path: Path, *, text_of: TextOf | None
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise InvalidRequest(
-            "A picture needs matplotlib, which is not installed: pip install 'gangline[plot]'."
-        ) from error
+        raise InvalidRequest(f"A picture needs matplotlib, which is not installed: {extra_command('plot')}") from error
     text_of = text_of or find_text_of(None, result)
     traces = result.trajectory.traces
     blocks = [(trace, list(_lines(trace, text_of))) for trace in traces[:_MAX_TRACES]]

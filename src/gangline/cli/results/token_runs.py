@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from gangline.installation import extra_command
+
 if TYPE_CHECKING:
     from gangline.domain.session import SessionResult
     from gangline.domain.trajectory import Trace
@@ -106,7 +108,7 @@ def find_text_of(name: str | None, result: SessionResult) -> TextOf | None:
         if name is None:
             return None
         raise InvalidRequest(
-            f"--tokenizer needs the Python package {error.name!r}: pip install 'gangline[tokenizer]'."
+            f"--tokenizer needs the Python package {error.name!r}: {extra_command('tokenizer')}"
         ) from error
     except GanglineError:
         if name is None:

@@ -14,6 +14,7 @@ from gangline.cli.processes.serving import GRACE_S, ParentOption, serve
 from gangline.cli.terminal.output import JsonOption
 from gangline.client.running import find_service
 from gangline.domain.errors import InvalidRequest, NodeError
+from gangline.installation import extra_command
 from gangline.settings.service import ClusterSettings, Resolved
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def require_ray() -> None:
     import importlib.util
 
     if importlib.util.find_spec("ray") is None:
-        raise InvalidRequest("a cluster needs Ray, which is not installed: pip install 'gangline[cluster]'.")
+        raise InvalidRequest(f"a cluster needs Ray, which is not installed: {extra_command('cluster')}")
 
 
 async def _keep(work: ClusterNode, wanted: ClusterSettings, on_ready: Callable[[str], None]) -> None:

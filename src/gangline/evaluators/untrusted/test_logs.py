@@ -15,6 +15,7 @@ from typing import Literal
 
 from gangline.domain.errors import EvaluatorError
 from gangline.evaluators.untrusted.isolated import ENVIRONMENT
+from gangline.installation import package_command
 
 __all__ = ["PARSERS", "Status", "read_log"]
 
@@ -104,6 +105,7 @@ async def _swebench_lines(parser: str, text: str, timeout_s: float) -> list[tupl
             await child.wait()
     if child.returncode != 0:
         why = (errors.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
-        raise EvaluatorError(f"{parser} of swebench failed: {why}. Where the node runs: pip install --no-deps swebench")
+        install = package_command("swebench", with_dependencies=False)
+        raise EvaluatorError(f"{parser} of swebench failed: {why}. Where the node runs: {install}")
     found: dict[str, str] = json.loads(said)
     return [(name, _WORDS.get(status, "failed")) for name, status in found.items()]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.domain.errors import InvalidRequest
+from gangline.installation import extra_command
 from gangline.runtimes.images.recipe import Inputs, Recipe
 
 __all__ = ["LOCK_NAME", "render"]
@@ -39,7 +40,7 @@ def _filled(text: str, name: str, variables: dict[str, Any]) -> str:
         import jinja2  # noqa: PLC0415 (an extra)
         import jinja2.sandbox  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise InvalidRequest("images need Jinja2. Run: pip install 'gangline[images]'") from error
+        raise InvalidRequest(f"images need Jinja2. Run: {extra_command('images')}") from error
     environment = jinja2.sandbox.SandboxedEnvironment(
         undefined=jinja2.StrictUndefined,
         autoescape=False,

@@ -15,12 +15,13 @@ from gangline.domain.ids import validated_id
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.durable import disk_full_error
+from gangline.installation import extra_command
 
 try:
     from fsspec.core import url_to_fs  # pyright: ignore[reportUnknownVariableType]
 except ImportError as error:
     raise InvalidRequest(
-        f"results at a URL need the Python package {error.name!r}: pip install 'gangline[artifacts]'."
+        f"results at a URL need the Python package {error.name!r}: {extra_command('artifacts')}"
     ) from error
 
 __all__ = ["ArtifactResults"]

@@ -25,6 +25,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 from gangline.domain.errors import DiskFull, InvalidRequest, NotFound, StoreError
 from gangline.durable import disk_full_error
+from gangline.installation import extra_command
 from gangline.private import make_private_file, make_private_folder
 from gangline.store.sql.migrations import bring_up_to_date, found_version, refuse_other_version
 from gangline.store.sql.writer import Writer
@@ -197,7 +198,7 @@ def _engine(url: sa.URL) -> sa.Engine:
         return sa.create_engine(url, pool_pre_ping=True, connect_args=patience)
     except ModuleNotFoundError as error:
         raise InvalidRequest(
-            f"{url.get_backend_name()} needs the Python package {error.name!r}: pip install 'gangline[postgres]'."
+            f"{url.get_backend_name()} needs the Python package {error.name!r}: {extra_command('postgres')}"
         ) from error
 
 

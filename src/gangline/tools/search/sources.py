@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gangline.domain.errors import InvalidRequest, ToolUnavailable
+from gangline.installation import extra_command
 from gangline.settings.machine import Settings
 from gangline.tools.contract import ToolContext
 from gangline.tools.search.local import LocalProvider
@@ -65,5 +66,5 @@ def _page_reader() -> PageReader:
     try:
         from gangline.tools.search.pages import PageReader  # noqa: PLC0415 - only this needs the extra `search`
     except ModuleNotFoundError as error:
-        raise ToolUnavailable(f"{error.name} is not installed. Run: pip install 'gangline[search]'.") from error
+        raise ToolUnavailable(f"{error.name} is not installed. Run: {extra_command('search')}") from error
     return PageReader()

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gangline.domain.errors import InvalidRequest
+from gangline.installation import extra_command
 from gangline.trainers.contract import TrainerRow, rows_of
 from gangline.training.collecting.groups import Group
 from gangline.training.learning.algorithms import Algorithm
@@ -27,7 +28,7 @@ from gangline.training.learning.samples import make_samples
 try:
     from verl.protocol import DataProto
 except ImportError as error:
-    raise ImportError("this adapter makes verl's own batches: install verl 0.9 (`pip install verl`).") from error
+    raise ImportError(f"this adapter makes verl's own batches and needs verl 0.9: {extra_command('verl')}") from error
 
 __all__ = ["CONTRACT", "to_data_proto"]
 

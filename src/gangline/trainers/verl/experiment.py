@@ -95,7 +95,7 @@ def read_verl_experiment(path: Path) -> VerlExperiment:
     if not (changed := found.model_copy(update=changes)).interpreter.is_file():
         raise InvalidRequest(
             f"python: there is no interpreter at {changed.interpreter}. Make an environment with "
-            "`pip install 'gangline[verl]'`, and name its folder."
+            "Gangline's extra `verl` (docs/guides/verl.md), and name its folder."
         )
     return changed
 

