@@ -31,6 +31,7 @@ _COMMAND_MODULES = (
     "results.export",
     "evals.evaluate",
     "evals.compare",
+    "datasets.data",
     "learning.train",
     "learning.runs",
     "machine.doctor",

@@ -65,11 +65,13 @@ def _results(records: Records, name: str | None) -> Iterator[SessionResult]:
 
 
 def _harness_finder(records: Records) -> Callable[[str], str]:
+    from gangline.cli.results.records import harness_of
+
     known: dict[str, str] = {}
 
     def find(task_id: str) -> str:
         if task_id not in known:
-            known[task_id] = records.harness(task_id) or "unknown"
+            known[task_id] = harness_of(records, task_id) or "unknown"
         return known[task_id]
 
     return find

@@ -74,7 +74,7 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write the rows of a task's ended sessions: ids, masks, log-probs, versions, rewards, certificates."""
-    from gangline.cli.results.records import find_results, open_records
+    from gangline.cli.results.records import find_results, harness_of, open_records
 
     records = open_records(data, server)
     results = _Counted(find_results(records, name), whole_prompts=whole_prompts)
@@ -83,7 +83,7 @@ def export(
 
         @cache
         def agent_of(task_id: str) -> str | None:
-            return agent or records.harness(task_id)
+            return agent or harness_of(records, task_id)
 
         path = out / f"{name}.atif"
         what, num = (

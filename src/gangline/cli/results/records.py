@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,10 +17,23 @@ from gangline.settings import Settings
 
 if TYPE_CHECKING:
     from gangline.domain.session import SessionResult
+    from gangline.domain.task import TaskRequest
 
-__all__ = ["FileRecords", "Records", "ServerRecords", "find_results", "open_records"]
+__all__ = [
+    "FileRecords",
+    "Records",
+    "RequestOf",
+    "ServerRecords",
+    "find_results",
+    "find_results_of",
+    "harness_of",
+    "open_records",
+]
 
 _PAGE = 500
+
+RequestOf = Callable[[str], "TaskRequest | None"]
+"""task id -> the task as it was submitted; None when nobody knows it any more."""
 
 
 class Records(Protocol):
@@ -30,12 +45,16 @@ class Records(Protocol):
         """The result of the session's last attempt; None when there is no such session, or it has not ended."""
         ...
 
+    def read(self, task_id: str, session_id: str) -> SessionResult | None:
+        """The same where its task is known, which spares a search."""
+        ...
+
     def task_ids(self) -> list[str]:
         """All tasks that have results, or may have."""
         ...
 
-    def harness(self, task_id: str) -> str | None:
-        """The harness that the task names; None when nobody knows the task any more."""
+    def requests(self) -> AbstractContextManager[RequestOf]:
+        """For looking up many tasks."""
         ...
 
 
@@ -64,6 +83,41 @@ def find_results(records: Records, name: str) -> Iterator[SessionResult]:
     return task
 
 
+def find_results_of(records: Records, names: Sequence[str]) -> Iterator[SessionResult]:
+    """Results of tasks and sessions by name, or of tasks by patterns such as `swe-*`; each task once.
+
+    Raises: NotFound when a name or a pattern has no result.
+    """
+    known: list[str] | None = None
+    chosen: dict[str, None] = {}
+    for name in names:
+        if not _is_pattern(name):
+            chosen[name] = None
+            continue
+        known = records.task_ids() if known is None else known
+        matching = [task_id for task_id in known if fnmatchcase(task_id, name)]
+        if not matching:
+            raise NotFound(f"no task matches {name!r}: `gangline list tasks` shows them.")
+        chosen |= dict.fromkeys(matching)
+    return (result for name in chosen for result in _ended(records, name, is_named=name in names))
+
+
+def _is_pattern(name: str) -> bool:
+    return any(mark in name for mark in "*?[")
+
+
+def _ended(records: Records, name: str, *, is_named: bool) -> Iterator[SessionResult]:
+    """A task that a pattern matches may have no result yet."""
+    return find_results(records, name) if is_named else records.task(name) or iter(())
+
+
+def harness_of(records: Records, task_id: str) -> str | None:
+    """The harness that the task names; None when nobody knows the task any more."""
+    with records.requests() as request_of:
+        task = request_of(task_id)
+    return None if task is None else task.agent.harness
+
+
 class FileRecords:
     """Files written by the server: `results/{task}/{session}/attempt-{n}.msgpack`. Works while it runs or not."""
 
@@ -78,30 +132,36 @@ class FileRecords:
         if not folder.is_dir():
             return None
         sessions = sorted((path.name for path in folder.iterdir()), key=_by_number)
-        found = (self._last(task_id, session_id) for session_id in sessions)
+        found = (self.read(task_id, session_id) for session_id in sessions)
         return (result for result in found if result is not None)
 
     def session(self, session_id: str) -> SessionResult | None:
         for folder in self._folder.glob(f"*/{session_id}"):
-            return self._last(folder.parent.name, session_id)
+            return self.read(folder.parent.name, session_id)
         return None
 
     def task_ids(self) -> list[str]:
         return sorted(path.name for path in self._folder.iterdir() if path.is_dir())
 
-    def harness(self, task_id: str) -> str | None:
+    @contextmanager
+    def requests(self) -> Generator[RequestOf]:
         from gangline.store.sql.reader import TaskReader
 
         database = self._folder.parent / "gangline.db"
         if not database.is_file():
-            return None
+            yield lambda _task_id: None
+            return
         with TaskReader(database) as reader:
-            try:
-                return reader.request(task_id).agent.harness
-            except NotFound:
-                return None
 
-    def _last(self, task_id: str, session_id: str) -> SessionResult | None:
+            def request_of(task_id: str) -> TaskRequest | None:
+                try:
+                    return reader.request(task_id)
+                except NotFound:
+                    return None
+
+            yield request_of
+
+    def read(self, task_id: str, session_id: str) -> SessionResult | None:
         attempts = self._store.attempts(task_id, session_id)
         return self._store.read(task_id, session_id, attempts[-1]) if attempts else None
 
@@ -123,11 +183,15 @@ class ServerRecords:
     def session(self, session_id: str) -> SessionResult | None:
         return run(self._session(session_id))
 
+    def read(self, task_id: str, session_id: str) -> SessionResult | None:
+        return self.session(session_id)
+
     def task_ids(self) -> list[str]:
         return run(self._task_ids())
 
-    def harness(self, task_id: str) -> str | None:
-        return run(self._harness(task_id))
+    @contextmanager
+    def requests(self) -> Generator[RequestOf]:
+        yield lambda task_id: run(self._request(task_id))
 
     async def _task_ids(self) -> list[str]:
         from gangline.client.server import ServerClient
@@ -140,12 +204,13 @@ class ServerRecords:
                 found += [task.task_id for task in page.tasks]
         return sorted(found)
 
-    async def _harness(self, task_id: str) -> str | None:
+    async def _request(self, task_id: str) -> TaskRequest | None:
         from gangline.client.server import ServerClient
+        from gangline.domain.task import TaskRequest
 
         async with ServerClient(self._address.server_url, self._address.control_token) as client:
             try:
-                return (await client.task(task_id)).request["agent"]["harness"]
+                return TaskRequest.model_validate((await client.task(task_id)).request)
             except NotFound:
                 return None
 

@@ -1,0 +1,1 @@
+"""Commands for datasets: data. Start with `data`."""

@@ -1,0 +1,197 @@
+"""`gangline data`: a dataset from recorded sessions, as a folder that Hugging Face's `datasets` loads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.table import Table
+
+from gangline.cli.datasets.options import (
+    ByOption,
+    CheatsOption,
+    DatasetNameOption,
+    DryRunOption,
+    DuplicatesOption,
+    KindOption,
+    LicenseOption,
+    MaxTokensOption,
+    MaxTurnsOption,
+    MinRewardOption,
+    NamesArgument,
+    OutcomeOption,
+    OutOption,
+    PerTaskOption,
+    PublicOption,
+    PushOption,
+    ResolvedOption,
+    SeedOption,
+    TestShareOption,
+    WhereOption,
+)
+from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json
+from gangline.domain.errors import InvalidRequest, NotFound
+from gangline.domain.lifecycle import OUTCOMES
+
+if TYPE_CHECKING:
+    from gangline.cli.results.records import Records, RequestOf
+    from gangline.datasets.build import Dataset
+    from gangline.datasets.selection import Recorded
+
+__all__ = ["RecordsSource", "register"]
+
+
+def data(
+    names: NamesArgument = None,
+    out: OutOption = Path("dataset"),
+    kind: KindOption = None,
+    where: WhereOption = None,
+    min_reward: MinRewardOption = 1.0,
+    outcome: OutcomeOption = None,
+    resolved: ResolvedOption = False,
+    max_tokens: MaxTokensOption = None,
+    max_turns: MaxTurnsOption = None,
+    per_task: PerTaskOption = None,
+    keep_duplicates: DuplicatesOption = False,
+    keep_cheats: CheatsOption = False,
+    by: ByOption = "repo",
+    test_share: TestShareOption = 0.1,
+    seed: SeedOption = 0,
+    name: DatasetNameOption = None,
+    license_name: LicenseOption = None,
+    push: PushOption = None,
+    dry_run: DryRunOption = True,
+    public: PublicOption = False,
+    data: DataOption = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a dataset of recorded sessions: filter, deduplicate, split, and write Parquet with a dataset card.
+
+    The folder loads with `datasets.load_dataset(FOLDER)`. Every row names its session. Exit code 4 if nothing was
+    accepted.
+    """
+    from gangline.cli.results.records import open_records
+    from gangline.datasets.build import DatasetSpec, build
+    from gangline.datasets.card import write_card
+    from gangline.datasets.selection import Selection
+
+    token = _token(push, dry_run)
+    spec = DatasetSpec(
+        name=name or out.absolute().name,
+        kinds=tuple(dict.fromkeys(one.value for one in kind or ())) or ("messages",),
+        selection=Selection(
+            min_reward=min_reward,
+            outcomes=_outcomes(outcome),
+            resolved=resolved,
+            cheats=keep_cheats,
+            max_tokens=max_tokens,
+            max_turns=max_turns,
+            where=tuple(map(_pair, where or ())),
+            per_task=per_task,
+            duplicates=keep_duplicates,
+        ),
+        by=by,
+        test_share=test_share,
+        seed=seed,
+    )
+    records = open_records(data, server)
+    with records.requests() as request_of, notes().status("") as status:
+        num = 0
+
+        def count() -> None:
+            nonlocal num
+            num += 1
+            status.update(f"session {num}")
+
+        made = build(spec, RecordsSource(records, request_of, names or ("*",)), out, on_session=count)
+    write_card(made, out, license_name=license_name)
+    if as_json:
+        print_json({"path": str(out), "dataset": made})
+    else:
+        _show(made, out)
+    if push is not None:
+        _push(made, out, push, token, public=public)
+
+
+class RecordsSource:
+    """Sessions of the named tasks. `request_of` must outlive it."""
+
+    def __init__(self, records: Records, request_of: RequestOf, names: Sequence[str]) -> None:
+        self._records = records
+        self._request_of = lru_cache(maxsize=8)(request_of)
+        self._names = names
+
+    def sessions(self) -> Iterator[Recorded]:
+        from gangline.cli.results.records import find_results_of
+        from gangline.datasets.selection import Recorded
+
+        for result in find_results_of(self._records, self._names):
+            yield Recorded(result, self._request_of(result.task_id))
+
+    def read(self, task_id: str, session_id: str) -> Recorded:
+        from gangline.datasets.selection import Recorded
+
+        result = self._records.read(task_id, session_id)
+        if result is None:
+            raise NotFound(f"session {session_id} was removed while the dataset was made.")
+        return Recorded(result, self._request_of(task_id))
+
+
+def _outcomes(given: Sequence[str] | None) -> tuple[str, ...]:
+    """Raises: InvalidRequest."""
+    for one in given or ():
+        if one not in OUTCOMES:
+            raise InvalidRequest(f"--outcome {one!r} is none of {', '.join(OUTCOMES)}.")
+    return tuple(given or ("completed",))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    """Raises: InvalidRequest."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InvalidRequest(f"--where takes KEY=VALUE, such as repo=psf/requests; got {text!r}.")
+    return key, value
+
+
+def _token(push: str | None, dry_run: bool) -> str | None:
+    """The token to publish with; None for a dry run. Raises: InvalidRequest."""
+    if push is None or dry_run:
+        return None
+    token = os.environ.get("HF_TOKEN")
+    if not token:
+        raise InvalidRequest("--push --no-dry-run needs a token with write access in the variable HF_TOKEN.")
+    return token
+
+
+def _push(made: Dataset, out: Path, repository: str, token: str | None, *, public: bool) -> None:
+    from gangline.datasets.hub import files_to_publish, publish
+
+    if token is None:
+        listed = ", ".join(f"{one} ({(out / one).stat().st_size} bytes)" for one in files_to_publish(made))
+        notes().print(f"Would publish to {repository}: {listed}. Add --no-dry-run to do it.", markup=False)
+        return
+    url = publish(made, out, repository, token=token, private=not public)
+    notes().print(f"Published: {url}", markup=False, soft_wrap=True)
+
+
+def _show(made: Dataset, out: Path) -> None:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for number, column in enumerate((made.by, "instances", "attempts", "accepted", "rate")):
+        table.add_column(column, justify="right" if number else "left", overflow="fold")
+    for one in made.strata:
+        counts = (one.num_instances, one.num_attempts, one.num_accepted)
+        table.add_row(one.name, *map(str, counts), f"{one.rate:.1%}")
+    console().print(table, "")
+    for why, number in made.reasons.items():
+        console().print(f"{number} {why}", markup=False)
+    for file in made.files:
+        console().print(f"{out / file.path}: {file.num_rows} rows", markup=False, soft_wrap=True)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("data")(data)
