@@ -130,6 +130,11 @@ def test_samples_of_a_group() -> None:
     assert samples[0].behaviour_logprobs.tolist() == [-0.5] * 3
 
 
+def test_raft_takes_rewards_as_they_are() -> None:
+    samples = make_samples(group(1.0, 0.0, 1.0), algorithm("raft"))
+    assert [one.advantages.tolist() for one in samples] == [[1.0] * 3, [0.0] * 3, [1.0] * 3]
+
+
 def test_samples_leave_out_turns_that_were_drawn_from_another_distribution() -> None:
     forced = msgspec.structs.replace(EXACT, constraint="tool_choice")
     one = session("s0", 1.0, trace(turns=[(10, 2), (11, 2)], certificates=(EXACT, forced)))

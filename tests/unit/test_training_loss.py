@@ -66,6 +66,18 @@ def test_one_token_by_hand() -> None:
     assert float(weighted.loss) == pytest.approx(-1.2 * 2.0 * math.log(0.5))
 
 
+def test_raft_is_fine_tuning_on_accepted_sessions() -> None:
+    """Of four sessions the first and the third are accepted: the gradient of their mean log-prob, each of one weight."""
+    one = inputs(lengths=(5, 3, 7, 1))
+    accepted = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)[one.traces]
+    fresh = one.logprobs.detach()
+    on_policy = replace(one, sessions=None, advantages=accepted, old_logprobs=fresh, behaviour_logprobs=fresh)
+    policy_loss(on_policy, algorithm("raft").loss).loss.backward()
+    lengths = torch.tensor([5.0, 3.0, 7.0, 1.0], dtype=torch.float64)[one.traces]
+    assert one.logprobs.grad is not None
+    torch.testing.assert_close(one.logprobs.grad, -accepted / lengths / 4)
+
+
 @pytest.mark.parametrize(
     ("estimator", "kl"),
     [("k1", math.log(2)), ("k2", math.log(2) ** 2 / 2), ("k3", math.log(2) - 0.5)],

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -191,11 +192,13 @@ def _masks(experiment: Experiment, model_folder: Path) -> GroupMasks:
     """Raises: InvalidRequest when a mark of the thinking is not one token of the model."""
     from gangline.language.tokenizer import load_tokenizer
     from gangline.training.learning.mask_settings import ActionOnlyMask, GroupMasks
+    from gangline.training.run.controls import controlled_mask
     from gangline.training.run.hooks import load_hooks
 
     needs_tokenizer = isinstance(experiment.mask, ActionOnlyMask)
     encode = load_tokenizer(model_folder).encode if needs_tokenizer else None
-    return GroupMasks(experiment.mask, encode, load_hooks(experiment.hooks).mask)
+    control = partial(controlled_mask, experiment.control, experiment.seed)
+    return GroupMasks(experiment.mask, encode, load_hooks(experiment.hooks).mask, control)
 
 
 def _evaluation(

@@ -1,8 +1,8 @@
 """Algorithms: names for settings of one loss, its advantages and its reward shaping, each its difference from GRPO.
 
 Sources: GRPO (arXiv 2402.03300), Dr. GRPO (2503.20783), RLOO (2402.14740), DAPO (2503.14476), GSPO (2507.18071), CISPO
-(2506.13585), GRPO++ (length-normalised GRPO), PPO (1707.06347) with dual clip (1912.09729); of the others, the modules
-of `losses` and `advantages`.
+(2506.13585), GRPO++ (length-normalised GRPO), PPO (1707.06347) with dual clip (1912.09729), RAFT (2304.06767), which is
+fine-tuning on accepted samples; of the others, the modules of `losses` and `advantages`.
 """
 
 from __future__ import annotations
@@ -102,6 +102,11 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "clip_cov": {"loss.clipping": "covariance", "loss.aggregation": "token_mean"},
     "kl_cov": {"loss.clipping": "covariance_kl", "loss.aggregation": "token_mean"},
     "dro": {"loss.clipping": "quadratic", "loss.aggregation": "token_mean"},
+    "raft": {
+        "advantage.baseline": "none",
+        "advantage.scale": "none",
+        "loss.clipping": "none",
+    },
     "icepop": {
         "loss.correction": {"level": "token", "mode": "mask", "floor": 0.5, "cap": 5.0},
         "loss.aggregation": "token_mean",

@@ -119,14 +119,21 @@ class Phase(NamedTuple):
 class GroupMasks:
     """Masks of the groups of one run."""
 
-    def __init__(self, settings: MaskSettings, encode: Encode | None = None, own: Mask | None = None) -> None:
+    def __init__(
+        self,
+        settings: MaskSettings,
+        encode: Encode | None = None,
+        own: Mask | None = None,
+        control: Callable[[Mask], Mask] = lambda mask: mask,
+    ) -> None:
         """encode: of the model's tokenizer; needed where a mark of the thinking is a text. own: a mask whose weights
-        are multiplied with those of `settings`.
+        are multiplied with those of `settings`. control: changes the mask that results.
 
         Raises: InvalidRequest when such a text is not one token.
         """
         self._settings = settings
         self._own = own
+        self._control = control
         self._thinking = (
             ThinkingIds(begin=_ids("begin", settings.begin, encode), end=_ids("end", settings.end, encode))
             if isinstance(settings, ActionOnlyMask)
@@ -140,7 +147,7 @@ class GroupMasks:
     def mask(self, group: Group, phase: Phase) -> Mask:
         """The mask of the group's traces."""
         chosen, own = self._chosen(group, phase), self._own
-        return chosen if own is None else lambda trace: chosen(trace) * own(trace)
+        return self._control(chosen if own is None else lambda trace: chosen(trace) * own(trace))
 
     def _chosen(self, group: Group, phase: Phase) -> Mask:
         settings = self._settings

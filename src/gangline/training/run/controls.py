@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import msgspec
+import numpy as np
 
 from gangline.domain.session import SessionResult
 from gangline.domain.trajectory import Trace
 from gangline.training.collecting.groups import Group
+from gangline.training.learning.masks import Weights
+from gangline.training.learning.samples import Mask
 
-__all__ = ["shuffled_rewards"]
+__all__ = ["Control", "controlled_mask", "shuffled_rewards"]
+
+Control = Literal["none", "shuffled_rewards", "random_mask", "frozen"]
+"""What an experiment does otherwise than it says, to show what its result comes from:
+
+shuffled_rewards deals each group's rewards out to its sessions at random; random_mask trains on as many tokens of each
+row, at random places among sampled and other tokens; frozen trains on none, so that the weights stay.
+"""
 
 
 def shuffled_rewards(seed: int, run: str) -> Callable[[Group], Group]:
@@ -33,6 +44,19 @@ def shuffled_rewards(seed: int, run: str) -> Callable[[Group], Group]:
         return Group(group.task_id, tuple(_dealt(one, reward, *left) for one, reward in sessions))
 
     return prepare
+
+
+def controlled_mask(control: Control, seed: int, mask: Mask) -> Mask:
+    """The mask that a trace has under the control. The same seed and row give the same mask."""
+    if control == "frozen":
+        return lambda trace: np.zeros_like(mask(trace))
+    if control == "random_mask":
+        return lambda trace: _scattered(mask(trace), f"{seed}/{trace.response_ids.tobytes().hex()}")
+    return mask
+
+
+def _scattered(weights: Weights, seed: str) -> Weights:
+    return weights[random.Random(seed).sample(range(len(weights)), len(weights))]
 
 
 def _traces(session: SessionResult) -> tuple[Trace, ...]:

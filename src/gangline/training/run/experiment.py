@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from pydantic import Field, ValidationError, field_validator
@@ -18,6 +18,7 @@ from gangline.training.learning.algorithms import Algorithm, algorithm
 from gangline.training.learning.learner_settings import LearnerSettings
 from gangline.training.learning.mask_settings import FullMask, MaskSettings
 from gangline.training.options import TrainingOptions
+from gangline.training.run.controls import Control
 from gangline.training.run.evaluation import EvaluationSettings
 from gangline.training.run.hooks import HookSettings, load_hooks
 from gangline.training.run.service_settings import ServiceSettings
@@ -81,8 +82,8 @@ class Experiment(TrainingOptions):
     report_to: tuple[TrackerName, ...] = ("tensorboard",)
     """Trackers that the run appears in, beside its own records."""
     tracking: TrackingSettings = TrackingSettings()
-    control: Literal["none", "shuffled_rewards"] = "none"
-    """shuffled_rewards: each group's rewards are dealt out to its sessions at random: nothing is to be learned."""
+    control: Control = "none"
+    """A control arm: the same experiment, of which one thing is taken away."""
     seed: int = 0
 
     @field_validator("name")
@@ -103,6 +104,11 @@ class Experiment(TrainingOptions):
             raise InvalidRequest(
                 "coalitions share out the sessions' common reward, and with compare `roles` each role has a reward of "
                 "its own: leave out one of the two."
+            )
+        if self.control == "random_mask" and self.algorithm.resolve().loss.correction.level != "none":
+            raise InvalidRequest(
+                "control random_mask trains on tokens that no engine sampled, so they have no log-prob to correct by: "
+                "set the override loss.correction.level: none."
             )
 
 
