@@ -67,7 +67,7 @@ def test_one_token_by_hand() -> None:
 
 
 def test_raft_is_fine_tuning_on_accepted_sessions() -> None:
-    """Of four sessions the first and the third are accepted: the gradient of their mean log-prob, each of one weight."""
+    """Of four sessions two are accepted: the gradient of their mean log-prob, each of one weight."""
     one = inputs(lengths=(5, 3, 7, 1))
     accepted = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)[one.traces]
     fresh = one.logprobs.detach()
