@@ -112,6 +112,10 @@ class RuntimeSpec(_Spec):
     image: str | None = None
     """Root file system: the name of an image (`docker`, `podman`: always) or a folder (`sandbox`; None is the host's,
     read-only)."""
+    python: str | None = Field(default=None, pattern=r"^/[^\x00]+$")
+    """A Python environment on the node's machine, such as a venv: its folder, which the runtime sees read-only at the
+    same path together with the installation that it was made from. Its programs come first in `PATH`, so that `python3`
+    is its interpreter. Containers have none: packages belong in their image."""
     network: NetworkPolicy = "proxy"
     network_allow: tuple[Annotated[str, Field(max_length=300)], ...] = Field(default=(), max_length=256)
     """Addresses that network `list` opens beside the node's proxy: `host`, `*.domain` (all names below it) or an

@@ -16,6 +16,7 @@ from gangline.domain.contracts import ExecResult, HarnessContext, HarnessVerdict
 from gangline.domain.errors import HarnessError
 from gangline.harnesses.shared.environment import fits_argument, provider_environment, values_of
 from gangline.harnesses.shared.evidence import describe_exit
+from gangline.harnesses.shared.missing_module import advice_on_import
 from gangline.harnesses.shared.template import fill, mentions, shell_text
 
 __all__ = ["ShellConfig", "ShellHarness"]
@@ -85,7 +86,8 @@ class ShellHarness:
     def judge(self, result: ExecResult) -> HarnessVerdict:
         if not result.timed_out and result.exit_code in self._config.ok_exit_codes:
             return HarnessVerdict(True)
-        return HarnessVerdict(False, describe_exit(result))
+        advice = advice_on_import(result.stderr)
+        return HarnessVerdict(False, f"{describe_exit(result)}. {advice}" if advice else describe_exit(result))
 
     def _command(self, values: Mapping[str, str]) -> str | list[str]:
         command = self._config.command

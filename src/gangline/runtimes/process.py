@@ -25,7 +25,7 @@ from gangline.runtimes.confinement.system_calls import enforced, filter_for
 from gangline.runtimes.layers.records import release
 from gangline.runtimes.layers.stack import Layers
 from gangline.runtimes.shared.disk import MEASURED
-from gangline.runtimes.shared.environment import argv_of, clean_environment, exposed_folders
+from gangline.runtimes.shared.environment import PythonEnvironment, argv_of, clean_environment, exposed_folders
 from gangline.runtimes.shared.files import SharedFolders
 from gangline.runtimes.shared.handle import ExecRequest, SandboxFacts
 from gangline.runtimes.shared.leftovers import LABEL, Mark, kill_labelled, reap, remove_folder, write_mark
@@ -83,6 +83,7 @@ class _ProcessLife:
         self._tmp = str(folder / "tmp")
         self._spec = start.spec
         self._expose = expose
+        self._python = PythonEnvironment(start.spec.python)
         self._mark = mark
         self._label = mark.label
         self._foreman: Foreman | None = None
@@ -121,7 +122,7 @@ class _ProcessLife:
         order = Order(
             argv=argv_of(request.command),
             cwd=str(Path(self.facts.workdir) / (request.cwd or "")),
-            env=clean_environment(self._expose, self.facts.home, extra),
+            env=self._python.first_in(clean_environment(self._expose, self.facts.home, extra)),
             filters=self._filters,
             rlimits=self._limits.rlimits,
             grace_s=request.grace_s,

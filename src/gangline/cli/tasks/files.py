@@ -1,4 +1,7 @@
-"""Tasks as people write them: a JSON, JSON lines or TOML file, standard input, or a few options."""
+"""Tasks as people write them: a JSON, JSON lines or TOML file, standard input, or a few options.
+
+In a file, `{"from_file": PATH}` stands for the text of a file beside it, wherever a task has a text.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,55 @@ from pydantic import ValidationError
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import TaskRequest
+from gangline.importers.files import read_text, written, written_folder
 from gangline.plugins import check_task, explain
 
-__all__ = ["parse_tasks", "read_tasks", "validated"]
+__all__ = ["parse_tasks", "read_tasks", "sent_along", "validated"]
 
 
 def read_tasks(source: str) -> list[dict[str, Any]]:
-    """The tasks in a file, or on stdin when `source` is `-`, not yet validated. Raises: InvalidRequest."""
+    """The tasks in a file, or on stdin when `source` is `-`, with the texts that they take from files; not yet
+    validated. Raises: InvalidRequest."""
     if source == "-":
-        return parse_tasks(sys.stdin.read(), "standard input")
-    try:
-        return parse_tasks(Path(source).read_text(), source)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"cannot read the task file {source}: {error}") from error
+        tasks, folder = parse_tasks(sys.stdin.read(), "standard input"), Path.cwd()
+    else:
+        folder = Path(source).absolute().parent
+        try:
+            tasks = parse_tasks(Path(source).read_text(), source)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"cannot read the task file {source}: {error}") from error
+    return [_with_files(task, folder) for task in tasks]
+
+
+def _with_files(value: Any, folder: Path) -> Any:
+    """Raises: InvalidRequest."""
+    if isinstance(value, list):
+        return [_with_files(one, folder) for one in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    fields = cast("dict[str, Any]", value)
+    if fields.keys() == {"from_file"}:
+        return _text_of(fields["from_file"], folder)
+    return {name: _with_files(one, folder) for name, one in fields.items()}
+
+
+def _text_of(named: Any, folder: Path) -> str:
+    """Tasks of other people must not send this machine's files away. Raises: InvalidRequest."""
+    if not isinstance(named, str) or not (folder / named).resolve().is_relative_to(folder.resolve()):
+        raise InvalidRequest(f"from_file must name a file in the folder of the task file, {folder}; got {named!r}.")
+    return read_text(folder / named)
+
+
+def sent_along(named: str) -> list[dict[str, Any]]:
+    """Prepare actions that write a file, or a folder's files, into the runtime.
+
+    named: `LOCAL`, which keeps its name in the working folder, or `LOCAL=INSIDE`. Raises: InvalidRequest.
+    """
+    local, _, inside = named.partition("=")
+    path = Path(local)
+    inside = inside or path.absolute().name
+    files = written_folder(path, inside) if path.is_dir() else {inside: written(path)}
+    return [{"type": "write", "path": name, **file} for name, file in files.items()]
 
 
 def parse_tasks(text: str, where: str) -> list[dict[str, Any]]:

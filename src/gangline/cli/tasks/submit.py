@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -53,6 +54,24 @@ def submit(
     ] = False,
     samples: Annotated[int | None, typer.Option("--samples", help="Sessions in the group.")] = None,
     runtime: Annotated[str | None, typer.Option("--runtime", help="Runtime: sandbox, process, ...")] = None,
+    file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--file",
+            metavar="LOCAL[=INSIDE]",
+            help="File or folder to write into the working folder before the agent starts; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    python: Annotated[
+        Path | None,
+        typer.Option(
+            "--python",
+            metavar="VENV",
+            help="Python environment of the node's machine that the agent runs with; sandboxes see it read-only.",
+            show_default=False,
+        ),
+    ] = None,
     evaluator: Annotated[str | None, typer.Option("--evaluator", help="Evaluator that computes the reward.")] = None,
     timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds the agent may run.")] = None,
     task_id: Annotated[
@@ -83,7 +102,7 @@ def submit(
     With --wait the exit code is 1 if the infrastructure lost a session, a session was cancelled, or no session of a
     task completed.
     """
-    from gangline.cli.tasks.files import read_tasks, validated
+    from gangline.cli.tasks.files import read_tasks, sent_along, validated
     from gangline.client.running import find_service
 
     imports = ImportRequest(
@@ -107,9 +126,10 @@ def submit(
         if source is None and (instruction is None or (harness is None and command is None)):
             raise InvalidRequest("nothing to submit: give a FILE, or --instruction with --harness or --command.")
     options = _Overrides(
-        instruction, harness, command, allow_no_model_call, samples, runtime, evaluator, timeout, task_id
+        instruction, harness, command, allow_no_model_call, samples, runtime, python, evaluator, timeout, task_id
     )
-    written = [options.applied_to(body) for body in bodies]
+    files = [action for named in file or () for action in sent_along(named)]
+    written = [_with_files(options.applied_to(body), files) for body in bodies]
     if imports.names_tasks and not all("harness" in body.get("agent", {}) for body in written):
         raise InvalidRequest("say which agent is to solve them: --harness NAME, --command, or --oracle.")
     tasks = [validated(body, source or "the options") for body in written]
@@ -145,6 +165,14 @@ def _imported(
     return [{**one.body, "task_id": f"{task_id}-{re.sub(r'[^A-Za-z0-9._-]+', '-', one.name)}"} for one in found]
 
 
+def _with_files(body: dict[str, Any], files: list[dict[str, Any]]) -> dict[str, Any]:
+    """The files come before the task's own actions, whose commands may need them."""
+    if files:
+        runtime = body.setdefault("runtime", {})
+        runtime["prepare"] = [*files, *runtime.get("prepare", ())]
+    return body
+
+
 class _Overrides:
     """Options that stand in for fields of a task."""
 
@@ -156,6 +184,7 @@ class _Overrides:
         allow_no_model_call: bool,
         samples: int | None,
         runtime: str | None,
+        python: Path | None,
         evaluator: str | None,
         timeout_s: float | None,
         task_id: str | None,
@@ -167,6 +196,7 @@ class _Overrides:
             (("agent", "allow_no_model_call"), allow_no_model_call or None),
             (("num_samples",), samples),
             (("runtime", "backend"), runtime),
+            (("runtime", "python"), None if python is None else str(python.absolute())),
             (("evaluator", "strategy"), evaluator),
             (("timeout_seconds",), timeout_s),
             (("task_id",), task_id),

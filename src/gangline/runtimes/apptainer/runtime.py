@@ -43,7 +43,7 @@ from gangline.runtimes.confinement.masks import refuse_hidden_image
 from gangline.runtimes.layers.records import release
 from gangline.runtimes.namespaced import HOME, can_give_users, checked_folders, grader_folder, namespaced
 from gangline.runtimes.network.loopback import LoopbackAddress
-from gangline.runtimes.shared.environment import exposed_folders, image_environment
+from gangline.runtimes.shared.environment import PythonEnvironment, exposed_folders, image_environment
 from gangline.runtimes.shared.leftovers import Mark, kill_mounted, reap
 from gangline.runtimes.shared.threads import run_to_end
 from gangline.runtimes.shared.users import HeldUser
@@ -142,7 +142,8 @@ class _Container:
         self._image = image
         self._host_root: list[Path] = []
         self._shared = shared
-        self._expose = expose
+        self._python = PythonEnvironment(start.spec.python)
+        self._expose = self._python.beside(expose)
         self._program = program
         self.agent_is_root = self._fakeroot = fakeroot
         self._host_network = start.spec.network == "full"
@@ -201,7 +202,7 @@ class _Container:
 
     def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
         own = {"GANGLINE_LOOPBACK": self._localhost, **extra}
-        return image_environment(self._expose, HOME, self._image_env, own)
+        return self._python.first_in(image_environment(self._expose, HOME, self._image_env, own))
 
     def close(self) -> None:
         if self._loopback is not None:

@@ -40,7 +40,7 @@ from gangline.runtimes.namespaced import (
     inner_uid,
     namespaced,
 )
-from gangline.runtimes.shared.environment import clean_environment, exposed_folders
+from gangline.runtimes.shared.environment import PythonEnvironment, clean_environment, exposed_folders
 from gangline.runtimes.shared.leftovers import reap
 from gangline.runtimes.shared.threads import run_to_end
 from gangline.runtimes.shared.users import HeldUser
@@ -82,9 +82,11 @@ class SandboxRuntime:
     async def start(self, start: RuntimeStart) -> RuntimeHandle:
         """Raises: RuntimeFailed, InvalidRequest."""
         shared = checked_folders(start, RESERVED) | grader_folder(start, has_users=self._privileged)
+        python = PythonEnvironment(start.spec.python)
         user = HeldUser(start.runtime_id) if self._privileged else None
         uid = None if user is None else user.uid
-        return await begun(namespaced(start, self.name, _Bubblewrap(start, shared, self._expose, uid), shared, user))
+        enclosure = _Bubblewrap(start, shared, self._expose, python, uid)
+        return await begun(namespaced(start, self.name, enclosure, shared, user))
 
     async def release(self, checkpoint: Checkpoint) -> None:
         await run_to_end(release, checkpoint)
@@ -102,11 +104,17 @@ class _Bubblewrap:
     has_private_mounts = True
 
     def __init__(
-        self, start: RuntimeStart, shared: Mapping[str, Path], expose: Sequence[Path], uid: int | None
+        self,
+        start: RuntimeStart,
+        shared: Mapping[str, Path],
+        expose: Sequence[Path],
+        python: PythonEnvironment,
+        uid: int | None,
     ) -> None:
         self._start = start
         self._shared = shared
-        self._expose = expose
+        self._python = python
+        self._expose = python.beside(expose)
         self._uid = uid
 
     def make_folders(self) -> None:
@@ -133,7 +141,7 @@ class _Bubblewrap:
         """Files inside are the host's."""
 
     def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
-        return clean_environment(self._expose, HOME, extra)
+        return self._python.first_in(clean_environment(self._expose, HOME, extra))
 
     def close(self) -> None:
         """Nothing is held."""

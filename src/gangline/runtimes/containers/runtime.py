@@ -116,6 +116,8 @@ class _ContainerRuntime:
         validated_id(start.owner, "owner")
         if start.spec.network != "none" and start.proxy_port is None:
             raise InvalidRequest(f"network `{start.spec.network}` needs the port of the node's proxy.")
+        if start.spec.python is not None:
+            raise InvalidRequest(f"runtime `{self.name}` has no runtime.python: install the packages into its image.")
         image = checked_image(start.spec.image, self.name)
         mark = Mark(owner=start.owner, runtime=self.name, runtime_id=start.runtime_id)
         options = [*_CONFINED, *self._user_options(), *_labels(mark), *self._options]

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["argv_of", "clean_environment", "exposed_folders", "image_environment"]
+__all__ = ["PythonEnvironment", "argv_of", "clean_environment", "exposed_folders", "image_environment"]
 
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+_INTERPRETERS = ("python3", "python")
+_MAX_LINKS = 16
 
 
 def exposed_folders(expose: Sequence[Path]) -> list[Path]:
@@ -18,6 +20,52 @@ def exposed_folders(expose: Sequence[Path]) -> list[Path]:
     there = [path for path in dict.fromkeys(expose) if path.is_absolute() and path.is_dir()]
     outer = {Path("/usr"), *there}
     return [path for path in there if path != Path("/usr") and outer.isdisjoint(path.parents)]
+
+
+class PythonEnvironment:
+    """The host's Python environment of a task (`RuntimeSpec.python`), or none."""
+
+    def __init__(self, folder: str | None) -> None:
+        """Raises: InvalidRequest when the folder has no interpreter."""
+        self._folder = None if folder is None else Path(folder)
+        if self._folder is not None and not any((self._folder / "bin" / name).exists() for name in _INTERPRETERS):
+            raise InvalidRequest(
+                f"runtime.python must be the folder of a Python environment on the node's machine, and {folder!r} has "
+                "no bin/python3."
+            )
+
+    def beside(self, expose: Sequence[Path]) -> list[Path]:
+        """The exposed folders with those of the environment."""
+        return list(expose) if self._folder is None else exposed_folders([*_folders_of(self._folder), *expose])
+
+    def first_in(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """A command's environment in which the interpreter is `python3`."""
+        if self._folder is None:
+            return dict(environment)
+        own = {"PATH": f"{self._folder}/bin:{environment['PATH']}", "VIRTUAL_ENV": str(self._folder)}
+        return {**environment, **own}
+
+
+def _folders_of(environment: Path) -> list[Path]:
+    """The environment, and the installations that its interpreter and its standard library are in."""
+    found = [environment]
+    for name in _INTERPRETERS:
+        found += [path.parents[1] for path in _links(environment / "bin" / name)]
+    configured = environment / "pyvenv.cfg"
+    if configured.is_file():
+        settings = dict(line.split("=", 1) for line in configured.read_text().splitlines() if "=" in line)
+        homes = [value.strip() for name, value in settings.items() if name.strip() == "home"]
+        found += [Path(home).parent for home in homes]
+    return [folder for folder in found if folder != Path("/")]
+
+
+def _links(path: Path) -> list[Path]:
+    """Absolute paths that a chain of links goes through, the last one included; none for a path that is no link."""
+    found: list[Path] = []
+    while path.is_symlink() and len(found) < _MAX_LINKS:
+        path = Path(os.path.normpath(path.parent / path.readlink()))
+        found.append(path)
+    return found
 
 
 def clean_environment(expose: Sequence[Path], home: str, extra: Mapping[str, str]) -> dict[str, str]:
