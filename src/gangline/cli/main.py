@@ -18,6 +18,7 @@ __all__ = ["build_app", "load"]
 
 _COMMAND_MODULES = (
     "learning.demo",
+    "starting.init",
     "service.up",
     "tasks.submit",
     "tasks.preset",
@@ -71,7 +72,7 @@ def _root(
 ) -> None:
     """Turns any agent program into a reinforcement-learning environment.
 
-    Start with `gangline doctor`, then `gangline demo`, or `gangline up` and `gangline submit`.
+    Start with `gangline doctor`, then `gangline demo`, or `gangline init` for an agent of your own.
     """
 
 

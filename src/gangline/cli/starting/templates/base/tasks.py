@@ -1,0 +1,41 @@
+"""Tasks: which word is in the file?
+
+Writes task.json (one), tasks.jsonl (to train on) and held_out.jsonl (to measure on).
+"""
+
+import json
+import random
+from pathlib import Path
+
+NUM_TASKS, NUM_HELD_OUT = 64, 32
+NAMES = ["amber", "anchor", "apple", "basket", "bridge", "candle", "carpet", "cedar", "copper", "engine", "kettle"]
+WORDS = ["bear", "bell", "bird", "boat", "book", "cake", "chair", "cherry", "cloud", "coffee", "corn", "fish", "horse"]
+HERE = Path(__file__).resolve().parent
+
+
+def build_task(number: int) -> dict:
+    draw = random.Random(number)
+    file, word = f"{draw.choice(NAMES)}{number}.txt", draw.choice(WORDS)
+    agent = {"type": "write", "path": "agent.py", "content": {"from_file": "agent.py"}}
+    return {
+        "instruction": f"Which word is in the file {file}?",
+        "num_samples": 4,
+        "timeout_seconds": 120,
+        "runtime": {
+            "python": str(HERE / ".venv") if (HERE / ".venv").is_dir() else None,  # the agent's, where it has one
+            "prepare": [agent, {"type": "write", "path": file, "content": f"{word}\n"}],
+        },
+        "agent": {"harness": "shell", "settings": {"command": ["python3", "agent.py", "{instruction}"]}},
+        "evaluator": {
+            "strategy": "script",
+            "refresh_runtime": True,  # in a clean sandbox, which the agent never touched
+            "config": {"command": ["python3", "reward.py"], "files": {"reward.py": {"from_file": "reward.py"}}},
+        },
+        "metadata": {"file": file, "word": word},  # for reward.py; the agent does not see it
+    }
+
+
+lines = [json.dumps(build_task(number)) + "\n" for number in range(NUM_TASKS + NUM_HELD_OUT)]
+(HERE / "task.json").write_text(lines[0])
+(HERE / "tasks.jsonl").write_text("".join(lines[:NUM_TASKS]))
+(HERE / "held_out.jsonl").write_text("".join(lines[NUM_TASKS:]))
