@@ -76,7 +76,7 @@ def test_files_are_read_beside_the_task_file(up: UpProcess, tmp_path: Path) -> N
 
 
 def test_a_file_outside_the_task_files_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "task.json").write_text('{"instruction": {"from_file": "../secret.txt"}, "agent": {"harness": "shell"}}')
+    (tmp_path / "task.json").write_text('{"instruction": {"from_file": "../secret"}, "agent": {"harness": "shell"}}')
     refused = gangline("submit", tmp_path / "task.json", "--dry-run")
     assert refused.returncode == 2
     assert "from_file must name a file in the folder of the task file" in refused.stderr
