@@ -20,13 +20,16 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from gangline.training.collecting.groups import Group
-from gangline.training.learning.advantages import AdvantageSettings, group_advantages
+from gangline.training.learning.advantages import AdvantageSettings, batch_advantages, group_advantages
 from gangline.training.learning.algorithms import algorithm
+from gangline.training.learning.credit.critic.estimate import estimate_traces
+from gangline.training.learning.credit.critic.settings import CriticSettings
 from gangline.training.learning.loss import LossInputs, policy_loss
 from gangline.training.learning.loss_settings import CorrectionSettings, RejectionSettings
 from gangline.training.learning.losses.corrections import correction_weights, kept_tokens
 from gangline.training.learning.losses.divergences import kl_estimate
 from gangline.training.learning.losses.reward_kl import RewardKLSettings, adapted
+from gangline.training.learning.losses.values import value_loss
 from gangline.training.learning.samples import make_samples, over_batch
 from support.training.samples import session, trace
 
@@ -409,3 +412,42 @@ def test_estimators_are_as_verls(verl: Any, seed: int, name: str) -> None:
     ]
     ours = np.concatenate([sample.advantages for sample in over_batch(found, settings.advantage)])
     assert ours == pytest.approx(theirs[mask > 0].numpy(), abs=2e-6)
+
+
+@drawn(st.integers(0, 10**6), st.sampled_from([1.0, 0.95]), st.sampled_from([0.0, 0.9, 1.0]))
+def test_advantages_by_a_critic_are_as_verls(verl: Any, seed: int, gamma: float, lam: float) -> None:
+    """With rewards after any trained token, and tokens in the middle of a response that are not trained on."""
+    given, other = table(seed, 0.2), table(seed + 1, 0.2)
+    values, rewards = given.old, other.reference * given.mask
+    theirs, returns = verl.compute_gae_advantage_return(rewards, values, given.mask, gamma, lam)
+    chosen = given.mask.reshape(-1) != 0
+    ours = estimate_traces(
+        rewards.reshape(-1)[chosen].numpy(),
+        values.reshape(-1)[chosen].numpy(),
+        given.flat().traces[chosen].numpy(),
+        CriticSettings(gamma=gamma, lam=lam),
+    )
+    whitened = batch_advantages(ours.advantages, algorithm("ppo").advantage)
+    assert whitened == pytest.approx(theirs.reshape(-1)[chosen].numpy(), abs=1e-9)
+    assert ours.returns == pytest.approx(returns.reshape(-1)[chosen].numpy(), abs=1e-9)
+
+
+@drawn(st.integers(0, 10**6), st.sampled_from([0.05, 0.5, 2.0]), st.sampled_from(["token_mean", "sequence_mean"]))
+def test_the_critics_loss_is_as_verls(verl: Any, seed: int, clip: float, aggregation: str) -> None:
+    given = table(seed, 0.5)
+    values, old, returns = given.logprobs, given.old, given.behaviour
+    mode = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean"}[aggregation]
+    theirs, clipped = verl.compute_value_loss(values, returns, old, given.mask, clip, mode)
+    chosen = given.mask.reshape(-1) != 0
+    flat = given.flat()
+    ours, metrics = value_loss(
+        *(one.reshape(-1)[chosen] for one in (values, old, returns)),
+        replace(flat, traces=flat.traces[chosen]),
+        algorithm("ppo", {"loss.aggregation": aggregation}).loss,
+        clip=clip,
+    )
+    assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+    assert metrics["value_clipped"] == pytest.approx(float(clipped))
+    gradients = [torch.autograd.grad(one, values)[0] for one in (ours, theirs)]
+    assert torch.allclose(*gradients, rtol=1e-6, atol=1e-6)
+    assert gradients[1].any()

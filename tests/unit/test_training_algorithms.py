@@ -64,11 +64,35 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         ("grpo", {"turn_credit.returns": {}, "credit.scheme": "last"}, "credit.scheme `broadcast`"),
         ("opo", {"turn_credit.returns": {}}, "of sessions, not of turns"),
         ("grpo", {"compare": "roles", "reward_kl.coefficient": 0.1}, "use loss.kl"),
+        ("grpo", {"critic": {}}, "as in algorithm ppo"),
+        ("ppo", {"advantage.baseline": "mean"}, "a critic is the baseline"),
+        ("ppo", {"advantage.scale": "deviation"}, "set scale"),
+        ("ppo", {"credit.scheme": "last"}, "leave them out"),
+        ("ppo", {"compare": "roles"}, "leave them out"),
+        ("ppo", {"turn_credit.returns": {}}, "turn_credit.weight makes turns' scores rewards"),
+        ("ppo", {"dynamic_sampling": True}, "teach without a baseline"),
+        ("ppo", {"critic.lam": 1.5}, "critic.lam"),
     ],
 )
 def test_combinations_without_a_sense_are_refused(name: str, overrides: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason):
         algorithm(name, overrides)
+
+
+def test_an_override_within_an_override_changes_no_other_use_of_the_algorithm() -> None:
+    before = algorithm("dapo"), algorithm("ppo")
+    assert algorithm("dapo", {"shaping.overlong_penalty.max_tokens": 8192}) != before[0]
+    assert algorithm("ppo", {"critic.gamma": 0.99}) != before[1]
+    assert (algorithm("dapo"), algorithm("ppo")) == before
+
+
+def test_trainers_that_take_ready_advantages_get_none_of_a_critic() -> None:
+    with pytest.raises(InvalidRequest, match="prime-rl gets ready advantages"):
+        algorithm("ppo").require_group_advantages("prime-rl")
+    with pytest.raises(InvalidRequest, match="one by one"):
+        algorithm("reinforce_pp").require_group_advantages("TRL", one_by_one=True)
+    algorithm("reinforce_pp").require_group_advantages("prime-rl")
+    algorithm("grpo").require_group_advantages("TRL", one_by_one=True)
 
 
 def returns(discount: float, compare: str) -> list[list[float]]:

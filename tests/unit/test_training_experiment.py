@@ -42,6 +42,20 @@ def test_masks_degenerates_and_credit_by_turns_are_settings(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"coalitions": {"players": ["lead", "coder"]}}, "coalitions share out a group's advantages"),
+        ({"degenerates": {"identical_rewards": True}}, "predicts wrong values"),
+        ({"algorithm": {"name": "ppo", "overrides": {"critic.trunk": -1}}}, "critic.trunk"),
+    ],
+    ids=str,
+)
+def test_a_critic_beside_what_is_of_groups_is_refused(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidRequest, match=problem):
+        read(tmp_path, **({"algorithm": {"name": "ppo"}} | changes))
+
+
+@pytest.mark.parametrize(
     ("coalitions", "most"),
     [
         ({"players": ["lead", "coder"]}, 8 * 2 * 4),

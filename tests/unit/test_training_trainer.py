@@ -106,6 +106,14 @@ async def test_a_step_without_a_signal_pushes_no_weights_and_keeps_the_version(t
     assert read_records(tmp_path / "metrics.jsonl") == told
 
 
+async def test_a_critic_learns_from_groups_of_one_reward_too(tmp_path: Path) -> None:
+    engines, learner, told = Engines(), Learner(), list[StepRecord]()
+    service = Service(engines, lambda _: DULL)
+    assert await trainer(tmp_path, engines, service, learner, algorithm="ppo", on_step=told.append).run() == 4
+    assert [(one.num_one_reward, one.update) for one in told] == [(0, PROFILE)] * 3
+    assert all(one.num_trained_tokens for one in told)
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("kill_at", range(1, 12, 2))

@@ -27,7 +27,7 @@ from gangline.training.collecting.groups import Group
 from gangline.training.learning.algorithms import Algorithm
 from gangline.training.learning.loss_settings import LossSettings
 from gangline.training.learning.masks import all_sampled
-from gangline.training.learning.samples import Mask, Sample, make_samples
+from gangline.training.learning.samples import Mask, Sample, make_samples, over_batch
 from gangline.training.options import TrainingOptions
 
 __all__ = ["CONTRACT", "PrimeSample", "PrimeSettings", "pack", "prime_rl", "to_samples"]
@@ -97,10 +97,10 @@ def to_samples(
 
     Raises: InvalidGroup when a group is not whole or of another temperature, InvalidRequest for a row that is too long.
     """
-    found = list[tuple[TrainerRow, Sample]]()
-    for group in groups:
-        rows = rows_of(group, settings.num_samples, temperature=settings.temperature)
-        found += zip(rows, make_samples(group, algorithm, mask), strict=True)
+    algorithm.require_group_advantages("prime-rl")
+    rows = [row for group in groups for row in rows_of(group, settings.num_samples, temperature=settings.temperature)]
+    samples = [sample for group in groups for sample in make_samples(group, algorithm, mask)]
+    found = zip(rows, over_batch(samples, algorithm.advantage), strict=True)
     fitting = [(row, sample) for row, sample in found if sample.weights.any() and _fits(row, settings)]
     weights = _loss_weights([sample for _, sample in fitting], algorithm.loss)
     make = prime_rl("transports.rollouts.types").TrainingSample

@@ -53,9 +53,11 @@ def to_rollout_samples(
     `old_log_probs` [T]. `metrics` is what TRL averages and logs.
 
     Raises: InvalidGroup when the group is not whole or of another temperature; InvalidRequest when a row is too long,
-    has tokens of unequal advantage or weight, which TRL's type cannot hold.
+    has tokens of unequal advantage or weight, which TRL's type cannot hold, and when the algorithm needs more than
+    this group.
     """
     make = importlib.import_module("trl.experimental.async_grpo.async_rollout_worker").RolloutSample
+    algorithm.require_group_advantages("TRL", one_by_one=True)
     rows = rows_of(group, num_samples, temperature=temperature)
     samples = make_samples(group, algorithm, mask)
     found = [

@@ -75,6 +75,7 @@ class AsyncServiceRollouts:
                 "token_budget is not set, and TRL would ask a vLLM server for it: set it to the longest row in tokens, "
                 "or to -1 to batch by number."
             )
+        algorithm.require_group_advantages("TRL", one_by_one=True)
         self._service = InBackground(connect)
         self._is_open = False
         self._args = args

@@ -23,7 +23,7 @@ from gangline.installation import extra_command
 from gangline.trainers.contract import TrainerRow, rows_of
 from gangline.training.collecting.groups import Group
 from gangline.training.learning.algorithms import Algorithm
-from gangline.training.learning.samples import make_samples
+from gangline.training.learning.samples import make_samples, over_batch
 
 try:
     from verl.protocol import DataProto
@@ -66,7 +66,9 @@ def to_data_proto(
     width = _width("response", [row.response_ids for row in rows], response_length)
     tensors = _tensors(rows, prompt_width, width, pad_id)
     if algorithm is not None:
-        samples = [sample for group in groups for sample in make_samples(group, algorithm)]
+        algorithm.require_group_advantages("to_data_proto")
+        found = [sample for group in groups for sample in make_samples(group, algorithm)]
+        samples = over_batch(found, algorithm.advantage)
         advantages = [sample.advantages * row.loss_mask for sample, row in zip(samples, rows, strict=True)]
         tensors["advantages"] = _padded(advantages, width, 0.0, torch.float32)
         tensors["returns"] = tensors["advantages"].clone()

@@ -20,6 +20,7 @@ __all__ = [
     "ONE_REWARD",
     "AdvantageSettings",
     "advantages_by_role",
+    "batch_advantages",
     "group_advantages",
     "whitened",
 ]
@@ -78,6 +79,11 @@ def group_advantages(
         deviation = np.std(rewards_S, ddof=0 if settings.deviation == "population" else 1)
         advantages = advantages / (deviation + settings.epsilon)
     return advantages if settings.scale == "batch" else _clipped(advantages, settings)
+
+
+def batch_advantages(advantages: NDArray[np.float64], settings: AdvantageSettings) -> NDArray[np.float64]:
+    """Advantages [N] of all trained tokens of a step, by a critic: whitened under `scale: batch`, and clipped."""
+    return whitened(advantages, settings) if settings.scale == "batch" else _clipped(advantages, settings)
 
 
 def whitened(advantages: NDArray[np.float64], settings: AdvantageSettings) -> NDArray[np.float64]:

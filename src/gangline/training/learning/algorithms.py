@@ -1,12 +1,13 @@
 """Algorithms: names for settings of one loss, its advantages and its reward shaping, each its difference from GRPO.
 
 Sources: GRPO (arXiv 2402.03300), Dr. GRPO (2503.20783), RLOO (2402.14740), DAPO (2503.14476), GSPO (2507.18071), CISPO
-(2506.13585), GRPO++ (length-normalised GRPO), PPO (1707.06347) with dual clip (1912.09729), RAFT (2304.06767), which is
-fine-tuning on accepted samples; of the others, the modules of `losses` and `advantages`.
+(2506.13585), GRPO++ (length-normalised GRPO), PPO (1707.06347) with dual clip (1912.09729), `ppo` with a critic, RAFT
+(2304.06767), which is fine-tuning on accepted samples; of the others, the modules of `losses` and `advantages`.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
@@ -14,6 +15,7 @@ from pydantic import ValidationError, model_validator
 
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
 from gangline.training.learning.advantages import AdvantageSettings
+from gangline.training.learning.credit.critic.settings import CriticSettings
 from gangline.training.learning.credit.traces import CreditSettings
 from gangline.training.learning.credit.turns import TurnCreditSettings
 from gangline.training.learning.loss_settings import LossSettings
@@ -31,6 +33,8 @@ class Algorithm(TrainingOptions):
     credit: CreditSettings = CreditSettings()
     turn_credit: TurnCreditSettings = TurnCreditSettings()
     advantage: AdvantageSettings = AdvantageSettings()
+    critic: CriticSettings | None = None
+    """Advantages over a critic's values instead of over the group; None compares sessions."""
     compare: Literal["sessions", "roles"] = "sessions"
     """Whose rewards are compared within a group: those of sessions, or of each role in them (M-GRPO)."""
     dynamic_sampling: bool = False
@@ -43,6 +47,40 @@ class Algorithm(TrainingOptions):
     def needs_reference(self) -> bool:
         """Whether a penalty is measured from the reference model."""
         return self.loss.kl.coefficient > 0 or self.reward_kl.coefficient > 0
+
+    @property
+    def moves_all_tokens(self) -> bool:
+        """Whether tokens of advantage 0, as of groups of one reward, have a gradient too."""
+        return self.loss.moves_all_tokens or self.critic is not None
+
+    def require_group_advantages(self, trainer: str, *, one_by_one: bool = False) -> None:
+        """Raises: InvalidRequest when `trainer` cannot be given these advantages. one_by_one: it gets single groups."""
+        if self.critic is not None:
+            raise InvalidRequest(
+                f"{trainer} gets ready advantages, and those of a critic follow from values in the reference trainer. "
+                "Leave out critic, or use that trainer's own."
+            )
+        if one_by_one and self.advantage.scale == "batch":
+            raise InvalidRequest(
+                f"{trainer} gets groups one by one, and advantage.scale batch is over all groups of a step: set it to "
+                "deviation or none."
+            )
+
+    @model_validator(mode="after")
+    def _critic_stands_for_the_group(self) -> Algorithm:
+        if self.critic is None:
+            return self
+        if self.advantage.baseline != "none":
+            raise ValueError(
+                "a critic is the baseline: beside it advantage.baseline must be none and advantage.scale batch or "
+                "none, as in algorithm ppo"
+            )
+        if self.compare == "roles" or self.credit.scheme != "broadcast" or self.turn_credit.returns is not None:
+            raise ValueError(
+                "compare: roles, credit.scheme and turn_credit.returns are of comparisons within a group, which a "
+                "critic replaces: leave them out. turn_credit.weight makes turns' scores rewards"
+            )
+        return self
 
     @model_validator(mode="after")
     def _spreads_what_it_compares(self) -> Algorithm:
@@ -79,6 +117,13 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "loss.aggregation": "token_mean",
     },
     "grpo_pp": {"shaping.length_scaling": {"target_tokens": 2000, "alpha": 0.5}, "advantage.clip": 5.0},
+    "ppo": {
+        "critic": {},
+        "advantage.baseline": "none",
+        "advantage.scale": "batch",
+        "loss.dual_clip": 3.0,
+        "loss.aggregation": "token_mean",
+    },
     "ppo_clip": {"loss.dual_clip": 3.0, "loss.aggregation": "token_mean"},
     "reinforce_pp": {"advantage.baseline": "none", "advantage.scale": "batch", "loss.aggregation": "token_mean"},
     "reinforce_pp_baseline": {"advantage.scale": "batch", "loss.aggregation": "token_mean"},
@@ -124,7 +169,7 @@ def algorithm(name: str, overrides: Mapping[str, Any] | None = None) -> Algorith
         raise UnknownPlugin.named("algorithm", name, OVERRIDES)
     fields = Algorithm().model_dump()
     for setting, value in {**OVERRIDES[name], **(overrides or {})}.items():
-        _set(fields, setting, value)
+        _set(fields, setting, copy.deepcopy(value))  # a later override may reach into it
     try:
         return Algorithm.model_validate(fields)
     except ValidationError as error:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from gangline.training.learning.compute.attention import Rows, attend_by_rows, require_used
 from gangline.training.learning.compute.head import CHUNK, Chosen, TokenScores, output_head, score_tokens
+from gangline.training.learning.credit.critic.head import ValueHead
 from gangline.training.learning.loss import LossInputs
 from gangline.training.learning.packing import Batch
 
@@ -26,9 +27,14 @@ def token_logprobs(model: PreTrainedModel, batch: Batch, *, chunk: int = CHUNK) 
 
 
 def token_scores(
-    model: PreTrainedModel, batch: Batch, *, chunk: int = CHUNK, entropy_has_gradient: bool = False
+    model: PreTrainedModel,
+    batch: Batch,
+    *,
+    chunk: int = CHUNK,
+    entropy_has_gradient: bool = False,
+    critic: ValueHead | None = None,
 ) -> TokenScores:
-    """Log-probs and entropies [N] of the batch's trained tokens, on the model's device.
+    """Log-probs, entropies and the critic's values [N] of the batch's trained tokens, on the model's device.
 
     Of softmax(logits / temperature), with the temperature of each token that its behaviour log-prob is of. The model
     keeps the attention that packed and tree batches give it. chunk: tokens whose logits exist at a time.
@@ -41,13 +47,9 @@ def token_scores(
         return torch.from_numpy(values).to(hidden.device)
 
     chosen = Chosen(there(batch.sources), there(batch.targets), there(batch.temperatures))
-    return score_tokens(
-        output_head(model),
-        hidden.reshape(-1, hidden.shape[-1]),
-        chosen,
-        chunk=chunk,
-        entropy_has_gradient=entropy_has_gradient,
-    )
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    scores = score_tokens(output_head(model), flat, chosen, chunk=chunk, entropy_has_gradient=entropy_has_gradient)
+    return scores if critic is None else scores._replace(values=critic(flat, chosen.places))
 
 
 def _hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:

@@ -7,29 +7,37 @@ Weights, gradients and moments are float32, independent of the saved type and th
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
-from gangline.domain.errors import InvalidRequest, NotFound
+from gangline.domain.errors import InvalidRequest
 from gangline.training.learning.algorithms import Algorithm
-from gangline.training.learning.compute.head import TokenScores, require_known_head
+from gangline.training.learning.compute.head import TokenScores
+from gangline.training.learning.compute.loading import freeze_all_but, load_model
 from gangline.training.learning.compute.lora import whole_weights, with_adapters
+from gangline.training.learning.compute.metrics import StepMetrics, engine_mismatch
+from gangline.training.learning.compute.optimiser import optimiser_of
+from gangline.training.learning.credit.critic.head import ValueHead, value_head_of
+from gangline.training.learning.credit.critic.targets import Rewarded, ValueTargets, estimate_batches
 from gangline.training.learning.forward import loss_inputs, token_scores
 from gangline.training.learning.learner_settings import LearnerSettings
-from gangline.training.learning.loss import LossTotals, policy_loss
+from gangline.training.learning.loss import LossInputs, LossTotals, policy_loss
 from gangline.training.learning.losses.reward_kl import adapted
+from gangline.training.learning.losses.values import value_loss
 from gangline.training.learning.packing import Batch, pack_all
 from gangline.training.learning.samples import Sample
 
@@ -40,8 +48,21 @@ _log = logging.getLogger("gangline.learner")
 _WEIGHTS, _OPTIMISER = "trained.safetensors", "optimiser.pt"
 
 
+T = TypeVar("T")
+
+
 class Abandoned(Exception):
     """The caller no longer waits for this step; its update was not made."""
+
+
+class _Prepared(NamedTuple):
+    """A batch of an update, and what was found of it before the step's first one."""
+
+    batch: Batch
+    old_logprobs: Tensor | None
+    """[N]; None where they are not needed."""
+    targets: ValueTargets | None
+    """None without a critic."""
 
 
 class Learner:
@@ -57,16 +78,17 @@ class Learner:
         self._order = np.random.default_rng(seed)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self._base = _load(model_folder, settings)
+            self._base = load_model(model_folder, settings)
             self._model = with_adapters(self._base, settings.lora) if settings.lora else self._base
         if settings.last_layers is not None:
-            _freeze_all_but(self._base, settings.last_layers)
+            freeze_all_but(self._base, settings.last_layers)
         self._reward_kl = algorithm.reward_kl.coefficient
         """Coefficient of the next penalties."""
         needs_reference = algorithm.needs_reference or settings.reference_metric
         self._reference = self._frozen_copy() if needs_reference and not settings.lora else None
+        self._critic = None if algorithm.critic is None else value_head_of(self._base, algorithm.critic)
         trained = list(self._trained().values())
-        self._optimiser = _optimiser(trained, settings)
+        self._optimiser = optimiser_of(trained, self._critic, algorithm.critic, settings)
         self._rates = LambdaLR(self._optimiser, settings.rate_factor)
         self._abandoned = threading.Event()
         _log.info("learner.ready parameters=%d trained=%d", _size(self._base.parameters()), _size(trained))
@@ -75,18 +97,20 @@ class Learner:
         """Train on a batch once. Returns metrics: means over its trained tokens, or over its updates.
 
         Samples of advantage 0 count in the loss's means, and are computed only where a penalty, a bonus or such a mean
-        needs their tokens.
+        needs their tokens. With a critic, all are computed once more before the first update: their advantages follow
+        from its values.
         Raises: FloatingPointError when a gradient is not finite; nothing was changed by that update. Abandoned.
         """
         self._model.train()
-        metrics = _Metrics()
+        metrics = StepMetrics()
         updates = [
             (list(pack_all(self._to_compute(part), self._settings.layout, max_places=self._settings.max_places)), part)
             for part in self._parts(samples)
         ]
-        old = self._old_logprobs([batch for batches, _ in updates for batch in batches], len(updates))
+        found = self._prepared([batch for batches, _ in updates for batch in batches], len(updates), metrics)
+        prepared = iter(found)
         for batches, part in updates:
-            self._update(batches, _totals(part), old, metrics)
+            self._update(list(itertools.islice(prepared, len(batches))), _totals(part), metrics)
         own = {"num_samples": float(len(samples)), "learning_rate": self._rate()}
         if self._algorithm.reward_kl.coefficient > 0:
             own["reward_kl_coefficient"] = self._reward_kl
@@ -116,7 +140,7 @@ class Learner:
         """End a running step before its next batch, and refuse later ones. Callable from any thread."""
         self._abandoned.set()
 
-    def _wanted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def _wanted(self, batches: Iterable[T]) -> Iterator[T]:
         for batch in batches:
             if self._abandoned.is_set():
                 raise Abandoned
@@ -126,30 +150,60 @@ class Learner:
         """Learning rate of the next update."""
         return float(self._rates.get_last_lr()[0])
 
-    def _update(self, batches: Sequence[Batch], totals: LossTotals, old: dict[int, Tensor], metrics: _Metrics) -> None:
+    def _update(self, batches: Sequence[_Prepared], totals: LossTotals, metrics: StepMetrics) -> None:
         self._optimiser.zero_grad()
-        for batch in self._wanted(batches):
-            logprobs, entropies = self._scores(self._base, batch)
+        for batch, old_logprobs, targets in self._wanted(batches):
+            scores = self._scores(self._base, batch, self._critic)
             inputs = loss_inputs(
                 batch,
-                logprobs,
-                entropies=entropies,
-                old_logprobs=self._old_of(batch, logprobs, old),
+                scores.logprobs,
+                entropies=scores.entropies,
+                old_logprobs=self._old_of(old_logprobs, scores.logprobs),
                 reference_logprobs=self._reference_logprobs(batch, is_first=metrics.is_empty),
             )
             result = policy_loss(inputs, self._algorithm.loss, totals)
-            result.loss.backward()
-            metrics.add(len(batch.targets), result.metrics | _mismatch(batch, old.get(id(batch), logprobs.detach())))
+            loss = result.loss
+            if targets is not None:
+                loss = loss + self._value_loss(scores, targets, inputs, totals, metrics)
+            loss.backward()
+            before = scores.logprobs.detach() if old_logprobs is None else old_logprobs
+            metrics.add(len(batch.targets), result.metrics | engine_mismatch(batch, before))
             metrics.sum("loss", float(result.loss.detach()))
-        norm = float(torch.nn.utils.clip_grad_norm_(list(self._trained().values()), self._settings.max_grad_norm))
+        # Apart: a critic that is far off must not make the policy's step small.
+        norms = {"grad_norm": self._clip(self._trained().values())}
+        if self._critic is not None:
+            norms["value_grad_norm"] = self._clip(self._critic.parameters())
+        if batches:
+            self._optimiser.step()
+            self._rates.step()
+        metrics.add(1, norms)
+
+    def _clip(self, parameters: Iterable[torch.nn.Parameter]) -> float:
+        """The norm of the gradient before it is clipped. Raises: FloatingPointError."""
+        norm = float(torch.nn.utils.clip_grad_norm_(list(parameters), self._settings.max_grad_norm))
         if not math.isfinite(norm):
             raise FloatingPointError(
                 f"the gradient is {norm}: lower the learning rate, or look at the batch's metrics."
             )
-        if batches:
-            self._optimiser.step()
-            self._rates.step()
-        metrics.add(1, {"grad_norm": norm})
+        return norm
+
+    def _value_loss(
+        self, scores: TokenScores, targets: ValueTargets, inputs: LossInputs, totals: LossTotals, metrics: StepMetrics
+    ) -> Tensor:
+        assert scores.values is not None
+        assert self._algorithm.critic is not None
+        loss, found = value_loss(
+            scores.values,
+            targets.values,
+            targets.returns,
+            inputs,
+            self._algorithm.loss,
+            clip=self._algorithm.critic.clip,
+            totals=totals,
+        )
+        metrics.add(len(scores.values), found)
+        metrics.sum("value_loss", float(loss.detach()))
+        return loss
 
     def _parts(self, samples: Sequence[Sample]) -> Iterator[list[Sample]]:
         """Sessions whole, in random order where there are several updates."""
@@ -165,7 +219,7 @@ class Learner:
     def _to_compute(self, samples: Sequence[Sample]) -> list[Sample]:
         """Those whose loss has a gradient. Under `session_mean` their sessions stay whole, for the means over them."""
         trained = [one for one in samples if (one.weights != 0).any()]
-        if self._algorithm.loss.moves_all_tokens:
+        if self._algorithm.moves_all_tokens:
             return trained
         moving = [one for one in trained if (one.advantages != 0).any()]
         if self._algorithm.loss.aggregation != "session_mean":
@@ -173,15 +227,34 @@ class Learner:
         sessions = {one.session_id for one in moving}
         return [one for one in trained if one.session_id in sessions]
 
-    def _old_logprobs(self, batches: Sequence[Batch], num_updates: int) -> dict[int, Tensor]:
-        """Log-probs of the policy before the first update; empty with one update, whose own are the same."""
-        if num_updates == 1 or self._settings.old_logprobs == "engine":
-            return {}
-        with torch.no_grad():
-            return {id(batch): self._scores(self._base, batch).logprobs for batch in self._wanted(batches)}
+    def _prepared(self, batches: Sequence[Batch], num_updates: int, metrics: StepMetrics) -> list[_Prepared]:
+        """The step's batches with what the first update needs to know of the weights before it.
 
-    def _old_of(self, batch: Batch, logprobs: Tensor, old: dict[int, Tensor]) -> Tensor | None:
-        return None if self._settings.old_logprobs == "engine" else old.get(id(batch), logprobs.detach())
+        With one update its own log-probs are the old ones.
+        """
+        is_old = num_updates > 1 and self._settings.old_logprobs == "trainer"
+        if not is_old and self._critic is None:
+            return [_Prepared(batch, None, None) for batch in batches]
+        with torch.no_grad():
+            before = [self._scores(self._base, batch, self._critic) for batch in self._wanted(batches)]
+        old = [one.logprobs if is_old else None for one in before]
+        if self._algorithm.critic is None:
+            return [_Prepared(*one, None) for one in zip(batches, old, strict=True)]
+        rewarded = [
+            Rewarded(batch.rewards, batch.traces, one.values)
+            for batch, one in zip(batches, before, strict=True)
+            if one.values is not None
+        ]
+        found = estimate_batches(rewarded, self._algorithm.critic, self._algorithm.advantage)
+        metrics.add(1, found.metrics)
+        advantages = zip(batches, found.advantages, strict=True)
+        batches = [replace(batch, advantages=mine) for batch, mine in advantages]
+        return [_Prepared(*one) for one in zip(batches, old, found.targets, strict=True)]
+
+    def _old_of(self, old_logprobs: Tensor | None, logprobs: Tensor) -> Tensor | None:
+        if self._settings.old_logprobs == "engine":
+            return None
+        return logprobs.detach() if old_logprobs is None else old_logprobs
 
     def _reference_logprobs(self, batch: Batch, *, is_first: bool) -> Tensor | None:
         """is_first: of the step; only this one is measured where the loss does not need it."""
@@ -196,7 +269,7 @@ class Learner:
         with torch.no_grad(), without_adapters:
             return self._scores(self._reference or self._base, batch).logprobs
 
-    def _scores(self, model: PreTrainedModel, batch: Batch) -> TokenScores:
+    def _scores(self, model: PreTrainedModel, batch: Batch, critic: ValueHead | None = None) -> TokenScores:
         is_mixed = self._settings.dtype == "bfloat16"
         # Not cached: copies of all weights in bfloat16 would live to the end of the forward pass.
         with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=is_mixed, cache_enabled=False):
@@ -205,6 +278,7 @@ class Learner:
                 batch,
                 chunk=self._settings.logits_chunk,
                 entropy_has_gradient=self._algorithm.loss.entropy > 0,
+                critic=critic,
             )
 
     def _frozen_copy(self) -> PreTrainedModel:
@@ -215,8 +289,14 @@ class Learner:
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         return {name: one for name, one in self._model.named_parameters() if one.requires_grad}
 
+    def _saved(self) -> dict[str, torch.nn.Parameter]:
+        """All that the optimiser moves, the critic's head included."""
+        head = {} if self._critic is None else dict(self._critic.named_parameters(prefix="critic"))
+        return self._trained() | head
+
     def save_weights(self, folder: Path) -> None:
-        """The whole model as safetensors with its configuration, adapters merged: the form that engines load."""
+        """The whole model as safetensors with its configuration, adapters merged: the form that engines load. Without
+        the critic."""
         folder.mkdir(parents=True, exist_ok=True)
         save_file(dict(whole_weights(self._base)), folder / "model.safetensors", metadata={"format": "pt"})
         self._base.config.save_pretrained(folder)
@@ -224,7 +304,7 @@ class Learner:
     def save_state(self, folder: Path) -> None:
         """All that going on needs: trained weights, optimiser, rate, order."""
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({name: one.detach().contiguous() for name, one in self._trained().items()}, folder / _WEIGHTS)
+        save_file({name: one.detach().contiguous() for name, one in self._saved().items()}, folder / _WEIGHTS)
         state = {
             "optimiser": self._optimiser.state_dict(),
             "rates": self._rates.state_dict(),
@@ -235,9 +315,9 @@ class Learner:
 
     def load_state(self, folder: Path) -> None:
         """Raises: InvalidRequest when it was saved by a learner with other settings."""
-        saved, trained = load_file(folder / _WEIGHTS), self._trained()
+        saved, trained = load_file(folder / _WEIGHTS), self._saved()
         if saved.keys() != trained.keys() or any(saved[name].shape != trained[name].shape for name in saved):
-            raise InvalidRequest(f"{folder} was saved with other settings of model, lora or last_layers.")
+            raise InvalidRequest(f"{folder} was saved with other settings of model, lora, last_layers or critic.")
         with torch.no_grad():
             for name, value in saved.items():
                 trained[name].copy_(value)
@@ -248,75 +328,6 @@ class Learner:
         self._order.bit_generator.state = state["order"]
 
 
-class _Metrics:
-    """Means by weight, largest values of keys that end in `_max`, and sums."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._weights: dict[str, float] = {}
-        self._other: dict[str, float] = {}
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._sums
-
-    def add(self, weight: float, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            if name.endswith("_max"):
-                self._other[name] = max(value, self._other.get(name, value))
-            else:
-                self._sums[name] = self._sums.get(name, 0.0) + weight * value
-                self._weights[name] = self._weights.get(name, 0.0) + weight
-
-    def sum(self, name: str, value: float) -> None:
-        self._other[name] = self._other.get(name, 0.0) + value
-
-    def means(self) -> dict[str, float]:
-        return {name: total / (self._weights[name] or 1.0) for name, total in self._sums.items()} | self._other
-
-
-def _load(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
-    loader = cast("Any", AutoModelForCausalLM)
-    try:
-        model: PreTrainedModel = loader.from_pretrained(str(folder), dtype=torch.float32, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise NotFound(f"{folder} does not hold a model that can be loaded: {error}") from error
-    name = settings.device if settings.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    wanted = settings.gradient_checkpointing
-    if device.type != "cpu" if wanted is None else wanted:
-        cast("Any", model).activation_checkpointing_enable({"use_reentrant": False})
-    model = cast("PreTrainedModel", cast("Any", model).to(device))
-    require_known_head(model)
-    return model
-
-
-def _optimiser(trained: Sequence[torch.nn.Parameter], settings: LearnerSettings) -> torch.optim.Optimizer:
-    """The optimiser, in a form whose step needs no further copy of all weights together."""
-    match settings.optimiser:
-        case "adamw":
-            return torch.optim.AdamW(
-                trained,
-                lr=settings.learning_rate,
-                betas=settings.betas,
-                weight_decay=settings.weight_decay,
-                fused=all(one.is_cuda for one in trained) or None,
-            )
-        case "adafactor":
-            return torch.optim.Adafactor(
-                trained, lr=settings.learning_rate, weight_decay=settings.weight_decay, foreach=False
-            )
-
-
-def _freeze_all_but(model: PreTrainedModel, num_layers: int) -> None:
-    layers = cast("Any", model).get_decoder().layers
-    if num_layers > len(layers):
-        raise InvalidRequest(f"last_layers is {num_layers}, and the model has {len(layers)} layers.")
-    model.requires_grad_(False)
-    for layer in layers[len(layers) - num_layers :]:
-        layer.requires_grad_(True)
-
-
 def _totals(samples: Sequence[Sample]) -> LossTotals:
     trained = [sample for sample in samples if (sample.weights != 0).any()]
     return LossTotals(
@@ -324,18 +335,6 @@ def _totals(samples: Sequence[Sample]) -> LossTotals:
         num_traces=len(trained),
         num_sessions=len({sample.session_id for sample in trained}),
     )
-
-
-def _mismatch(batch: Batch, logprobs: Tensor) -> dict[str, float]:
-    """How far the engine's log-probs are from the trainer's for the same tokens, before the update."""
-    behaviour = torch.as_tensor(batch.behaviour_logprobs, device=logprobs.device)
-    gap = (logprobs.double() - behaviour).clamp(-20.0, 20.0)
-    ratios = gap.exp()
-    return {
-        "engine_gap_mean": float(gap.abs().mean()),
-        "engine_gap_max": float(gap.abs().max()),
-        "engine_effective_sample_share": float(ratios.sum() ** 2 / (ratios.square().sum() * len(ratios))),
-    }
 
 
 def _size(parameters: Iterable[torch.nn.Parameter]) -> int:

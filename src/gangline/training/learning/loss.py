@@ -17,24 +17,13 @@ import torch
 from torch import Tensor
 
 from gangline.training.learning.loss_settings import LossSettings
-from gangline.training.learning.losses.arrays import MOST_LOG_RATIO, LossInputs, counts, num_present, sums, trace_means
+from gangline.training.learning.losses.aggregation import LossTotals, aggregate
+from gangline.training.learning.losses.arrays import MOST_LOG_RATIO, LossInputs, trace_means
 from gangline.training.learning.losses.corrections import correction_weights, kept_tokens
 from gangline.training.learning.losses.divergences import kl_estimate
 from gangline.training.learning.losses.surrogates import token_losses
 
 __all__ = ["LossInputs", "LossResult", "LossTotals", "policy_loss"]
-
-
-@dataclass(frozen=True)
-class LossTotals:
-    """The divisors of a micro-batch's loss: the whole batch's numbers, so that its parts' losses add up."""
-
-    num_tokens: int
-    """Trained tokens."""
-    num_traces: int
-    """With a trained token."""
-    num_sessions: int
-    """With a trained token."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +61,7 @@ def policy_loss(inputs: LossInputs, settings: LossSettings, totals: LossTotals |
     metrics = _ratio_metrics(log_ratio.detach().exp(), correction, trained, settings) | _distances(
         old, trained, settings
     )
-    return LossResult(_aggregate(losses * trained.weights, trained, settings, totals), metrics)
+    return LossResult(aggregate(losses * trained.weights, trained, settings, totals), metrics)
 
 
 def _only_trained(inputs: LossInputs) -> LossInputs:
@@ -104,26 +93,6 @@ def _correction(log_weights: Tensor, inputs: LossInputs, settings: LossSettings)
     if settings.rejection is None:
         return weights
     return weights * kept_tokens(log_weights, inputs.traces, settings.rejection)
-
-
-def _aggregate(losses: Tensor, inputs: LossInputs, settings: LossSettings, totals: LossTotals | None) -> Tensor:
-    match settings.aggregation:
-        case "token_mean":
-            return losses.sum() / (len(losses) if totals is None else totals.num_tokens)
-        case "fixed_length":
-            num = num_present(inputs.traces) if totals is None else totals.num_traces
-            return losses.sum() / (num * settings.fixed_length)
-        case "sequence_mean":
-            num = None if totals is None else totals.num_traces
-            return _mean_of_means(losses, inputs.traces, num)
-        case "session_mean":
-            sessions = inputs.traces if inputs.sessions is None else inputs.sessions[inputs.traces]
-            return _mean_of_means(losses, sessions, None if totals is None else totals.num_sessions)
-
-
-def _mean_of_means(losses: Tensor, labels: Tensor, num: int | None) -> Tensor:
-    means = sums(losses, labels) / counts(labels).clamp(min=1)
-    return means.sum() / (num_present(labels) if num is None else num)
 
 
 def _ratio_metrics(ratio: Tensor, correction: Tensor, inputs: LossInputs, settings: LossSettings) -> dict[str, float]:

@@ -59,6 +59,8 @@ class Batch:
     sessions: NDArray[np.int64]
     """[len(samples)] which session a sample is of, 0 to S - 1."""
     advantages: NDArray[np.float64]
+    rewards: NDArray[np.float64]
+    """[N] after each token, for a critic; 0 without one."""
     weights: NDArray[np.float64]
     behaviour_logprobs: NDArray[np.float64]
     temperatures: NDArray[np.float32]
@@ -93,6 +95,9 @@ def pack(samples: Sequence[Sample], kind: LayoutKind = "packed") -> Batch:
         traces=np.repeat(np.arange(len(samples)), [len(at) for at in trained]),
         sessions=np.unique([sample.session_id for sample in samples], return_inverse=True)[1].astype(np.int64),
         advantages=np.concatenate([s.advantages[at] for s, at in zip(samples, trained, strict=True)]),
+        rewards=np.concatenate(
+            [np.zeros(len(at)) if s.rewards is None else s.rewards[at] for s, at in zip(samples, trained, strict=True)]
+        ),
         weights=np.concatenate([s.weights[at].astype(np.float64) for s, at in zip(samples, trained, strict=True)]),
         behaviour_logprobs=np.concatenate(
             [s.behaviour_logprobs[at].astype(np.float64) for s, at in zip(samples, trained, strict=True)]

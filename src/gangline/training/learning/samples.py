@@ -17,6 +17,7 @@ from gangline.training.learning.advantages import AdvantageSettings, group_advan
 from gangline.training.learning.algorithms import Algorithm
 from gangline.training.learning.credit.coalitions import spread_factors
 from gangline.training.learning.credit.roles import role_advantages
+from gangline.training.learning.credit.tokens import token_rewards
 from gangline.training.learning.credit.traces import spread_advantage
 from gangline.training.learning.credit.turns import return_advantages, turn_advantages
 from gangline.training.learning.masks import Weights, all_sampled
@@ -47,6 +48,9 @@ class Sample:
     """-1 where not sampled."""
     temperatures: NDArray[np.float32]
     """That the behaviour log-probs are of, as certified: softmax(logits / temperature). 1.0 where not sampled."""
+    rewards: NDArray[np.float64] | None = None
+    """Under a critic, the reward after each token (`credit.tokens`), and `advantages` are 0: they follow from its
+    values. None where sessions are compared."""
 
     def __post_init__(self) -> None:
         if len(self.prompt_ids) == 0:
@@ -62,7 +66,7 @@ def make_samples(
     penalties: Mapping[str, float] | None = None,
 ) -> list[Sample]:
     """The samples of a group: rewards shaped, sessions compared, advantages spread over their traces, turns
-    credited by their scores, masked.
+    credited by their scores, masked. Under a critic nothing is compared: rewards are put on tokens.
 
     Sessions must be valid (`judge_group`). Traces that a mask leaves nothing of, and those of advantage 0, stay: they
     count in means over traces. factors: role -> factor of the sessions' advantages in its turns (`player_factors`).
@@ -71,6 +75,8 @@ def make_samples(
     """
     traces = [trainable_traces(session) for session in group.sessions]
     flat = [trace for mine in traces for trace in mine]
+    if algorithm.critic is not None:
+        return _samples_for_critic(group, traces, algorithm, mask, penalties or {})
     if algorithm.compare == "roles":
         advantages = role_advantages(group, traces, algorithm.shaping, algorithm.advantage)
     elif algorithm.turn_credit.returns is not None:
@@ -83,6 +89,26 @@ def make_samples(
         _sample(trace, spread_factors(trace, factors or {}) * own_T + algorithm.turn_credit.weight * turns_T, mask)
         for trace, own_T, turns_T in zip(flat, advantages, of_turns, strict=True)
     ]
+
+
+def _samples_for_critic(
+    group: Group,
+    traces: Sequence[Sequence[Trace]],
+    algorithm: Algorithm,
+    mask: Mask,
+    penalties: Mapping[str, float],
+) -> list[Sample]:
+    found = list[Sample]()
+    for session, mine in zip(group.sessions, traces, strict=True):
+        samples = [_sample(trace, np.zeros(len(trace.response_ids)), mask) for trace in mine]
+        rewards = token_rewards(
+            mine,
+            [one.weights for one in samples],
+            _shaped_reward(session, algorithm, penalties),
+            score_weight=algorithm.turn_credit.weight,
+        )
+        found += [replace(one, rewards=rewards_T) for one, rewards_T in zip(samples, rewards, strict=True)]
+    return found
 
 
 def over_batch(samples: Sequence[Sample], settings: AdvantageSettings) -> list[Sample]:

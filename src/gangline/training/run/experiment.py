@@ -100,7 +100,15 @@ class Experiment(TrainingOptions):
 
     def require_consistent(self) -> None:
         """Raises: UnknownPlugin, InvalidRequest."""
-        if self.algorithm.resolve().compare == "roles" and self.coalitions is not None:
+        algorithm = self.algorithm.resolve()
+        if algorithm.critic is not None and self.coalitions is not None:
+            raise InvalidRequest("coalitions share out a group's advantages, which a critic replaces: leave one out.")
+        if algorithm.critic is not None and self.degenerates is not None and self.degenerates.identical_rewards:
+            raise InvalidRequest(
+                "degenerates.identical_rewards leaves out groups by their rewards, and a critic that never sees them "
+                "predicts wrong values: set it to false."
+            )
+        if algorithm.compare == "roles" and self.coalitions is not None:
             raise InvalidRequest(
                 "coalitions share out the sessions' common reward, and with compare `roles` each role has a reward of "
                 "its own: leave out one of the two."

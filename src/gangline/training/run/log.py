@@ -44,7 +44,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Over all whole groups that ended since the step before, those that were not admitted included."""
     num_groups: int
     num_one_reward: int
-    """Groups in which no session did better than another: there is nothing to learn from them."""
+    """Groups in which no session did better than another: there is nothing to learn from them. 0 under a critic, which
+    learns from these too."""
     num_sessions: int
     num_trained_tokens: int
     left_out: dict[str, int]

@@ -133,7 +133,8 @@ class _Learned(NamedTuple):
 
 
 def _has_signal(sample: Sample) -> bool:
-    return bool((sample.weights * sample.advantages).any())
+    """Under a critic, rewards that are all alike teach too."""
+    return sample.rewards is not None or bool((sample.weights * sample.advantages).any())
 
 
 class Trainer:
@@ -450,7 +451,7 @@ class Trainer:
         num_one_reward = sum(
             not any(map(_has_signal, samples[end - len(mine) : end])) for mine, end in zip(by_group, ends, strict=True)
         )
-        if num_one_reward == len(groups) and not self._algorithm.loss.moves_all_tokens:
+        if num_one_reward == len(groups) and not self._algorithm.moves_all_tokens:
             return _Learned(num_one_reward, 0, None)
         num_tokens = sum(int(np.count_nonzero(sample.weights)) for sample in samples)
         with self._learner_is_used:

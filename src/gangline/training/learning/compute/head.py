@@ -33,6 +33,8 @@ class TokenScores(NamedTuple):
     """Natural, of softmax(logits / temperature)."""
     entropies: Tensor
     """Nats, of the same distribution."""
+    values: Tensor | None = None
+    """The critic's, before each token; None without a critic."""
 
 
 @dataclass(frozen=True, eq=False)
