@@ -1,4 +1,4 @@
-"""Whose merit a reward is: a session's traces, turns and roles, the players of a coalition, or with a critic its tokens.
+"""Whose merit a reward is: a session's traces, turns and roles, the players of a coalition, or tokens by a critic.
 
 Start with `traces`, or with `critic`.
 """
