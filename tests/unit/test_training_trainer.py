@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from gangline.domain.errors import EngineUnavailable, InvalidGroup
@@ -20,7 +21,7 @@ from gangline.training.collecting.groups import Group
 from gangline.training.collecting.selection import Selection
 from gangline.training.collecting.task_stream import TaskStream
 from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.mask_settings import GroupMasks, ProgressiveMask, TurnSelectiveMask
+from gangline.training.learning.mask_settings import FullMask, GroupMasks, ProgressiveMask, TurnSelectiveMask
 from gangline.training.learning.samples import Sample
 from gangline.training.run.controls import shuffled_rewards
 from gangline.training.run.log import StepRecord, read_records
@@ -112,6 +113,19 @@ async def test_a_critic_learns_from_groups_of_one_reward_too(tmp_path: Path) -> 
     assert await trainer(tmp_path, engines, service, learner, algorithm="ppo", on_step=told.append).run() == 4
     assert [(one.num_one_reward, one.update) for one in told] == [(0, PROFILE)] * 3
     assert all(one.num_trained_tokens for one in told)
+
+
+@pytest.mark.parametrize(("name", "overrides"), [("ppo", {}), ("grpo", {"loss.kl.coefficient": 0.1})])
+async def test_a_step_without_a_trained_token_moves_nothing(
+    tmp_path: Path, name: str, overrides: dict[str, Any]
+) -> None:
+    """As of the control `frozen`, also where every token would have a gradient."""
+    engines, learner, told = Engines(), Learner(), list[StepRecord]()
+    masks = GroupMasks(FullMask(), own=lambda one: np.zeros(len(one.response_ids), np.float32))
+    options: dict[str, Any] = {"algorithm": name, "overrides": overrides, "masks": masks, "on_step": told.append}
+    assert await trainer(tmp_path, engines, Service(engines), learner, **options).run() == 1
+    assert [one.update for one in told] == [None] * 3
+    assert not learner.seen
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -134,7 +134,9 @@ class _Learned(NamedTuple):
 
 def _has_signal(sample: Sample) -> bool:
     """Under a critic, rewards that are all alike teach too."""
-    return sample.rewards is not None or bool((sample.weights * sample.advantages).any())
+    if sample.rewards is not None:
+        return bool(sample.weights.any())
+    return bool((sample.weights * sample.advantages).any())
 
 
 class Trainer:
@@ -451,9 +453,9 @@ class Trainer:
         num_one_reward = sum(
             not any(map(_has_signal, samples[end - len(mine) : end])) for mine, end in zip(by_group, ends, strict=True)
         )
-        if num_one_reward == len(groups) and not self._algorithm.moves_all_tokens:
-            return _Learned(num_one_reward, 0, None)
         num_tokens = sum(int(np.count_nonzero(sample.weights)) for sample in samples)
+        if not num_tokens or (num_one_reward == len(groups) and not self._algorithm.moves_all_tokens):
+            return _Learned(num_one_reward, 0, None)
         with self._learner_is_used:
             return _Learned(num_one_reward, num_tokens, self._learner.step(samples))
 
