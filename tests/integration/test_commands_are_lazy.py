@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from gangline.cli.main import build_app
 from gangline.cli.results import records
+from gangline.cli.results.records import FileRecords
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from support.strategies import session_result
@@ -51,8 +52,9 @@ def test_a_command_over_a_task_holds_one_session_at_a_time(
 ) -> None:
     counted = Counted()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(records, "open_records", lambda *_: None)
+    monkeypatch.setattr(records, "open_records", lambda *_: FileRecords(tmp_path / "server" / "results"))
     monkeypatch.setattr(records, "find_results", counted.find)
+    monkeypatch.setattr(records, "find_results_of", counted.find)
     before = sum(type(one) is SessionResult for one in gc.get_objects())
     done = CliRunner().invoke(build_app(), [command[0], "task-1", *command[1:]], catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -64,7 +66,8 @@ def test_a_command_over_a_task_holds_one_session_at_a_time(
 
 def test_a_task_is_no_session_to_show_tokens_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted()
-    monkeypatch.setattr(records, "open_records", lambda *_: None)
+    monkeypatch.setattr(records, "open_records", lambda *_: FileRecords(tmp_path / "server" / "results"))
     monkeypatch.setattr(records, "find_results", counted.find)
+    monkeypatch.setattr(records, "find_results_of", counted.find)
     done = CliRunner().invoke(build_app(), ["show", "task-1", "--tokens"])
     assert "task-1.0, task-1.1, task-1.2, task-1.3, ..." in str(done.exception)

@@ -15,7 +15,7 @@ from gangline.cli.results import agent_logs, audit, export, show
 from gangline.cli.results.records import Records, ServerRecords, find_results, open_records
 from gangline.client.server import ServerClient
 from gangline.domain.completion import CompletionTree
-from gangline.domain.errors import GanglineError, InvalidRequest, NotFound
+from gangline.domain.errors import GanglineError, InvalidRequest, NotFound, UnknownPlugin
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import encode_msgpack
 from gangline.server.run import serving
@@ -28,6 +28,7 @@ from gangline.trajectories.shared_prefixes import with_whole_prompts
 from support.engines.models import reference_model, write_tiny_model
 from support.requirements import need_module
 from support.service.running import FakeNode, any_plugin, request
+from support.store.recorded import session, task, write_data
 from support.strategies import session_result
 
 pytestmark = pytest.mark.usefixtures("no_environment")
@@ -280,3 +281,84 @@ async def test_results_are_read_from_a_server_that_is_not_on_this_machine(tmp_pa
 
 async def found(records: Records, name: str) -> list[SessionResult]:
     return await asyncio.to_thread(lambda: list(find_results(records, name)))
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Path:
+    tasks = [task("swe-1", repo="a"), task("swe-2", repo="b"), task("other", repo="a")]
+    sessions = [session(str(one.task_id), number, float(number)) for one in tasks for number in range(2)]
+    write_data(tmp_path, tasks, sessions)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sessions"),
+    [
+        (["swe-*"], ["swe-1.0", "swe-1.1", "swe-2.0", "swe-2.1"]),
+        (["swe-2", "swe-*", "other.1"], ["swe-2.0", "swe-2.1", "swe-1.0", "swe-1.1", "other.1"]),
+        (["*", "--where", "repo=a"], ["other.0", "other.1", "swe-1.0", "swe-1.1"]),
+        (["*", "--min-reward", "1"], ["other.1", "swe-1.1", "swe-2.1"]),
+        (["*", "--outcome", "agent_timeout"], []),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_many_tasks_are_exported_at_once(
+    arguments: list[str], sessions: list[str], several: Path, tmp_path: Path
+) -> None:
+    call(several, "export", *arguments, "--format", "jsonl", "--out", str(tmp_path))
+    assert [row.session_id for row in read_jsonl(tmp_path / "rows.jsonl")] == sessions
+
+
+def test_a_pattern_without_a_task_is_an_error(several: Path) -> None:
+    with pytest.raises(NotFound, match="no-"):
+        call(several, "export", "no-*", "--format", "jsonl")
+
+
+@pytest.mark.parametrize("builder", ["per_request", '{"strategy": "per_request", "strict": true}'])
+def test_rows_are_built_anew_with_the_rewards_they_had(builder: str, several: Path, tmp_path: Path) -> None:
+    call(several, "export", "swe-1", "--format", "jsonl", "--out", str(tmp_path), "--builder", builder)
+    rows = list(read_jsonl(tmp_path / "swe-1.jsonl"))
+    assert [(row.session_id, row.builder, row.reward) for row in rows] == [
+        *[("swe-1.0", "per_request", 0.0)] * 3,
+        *[("swe-1.1", "per_request", 1.0)] * 3,
+    ]
+
+
+@pytest.mark.parametrize("builder", ["per_reqest", "{", '{"strategy": "tree", "colour": 1}'])
+def test_a_builder_that_is_none_is_refused(builder: str, several: Path) -> None:
+    with pytest.raises((InvalidRequest, UnknownPlugin)):
+        call(several, "export", "swe-1", "--builder", builder)
+
+
+def test_conversations_are_exported_as_openai_messages(several: Path, tmp_path: Path) -> None:
+    answer = call(several, "export", "swe-*", "--format", "messages", "--out", str(tmp_path), "--json")
+    assert json.loads(answer.stdout)["num_conversations"] == 4
+    lines = [json.loads(line) for line in (tmp_path / "rows.messages.jsonl").read_text().splitlines()]
+    assert [line["session_id"] for line in lines] == ["swe-1.0", "swe-1.1", "swe-2.0", "swe-2.1"]
+    *_, result, last = lines[1]["messages"]
+    assert result == {"role": "tool", "content": "output 1", "tool_call_id": "call_1"}
+    assert last == {"role": "assistant", "content": "Done."}
+    assert (lines[1]["reward"], lines[1]["tools"][0]["function"]["name"]) == (1.0, "run")
+
+
+def test_why_a_session_has_no_reward_is_text(tmp_path: Path) -> None:
+    found = {"why": "tests fail", "output": "E  assert 1 == 2\nFAILED a\x1b[2J"}
+    details = {"parts": {"tests": found}, "failing": ["a", "b"]}
+    save(tmp_path, session_result(reward_details=details, artifacts={"grade.txt": b"1 of 2\n"}))
+    shown = call(tmp_path, "show", "session-1").stdout
+    grading = shown[shown.index("grading") : shown.index("trace 0")]
+    assert [line.rstrip() for line in grading.splitlines()] == [
+        "grading",
+        "  parts.tests.why: tests fail",
+        "  parts.tests.output:",
+        "    E  assert 1 == 2",
+        "    FAILED a?[2J",
+        "  failing:",
+        "    a",
+        "    b",
+        "kept files, by `gangline logs session-1 FILE`: grade.txt",
+        "",
+    ]
+    document = json.loads(call(tmp_path, "show", "session-1", "--json").stdout)
+    assert document["artifacts"] == {"grade.txt": "1 of 2\n"}
+    assert document["reward_details"] == details

@@ -10,7 +10,7 @@ from gangline.domain.contracts import Reward
 from gangline.domain.errors import EvaluatorError
 from gangline.domain.trajectory import Trace, Trajectory
 
-__all__ = ["apply_reward"]
+__all__ = ["apply_reward", "carry_rewards"]
 
 
 def apply_reward(trajectory: Trajectory, reward: Reward) -> Trajectory:
@@ -38,3 +38,26 @@ def _rewarded(trace: Trace, reward: Reward) -> Trace:
         msgspec.structs.replace(span, score=reward.turn_scores.get(span.completion_id)) for span in trace.spans
     )
     return msgspec.structs.replace(trace, reward=reward.trace_rewards.get(trace.trace_id, reward.reward), spans=spans)
+
+
+def carry_rewards(before: Trajectory, trajectory: Trajectory) -> Trajectory:
+    """Give another builder's trajectory of the same calls the rewards and scores of the one before.
+
+    A trace gets the reward of the trace that had its last turn.
+    """
+    traces = {span.completion_id: trace for trace in before.traces for span in trace.spans}
+    scores = {span.completion_id: span.score for trace in before.traces for span in trace.spans}
+    return msgspec.structs.replace(
+        trajectory,
+        reward=before.reward,
+        traces=tuple(
+            msgspec.structs.replace(
+                trace,
+                reward=origin.reward if (origin := traces.get(trace.spans[-1].completion_id)) else before.reward,
+                spans=tuple(
+                    msgspec.structs.replace(span, score=scores.get(span.completion_id)) for span in trace.spans
+                ),
+            )
+            for trace in trajectory.traces
+        ),
+    )

@@ -33,9 +33,9 @@ from gangline.cli.datasets.options import (
     TestShareOption,
     WhereOption,
 )
+from gangline.cli.results.choosing import checked_outcomes, key_and_value
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json
 from gangline.domain.errors import InvalidRequest, NotFound
-from gangline.domain.lifecycle import OUTCOMES
 
 if TYPE_CHECKING:
     from gangline.cli.results.records import Records, RequestOf
@@ -86,12 +86,12 @@ def data(
         kinds=tuple(dict.fromkeys(one.value for one in kind or ())) or ("messages",),
         selection=Selection(
             min_reward=min_reward,
-            outcomes=_outcomes(outcome),
+            outcomes=checked_outcomes(outcome or ("completed",)),
             resolved=resolved,
             cheats=keep_cheats,
             max_tokens=max_tokens,
             max_turns=max_turns,
-            where=tuple(map(_pair, where or ())),
+            where=tuple(map(key_and_value, where or ())),
             per_task=per_task,
             duplicates=keep_duplicates,
         ),
@@ -140,22 +140,6 @@ class RecordsSource:
         if result is None:
             raise NotFound(f"session {session_id} was removed while the dataset was made.")
         return Recorded(result, self._request_of(task_id))
-
-
-def _outcomes(given: Sequence[str] | None) -> tuple[str, ...]:
-    """Raises: InvalidRequest."""
-    for one in given or ():
-        if one not in OUTCOMES:
-            raise InvalidRequest(f"--outcome {one!r} is none of {', '.join(OUTCOMES)}.")
-    return tuple(given or ("completed",))
-
-
-def _pair(text: str) -> tuple[str, str]:
-    """Raises: InvalidRequest."""
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise InvalidRequest(f"--where takes KEY=VALUE, such as repo=psf/requests; got {text!r}.")
-    return key, value
 
 
 def _token(push: str | None, dry_run: bool) -> str | None:

@@ -1,44 +1,56 @@
-"""`gangline export`: rows of a task or session as one file, or its conversations as a folder of ATIF documents."""
+"""`gangline export`: rows of tasks and sessions as one file, or their conversations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from enum import StrEnum
-from functools import cache
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gangline.cli.results.choosing import Choice
+from gangline.cli.results.export_options import (
+    BuilderOption,
+    FileNameOption,
+    FormatOption,
+    LeastRewardOption,
+    OfOutcomeOption,
+    RowFormat,
+    SessionNames,
+    WhereTaskOption,
+    WholePromptsOption,
+)
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, print_json
+from gangline.domain.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from gangline.cli.results.records import RequestOf
     from gangline.domain.session import SessionResult
 
 __all__ = ["register"]
 
 
-class RowFormat(StrEnum):
-    parquet = "parquet"
-    jsonl = "jsonl"
-    msgpack = "msgpack"
-    atif = "atif"
-    csv = "csv"
-
-
 class _Counted:
-    """Results as they pass to the writer, counted; of one session at a time."""
+    """Results as they pass to the writer, changed and counted; of one session at a time."""
 
-    def __init__(self, results: Iterable[SessionResult], *, whole_prompts: bool) -> None:
+    def __init__(
+        self, results: Iterable[SessionResult], changes: Sequence[Callable[[SessionResult], SessionResult]]
+    ) -> None:
         self._results = results
-        self._whole_prompts = whole_prompts
+        self._changes = changes
         self.num_rows = self.num_sessions = 0
 
     def __iter__(self) -> Iterator[SessionResult]:
         for result in self._results:
+            changed = result
+            for change in self._changes:
+                changed = change(changed)
             self.num_sessions += 1
-            self.num_rows += 0 if result.trajectory is None else len(result.trajectory.traces)
-            yield _written_out(result) if self._whole_prompts else result
+            self.num_rows += 0 if changed.trajectory is None else len(changed.trajectory.traces)
+            yield changed
 
 
 def _written_out(result: SessionResult) -> SessionResult:
@@ -52,20 +64,42 @@ def _written_out(result: SessionResult) -> SessionResult:
     return replace(result, trajectory=replace(result.trajectory, traces=traces))
 
 
+def _rebuilding(text: str) -> Callable[[SessionResult], SessionResult]:
+    """Rows of another builder, with the rewards that the sessions have. Raises: InvalidRequest, UnknownPlugin."""
+    from msgspec.structs import replace
+    from pydantic import ValidationError
+
+    from gangline.domain.task import BuilderSpec
+    from gangline.plugins import explain, make_builder
+    from gangline.trajectories.builders.building import built
+    from gangline.trajectories.rewards import carry_rewards
+
+    try:
+        spec = BuilderSpec.model_validate(json.loads(text) if text.startswith("{") else {"strategy": text})
+    except (json.JSONDecodeError, ValidationError) as error:
+        why = explain(error) if isinstance(error, ValidationError) else str(error)
+        raise InvalidRequest(f"--builder: {why}") from error
+    builder = make_builder(spec.strategy, spec.config)
+
+    def rebuilt(result: SessionResult) -> SessionResult:
+        if result.trajectory is None:
+            return result
+        made = built(builder, result.completions, session_id=result.session_id, task_id=result.task_id)
+        return replace(result, trajectory=carry_rewards(result.trajectory, made))
+
+    return rebuilt
+
+
 def export(
-    name: Annotated[str, typer.Argument(metavar="TASK|SESSION")],
+    names: SessionNames,
     out: Annotated[Path, typer.Option("--out", help="Folder for NAME.FORMAT; created if missing.")] = Path(),
-    row_format: Annotated[
-        RowFormat,
-        typer.Option(
-            "--format",
-            help="atif: a folder with one document for each session, for Harbor's tools. csv: one line for each "
-            "session, with its reward, tokens, seconds and resources.",
-        ),
-    ] = RowFormat.parquet,
-    whole_prompts: Annotated[
-        bool, typer.Option("--whole-prompts", help="Write full prompts for rows that share them (builder `tree`).")
-    ] = False,
+    row_format: FormatOption = RowFormat.parquet,
+    file_name: FileNameOption = None,
+    where: WhereTaskOption = None,
+    outcome: OfOutcomeOption = None,
+    min_reward: LeastRewardOption = None,
+    builder: BuilderOption = None,
+    whole_prompts: WholePromptsOption = False,
     agent: Annotated[
         str | None, typer.Option("--agent", help="Name of the agent program, for atif. Default: the task's harness.")
     ] = None,
@@ -73,38 +107,55 @@ def export(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the rows of a task's ended sessions: ids, masks, log-probs, versions, rewards, certificates."""
-    from gangline.cli.results.records import find_results, harness_of, open_records
+    """Write the rows of tasks' ended sessions: ids, masks, log-probs, versions, rewards, certificates."""
+    from gangline.cli.results.records import find_results_of, open_records
 
     records = open_records(data, server)
-    results = _Counted(find_results(records, name), whole_prompts=whole_prompts)
-    if row_format is RowFormat.atif:
-        from gangline.trajectories.atif.export import write_atif
-
-        @cache
-        def agent_of(task_id: str) -> str | None:
-            return agent or harness_of(records, task_id)
-
-        path = out / f"{name}.atif"
-        what, num = (
-            "documents",
-            write_atif(results, path, agent_of=agent_of),
-        )
-    elif row_format is RowFormat.csv:
-        from gangline.cli.results.sessions_table import write_sessions_csv
-
-        path = out / f"{name}.csv"
-        what, num = "lines", write_sessions_csv(results, path)
-    else:
-        from gangline.trajectories.export import export_rows
-
-        path = export_rows(results, out, name=name, format=row_format.value)
-        what, num = "rows", results.num_rows
+    changes = [] if builder is None else [_rebuilding(builder)]
+    changes += [_written_out] if whole_prompts else []
+    with records.requests() as request_of:
+        choice = Choice(request_of, where=where or (), outcomes=outcome or (), min_reward=min_reward)
+        found = (one for one in find_results_of(records, names) if choice.takes(one))
+        results = _Counted(found, changes)
+        path, what, num = _write(results, out, file_name or _name_of(names), row_format, agent, request_of)
     if as_json:
         counts = {f"num_{what}": num, "num_sessions": results.num_sessions}
         print_json({"path": str(path), "format": row_format.value, **counts})
     else:
-        console().print(f"{path}: {num} {what} of {results.num_sessions} sessions", markup=False)
+        console().print(f"{path}: {num} {what} of {results.num_sessions} sessions", markup=False, soft_wrap=True)
+
+
+def _name_of(names: Sequence[str]) -> str:
+    """The name of a task or session; `rows` for several, and for a pattern."""
+    return names[0] if len(names) == 1 and re.fullmatch(r"[^*?\[]+", names[0]) else "rows"
+
+
+def _write(
+    results: _Counted, out: Path, name: str, row_format: RowFormat, agent: str | None, request_of: RequestOf
+) -> tuple[Path, str, int]:
+    """The file or folder, and the number of things in it, with their name."""
+    if row_format is RowFormat.messages:
+        from gangline.datasets.lines import write_messages
+
+        path = out / f"{name}.messages.jsonl"
+        return path, "conversations", write_messages(results, path)
+    if row_format is RowFormat.atif:
+        from gangline.trajectories.atif.export import write_atif
+
+        @lru_cache(maxsize=8)
+        def agent_of(task_id: str) -> str | None:
+            task = request_of(task_id)
+            return agent or (None if task is None else task.agent.harness)
+
+        return out / f"{name}.atif", "documents", write_atif(results, out / f"{name}.atif", agent_of=agent_of)
+    if row_format is RowFormat.csv:
+        from gangline.cli.results.sessions_table import write_sessions_csv
+
+        return out / f"{name}.csv", "lines", write_sessions_csv(results, out / f"{name}.csv")
+    from gangline.trajectories.export import export_rows
+
+    path = export_rows(results, out, name=name, format=row_format.value)
+    return path, "rows", results.num_rows
 
 
 def register(app: typer.Typer) -> None:

@@ -14,6 +14,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from gangline.cli.results.grading_view import grading_lines
 from gangline.cli.results.token_runs import Run, TextOf, elided, runs_of, standing
 from gangline.cli.terminal.output import printable, printable_lines
 from gangline.domain.contracts import in_binary_units
@@ -82,8 +83,10 @@ def session_view(result: SessionResult) -> RenderableType:
         lines += [Text(f"{part}: {told}") for part, told in _usage_lines(result.usage)]
     if result.failure is not None:
         lines.append(Text(f"failure: {result.failure.boundary}, {result.failure.message}", "red"))
-    if result.reward_details:
-        lines.append(Text(f"evaluator: {result.reward_details}"))
+    lines += grading_lines(result.reward_details)
+    if result.artifacts:
+        names = ", ".join(sorted(result.artifacts))
+        lines.append(Text(f"kept files, by `gangline logs {result.session_id} FILE`: {names}"))
     if result.trajectory is None:
         lines.append(Text("no trajectory was built"))
     return Group(*lines)
@@ -185,8 +188,9 @@ def _message_view(message: Message, full: bool) -> RenderableType:
     table.add_column(overflow="fold")
     for part in message.parts:
         kind, text = _part_text(message, part)
-        shown = printable_lines(text) if full else _shortened(printable(text))
-        table.add_row(kind, Text(shown, "red" if isinstance(part, ToolResult) and part.is_error else ""))
+        is_result = isinstance(part, ToolResult)
+        shown = printable_lines(text) if full or is_result else printable(text)
+        table.add_row(kind, Text(shown if full else _shortened(shown), "red" if is_result and part.is_error else ""))
     return table
 
 

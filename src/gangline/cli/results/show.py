@@ -76,17 +76,25 @@ def _names(results: Iterator[SessionResult]) -> str:
 
 def _write_json(document: SessionResult | Iterator[SessionResult]) -> None:
     """One JSON document: the session, or a list of sessions."""
-    from gangline.domain.tokens import encode_json
-
     out = sys.stdout.buffer
     if isinstance(document, Iterator):
         out.write(b"[")
         for number, result in enumerate(document):
-            out.write((b"," if number else b"") + encode_json(result))
+            out.write((b"," if number else b"") + _as_json(result))
         out.write(b"]\n")
     else:
-        out.write(encode_json(document) + b"\n")
+        out.write(_as_json(document) + b"\n")
     sys.stdout.flush()
+
+
+def _as_json(result: SessionResult) -> bytes:
+    """Kept files are text here, as `gangline logs --json` has them; JSON by itself would have base64."""
+    from msgspec.structs import asdict
+
+    from gangline.domain.tokens import encode_json
+
+    files = {name: content.decode(errors="replace") for name, content in result.artifacts.items()}
+    return encode_json({**asdict(result), "artifacts": files})
 
 
 def _show_session(
