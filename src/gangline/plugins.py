@@ -27,6 +27,7 @@ from gangline.domain.contracts import (
     SupportsCapabilities,
 )
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
+from gangline.domain.mistakes import mistakes
 from gangline.domain.task import AgentSpec, EvaluatorSpec, TaskRequest
 from gangline.installation import extra_command, package_command
 
@@ -150,13 +151,12 @@ def _configured(kind: Kind, name: str, config: dict[str, Any]) -> Any:
     try:
         return plugin(config_type.model_validate(config))
     except ValidationError as error:
-        raise InvalidRequest(f"{kind} {name!r}: {explain(error)}") from error
+        raise InvalidRequest(f"{kind} {name!r}: {explain(error, config_type)}") from error
 
 
-def explain(error: ValidationError) -> str:
-    """A validation error as one line for people: place and problem."""
-    found = [f"{'.'.join(str(step) for step in item['loc']) or 'body'}: {item['msg']}" for item in error.errors()[:8]]
-    return "; ".join(found)
+def explain(error: ValidationError, model: type[BaseModel] = BaseModel) -> str:
+    """A validation error as one line for people: place and problem, and the nearest name in `model`."""
+    return "; ".join(mistakes(error, model)[:8])
 
 
 def make_runtime(name: str) -> Runtime:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gangline.cli.machine.checks_agent import check_agent_python
 from gangline.domain.contracts import ExecResult, Runtime, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import InvalidRequest, RuntimeUnavailable
 from gangline.domain.ids import new_id
@@ -74,6 +75,18 @@ async def test_a_sandbox_cannot_write_to_it_and_does_not_see_it_unasked(tmp_path
 async def test_a_folder_without_an_interpreter_is_refused(tmp_path: Path, kind: Callable[[], Runtime]) -> None:
     with pytest.raises(InvalidRequest, match="no bin/python3"):
         await started(kind(), tmp_path, tmp_path)
+
+
+def test_the_doctor_examines_the_interpreter_in_a_sandbox(tmp_path: Path, venv: Path) -> None:
+    (packages,) = venv.glob("lib/python3*/site-packages")
+    (packages / "langgraph").mkdir(exist_ok=True)
+    found = check_agent_python(venv)
+    assert found.state == "ok"
+    assert str(venv) in found.found
+    assert found.found.endswith("imports langgraph")
+    refused = check_agent_python(tmp_path)
+    assert refused.state == "optional"
+    assert "no bin/python3" in refused.advice
 
 
 def judged(stderr: bytes) -> str:

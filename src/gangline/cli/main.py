@@ -20,6 +20,7 @@ _COMMAND_MODULES = (
     "learning.demo",
     "starting.init",
     "service.up",
+    "service.down",
     "tasks.submit",
     "tasks.preset",
     "service.status",

@@ -33,6 +33,7 @@ __all__ = [
     "find_service",
     "forget",
     "held",
+    "holder",
     "keep_token",
     "publish",
     "publish_server",
@@ -146,9 +147,21 @@ def held(data_dir: Path) -> Generator[None]:
             f"another `gangline up`{who} holds {data_dir}. Stop it, or choose another folder with --data."
         ) from None
     try:
+        os.ftruncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
         yield
     finally:
         os.close(lock)
+
+
+def holder(data_dir: Path) -> int | None:
+    """Process id of the `gangline up` that holds a data folder, ready or not; None when there is none."""
+    lock = data_dir / "up.lock"
+    if not is_locked(lock):
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        return int(lock.read_text())
+    return None
 
 
 def _read(data_dir: Path) -> Running | None:

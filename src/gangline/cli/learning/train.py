@@ -17,6 +17,7 @@ from gangline.settings import Settings
 
 if TYPE_CHECKING:
     from gangline.cli.learning.run import Ran
+    from gangline.domain.mistakes import Problems
     from gangline.trainers.verl.experiment import VerlExperiment
     from gangline.training.run.experiment import Experiment
 
@@ -250,29 +251,53 @@ def _outcome(ran: Ran) -> str:
 
 
 def _read(spec: Path) -> tuple[Experiment, list[dict[str, Any]], list[dict[str, Any]]]:
-    """Tasks, and held-out ones. Raises: InvalidRequest, UnknownPlugin."""
-    from gangline.training.run.experiment import read_experiment
+    """Tasks, and held-out ones. Raises: InvalidRequest, UnknownPlugin: all problems of settings and tasks together."""
+    from gangline.domain.mistakes import Problems
+    from gangline.training.run.experiment import examine_experiment, task_files
 
-    experiment = read_experiment(spec)
-    return experiment, *_tasks_of(experiment)
+    problems = Problems(str(spec))
+    experiment = examine_experiment(spec, problems)
+    if experiment is None:
+        for file in task_files(spec):
+            _right_tasks(file, 1, problems)
+        problems.require_none()
+    assert experiment is not None
+    tasks, held_out = _examined_tasks(experiment, problems)
+    problems.require_none()
+    return experiment, tasks, held_out
 
 
 def _tasks_of(experiment: Experiment | VerlExperiment) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Tasks, and held-out ones. Raises: InvalidRequest, UnknownPlugin."""
+    from gangline.domain.mistakes import Problems
+
+    problems = Problems(experiment.name)
+    found = _examined_tasks(experiment, problems)
+    problems.require_none()
+    return found
+
+
+def _examined_tasks(
+    experiment: Experiment | VerlExperiment, problems: Problems
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Tasks, and held-out ones: those that are right."""
     from gangline.training.run.evaluation import require_disjoint
 
     data, evaluation = experiment.data, experiment.evaluation
-    held_out = [] if evaluation is None else _checked_tasks(evaluation.tasks, evaluation.num_samples)
-    tasks = _checked_tasks(data.tasks, data.num_samples)
-    require_disjoint(tasks, held_out)
+    held_out = [] if evaluation is None else _right_tasks(evaluation.tasks, evaluation.num_samples, problems)
+    tasks = _right_tasks(data.tasks, data.num_samples, problems)
+    with problems.collected():
+        require_disjoint(tasks, held_out)
     return tasks, held_out
 
 
-def _checked_tasks(path: Path, num_samples: int) -> list[dict[str, Any]]:
-    """Raises: InvalidRequest, UnknownPlugin."""
-    tasks = read_tasks(str(path))
-    for number, task in enumerate(tasks, 1):
-        validated({**task, "num_samples": num_samples}, f"{path}, task {number}")
+def _right_tasks(path: Path, num_samples: int, problems: Problems) -> list[dict[str, Any]]:
+    tasks: list[dict[str, Any]] = []
+    with problems.collected():
+        for number, task in enumerate(read_tasks(str(path)), 1):
+            with problems.collected():
+                validated({**task, "num_samples": num_samples}, f"{path}, task {number}")
+                tasks.append(task)
     return tasks
 
 

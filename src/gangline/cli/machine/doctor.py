@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -45,16 +46,26 @@ def doctor(
         list[str] | None,
         typer.Option("--engine", help="URL of an engine to check; repeatable.", show_default=False),
     ] = None,
+    python: Annotated[
+        Path | None,
+        typer.Option(
+            "--python",
+            metavar="VENV",
+            help="Python environment of agents, as of gangline submit, to examine in a sandbox.",
+            show_default=False,
+        ),
+    ] = None,
     data: DataOption = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine's sandbox, limits, engines, model, tools, ports, disk, data folder, clocks and service.
+    """Check this machine's sandbox, limits, engines, model, tools, agents' Python, ports, disk, data and service.
 
     Exit code 1 if a requirement is missing or broken; each line names the remedy. With engines of your own, the
     requirements of the built-in one are optional.
     """
     from gangline.cli.machine.checks import CHECKS
+    from gangline.cli.machine.checks_agent import check_agent_python
     from gangline.cli.machine.checks_folders import check_data_folder
     from gangline.cli.machine.checks_service import SERVICE_CHECKS, check_engine
 
@@ -64,6 +75,7 @@ def doctor(
     if server is not None:
         settings = settings.model_copy(update={"server_url": server})
     checks = [check(settings) for check in (*CHECKS, check_data_folder, *SERVICE_CHECKS)]
+    checks.append(check_agent_python(python))
     if engine:
         checks = [_not_needed(check) for check in checks] + [check_engine(url) for url in engine]
     missing = [check.name for check in checks if check.state == "missing"]

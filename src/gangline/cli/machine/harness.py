@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -78,7 +80,8 @@ def install(
     tools = Settings.from_environ().tools_dir
     programs = [installation.find_program(name) for name in names]
     notes().print(f"Installing {', '.join(program.package for program in programs)} into {tools}", markup=False)
-    installation.install([(program, version) for program in programs], tools)
+    with _elapsed():
+        installation.install([(program, version) for program in programs], tools)
     installed = {program.harness: installation.installed_version(program, tools) for program in programs}
     if as_json:
         print_json({"tools": str(tools), "installed": installed})
@@ -130,6 +133,18 @@ def check(
         _print(reports)
     if not all(report.ok for report in reports):
         raise typer.Exit(Exit.FAILED)
+
+
+@contextlib.contextmanager
+def _elapsed() -> Generator[None]:
+    """Show the time where there is a terminal: an installation may take minutes without a word."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    out = notes()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=out, disable=not out.is_terminal, transient=True) as progress:
+        progress.add_task("npm and pip are at work", total=None)
+        yield
 
 
 def _installed() -> list[str]:

@@ -28,6 +28,7 @@ _WAITED_FOR = {
     "server": "it answers what it has begun",
     "engine": "it frees its model",
 }
+_SAY_EVERY_S = 10.0
 _QUICK_LIFE_S = 20.0
 _MAX_QUICK_DEATHS = 5
 _FIRST_PAUSE_S = 0.25
@@ -37,10 +38,14 @@ _LONGEST_PAUSE_S = 8.0
 class Supervisor:
     """Owns children; `stages` are started in order, the children of one stage together."""
 
-    def __init__(self, *, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, *, on_change: Callable[[], None] = lambda: None, say: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """`say`: called with messages for people while children start."""
         self._children: list[Child] = []
         self._hurry = asyncio.Event()
         self._on_change = on_change
+        self._say = say
 
     def pids(self) -> dict[str, int]:
         return {child.name: child.pid for child in self._children}
@@ -50,7 +55,20 @@ class Supervisor:
         self.take(*children)
         async with _first_error(), asyncio.TaskGroup() as group:
             for child in children:
-                group.create_task(child.start())
+                group.create_task(self._start(child))
+
+    async def _start(self, child: Child) -> None:
+        starting = asyncio.ensure_future(child.start())
+        try:
+            while not (await asyncio.wait({starting}, timeout=_SAY_EVERY_S))[0]:
+                last = child.log_tail().rpartition("\n")[2].strip()
+                self._say(f"Still starting the {child.name}, {child.age_s():.0f} s. {child.log_path.name}: {last}")
+        except asyncio.CancelledError:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            raise
+        await starting
+        self._say(f"The {child.name} is ready after {child.age_s():.1f} s.")
 
     def take(self, *children: Child) -> None:
         """Own children that were started already."""

@@ -209,9 +209,16 @@ def _url_for_cluster(plan: Plan, server: Child) -> str:
     )
 
 
-async def run_service(plan: Plan, body: Callable[[running.Running], Awaitable[T]]) -> T:
+def _silently(_line: str) -> None:
+    return None
+
+
+async def run_service(
+    plan: Plan, body: Callable[[running.Running], Awaitable[T]], say: Callable[[str], None] = _silently
+) -> T:
     """Start the service, await `body`, end everything; children that die meanwhile are restarted.
 
+    say: called with messages for people while it starts.
     Raises: errors of `body`; GanglineError when the service cannot be started or kept; asyncio.CancelledError after
     SIGTERM, SIGINT or SIGHUP (a second one does not wait for anything).
     """
@@ -221,7 +228,7 @@ async def run_service(plan: Plan, body: Callable[[running.Running], Awaitable[T]
     with running.held(plan.data_dir):
         token = running.keep_token(plan.data_dir, plan.control_token)
         live: list[running.Running] = []
-        supervisor = Supervisor(on_change=lambda: _republish(plan.data_dir, live, supervisor))
+        supervisor = Supervisor(on_change=lambda: _republish(plan.data_dir, live, supervisor), say=say)
         async with _ended_by_signals(supervisor, plan):
             live.append(await bring_up(plan, supervisor, token))
             running.publish(plan.data_dir, live[0])
@@ -274,10 +281,6 @@ async def _ended_by_signals(supervisor: Supervisor, plan: Plan) -> AsyncGenerato
         running.forget(plan.data_dir)
     if signalled:
         raise asyncio.CancelledError  # it came after the body was done, and means what would follow
-
-
-def _silently(_line: str) -> None:
-    return None
 
 
 async def _reap_after_node(plan: Plan) -> None:

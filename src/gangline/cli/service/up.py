@@ -35,8 +35,13 @@ def up(settings: Resolved, as_json: JsonOption = False) -> None:
         _announce(live, plan, as_json)
         await asyncio.Event().wait()
 
+    def say(line: str) -> None:
+        if plan.log_format == "text":
+            notes().print(line, markup=False, soft_wrap=True)
+
+    say(f"Starting {plan.engine or 'no engine'}, a server and a node; their logs are in {plan.data_dir / 'logs'}.")
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(run_service(plan, serve))
+        asyncio.run(run_service(plan, serve, say))
 
 
 def plan_of(settings: Resolved) -> Plan:

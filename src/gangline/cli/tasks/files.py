@@ -100,6 +100,6 @@ def validated(body: dict[str, Any], where: str) -> TaskRequest:
     try:
         task = TaskRequest.model_validate(body)
     except ValidationError as error:
-        raise InvalidRequest(f"{where}: {explain(error)}") from error
+        raise InvalidRequest(f"{where}: {explain(error, TaskRequest)}") from error
     check_task(task)
     return task

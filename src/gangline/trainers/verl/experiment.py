@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import validated_id
+from gangline.domain.mistakes import mistakes
 from gangline.durable import write_whole
 from gangline.trainers.verl.settings import KEY, MANAGER
 from gangline.training.options import TrainingOptions
@@ -83,8 +84,7 @@ def read_verl_experiment(path: Path) -> VerlExperiment:
     try:
         found = VerlExperiment.model_validate(_document(path))
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise InvalidRequest(f"{path} does not fit: {wrong}.") from error
+        raise InvalidRequest(f"{path} does not fit: {'; '.join(mistakes(error, VerlExperiment))}.") from error
     folder = path.parent.absolute()
     changes: dict[str, Any] = {
         "python": folder / found.python,

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 from pydantic import ValidationError, model_validator
 
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
+from gangline.domain.mistakes import mistakes
 from gangline.training.learning.advantages import AdvantageSettings
 from gangline.training.learning.credit.critic.settings import CriticSettings
 from gangline.training.learning.credit.traces import CreditSettings
@@ -173,7 +174,7 @@ def algorithm(name: str, overrides: Mapping[str, Any] | None = None) -> Algorith
     try:
         return Algorithm.model_validate(fields)
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        wrong = "; ".join(mistakes(error, Algorithm))
         raise InvalidRequest(f"algorithm {name} with these overrides does not fit: {wrong}.") from error
 
 

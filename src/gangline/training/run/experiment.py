@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from pydantic import Field, ValidationError, field_validator
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import validated_id
+from gangline.domain.mistakes import Problems, mistakes
 from gangline.training.collecting.coalitions import CoalitionSettings
 from gangline.training.collecting.degenerates import DegenerateSettings
 from gangline.training.learning.algorithms import Algorithm, algorithm
@@ -30,8 +31,10 @@ __all__ = [
     "DataSettings",
     "Experiment",
     "digest_of",
+    "examine_experiment",
     "read_experiment",
     "resolved_settings",
+    "task_files",
     "warnings_about",
 ]
 
@@ -124,7 +127,58 @@ S = TypeVar("S", DataSettings, EvaluationSettings)
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Raises: InvalidRequest, which names the setting and its problem; UnknownPlugin of an algorithm or a hook."""
+    """Raises: InvalidRequest, which names every wrong setting; UnknownPlugin of an algorithm or a hook."""
+    problems = Problems(str(path))
+    found = examine_experiment(path, problems)
+    problems.require_none()
+    assert found is not None, "what is no experiment has a problem"
+    return found
+
+
+def examine_experiment(path: Path, problems: Problems) -> Experiment | None:
+    """The experiment, as far as its settings have the right form, and all of its problems.
+
+    Raises: InvalidRequest when the file has no settings at all.
+    """
+    document = _document(path)
+    try:
+        found = Experiment.model_validate(document)
+    except ValidationError as error:
+        problems.add(mistakes(error, Experiment))
+        _examine_algorithm(document, problems)
+        return None
+    with problems.collected():
+        found.require_consistent()
+    with problems.collected():
+        load_hooks(found.hooks)
+    with problems.collected():
+        check_trackers(found.report_to)
+    changes: dict[str, Any] = {"data": _beside(path, found.data)}
+    if found.evaluation is not None:
+        changes["evaluation"] = _beside(path, found.evaluation)
+    return found.model_copy(update=changes)
+
+
+def task_files(path: Path) -> list[Path]:
+    """The task files that an experiment names, even one whose settings have no right form. Raises: InvalidRequest."""
+    document = _document(path)
+    tables: list[Any] = [document.get("data"), document.get("evaluation")]
+    named = [cast("dict[str, Any]", table).get("tasks") for table in tables if isinstance(table, dict)]
+    return [path.parent / file for file in named if isinstance(file, str)]
+
+
+def _examine_algorithm(document: Mapping[str, Any], problems: Problems) -> None:
+    """The algorithm's name and settings are its own, even where other settings have no right form."""
+    try:
+        choice = AlgorithmChoice.model_validate(document.get("algorithm", {}))
+    except ValidationError:
+        return  # reported already
+    with problems.collected():
+        choice.resolve()
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    """Raises: InvalidRequest."""
     import yaml  # noqa: PLC0415 - of the extra `training`
 
     try:
@@ -135,18 +189,7 @@ def read_experiment(path: Path) -> Experiment:
         raise InvalidRequest(f"{path} is not YAML: {error}") from error
     if not isinstance(document, Mapping):
         raise InvalidRequest(f"{path} must be a mapping of settings, such as `name: my-run`.")
-    try:
-        found = Experiment.model_validate(document)
-    except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise InvalidRequest(f"{path} does not fit: {wrong}.") from error
-    found.require_consistent()
-    load_hooks(found.hooks)
-    check_trackers(found.report_to)
-    changes: dict[str, Any] = {"data": _beside(path, found.data)}
-    if found.evaluation is not None:
-        changes["evaluation"] = _beside(path, found.evaluation)
-    return found.model_copy(update=changes)
+    return cast("Mapping[str, Any]", document)
 
 
 def _beside(path: Path, settings: S) -> S:
