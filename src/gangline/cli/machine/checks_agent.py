@@ -42,7 +42,7 @@ def check_agent_python(python: Path | None) -> Check:
     """Start `python3` in a sandbox. python: the environment of `submit --python`; None is the usual interpreter."""
     try:
         with tempfile.TemporaryDirectory(prefix="gangline-doctor-") as folder:
-            result = asyncio.run(_look(Path(folder), python))
+            result = asyncio.run(_look(Path(folder), None if python is None else str(python.absolute())))
     except GanglineError as error:
         return Check(name=_NAME, state="optional", found="cannot be examined", advice=error.message)
     if not result.ok:
@@ -56,11 +56,11 @@ def check_agent_python(python: Path | None) -> Check:
     return Check(name=_NAME, state=state, found=f"{found.version} at {found.path}; {modules}", advice=advice)
 
 
-async def _look(folder: Path, python: Path | None) -> ExecResult:
+async def _look(folder: Path, python: str | None) -> ExecResult:
     """Raises: GanglineError when no sandbox starts, or the folder is no environment."""
     runtime = make_runtime("sandbox")
     limits = LimitsSpec(**dict.fromkeys(LimitsSpec.model_fields))
-    spec = RuntimeSpec(network="none", limits=limits, python=None if python is None else str(python.absolute()))
+    spec = RuntimeSpec(network="none", limits=limits, python=python)
     start = RuntimeStart(runtime_id=new_id("doctor"), owner="doctor", spec=spec, folder=folder / "sandbox")
     handle = await runtime.start(start)
     try:
