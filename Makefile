@@ -65,9 +65,9 @@ help:
 	@echo "make bench   measure; writes bench/results.json and docs/benchmarks.md"
 	@echo "make dist    sdist and wheel in dist/, checked"
 	@echo "make sbom    the same, and dist/gangline-sbom.cdx.json, a list of the components (CycloneDX)"
-	@echo "make lock    write $(TESTED) anew after a change of pyproject.toml (UPGRADE=1: with the newest versions)"
+	@echo "make lock    write requirements/*.txt anew after a change of the dependencies (UPGRADE=1: with the newest versions)"
 	@echo "make tools   agent programs from npm into $(TOOLS)"
-	@echo "make docs    generate the reference and check the pages' links"
+	@echo "make docs    generate the reference, build the documentation site in build/site, and check its links"
 	@echo "make clean   remove what was made here"
 
 .venv/bin/python:
@@ -201,6 +201,7 @@ bench: .venv/.dev sandbox
 
 docs: .venv/.dev
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/build_site.py
 
 # Of the tools of `make test` this needs only uv.
 dist: | .venv/bin/python
@@ -218,6 +219,7 @@ sbom: dist
 
 lock: .venv/.dev
 	scripts/lock.sh $(TESTED) $(if $(UPGRADE),--upgrade)
+	scripts/lock.sh requirements/docs.txt $(if $(UPGRADE),--upgrade)
 
 tools: $(TOOLS)/.ready
 

@@ -1,0 +1,110 @@
+"""Build the documentation site in build/site: `python docs/build_site.py`, or `make docs`.
+
+Zensical builds it strictly from zensical.toml. Then every link and anchor of the built pages is followed. Two files are
+for language models: `llms.txt` lists the pages, which lie beside it as Markdown, and `llms-full.txt` has all of them.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+SITE = ROOT / "build" / "site"
+_NAMES = {".": "Start", "guides": "Guides", "reference": "Reference", "adr": "Decisions"}
+"""Sections of llms.txt in their order, by folder."""
+_NOT_PAGES = ("SUMMARY.md",)
+
+
+class Links(HTMLParser):
+    """Targets and anchors of one built page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.targets: set[str] = set()
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.anchors.update(filter(None, (given.get("id"), given.get("name") if tag == "a" else None)))
+        self.targets.update(filter(None, (given.get("href"), given.get("src"))))
+
+
+def build() -> None:
+    """Raises: CalledProcessError for a page that links to nothing, or another warning of Zensical."""
+    uvx = [Path(sys.executable).with_name("uvx"), "--quiet", "--with-requirements", ROOT / "requirements" / "docs.txt"]
+    subprocess.run([*uvx, "--from", "zensical", "zensical", "build", "--strict", "--clean"], cwd=ROOT, check=True)
+
+
+def broken(site: Path) -> list[str]:
+    """Links of the built pages that lead to no file, or to no anchor. Links to other sites are not followed."""
+    pages = {path: Links(path.read_text()) for path in site.rglob("*.html")}
+    return [
+        f"{page.relative_to(site)}: {target}"
+        for page, links in pages.items()
+        if page.name != "404.html"  # its links begin at the root of a server
+        for target in sorted(links.targets)
+        if not _leads_somewhere(page, target, pages)
+    ]
+
+
+def _leads_somewhere(page: Path, target: str, pages: dict[Path, Links]) -> bool:
+    url = urlsplit(target)
+    if url.scheme or url.netloc:
+        return True
+    path = (page.parent / unquote(url.path)).resolve() if url.path else page
+    file = path / "index.html" if path.is_dir() else path
+    if not file.is_file():
+        return False
+    return not url.fragment or file not in pages or unquote(url.fragment) in pages[file].anchors
+
+
+def write_llms(docs: Path, site: Path) -> None:
+    """Write llms.txt (llmstxt.org), the pages as Markdown, and llms-full.txt."""
+    pages = [path for path in sorted(docs.rglob("*.md")) if path.name not in _NOT_PAGES]
+    sections: dict[str, list[Path]] = {name: [] for name in _NAMES}
+    for path in pages:
+        sections[path.relative_to(docs).parts[0] if path.parent != docs else "."].append(path)
+        copy = site / path.relative_to(docs)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(path.read_text())
+    _, summary = _title_and_summary((docs / "index.md").read_text())
+    lines = ["# Gangline", "", f"> {summary}"]
+    for folder, found in sections.items():
+        lines += ["", f"## {_NAMES[folder]}", ""]
+        for path in found:
+            title, first = _title_and_summary(path.read_text())
+            lines.append(f"- [{title}]({path.relative_to(docs)})" + (f": {first}" if first else ""))
+    (site / "llms.txt").write_text("\n".join(lines) + "\n")
+    ordered = [path for found in sections.values() for path in found]
+    whole = "\n\n".join(f"<!-- {path.relative_to(docs)} -->\n\n{path.read_text()}" for path in ordered)
+    (site / "llms-full.txt").write_text(whole)
+
+
+def _title_and_summary(text: str) -> tuple[str, str]:
+    """The heading of a page, and the first sentence of its first paragraph where it begins with prose."""
+    _, _, rest = text.partition("# ")
+    title, _, body = rest.partition("\n")
+    paragraph = " ".join(body.strip().partition("\n\n")[0].split())
+    if not re.match(r"[A-Z\[]|`(?!``)", paragraph):
+        return title.strip(), ""
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", paragraph)
+    return title.strip(), re.split(r"(?<=\.)\s", plain)[0]
+
+
+def main() -> int:
+    build()
+    found = broken(SITE)
+    print("\n".join(found) if found else f"The site is in {SITE}; every link leads somewhere.")
+    write_llms(DOCS, SITE)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
