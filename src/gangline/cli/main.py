@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -84,7 +85,6 @@ def build_app(command: str | None = None) -> typer.Typer:
         name="gangline",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        add_completion=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
@@ -97,7 +97,14 @@ def build_app(command: str | None = None) -> typer.Typer:
 def load(arguments: Sequence[str]) -> Callable[[], None]:
     """The command that `arguments` ask for, loaded but not begun. Calling it raises SystemExit with a code of
     `exits.Exit`, always."""
-    return partial(_run, build_app(arguments[0] if arguments else None), list(arguments))
+    command = arguments[0] if arguments else _completed_command()
+    return partial(_run, build_app(command), list(arguments))
+
+
+def _completed_command() -> str | None:
+    """The command whose options a shell completes: the second word in Typer's variables, once a third begins."""
+    words = (os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or "").split()
+    return words[1] if "_GANGLINE_COMPLETE" in os.environ and len(words) > 2 else None
 
 
 def _run(app: typer.Typer, arguments: list[str]) -> None:
