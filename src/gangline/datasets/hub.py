@@ -9,13 +9,15 @@ from pathlib import Path
 
 from gangline.datasets.build import MANIFEST, Dataset
 from gangline.domain.errors import GanglineError, InvalidRequest
+from gangline.installation import package_command
 
 try:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 except ImportError as error:
     raise InvalidRequest(
-        "publishing needs the Python package huggingface_hub, which is not installed: pip install huggingface_hub."
+        "publishing needs the Python package huggingface_hub, which is not installed: "
+        f"{package_command('huggingface_hub')}"
     ) from error
 
 __all__ = ["files_to_publish", "publish"]

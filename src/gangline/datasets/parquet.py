@@ -22,13 +22,14 @@ import numpy as np
 from gangline.datasets.rows import Kind
 from gangline.domain.errors import InvalidRequest
 from gangline.durable import replacing
+from gangline.installation import extra_command
 
 try:
     import pyarrow as pa
     import pyarrow.parquet as pq
 except ImportError as error:
     raise InvalidRequest(
-        "a dataset needs the Python package pyarrow, which is not installed: pip install 'gangline[parquet]'."
+        f"a dataset needs the Python package pyarrow, which is not installed: {extra_command('parquet')}"
     ) from error
 
 __all__ = ["SCHEMAS", "write_table"]
