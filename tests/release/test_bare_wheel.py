@@ -12,6 +12,7 @@ import pytest
 
 from gangline import __version__
 from release.installed import Installed
+from support.requirements import need_command
 
 AGENT = """
 import json, os, urllib.request
@@ -26,7 +27,7 @@ TASK = {
     "task_id": "greeting",
     "instruction": "Say hello.",
     "num_samples": 2,
-    "runtime": {"backend": "process", "prepare": [{"type": "write", "path": "agent.py", "content": AGENT}]},
+    "runtime": {"prepare": [{"type": "write", "path": "agent.py", "content": AGENT}]},
     "agent": {"harness": "shell", "settings": {"command": "python3 agent.py"}},
     "evaluator": {"strategy": "test_on_output", "config": {"checks": [{"kind": "contains", "value": "hello"}]}},
 }
@@ -53,6 +54,8 @@ def script(tmp_path: Path) -> Path:
 
 
 def rows_of_a_task(installed: Installed, data: Path) -> list[dict[str, object]]:
+    """Rows of sessions in the default runtime, the sandbox."""
+    need_command("bwrap", "apt-get install bubblewrap")
     task = data.with_suffix(".task.json")
     task.write_text(json.dumps(TASK))
     installed.run("submit", task, "--wait", "--data", data)
