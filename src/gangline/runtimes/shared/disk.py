@@ -3,9 +3,10 @@
 A measure counts blocks and files as `du` does, hard links once, nothing of other file systems. Empty files have no
 blocks, but each takes one of the file system's inodes, which run out as space does. Removed files count while a process
 holds them open or mapped, in a sandbox that has a /proc of its own; on a node that is not root, only files that the
-node's user can see there. Between two measures at most `_PAUSE_S` pass, or ten times as long as one takes. Until the
-next one a sandbox may take more than its limit: so none of its files may outgrow it either (see
-`confinement.limits`), and a node keeps a reserve.
+node's user can see there. A measure starts programs that walk through all files, so it is made when the file systems
+have grown, which is looked at every `_PAUSE_S`, or ten times as long as the last measure took; and at least at every
+`_LOOKS`-th look, for somebody else may have removed as much meanwhile. Until the next one a sandbox may take more than
+its limit: so none of its files may outgrow it either (see `confinement.limits`), and a node keeps a reserve.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ log = logging.getLogger("gangline.runtimes")
 MEASURED: dict[str, str] = dict.fromkeys(("disk_bytes", "max_files"), "measured every few seconds")
 """Name of each limit that a watch holds -> how."""
 _PAUSE_S = 2.0
+_LOOKS = 8
+"""How many looks at the file systems go by before a measure without growth."""
+_LEAST_GROWTH = {"disk_bytes": 16 * 2**20, "max_files": 1000}
+"""Growth of all file systems together that is measured at once; a small limit asks for less, a sixteenth of it."""
 _AS_ROOT = ("unshare", "--user", "--map-root-user")
 """An ordinary user's agent may close its folders to that user too, but not to root of a user namespace."""
 _AS_ANY_ROOT = (*_AS_ROOT, "--map-auto")
@@ -101,6 +106,28 @@ async def _printed(argv: Sequence[str], **env: str) -> bytes:
     return b""
 
 
+def _memory(root: Path | None) -> list[Path]:
+    """Folders in memory, in which a sandbox may write: an empty file there takes memory of the kernel."""
+    return [] if root is None else [root / "dev/shm"]
+
+
+def _taken(folders: Sequence[Path]) -> dict[str, int] | None:
+    """Bytes and files in use on the file systems of these folders; None where one does not tell."""
+    taken, seen = dict.fromkeys(MEASURED, 0), set[int]()
+    try:
+        for folder in folders:
+            device, found = os.stat(folder).st_dev, os.statvfs(folder)
+            if found.f_files == 0:  # btrfs, for one, has no fixed number of inodes
+                return None
+            if device not in seen:
+                seen.add(device)
+                taken["disk_bytes"] += (found.f_blocks - found.f_bfree) * found.f_frsize
+                taken["max_files"] += found.f_files - found.f_ffree
+    except OSError:
+        return None
+    return taken
+
+
 def root_inside(proc_fd: int) -> Path | None:
     """The root of a sandbox, seen from the host.
 
@@ -132,6 +159,10 @@ class DiskWatch:
         self._root = root
         self._end = end
         self._usage = Usage(disk_bytes=None)
+        self._least: dict[str, int] | None = None
+        """Smallest use of the file systems since the last measure; None: measure at the next look."""
+        self._num_looks = 0
+        """Since the last measure."""
         self._task: asyncio.Task[None] | None = None
         self._is_ending = False
         self._is_closed = False
@@ -160,6 +191,8 @@ class DiskWatch:
         pause_s = _PAUSE_S
         while not self._is_closed:
             await asyncio.sleep(pause_s)
+            if not self._may_have_grown():
+                continue
             begun_at = loop.time()
             used = await self._used()
             pause_s = max(_PAUSE_S, 10 * (loop.time() - begun_at))
@@ -172,9 +205,25 @@ class DiskWatch:
                 self._allowed = {name: (used[name] or 0) + most for name, most in self._limits.items()}
                 await self._ended()
 
+    def _may_have_grown(self) -> bool:
+        """Whether there is something to measure; if so, what the file systems hold now is what the next look compares
+        with."""
+        taken, least = _taken([*self._folders(), *_memory(self._root())]), self._least
+        self._num_looks += 1
+        if taken is not None and least is not None and self._num_looks < _LOOKS:
+            self._least = {name: min(least[name], taken[name]) for name in MEASURED}
+            if all(taken[name] - self._least[name] < self._growth(name) for name in MEASURED):
+                return False
+        self._least, self._num_looks = taken, 0
+        return True
+
+    def _growth(self, name: str) -> int:
+        limit = self._limits.get(name)
+        return _LEAST_GROWTH[name] if limit is None else min(_LEAST_GROWTH[name], limit // 16)
+
     async def _used(self) -> dict[str, int | None]:
         root = self._root()
-        memory = [] if root is None else [root / "dev/shm"]  # an empty file there takes memory of the kernel
+        memory = _memory(root)
         sizes = [
             await _counted(self._folders(), "--block-size=1"),
             await _counted([*self._folders(), *memory], "--inodes"),
