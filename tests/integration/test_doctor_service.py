@@ -20,6 +20,7 @@ from gangline.cli.machine.checks_service import (
 )
 from gangline.client.server import ServerClient
 from gangline.domain.errors import RuntimeUnavailable
+from gangline.installation import extra_command
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
 from gangline.settings import Settings
@@ -110,4 +111,4 @@ def test_a_collector_without_the_extra_is_broken(tmp_path: Path, monkeypatch: py
     wanted = settings(tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:4318")
     assert checks_service.check_traces(wanted).state == "ok"
     monkeypatch.setattr(checks_service.importlib.util, "find_spec", lambda _name: None)
-    assert "gangline[otel]" in checks_service.check_traces(wanted).advice
+    assert extra_command("otel") in checks_service.check_traces(wanted).advice

@@ -8,6 +8,7 @@ import pytest
 
 from gangline.cli.machine import checks
 from gangline.domain.errors import RuntimeUnavailable
+from gangline.installation import extra_command
 from gangline.settings import Settings
 
 
@@ -59,7 +60,7 @@ def test_without_torch_it_names_the_extra(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None if name == "torch" else object())
     check = checks.check_engine_extra(settings(tmp_path))
     assert (check.state, check.found) == ("missing", "not installed: torch")
-    assert "gangline[engine]" in check.advice
+    assert extra_command("engine") in check.advice
 
 
 def test_without_agent_programs_it_goes_on(tmp_path: Path) -> None:

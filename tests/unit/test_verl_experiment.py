@@ -62,7 +62,7 @@ def test_paths_are_beside_the_file_and_held_out_tasks_are_validated_on(tmp_path:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("python: PYTHON", "python: nowhere"), r"no interpreter at .*nowhere.*gangline\[verl\]"),
+        (("python: PYTHON", "python: nowhere"), r"no interpreter at .*nowhere.*extra `verl`"),
         (("num_samples: 4", "num_sample: 4"), r"data\.num_sample: Extra inputs"),
         (("name: words", "name: a b"), "name must match"),
     ],

@@ -39,7 +39,7 @@ from gangline.domain.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from gangline.cli.results.records import Records, RequestOf
-    from gangline.datasets.build import Dataset
+    from gangline.datasets.build import Dataset, DatasetSpec
     from gangline.datasets.selection import Recorded
 
 __all__ = ["RecordsSource", "register"]
@@ -76,7 +76,7 @@ def data(
     accepted.
     """
     from gangline.cli.results.records import open_records
-    from gangline.datasets.build import DatasetSpec, build
+    from gangline.datasets.build import DatasetSpec
     from gangline.datasets.card import write_card
     from gangline.datasets.selection import Selection
 
@@ -99,7 +99,17 @@ def data(
         test_share=test_share,
         seed=seed,
     )
-    records = open_records(data, server)
+    made = _build(spec, open_records(data, server), names or ("*",), out)
+    write_card(made, out, license_name=license_name)
+    print_json({"path": str(out), "dataset": made}) if as_json else _show(made, out)
+    if push is not None:
+        _push(made, out, push, token, public=public)
+
+
+def _build(spec: DatasetSpec, records: Records, names: Sequence[str], out: Path) -> Dataset:
+    """Counts the sessions on the terminal meanwhile."""
+    from gangline.datasets.build import build
+
     with records.requests() as request_of, notes().status("") as status:
         num = 0
 
@@ -108,14 +118,7 @@ def data(
             num += 1
             status.update(f"session {num}")
 
-        made = build(spec, RecordsSource(records, request_of, names or ("*",)), out, on_session=count)
-    write_card(made, out, license_name=license_name)
-    if as_json:
-        print_json({"path": str(out), "dataset": made})
-    else:
-        _show(made, out)
-    if push is not None:
-        _push(made, out, push, token, public=public)
+        return build(spec, RecordsSource(records, request_of, names), out, on_session=count)
 
 
 class RecordsSource:

@@ -104,8 +104,15 @@ class Learner:
         self._model.train()
         metrics = StepMetrics()
         updates = [
-            (list(pack_all(self._to_compute(part), self._settings.layout, max_places=self._settings.max_places)), part)
-            for part in self._parts(samples)
+            (
+                list(
+                    pack_all(
+                        _to_compute(part, self._algorithm), self._settings.layout, max_places=self._settings.max_places
+                    )
+                ),
+                part,
+            )
+            for part in _parts(samples, self._settings.updates_per_batch, self._order)
         ]
         found = self._prepared([batch for batches, _ in updates for batch in batches], len(updates), metrics)
         prepared = iter(found)
@@ -204,28 +211,6 @@ class Learner:
         metrics.add(len(scores.values), found)
         metrics.sum("value_loss", float(loss.detach()))
         return loss
-
-    def _parts(self, samples: Sequence[Sample]) -> Iterator[list[Sample]]:
-        """Sessions whole, in random order where there are several updates."""
-        sessions = dict[str, list[Sample]]()
-        for sample in samples:
-            sessions.setdefault(sample.session_id, []).append(sample)
-        num = min(self._settings.updates_per_batch, len(sessions))
-        order = self._order.permutation(len(sessions)) if num > 1 else np.arange(len(sessions))
-        listed = list(sessions.values())
-        for part in np.array_split(order, max(num, 1)):
-            yield [sample for index in map(int, part) for sample in listed[index]]
-
-    def _to_compute(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Those whose loss has a gradient. Under `session_mean` their sessions stay whole, for the means over them."""
-        trained = [one for one in samples if (one.weights != 0).any()]
-        if self._algorithm.moves_all_tokens:
-            return trained
-        moving = [one for one in trained if (one.advantages != 0).any()]
-        if self._algorithm.loss.aggregation != "session_mean":
-            return moving
-        sessions = {one.session_id for one in moving}
-        return [one for one in trained if one.session_id in sessions]
 
     def _prepared(self, batches: Sequence[Batch], num_updates: int, metrics: StepMetrics) -> list[_Prepared]:
         """The step's batches with what the first update needs to know of the weights before it.
@@ -339,3 +324,27 @@ def _totals(samples: Sequence[Sample]) -> LossTotals:
 
 def _size(parameters: Iterable[torch.nn.Parameter]) -> int:
     return sum(parameter.numel() for parameter in parameters)
+
+
+def _parts(samples: Sequence[Sample], num_parts: int, order: np.random.Generator) -> Iterator[list[Sample]]:
+    """Sessions whole, in random order where there are several parts."""
+    sessions = dict[str, list[Sample]]()
+    for sample in samples:
+        sessions.setdefault(sample.session_id, []).append(sample)
+    num = min(num_parts, len(sessions))
+    indices = order.permutation(len(sessions)) if num > 1 else np.arange(len(sessions))
+    listed = list(sessions.values())
+    for part in np.array_split(indices, max(num, 1)):
+        yield [sample for index in map(int, part) for sample in listed[index]]
+
+
+def _to_compute(samples: Sequence[Sample], algorithm: Algorithm) -> list[Sample]:
+    """Those whose loss has a gradient. Under `session_mean` their sessions stay whole, for the means over them."""
+    trained = [one for one in samples if (one.weights != 0).any()]
+    if algorithm.moves_all_tokens:
+        return trained
+    moving = [one for one in trained if (one.advantages != 0).any()]
+    if algorithm.loss.aggregation != "session_mean":
+        return moving
+    sessions = {one.session_id for one in moving}
+    return [one for one in trained if one.session_id in sessions]
