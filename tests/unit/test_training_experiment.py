@@ -41,6 +41,19 @@ def test_masks_degenerates_and_credit_by_turns_are_settings(tmp_path: Path) -> N
     assert digest_of(found) != digest_of(read(tmp_path))
 
 
+SAMPLERS: list[dict[str, Any]] = [
+    {"kind": "difficulty_pool"},
+    {"kind": "difficulty_pool", "pools": {"all": {"threshold": 1, "weight": 1}}},
+    {"kind": "stages", "stages": [{"shares": {"easy": 1, 2: 0.5, True: 1}, "until": 0.8}, {"shares": {"hard": 1}}]},
+]
+
+
+def test_a_sampler_is_a_part_of_what_an_experiment_is(tmp_path: Path) -> None:
+    found = [read(tmp_path, data={"tasks": "tasks.jsonl", "sampler": one}) for one in SAMPLERS]
+    assert resolved_settings(found[0])["data"]["sampler"]["pools"]["hard"] == {"threshold": 0.25, "weight": 0.2}
+    assert len({digest_of(one) for one in (*found, read(tmp_path))}) == 4
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [

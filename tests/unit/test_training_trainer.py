@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,13 @@ from gangline.domain.errors import EngineUnavailable, InvalidGroup
 from gangline.domain.session import SessionResult
 from gangline.domain.task import CaptureSpec
 from gangline.domain.trajectory import Trace
+from gangline.domain.views import Submitted
 from gangline.training.collecting.admission import StalenessSettings
 from gangline.training.collecting.groups import Group
+from gangline.training.collecting.sampling.choosing import DifficultyPools
+from gangline.training.collecting.sampling.history import SamplingHistory
+from gangline.training.collecting.sampling.sampler import TaskSampler
+from gangline.training.collecting.sampling.settings import DifficultyPoolSettings
 from gangline.training.collecting.selection import Selection
 from gangline.training.collecting.task_stream import TaskStream
 from gangline.training.learning.algorithms import algorithm
@@ -36,13 +41,14 @@ TASKS: list[dict[str, Any]] = [{"instruction": "add"}, {"instruction": "subtract
 def trainer(folder: Path, engines: Engines, service: Service, learner: Learner, **changes: Any) -> Trainer:
     options = {key: changes.pop(key) for key in ("selection", "masks", "on_step") if key in changes}
     name, overrides = changes.pop("algorithm", "grpo"), changes.pop("overrides", {})
+    sampler = changes.pop("sampler", None)
     return Trainer(
         folder,
         schedule=ScheduleSettings.model_validate({"steps": 3, "groups_per_step": 2, **changes}),
         algorithm=algorithm(name, overrides),
         learner=learner,
         service=service,
-        stream=TaskStream("run", TASKS, num_samples=2, shuffle=False),
+        stream=TaskStream("run", TASKS, num_samples=2, shuffle=False, sampler=sampler),
         weights=engines,
         **options,
     )
@@ -149,6 +155,52 @@ async def test_a_killed_trainer_goes_on_and_trains_on_no_group_twice(
     assert versions == sorted(versions), "versions never go back"
     assert last >= versions_before[-1]
     assert [record.step for record in read_records(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+
+
+class Remembers(Service):
+    """Which instruction each task id was submitted with, over all lives of the trainer."""
+
+    def __init__(self, engines: Engines, rewards: Callable[[int], tuple[float | None, ...]]) -> None:
+        super().__init__(engines, rewards)
+        self.asked: dict[str, set[str]] = {}
+
+    async def submit(self, task: Any) -> Submitted:
+        self.asked.setdefault(task["task_id"].partition(".run")[0], set()).add(task["instruction"])
+        return await super().submit(task)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("kill_at", [1, 4, 9])
+@pytest.mark.parametrize("kill_in", ["step", "save_weights", "save_state"])
+async def test_a_killed_trainer_draws_the_same_tasks_again(
+    tmp_path: Path, mode: str, kill_at: int, kill_in: str
+) -> None:
+    """Task 0 is solved always, task 1 sometimes: which comes next depends on what was measured."""
+    settings = DifficultyPoolSettings(kind="difficulty_pool")
+
+    def sampler() -> TaskSampler:
+        return TaskSampler(DifficultyPools(settings, 2, seed=3), SamplingHistory(tmp_path / "sampled.jsonl"), 2)
+
+    engines, told = Engines(), list[StepRecord]()
+    service = Remembers(engines, lambda number: DULL if number % 3 == 1 else GOOD)
+    options: dict[str, Any] = {"mode": mode, "steps": 5, "algorithm": "dapo", "on_step": told.append}
+    with pytest.raises(Killed):
+        await trainer(tmp_path, engines, service, Learner(kill_at, kill_in), sampler=sampler(), **options).run()
+    told.clear()
+    learner = Learner()
+    await trainer(tmp_path, engines, service, learner, sampler=sampler(), **options).run()
+    assert set(learner.seen.values()) == {1}
+    assert all(len(instructions) == 1 for instructions in service.asked.values()), "a number is the same task for ever"
+    assert set(map(_number, service.asked)) == set(range(len(service.asked))), "none was left out"
+    assert told[-1].sampler is not None
+    assert all(one.sampler is not None and sum(one.sampler.drawn.values()) == one.num_groups for one in told)
+    assert read_records(tmp_path / "metrics.jsonl")[-len(told) :] == told
+    assert told[-1].scalars()["sampler/num_never_drawn"] == 0
+    assert sum(told[-1].sampler.sizes.values()) == 2
+
+
+def _number(task_id: str) -> int:
+    return int(task_id.rpartition("-")[2])
 
 
 async def test_a_run_that_is_done_does_nothing_more(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from gangline.telemetry.logs import LineFormatter
 
 if TYPE_CHECKING:
     from gangline.client.server import ServerClient
+    from gangline.training.collecting.sampling.sampler import TaskSampler
     from gangline.training.collecting.selection import Selection
     from gangline.training.collecting.task_stream import TaskStream
     from gangline.training.learning.learner import Learner
@@ -98,7 +99,8 @@ async def train_through(
         masks = await asyncio.to_thread(_masks, experiment, model_folder)
         key = key_of(folder)
         run = f"{experiment.name}-{key}"
-        stream = stream_of(run, experiment, tasks)
+        sampler = await asyncio.to_thread(_sampler, folder, experiment, tasks)
+        stream = stream_of(run, experiment, tasks, sampler)
         evaluation = _evaluation(run, experiment, held_out, client)
         digests = stream.digest, None if evaluation is None else evaluation.digest
         num_done = await asyncio.to_thread(_begin, folder, experiment, key, digests, model_folder)
@@ -127,13 +129,34 @@ async def train_through(
         return await asyncio.to_thread(_finish, folder, experiment, learner, model_folder, view, last_version)
 
 
-def stream_of(run: str, experiment: Experiment, tasks: Sequence[Mapping[str, Any]]) -> TaskStream:
+def stream_of(
+    run: str, experiment: Experiment, tasks: Sequence[Mapping[str, Any]], sampler: TaskSampler | None = None
+) -> TaskStream:
     from gangline.training.collecting.task_stream import TaskStream
 
     data = experiment.data
     return TaskStream(
-        run, tasks, num_samples=data.num_samples, shuffle=data.shuffle, seed=experiment.seed, seeded=data.seeded
+        run,
+        tasks,
+        num_samples=data.num_samples,
+        shuffle=data.shuffle,
+        seed=experiment.seed,
+        seeded=data.seeded,
+        sampler=sampler,
     )
+
+
+def _sampler(folder: Path, experiment: Experiment, tasks: Sequence[Mapping[str, Any]]) -> TaskSampler | None:
+    """Raises: InvalidRequest."""
+    from gangline.training.collecting.sampling.choosing import chooser_of
+    from gangline.training.collecting.sampling.history import SamplingHistory
+    from gangline.training.collecting.sampling.sampler import TaskSampler
+
+    data = experiment.data
+    if data.sampler is None:
+        return None
+    chooser = chooser_of(data.sampler, tasks, seed=experiment.seed, shuffle=data.shuffle)
+    return TaskSampler(chooser, SamplingHistory(folder / "sampled.jsonl"), len(tasks))
 
 
 def _view(folder: Path, experiment: Experiment, evaluation: Evaluation | None, num_done: int) -> LearningView:

@@ -253,6 +253,7 @@ def _outcome(ran: Ran) -> str:
 def _read(spec: Path) -> tuple[Experiment, list[dict[str, Any]], list[dict[str, Any]]]:
     """Tasks, and held-out ones. Raises: InvalidRequest, UnknownPlugin: all problems of settings and tasks together."""
     from gangline.domain.mistakes import Problems
+    from gangline.training.collecting.sampling.choosing import chooser_of
     from gangline.training.run.experiment import examine_experiment, task_files
 
     problems = Problems(str(spec))
@@ -264,6 +265,8 @@ def _read(spec: Path) -> tuple[Experiment, list[dict[str, Any]], list[dict[str, 
     assert experiment is not None
     tasks, held_out = _examined_tasks(experiment, problems)
     problems.require_none()
+    if experiment.data.sampler is not None:
+        chooser_of(experiment.data.sampler, tasks, seed=experiment.seed)  # does it fit these tasks?
     return experiment, tasks, held_out
 
 

@@ -1,17 +1,19 @@
-"""The tasks of a run: a list of them, again and again, each time under an id of its own that a restart gives again."""
+"""The tasks of a run, each time under an id of its own that a restart gives again: a list of them, again and again, or
+as a sampler chooses."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.seeds import derived_seed
+from gangline.training.collecting.sampling.sampler import SamplerMetrics, TaskSampler
 
 __all__ = ["TaskStream", "seeded_task"]
 
@@ -33,8 +35,10 @@ class TaskStream:
         shuffle: bool = True,
         seed: int = 0,
         seeded: bool = False,
+        sampler: TaskSampler | None = None,
     ) -> None:
-        """tasks: bodies of `POST /v1/tasks`; their ids are replaced. num_samples: sessions of each.
+        """tasks: bodies of `POST /v1/tasks`; their ids are replaced. num_samples: sessions of each. sampler: chooses
+        the next task; None takes all of them, pass after pass.
 
         seeded: each task samples by a `capture.seed` of its own, made from `seed` and its number; run again, by the
         same.
@@ -49,6 +53,7 @@ class TaskStream:
         self._shuffle = shuffle
         self._seed = seed
         self._seeded = seeded
+        self._sampler = sampler
 
     @property
     def digest(self) -> str:
@@ -60,9 +65,21 @@ class TaskStream:
         return f"{self._run}-{number:06d}"
 
     def epoch_of(self, task_id: str) -> int:
-        """The pass over the tasks, from 0, that a task of this run belongs to, a retried one too."""
-        first_id = task_id.partition(".run")[0].removeprefix(f"{self._run}-")
-        return int(first_id) // len(self._tasks)
+        """The pass over the tasks, from 0, that a task of this run belongs to, a retried one too. With a sampler a pass
+        is as many tasks as there are."""
+        return self._number_of(task_id) // len(self._tasks)
+
+    def measure(self, task_id: str, rewards: Sequence[float]) -> None:
+        """Tell the sampler, where there is one, the rewards of a task's sessions."""
+        if self._sampler is not None:
+            self._sampler.measure(self._number_of(task_id), rewards)
+
+    def sampler_metrics(self, task_ids: Iterable[str]) -> SamplerMetrics | None:
+        """task_ids: of a step's groups. None without a sampler."""
+        return None if self._sampler is None else self._sampler.metrics(map(self._number_of, task_ids))
+
+    def _number_of(self, task_id: str) -> int:
+        return int(task_id.partition(".run")[0].removeprefix(f"{self._run}-"))
 
     def tasks(self, settled: Collection[str] = ()) -> Iterator[dict[str, Any]]:
         """Without end; those whose ids are in `settled` are left out."""
@@ -76,6 +93,8 @@ class TaskStream:
         return seeded_task(task, self._seed, number) if self._seeded else task
 
     def _indices(self) -> Iterator[int]:
+        if self._sampler is not None:
+            yield from map(self._sampler.task, itertools.count())
         for epoch in itertools.count():
             order = list(range(len(self._tasks)))
             if self._shuffle:

@@ -15,6 +15,7 @@ from gangline.domain.ids import validated_id
 from gangline.domain.mistakes import Problems, mistakes
 from gangline.training.collecting.coalitions import CoalitionSettings
 from gangline.training.collecting.degenerates import DegenerateSettings
+from gangline.training.collecting.sampling.settings import SamplerSettings
 from gangline.training.learning.algorithms import Algorithm, algorithm
 from gangline.training.learning.learner_settings import LearnerSettings
 from gangline.training.learning.mask_settings import FullMask, MaskSettings
@@ -56,7 +57,9 @@ class DataSettings(TrainingOptions):
     num_samples: int = Field(default=8, ge=1)
     """Sessions of each group."""
     shuffle: bool = True
-    """In each pass over the tasks, by the experiment's seed."""
+    """In each pass over the tasks, by the experiment's seed; with a sampler, tasks that were not drawn yet."""
+    sampler: SamplerSettings | None = None
+    """The choice of the next task, by measured difficulty or in stages; None takes all tasks, pass after pass."""
     seeded: bool = False
     """Sampling from the experiment's seed too: an engine that samples by seeds then gives the same tokens for the same
     weights. vLLM is slower so."""

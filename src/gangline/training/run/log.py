@@ -12,6 +12,7 @@ import numpy as np
 
 from gangline.durable import append, write_whole
 from gangline.private import make_private_folder
+from gangline.training.collecting.sampling.sampler import SamplerMetrics
 from gangline.training.weights.update import UpdateProfile
 
 __all__ = [
@@ -64,6 +65,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     reward_parts: dict[str, float] = {}
     """Part of evaluator `composite` -> its mean reward; gate of `staged` -> the share of sessions that passed it. Over
     the sessions that were trained on; names of nested parts are joined by dots."""
+    sampler: SamplerMetrics | None = None
+    """What `data.sampler` has done; None where there is none."""
     lag: dict[int, int]
     """versions behind -> trained tokens."""
     num_not_admitted: int
@@ -91,6 +94,12 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
         found |= {f"rollout/role_reward_mean/{role}": mean for role, mean in self.role_reward_mean.items()}
         found |= {f"shapley/{player}": mean for player, mean in self.shapley.items()}
         found |= {f"rollout/reward_parts/{part}": mean for part, mean in self.reward_parts.items()}
+        if self.sampler is not None:
+            found |= {f"sampler/drawn/{pool}": float(num) for pool, num in self.sampler.drawn.items()}
+            found |= {f"sampler/size/{pool}": float(num) for pool, num in self.sampler.sizes.items()}
+            found["sampler/num_never_drawn"] = float(self.sampler.num_never_drawn)
+            if self.sampler.stage is not None:
+                found["sampler/stage"] = float(self.sampler.stage)
         found["rollout/num_degenerate"] = float(sum(self.degenerate.values()))
         total = sum(self.lag.values())
         if total:

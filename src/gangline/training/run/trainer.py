@@ -290,6 +290,7 @@ class Trainer:
 
     def _admit(self, group: Group) -> Group | None:
         self._collected_rewards += group.rewards
+        self._stream.measure(group.task_id, group.rewards)
         selected = self._selection.select(group, self._degenerate)
         admitted = informative(selected) if selected is not None and self._algorithm.dynamic_sampling else selected
         if admitted is None:
@@ -376,6 +377,7 @@ class Trainer:
             shapley={} if self._coalitions is None else mean_shapley(groups, self._coalitions),
             num_coalition_sessions=sum(group.coalitions.num_sessions for group in groups if group.coalitions),
             reward_parts=mean_reward_parts(session for group in groups for session in group.sessions),
+            sampler=self._stream.sampler_metrics(group.task_id for group in groups),
             degenerate=dict(self._degenerate),
             left_out=tokens_left_out(session for group in groups for session in group.sessions),
             lag=lag_histogram(traces, version),
