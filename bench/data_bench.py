@@ -33,9 +33,11 @@ FEW, MANY = 1_000, 50_000
 NUM_SPEED = 4_000
 
 
+WORDS = " ".join(f"word{number}" for number in range(500))
+
+
 def session() -> SessionResult:
     """Ids and texts of a task's session; numbers take their place later."""
-    words = " ".join(f"word{number}" for number in range(500))
     completion = Completion(
         completion_id="c1-000001",
         session_id="s",
@@ -50,8 +52,8 @@ def session() -> SessionResult:
         sampled_ids=token_ids(range(NUM_SAMPLED)),
         logprobs=logprobs(-0.001 * number for number in range(NUM_SAMPLED)),
         messages_shared=0,
-        new_messages=(Message("system", (Text("You are an agent."),)), Message("user", (Text(words),))),
-        response=Message("assistant", (Text(words),)),
+        new_messages=(Message("system", (Text("You are an agent."),)), Message("user", (Text(WORDS),))),
+        response=Message("assistant", (Text(WORDS),)),
         certificate=Certificate(prompt_source="engine", context="first", logprobs="raw", finish_reason="stop"),
         started_at=0.0,
         finished_at=1.0,
@@ -64,7 +66,7 @@ def session() -> SessionResult:
 def numbered(made: SessionResult, task_id: str, sample: int) -> SessionResult:
     session_id, reward = f"{task_id}.{sample}", float(sample % 2)
     (call,) = made.completions
-    said = Message("assistant", (Text(f"{session_id} {call.response.parts[0].text}"),))  # pyright: ignore
+    said = Message("assistant", (Text(f"{session_id} {WORDS}"),))
     call = msgspec.structs.replace(call, session_id=session_id, response=said)
     built = PrefixMergingBuilder().build(CompletionTree([call]), session_id=session_id, task_id=task_id)
     return msgspec.structs.replace(

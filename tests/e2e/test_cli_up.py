@@ -9,29 +9,12 @@ import socket
 import stat
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.service.cli_process import UpProcess, gangline, processes_with, wait_for, wait_until_gone
-
-Start = Callable[..., UpProcess]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Generator[Start]:
-    """Start an `up` with options; all are ended afterwards."""
-    started: list[UpProcess] = []
-
-    def go(*options: object, **settings: Any) -> UpProcess:
-        started.append(UpProcess(tmp_path / f"up{len(started)}", *options, **settings))
-        return started[-1]
-
-    yield go
-    for one in started:
-        one.close()
+from support.service.cli_process import Start, UpProcess, gangline, processes_with, wait_for, wait_until_gone
 
 
 def health(url: str) -> int:

@@ -5,28 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Generator
-from pathlib import Path
-from typing import Any
 
-import pytest
-
-from support.service.cli_process import UpProcess, gangline, processes_with, wait_for
-
-Start = Callable[..., UpProcess]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Generator[Start]:
-    started: list[UpProcess] = []
-
-    def go(*options: object, **settings: Any) -> UpProcess:
-        started.append(UpProcess(tmp_path / f"up{len(started)}", *options, **settings))
-        return started[-1]
-
-    yield go
-    for one in started:
-        one.close()
+from support.service.cli_process import Start, gangline, processes_with, wait_for
 
 
 def test_it_waits_until_all_processes_have_ended_and_then_there_is_nothing_to_stop(start: Start) -> None:

@@ -184,11 +184,29 @@ def test_what_cannot_be_is_said(arguments: list[str], error: type[GanglineError]
     call(data, "--out", tmp_path / "set")  # the folder is of use all the same
 
 
-def test_a_folder_of_something_else_is_left_alone(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(InvalidRequest, match="not empty"):
+@pytest.mark.parametrize(
+    ("name", "refusal"),
+    [("mine.txt", "not empty"), ("messages/mine.txt", "not empty"), ("provenance.json", "holds no dataset")],
+)
+def test_a_folder_of_something_else_is_left_alone(data: Path, tmp_path: Path, name: str, refusal: str) -> None:
+    mine = tmp_path / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    with pytest.raises(InvalidRequest, match=refusal):
         call(data, "--out", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]
+    assert mine.read_text() == "mine"
+
+
+def test_an_earlier_dataset_stays_where_there_is_no_new_one(data: Path, tmp_path: Path) -> None:
+    call(data, "--out", tmp_path / "set")
+    before = {path: path.read_bytes() for path in (tmp_path / "set").rglob("*") if path.is_file()}
+    with pytest.raises(NotFound):
+        call(data, "--max-turns", "2", "--out", tmp_path / "set")
+    assert {path: path.read_bytes() for path in (tmp_path / "set").rglob("*") if path.is_file()} == before
+    (tmp_path / "set" / ".new" / "tokens").mkdir(parents=True)  # as a killed run leaves it
+    call(data, "--out", tmp_path / "set")
+    assert not (tmp_path / "set" / "tokens").exists()
 
 
 def test_several_kinds_are_configurations_of_one_dataset(data: Path, tmp_path: Path) -> None:

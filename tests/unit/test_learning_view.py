@@ -118,10 +118,9 @@ def test_groups_that_teach_nothing_are_counted_and_a_step_of_nothing_else_says_t
     sampled = msgspec.structs.replace(STEPS[0], num_groups=2, num_not_admitted=8)
     assert notes_on(sampled) == ["8 of 10 groups had one reward: nothing to learn"]
     nothing = msgspec.structs.replace(STEPS[0], num_one_reward=2, update=None, version=7)
-    (note,) = notes_on(nothing)
-    assert note.endswith(
-        "2 groups had one reward: nothing to learn; no weights were pushed, the policy stays at version 7"
-    )
+    of_groups, of_weights = notes_on(nothing)
+    assert of_groups.endswith("2 groups had one reward: nothing to learn")
+    assert of_weights == "no weights were pushed, the policy stays at version 7"
     assert notes_on(STEPS[0]) == []
     assert printed(reward_chart([nothing]))
 

@@ -61,6 +61,15 @@ async def test_nothing_to_learn_is_said() -> None:
     assert any("there is nothing to learn" in line for line in report.advice())
 
 
+async def test_groups_of_one_reward_are_of_use_without_comparisons() -> None:
+    spread = await dry_run(served((0.0, 0.0), (1.0, 1.0)), 2, compares=False).measure()
+    assert spread.share_informative == 0
+    assert spread.advice() == []
+    equal = await dry_run(served((0.5, 0.5), (0.5, 0.5)), 2, compares=False).measure()
+    (advice,) = equal.advice()
+    assert advice.startswith("all sessions have the same reward")
+
+
 async def test_nothing_valid_is_said() -> None:
     report = await dry_run(served((None, None)), 1).measure()
     assert (report.reward_mean, report.tokens_per_session, report.num_all_best) == (None, None, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from gangline.training.collecting.task_stream import TaskStream
 from gangline.training.learning.algorithms import algorithm
 from gangline.training.learning.mask_settings import FullMask, GroupMasks, ProgressiveMask, TurnSelectiveMask
 from gangline.training.learning.samples import Sample
-from gangline.training.run.controls import shuffled_rewards
+from gangline.training.run.controls import controlled_mask, shuffled_rewards
 from gangline.training.run.log import StepRecord, read_records
 from gangline.training.run.trainer import ScheduleSettings, Trainer
 from support.training.fakes import PROFILE, Engines, Killed, Learner, Service, step_record
@@ -131,6 +132,16 @@ async def test_a_step_without_a_trained_token_moves_nothing(
     options: dict[str, Any] = {"algorithm": name, "overrides": overrides, "masks": masks, "on_step": told.append}
     assert await trainer(tmp_path, engines, Service(engines), learner, **options).run() == 1
     assert [one.update for one in told] == [None] * 3
+    assert not learner.seen
+
+
+async def test_a_frozen_run_pushes_nothing_and_blames_no_group(tmp_path: Path) -> None:
+    engines, learner, told = Engines(), Learner(), list[StepRecord]()
+    masks = GroupMasks(FullMask(), control=partial(controlled_mask, "frozen", 0))
+    made = trainer(tmp_path, engines, Service(engines), learner, mode="sync", masks=masks, on_step=told.append)
+    assert await made.run() == 1
+    assert [version for version, _ in engines.pushed] == [1]
+    assert [(one.num_one_reward, one.num_trained_tokens, one.update) for one in told] == [(0, 0, None)] * 3
     assert not learner.seen
 
 

@@ -16,8 +16,9 @@ import msgspec
 from gangline.datasets.chat import chat_messages, conversation_digest
 from gangline.datasets.conversation import Conversation, main_conversation
 from gangline.datasets.index import Entry, Index, Split, Stratum
+from gangline.datasets.kinds import Kind
 from gangline.datasets.provenance import Gathering, Provenance
-from gangline.datasets.rows import KINDS, Kind, rows_of_kind
+from gangline.datasets.rows import rows_of_kind
 from gangline.datasets.selection import Recorded, Selection, is_wanted, judged, metadata_value
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.durable import write_whole
@@ -25,7 +26,7 @@ from gangline.durable import write_whole
 __all__ = ["MANIFEST", "Dataset", "DatasetSpec", "Source", "TableFile", "build", "read_manifest"]
 
 MANIFEST = "provenance.json"
-_INDEX = ".index.sqlite"
+_INDEX, _STAGED = ".index.sqlite", ".new"
 _NONE = "(none)"
 _INSTANCE_KEYS = ("instance_id", "task")
 """Keys of the metadata that name a task's problem, as importers and the field write them."""
@@ -45,7 +46,7 @@ class Source(Protocol):
 
 class DatasetSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    kinds: tuple[Kind, ...] = ("messages",)
+    kinds: tuple[Kind, ...] = (Kind.messages,)
     """The first one is loaded where none is named."""
     selection: Selection = Selection()
     by: str = "repo"
@@ -95,8 +96,9 @@ def build(spec: DatasetSpec, source: Source, folder: Path, *, on_session: Callab
             duplicates=spec.selection.duplicates, per_task=spec.selection.per_task, test_share=spec.test_share
         )
         reasons = index.reasons()
-        files = tuple(_written(spec, index, source, folder))
+        files = tuple(_written(spec, index, source, folder / _STAGED))
     if not files:
+        shutil.rmtree(folder / _STAGED)
         told = ", ".join(f"{why} ({number})" for why, number in reasons.items()) or "no session has ended"
         raise NotFound(f"there is nothing to write: {told}.")
     made = Dataset(
@@ -107,18 +109,32 @@ def build(spec: DatasetSpec, source: Source, folder: Path, *, on_session: Callab
         reasons=reasons,
         provenance=gathering.done(),
     )
+    # The manifest comes first: it tells the next run that the folders of kinds are ours.
     write_whole(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(made)) + b"\n")
+    _replace_kinds(folder)
     return made
 
 
 def _prepare(folder: Path) -> None:
-    """Files of an earlier dataset are replaced; a folder of something else is refused."""
+    """An earlier dataset stays until there is a new one; a folder of something else is refused."""
     there = {path.name for path in folder.iterdir()} if folder.exists() else set[str]()
-    if MANIFEST not in there and there - {*KINDS, _INDEX}:
+    if MANIFEST in there:
+        read_manifest(folder)
+    elif there - {_INDEX, _STAGED}:
         raise InvalidRequest(f"{folder} is not empty, and no dataset of ours: name another folder with --out.")
-    folder.mkdir(parents=True, exist_ok=True)
-    for kind in KINDS:
-        shutil.rmtree(folder / kind, ignore_errors=True)
+    if (folder / _STAGED).exists():  # of a run that was killed
+        shutil.rmtree(folder / _STAGED)
+    (folder / _STAGED).mkdir(parents=True)
+
+
+def _replace_kinds(folder: Path) -> None:
+    for kind in Kind:
+        old, new = folder / kind, folder / _STAGED / kind
+        if old.exists():
+            shutil.rmtree(old)
+        if new.exists():
+            new.rename(old)
+    (folder / _STAGED).rmdir()
 
 
 def read_manifest(folder: Path) -> Dataset:

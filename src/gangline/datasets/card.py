@@ -8,18 +8,18 @@ from pathlib import Path
 import msgspec
 
 from gangline.datasets.build import MANIFEST, Dataset
-from gangline.datasets.rows import Kind
+from gangline.datasets.kinds import Kind
 from gangline.durable import write_whole
 
 __all__ = ["write_card"]
 
 _MEANING: dict[Kind, str] = {
-    "messages": "the main conversation of each accepted session, as OpenAI's `messages` and `tools`",
-    "tokens": "token ids of accepted sessions as the engine saw and sampled them, with the mask of sampled tokens "
+    Kind.messages: "the main conversation of each accepted session, as OpenAI's `messages` and `tools`",
+    Kind.tokens: "token ids of accepted sessions as the engine saw and sampled them, with the mask of sampled tokens "
     "(`assistant_masks`), their log-probs and policy versions",
-    "preferences": "an accepted and a rejected answer to the same problem: `prompt`, `chosen`, `rejected`",
-    "verdicts": "accepted and rejected conversations with the grader's verdict and details, for verifiers",
-    "atif": "each accepted session as a document of the Agent Trajectory Interchange Format",
+    Kind.preferences: "an accepted and a rejected answer to the same problem: `prompt`, `chosen`, `rejected`",
+    Kind.verdicts: "accepted and rejected conversations with the grader's verdict and details, for verifiers",
+    Kind.atif: "each accepted session as a document of the Agent Trajectory Interchange Format",
 }
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gangline.datasets.rows import Kind
+from gangline.datasets.kinds import Kind
 from gangline.domain.errors import InvalidRequest
 from gangline.durable import replacing
 from gangline.installation import extra_command
@@ -61,8 +61,8 @@ _REFERENCE = [
 _TALK = [("messages", _MESSAGES), ("tools", _JSON), ("num_tokens", pa.int32()), *_REFERENCE]
 
 SCHEMAS: dict[Kind, Any] = {
-    "messages": pa.schema(_TALK),
-    "tokens": pa.schema(
+    Kind.messages: pa.schema(_TALK),
+    Kind.tokens: pa.schema(
         [
             ("input_ids", pa.list_(pa.int32())),
             ("assistant_masks", pa.list_(pa.int8())),
@@ -74,7 +74,7 @@ SCHEMAS: dict[Kind, Any] = {
             *_REFERENCE,
         ]
     ),
-    "preferences": pa.schema(
+    Kind.preferences: pa.schema(
         [
             *((name, _MESSAGES) for name in ("prompt", "chosen", "rejected")),
             ("tools", _JSON),
@@ -84,8 +84,8 @@ SCHEMAS: dict[Kind, Any] = {
             ("rejected_reward", pa.float64()),
         ]
     ),
-    "verdicts": pa.schema([*_TALK, ("accepted", pa.bool_()), ("why", _TEXT), ("reward_details", _JSON)]),
-    "atif": pa.schema([("trajectory", _JSON), *_REFERENCE]),
+    Kind.verdicts: pa.schema([*_TALK, ("accepted", pa.bool_()), ("why", _TEXT), ("reward_details", _JSON)]),
+    Kind.atif: pa.schema([("trajectory", _JSON), *_REFERENCE]),
 }
 
 

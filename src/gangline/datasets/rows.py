@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from gangline.datasets.chat import chat_messages, chat_tools
 from gangline.datasets.conversation import Conversation, main_conversation
 from gangline.datasets.index import Index, Place, Split
+from gangline.datasets.kinds import Kind
 from gangline.datasets.selection import Recorded
 from gangline.domain.conversation import Message
 from gangline.domain.errors import StoreError
@@ -17,10 +18,7 @@ from gangline.domain.tokens import encode_json
 from gangline.trajectories.atif.export import atif_of
 from gangline.trajectories.shared_prefixes import with_whole_prompts
 
-__all__ = ["KINDS", "Kind", "ReadSession", "rows_of_kind"]
-
-Kind = Literal["messages", "tokens", "preferences", "verdicts", "atif"]
-KINDS: tuple[Kind, ...] = ("messages", "tokens", "preferences", "verdicts", "atif")
+__all__ = ["ReadSession", "rows_of_kind"]
 
 ReadSession = Callable[[str, str], Recorded]
 """(task id, session id) -> the session. Raises: NotFound."""
@@ -30,12 +28,12 @@ Row = dict[str, Any]
 
 def rows_of_kind(kind: Kind, index: Index, read: ReadSession, split: Split) -> Iterator[Row]:
     """Rows of a split, one session in memory at a time. Raises: NotFound when a session is there no more."""
-    if kind == "preferences":
+    if kind == Kind.preferences:
         for pair in index.pairs(split):
             yield _preference(read(*pair.chosen), read(*pair.rejected), pair.instance)
         return
-    standings = ("accepted", "rejected") if kind == "verdicts" else ("accepted",)
-    make = {"messages": _messages, "tokens": _tokens, "verdicts": _verdict, "atif": _atif}[kind]
+    standings = ("accepted", "rejected") if kind == Kind.verdicts else ("accepted",)
+    make = _MAKERS[kind]
     for place in index.places(split, *standings):
         yield from make(read(place.task_id, place.session_id), place)
 
@@ -133,3 +131,11 @@ def _atif(recorded: Recorded, place: Place) -> Iterator[Row]:
 
 def _json(value: Any) -> str:
     return encode_json(value).decode()
+
+
+_MAKERS: dict[Kind, Callable[[Recorded, Place], Iterator[Row]]] = {
+    Kind.messages: _messages,
+    Kind.tokens: _tokens,
+    Kind.verdicts: _verdict,
+    Kind.atif: _atif,
+}

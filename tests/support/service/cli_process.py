@@ -15,7 +15,7 @@ from typing import Any
 
 from support.requirements import TOOLS
 
-__all__ = ["UpProcess", "clean_environment", "gangline", "processes_with", "wait_for", "wait_until_gone"]
+__all__ = ["Start", "UpProcess", "clean_environment", "gangline", "processes_with", "wait_for", "wait_until_gone"]
 
 COMMAND = (sys.executable, "-m", "gangline")
 GIVE_UP_S = 60.0
@@ -125,3 +125,7 @@ class UpProcess:
         if self.process.poll() is None:
             self.process.terminate()
         self.process.communicate(timeout=GIVE_UP_S)
+
+
+Start = Callable[..., UpProcess]
+"""Options and settings of `UpProcess` but its folder -> a service that the fixture ends."""

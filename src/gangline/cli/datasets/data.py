@@ -35,6 +35,7 @@ from gangline.cli.datasets.options import (
 )
 from gangline.cli.results.choosing import checked_outcomes, key_and_value
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json
+from gangline.datasets.kinds import Kind
 from gangline.domain.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def data(
     token = _token(push, dry_run)
     spec = DatasetSpec(
         name=name or out.absolute().name,
-        kinds=tuple(dict.fromkeys(one.value for one in kind or ())) or ("messages",),
+        kinds=tuple(dict.fromkeys(kind or ())) or (Kind.messages,),
         selection=Selection(
             min_reward=min_reward,
             outcomes=checked_outcomes(outcome or ("completed",)),
@@ -101,7 +102,7 @@ def data(
     )
     made = _build(spec, open_records(data, server), names or ("*",), out)
     write_card(made, out, license_name=license_name)
-    print_json({"path": str(out), "dataset": made}) if as_json else _show(made, out)
+    _show(made, out, as_json=as_json)
     if push is not None:
         _push(made, out, push, token, public=public)
 
@@ -166,7 +167,10 @@ def _push(made: Dataset, out: Path, repository: str, token: str | None, *, publi
     notes().print(f"Published: {url}", markup=False, soft_wrap=True)
 
 
-def _show(made: Dataset, out: Path) -> None:
+def _show(made: Dataset, out: Path, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"path": str(out), "dataset": made})
+        return
     table = Table(box=None, header_style="bold", pad_edge=False)
     for number, column in enumerate((made.by, "instances", "attempts", "accepted", "rate")):
         table.add_column(column, justify="right" if number else "left", overflow="fold")

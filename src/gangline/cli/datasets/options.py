@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from gangline.datasets.kinds import Kind
 
 __all__ = [
     "ByOption",
@@ -26,21 +27,12 @@ __all__ = [
     "PublicOption",
     "PushOption",
     "ResolvedOption",
-    "RowKind",
     "SeedOption",
     "TestShareOption",
     "WhereOption",
 ]
 
 _ACCEPT, _SPLIT, _PUBLISH = "Accepted sessions", "Split", "Publishing"
-
-
-class RowKind(StrEnum):
-    messages = "messages"
-    tokens = "tokens"
-    preferences = "preferences"
-    verdicts = "verdicts"
-    atif = "atif"
 
 
 NamesArgument = Annotated[
@@ -51,7 +43,7 @@ NamesArgument = Annotated[
 ]
 OutOption = Annotated[Path, typer.Option("--out", help="Folder of the dataset; an earlier one in it is replaced.")]
 KindOption = Annotated[
-    list[RowKind] | None,
+    list[Kind] | None,
     typer.Option(
         "--kind",
         help="Rows to write; repeatable, each is a configuration of the dataset. Default: messages.",

@@ -48,6 +48,7 @@ async def measure_spread(
             num_groups=num_groups,
             num_samples=experiment.data.num_samples,
             num_in_flight=experiment.schedule.num_in_flight,
+            compares=experiment.algorithm.resolve().advantage.baseline != "none",
             selection=selection_of(run, plain),
             on_group=count,
         )

@@ -67,8 +67,9 @@ def notes_on(record: StepRecord) -> list[str]:
     notes = [f"{number} sampled tokens were not trained on: {why}" for why, number in record.left_out.items()]
     num_dull, num_all = record.num_one_reward + record.num_not_admitted, record.num_groups + record.num_not_admitted
     if num_dull:
-        kept = "" if record.update else f"; no weights were pushed, the policy stays at version {record.version}"
-        notes.append(f"{num_dull} of {num_all} groups had one reward: nothing to learn{kept}")
+        notes.append(f"{num_dull} of {num_all} groups had one reward: nothing to learn")
+    if record.update is None:
+        notes.append(f"no weights were pushed, the policy stays at version {record.version}")
     return notes
 
 

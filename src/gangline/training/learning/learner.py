@@ -104,14 +104,7 @@ class Learner:
         self._model.train()
         metrics = StepMetrics()
         updates = [
-            (
-                list(
-                    pack_all(
-                        _to_compute(part, self._algorithm), self._settings.layout, max_places=self._settings.max_places
-                    )
-                ),
-                part,
-            )
+            (list(self._packed(_to_compute(part, self._algorithm))), part)
             for part in _parts(samples, self._settings.updates_per_batch, self._order)
         ]
         found = self._prepared([batch for batches, _ in updates for batch in batches], len(updates), metrics)
@@ -131,7 +124,7 @@ class Learner:
         self._model.eval()
         penalties, means = dict[str, float](), list[float]()
         trained = [one for one in samples if (one.weights != 0).any()]
-        for batch in self._wanted(pack_all(trained, self._settings.layout, max_places=self._settings.max_places)):
+        for batch in self._wanted(self._packed(trained)):
             with torch.no_grad():
                 away = self._scores(self._base, batch).logprobs.double() - self._of_reference(batch).double()
             for number, sample in enumerate(batch.samples):
@@ -142,6 +135,9 @@ class Learner:
         if means:
             self._reward_kl = adapted(self._reward_kl, float(np.mean(means)), len(means), self._algorithm.reward_kl)
         return penalties
+
+    def _packed(self, samples: Sequence[Sample]) -> Iterator[Batch]:
+        return pack_all(samples, self._settings.layout, max_places=self._settings.max_places)
 
     def abandon(self) -> None:
         """End a running step before its next batch, and refuse later ones. Callable from any thread."""

@@ -26,6 +26,7 @@ from gangline.training.collecting.task_stream import TaskStream
 
 __all__ = ["DryRun", "GroupSpread", "SpreadReport"]
 
+_FEWEST_REWARDS = 2
 _MANY_EQUAL = 0.5
 """Share of groups of one reward above which most of the sampling is wasted."""
 
@@ -67,6 +68,8 @@ class SpreadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Deviation of the groups' means: how much the tasks differ in difficulty."""
     share_informative: float
     """Share of the groups."""
+    compares: bool
+    """Whether the algorithm compares the sessions of a group: those of one reward then teach nothing."""
     num_all_best: int
     """Groups whose sessions all have the largest reward that was seen."""
     num_all_worst: int
@@ -93,14 +96,17 @@ class DryRun:
         num_groups: int,
         num_samples: int,
         num_in_flight: int,
+        compares: bool = True,
         selection: Selection | None = None,
         on_group: Callable[[GroupSpread], None] = lambda _: None,
         retry_s: float = 0.5,
     ) -> None:
-        """stream: under ids of its own. selection: of the experiment, without its control."""
+        """stream: under ids of its own. compares: see `SpreadReport`. selection: of the experiment, without its
+        control."""
         self._service = service
         self._tasks = list(islice(stream.tasks(), num_groups))
         self._num_samples = num_samples
+        self._compares = compares
         self._slots = asyncio.Semaphore(num_in_flight)
         self._selection = selection or Selection()
         self._on_group = on_group
@@ -167,6 +173,7 @@ class DryRun:
             deviation_within=_mean([group.deviation for group in groups if group.rewards]),
             deviation_between=float(np.std(means)) if means else None,
             share_informative=sum(group.is_informative for group in groups) / max(len(groups), 1),
+            compares=self._compares,
             num_all_best=_num_all(groups, max(rewards, default=0.0)) if len(set(rewards)) > 1 else 0,
             num_all_worst=_num_all(groups, min(rewards, default=0.0)),
             tokens_per_session=_mean(tokens),
@@ -198,7 +205,10 @@ def _advice(report: SpreadReport) -> Iterable[str]:
             f"{num_sessions - report.num_valid} of {num_sessions} sessions could not be trained on. Their groups are "
             "sampled again, or dropped."
         )
-    if not report.share_informative:
+    if not report.compares:
+        if len({reward for group in report.groups for reward in group.rewards}) < _FEWEST_REWARDS:
+            yield "all sessions have the same reward: there is nothing to learn. Give other tasks, or another reward."
+    elif not report.share_informative:
         yield (
             "no group has two different rewards: there is nothing to learn. Give tasks that the model solves "
             "sometimes, a reward with parts (evaluators composite, staged, shaped), or train on solved examples first."

@@ -132,11 +132,14 @@ class _Learned(NamedTuple):
     """None where there was nothing to learn: the learner was not asked, for its moments alone would move weights."""
 
 
-def _has_signal(sample: Sample) -> bool:
+def _is_judged(sample: Sample) -> bool:
     """Under a critic, rewards that are all alike teach too."""
-    if sample.rewards is not None:
-        return bool(sample.weights.any())
-    return bool((sample.weights * sample.advantages).any())
+    return sample.rewards is not None or bool(sample.advantages.any())
+
+
+def _has_signal(sample: Sample) -> bool:
+    trained = sample.weights if sample.rewards is not None else sample.weights * sample.advantages
+    return bool(trained.any())
 
 
 class Trainer:
@@ -453,10 +456,10 @@ class Trainer:
         samples = over_batch([sample for mine in by_group for sample in mine], self._algorithm.advantage)
         ends = itertools.accumulate(map(len, by_group))
         num_one_reward = sum(
-            not any(map(_has_signal, samples[end - len(mine) : end])) for mine, end in zip(by_group, ends, strict=True)
+            not any(map(_is_judged, samples[end - len(mine) : end])) for mine, end in zip(by_group, ends, strict=True)
         )
         num_tokens = sum(int(np.count_nonzero(sample.weights)) for sample in samples)
-        if not num_tokens or (num_one_reward == len(groups) and not self._algorithm.moves_all_tokens):
+        if not num_tokens or not (any(map(_has_signal, samples)) or self._algorithm.moves_all_tokens):
             return _Learned(num_one_reward, 0, None)
         with self._learner_is_used:
             return _Learned(num_one_reward, num_tokens, self._learner.step(samples))
