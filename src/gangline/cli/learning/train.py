@@ -13,6 +13,7 @@ from gangline.cli.learning.view import reward_chart, shown_reward
 from gangline.cli.tasks.files import read_tasks, validated
 from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, print_json
+from gangline.domain.errors import InvalidRequest
 from gangline.settings import Settings
 
 if TYPE_CHECKING:
@@ -180,7 +181,15 @@ def memory(
 
 
 @train.command("run")
-def run_command(spec: SpecArgument, data: DataOption = None, as_json: JsonOption = False) -> None:
+def run_command(
+    spec: SpecArgument,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps of the whole run instead of schedule.steps.", show_default=False),
+    ] = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Train through a running service, or through one started for the run.
 
     A stopped or killed run resumes from its last checkpoint when it is started again. Its output is in DATA/runs/NAME:
@@ -195,9 +204,16 @@ def run_command(spec: SpecArgument, data: DataOption = None, as_json: JsonOption
 
     data_dir = (data or Settings.from_environ().data_dir).absolute()
     if is_verl(spec):
+        if steps is not None:
+            raise InvalidRequest(
+                "--steps is of the reference trainer: set verl's trainer.total_training_steps instead."
+            )
         _run_verl(spec, data_dir, as_json)
         return
     experiment, tasks, held_out = _read(spec)
+    if steps is not None:
+        schedule = experiment.schedule.model_copy(update={"steps": steps})
+        experiment = experiment.model_copy(update={"schedule": schedule})
     _warn(warnings_about(experiment))
     try:
         ran = asyncio.run(run_experiment(experiment, tasks, data_dir, held_out))

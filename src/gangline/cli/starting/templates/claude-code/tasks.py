@@ -1,13 +1,16 @@
 """Tasks for Claude Code with an MCP server: which word is in the drawer?
 
 Writes task.json (one), tasks.jsonl (to train on) and held_out.jsonl (to measure on).
+
+    usage: tasks.py [TASKS HELD_OUT]
 """
 
 import json
 import random
+import sys
 from pathlib import Path
 
-NUM_TASKS, NUM_HELD_OUT = 64, 32
+NUM_TASKS, NUM_HELD_OUT = map(int, sys.argv[1:] or (64, 32))
 DRAWERS = ["amber", "cedar", "copper", "desert", "garden", "kettle", "marble", "needle", "orange", "silver"]
 WORDS = ["bear", "bell", "bird", "boat", "book", "cake", "chair", "cherry", "cloud", "coffee", "corn", "fish", "horse"]
 HERE = Path(__file__).resolve().parent

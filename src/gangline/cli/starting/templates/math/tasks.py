@@ -1,14 +1,17 @@
 """Tasks: small sums.
 
 Writes task.json (one), tasks.jsonl (to train on) and held_out.jsonl (to measure on).
+
+    usage: tasks.py [TASKS HELD_OUT]
 """
 
 import itertools
 import json
 import random
+import sys
 from pathlib import Path
 
-NUM_TASKS, NUM_HELD_OUT = 64, 32
+NUM_TASKS, NUM_HELD_OUT = map(int, sys.argv[1:] or (64, 32))
 SUMS = random.Random(0).sample(list(itertools.product(range(2, 10), repeat=3)), NUM_TASKS + NUM_HELD_OUT)
 HERE = Path(__file__).resolve().parent
 

@@ -1,13 +1,16 @@
 """Tasks: repair a function; hidden tests decide.
 
 Writes task.json (one), tasks.jsonl (to train on) and held_out.jsonl (to measure on).
+
+    usage: tasks.py [TASKS HELD_OUT]
 """
 
 import json
 import random
+import sys
 from pathlib import Path
 
-NUM_TASKS, NUM_HELD_OUT = 64, 32
+NUM_TASKS, NUM_HELD_OUT = map(int, sys.argv[1:] or (64, 32))
 HERE = Path(__file__).resolve().parent
 FUNCTIONS = {  # name -> as it should be, as it is
     "mean": ("sum(values) / len(values)", "sum(values) / (len(values) + 1)"),
