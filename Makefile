@@ -231,5 +231,5 @@ $(TOOLS)/.ready: Makefile $(wildcard src/gangline/harnesses/*.py) | .venv/.demo
 	@touch $@
 
 clean:
-	rm -rf .venv $(VLLM) $(VERL) $(TOOLS) .apptainer-root .gangline .pytest_cache .hypothesis .ruff_cache build dist
+	rm -rf .venv $(VLLM) $(VERL) $(TOOLS) .apptainer-root .newcomer-root .gangline .pytest_cache .hypothesis .ruff_cache build dist
 	find src tests bench docs examples -name __pycache__ -type d -prune -exec rm -rf {} +
