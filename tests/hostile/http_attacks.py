@@ -49,6 +49,8 @@ class Surface:
     """The same of another live session."""
     outside: str = ""
     """URL of a service that nobody was asked to fetch from."""
+    read_only: str = "gangline-000000000000=r.9999999999.00.00"
+    """The cookie of a browser that was signed in with a read-only link, where the surface signs browsers in."""
 
     @property
     def host(self) -> str:
@@ -178,6 +180,47 @@ _KEYS: dict[str, tuple[str, ...]] = {
 }
 for _name, _keys in _KEYS.items():
     ATTACKS.append(HttpAttack(f"opens_routes_{_name}", "token", "be refused", _with_keys(*_keys)))
+
+
+@refused("token")
+def changes_things_with_a_read_only_cookie(surface: Surface) -> Iterator[bytes]:
+    origin = f"Origin: http://{surface.host}"
+    for method, path in surface.closed:
+        if method != "GET":
+            yield _request(surface, method, path, f"Cookie: {surface.read_only}", origin, body=b"{}")
+            yield _request(surface, method, path, f"Cookie: {surface.read_only}", body=b"{}")
+
+
+@refused("token")
+def makes_a_cookie_of_a_read_only_one(surface: Surface) -> Iterator[bytes]:
+    name, _, value = surface.read_only.partition("=")
+    rights, expires_at, nonce, mac = value.split(".")
+    forged = (
+        f"w.{expires_at}.{nonce}.{mac}",
+        f"w.{expires_at}.{nonce}.",
+        f"w.{expires_at}.{nonce}.{'0' * len(mac)}",
+        f"{rights}.{expires_at}.{nonce}.{mac};w.{expires_at}.{nonce}.{mac}",
+        f"{rights}.{int(expires_at) + 1}.{nonce}.{mac}",
+    )
+    for method, path in surface.closed:
+        if method != "GET":
+            for cookie in forged:
+                yield _request(surface, method, path, f"Cookie: {name}={cookie}", f"Origin: http://{surface.host}")
+
+
+@refused("token")
+def a_page_of_another_port_uses_the_cookie(surface: Surface) -> Iterator[bytes]:
+    """Cookies know no ports: a browser sends them for the page of any service on the same host."""
+    for method, path in surface.closed:
+        for header in ("Origin: http://127.0.0.1:1", "Sec-Fetch-Site: same-site", "Sec-Fetch-Site: cross-site"):
+            yield _request(surface, method, path, f"Cookie: {surface.read_only}", header)
+
+
+@refused("token")
+def opens_links_that_were_never_made(surface: Surface) -> Iterator[bytes]:
+    for code in ("link", "link-" + "A" * 32, "..", "%2e%2e", "link-x/../../", "*"):
+        for method in ("GET", "POST"):
+            yield _request(surface, method, f"/open/{code}")
 
 
 @refused("token")

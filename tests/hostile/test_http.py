@@ -11,10 +11,12 @@ from collections.abc import AsyncGenerator, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
 from gangline.client.node import NodeClient
+from gangline.client.server import ServerClient
 from gangline.gateway.node import control_routes
 from gangline.server.app import all_routes
 from gangline.server.run import serving
@@ -60,11 +62,12 @@ async def surfaces(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[d
         running_node(folder / "node", engine) as node,
     ):
         own, other = await node.client.open_session(), await node.client.open_session()
+        cookie = await _read_only_cookie(server.url)
         own_calls, other_calls = (tuple(f"/s/{s.session_id}{path}" for path in _MODEL_PATHS) for s in (own, other))
         yield {
             "server": Surface(
                 "server", server.url, "/health", TOKEN, _named(_SERVER), _posts(_SERVER),
-                key=own.api_key, outside=outside_url,
+                key=own.api_key, outside=outside_url, read_only=cookie,
             ),
             "node": Surface(
                 "node", node.url, "/health", TOKEN, _named(_NODE), _posts(_NODE),
@@ -80,6 +83,13 @@ async def surfaces(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[d
             ),
         }  # fmt: skip
     outside.close()
+
+
+async def _read_only_cookie(url: str) -> str:
+    async with ServerClient(url, TOKEN) as control, aiohttp.ClientSession(url) as browser:
+        link = await control.page_link(read_only=True)
+        async with browser.post(link.path, headers={"Origin": url}) as answer:
+            return answer.headers["Set-Cookie"].partition(";")[0]
 
 
 def _cases() -> Iterator[Any]:

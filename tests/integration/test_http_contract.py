@@ -239,7 +239,7 @@ async def test_a_condition_or_a_range_changes_no_answer(service: Service):
 @pytest.mark.parametrize(
     "path",
     [
-        *("/nothing", "/", "/favicon.ico", "//v1/status", "/v1/status/", "/v1/status/x", "/v1/sessions/", "/health/"),
+        *("/nothing", "//", "/favicon.ico", "//v1/status", "/v1/status/", "/v1/status/x", "/v1/sessions/", "/health/"),
         *("/metrics/", f"{NONE}/nothing", f"{NONE}/wait/", "/v1/sessions/%2e%2e/status", "/openapi.json/x"),
     ],
 )

@@ -27,6 +27,7 @@ from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import encode_msgpack
 from gangline.domain.views import (
     Event,
+    PageLink,
     ResultReceipt,
     ResultReference,
     ServiceStatus,
@@ -160,6 +161,11 @@ class ServerClient(CallerSessions):
 
     async def status(self) -> ServiceStatus:
         return await self.request_json("GET", "/v1/status", ServiceStatus)
+
+    async def page_link(self, *, read_only: bool = False) -> PageLink:
+        """A link to the page, which signs one browser in. read_only: it can change nothing. Raises: TooMany."""
+        body = msgspec.json.encode({"read_only": read_only})
+        return await self.request_json("POST", "/v1/page/links", PageLink, body=body)
 
     async def events(
         self,

@@ -7,6 +7,7 @@
     │   ├── Unauthorized       401
     │   ├── SessionOver        403: the session takes no more model calls
     │   ├── ForeignRequest     403: a web page of another site, or another host's name
+    │   ├── ReadOnly           403: a signed-in browser that may only read
     │   ├── NotFound           404
     │   ├── MethodNotAllowed   405: the path takes other methods
     │   ├── Conflict           409
@@ -93,6 +94,7 @@ __all__ = [
     "OutOfTasks",
     "PortUnavailable",
     "PrepareFailed",
+    "ReadOnly",
     "ReplyNotFound",
     "RequestTimeout",
     "RuntimeFailed",
@@ -173,6 +175,13 @@ class ForeignRequest(CallerError):
     """A request that a web page of another site made, or one for another host."""
 
     code = "foreign_request"
+    status = 403
+
+
+class ReadOnly(CallerError):
+    """A signed-in browser that may only read asked for a change."""
+
+    code = "read_only"
     status = 403
 
 

@@ -17,6 +17,7 @@ from gangline.domain.lifecycle import Outcome, SessionState, Stage, TaskState
 __all__ = [
     "Event",
     "NodeView",
+    "PageLink",
     "ResultReceipt",
     "ResultReference",
     "ServiceStatus",
@@ -184,6 +185,16 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str | None = None
     session_id: str | None = None
     data: dict[str, Any] = {}
+
+
+class PageLink(msgspec.Struct, frozen=True, kw_only=True):
+    """A link that signs one browser in, once."""
+
+    path: str
+    """To be appended to the server's address."""
+    read_only: bool
+    expires_at: float
+    """Unix time, UTC, seconds."""
 
 
 class ResultReference(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,13 +12,16 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-__all__ = ["REFUSED", "SUBJECT", "Action", "Actions", "audited", "given_token", "who"]
+__all__ = ["REFUSED", "SUBJECT", "VISITOR", "Action", "Actions", "audited", "given_token", "who"]
 
 REFUSED = (401, 403)
 """Statuses of requests without the token, or from a web page of another site."""
 
 SUBJECT: ContextVar[str | None] = ContextVar("subject", default=None)
 """Object of a request, where its path does not name it: set by the handler."""
+
+VISITOR: ContextVar[str | None] = ContextVar("visitor", default=None)
+"""Name of the signed-in browser that sent a request: set at the door."""
 
 _CLIENT_LEFT = 499
 
@@ -31,7 +34,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     where: str
     """`server`, or the node's id."""
     who: str
-    """`token` and a digest of it, or `no token`."""
+    """`token` and a digest of it, `page` and a digest of a signed-in browser's cookie, or `no token`."""
     address: str
     """Address of the other end of the connection."""
     forwarded_for: str | None = None
@@ -65,27 +68,28 @@ def given_token(request: web.Request) -> str:
     return request.headers.get("X-Polar-Control-Token", "")
 
 
-def audited(handler: Handler, actions: Actions, *, routine: bool) -> Handler:
+def audited(handler: Handler, actions: Actions, *, routine: bool, path: str | None = None) -> Handler:
     """The handler, with its actions written before they are answered; routine requests only when refused.
 
-    An action whose client leaves before the answer is written too.
+    An action whose client leaves before the answer is written too. path: written in place of the request's own.
     """
 
     def action_of(request: web.Request, status: int) -> Action:
         return Action(
             at=time.time(),
             where=actions.where,
-            who=who(given_token(request)),
+            who=VISITOR.get() or who(given_token(request)),
             address=request.remote or "",
             forwarded_for=request.headers.get("X-Forwarded-For"),
             method=request.method,
-            path=request.path,
+            path=path or request.path,
             subject=SUBJECT.get(),
             status=status,
         )
 
     async def write(request: web.Request) -> web.StreamResponse:
         SUBJECT.set(None)  # a connection's requests share one context
+        VISITOR.set(None)
         changes = not routine and request.method not in ("GET", "HEAD")
         try:
             response = await handler(request)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,9 +20,12 @@ __all__ = [
     "MAX_CONTROL_BYTES",
     "MSGPACK",
     "RECORD_TYPES",
+    "accepts_gzip",
     "answer",
     "answer_json",
+    "answer_large",
     "path_id",
+    "prefers",
     "prefers_msgpack",
     "read_record",
 ]
@@ -29,6 +35,7 @@ MSGPACK = "application/msgpack"
 RECORD_TYPES = (JSON, MSGPACK)
 MAX_CONTROL_BYTES = 4 << 20
 """Longest body of a request that carries no task, prompt or result."""
+_ZIPPED_BYTES = 8 << 10
 
 T = TypeVar("T")
 
@@ -42,6 +49,30 @@ def answer(request: web.Request, record: Any) -> web.Response:
 
 def answer_json(record: Any) -> web.Response:
     return web.Response(body=encode_json(record), content_type=JSON)
+
+
+async def answer_large(request: web.Request, content_type: str, encode: Callable[[], bytes]) -> web.Response:
+    """A body that may be large: made on a thread, and compressed where the client reads gzip."""
+
+    def make() -> tuple[bytes, bool]:
+        body = encode()
+        zips = len(body) >= _ZIPPED_BYTES and accepts_gzip(request)
+        return (gzip.compress(body, 1, mtime=0) if zips else body), zips
+
+    body, zipped = await asyncio.to_thread(make)
+    headers = {"Vary": "Accept, Accept-Encoding"} | ({"Content-Encoding": "gzip"} if zipped else {})
+    return web.Response(body=body, content_type=content_type, headers=headers)
+
+
+def accepts_gzip(request: web.Request) -> bool:
+    weights = dict(_weighted(part) for part in request.headers.get("Accept-Encoding", "").split(","))
+    return weights.get("gzip", weights.get("*", 0.0)) > 0
+
+
+def prefers(request: web.Request, content_type: str) -> bool:
+    """Whether `Accept` names a type, and no weightier JSON."""
+    weights = dict(_weighted(part) for part in request.headers.get("Accept", "").split(","))
+    return weights.get(content_type, 0.0) > 0 and weights[content_type] >= weights.get(JSON, 0.0)
 
 
 def prefers_msgpack(request: web.Request) -> bool:

@@ -60,7 +60,7 @@ def _operation(route: Route) -> dict[str, Any]:
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").strip("_"),
         "parameters": _parameters(route),
         "responses": answers,
-        "security": [] if route.opened_by == "nobody" else [{route.opened_by: []}],
+        "security": [{route.opened_by: []}] if route.opened_by in _KEYS else [],
     }
     if route.body is not None:
         operation["requestBody"] = {"content": _content(route.body, (route.body_type,))}

@@ -56,8 +56,11 @@ def problem_response(error: GanglineError) -> web.Response:
     return web.Response(body=body, status=error.status, headers=headers, content_type="application/problem+json")
 
 
-def in_problems(handler: Handler) -> Handler:
-    """The handler, with all that it raises answered as a problem. Cancellation and aiohttp's own errors pass."""
+def in_problems(handler: Handler, *, path: str | None = None) -> Handler:
+    """The handler, with all that it raises answered as a problem. Cancellation and aiohttp's own errors pass.
+
+    path: logged in place of the request's own.
+    """
 
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
@@ -67,24 +70,22 @@ def in_problems(handler: Handler) -> Handler:
         except Exception as error:
             if request.transport is None and _known(error) is None:  # the client has left
                 raise
-            return _answered(request, error)
+            return _answered(request, error, path or request.path)
 
     return answer
 
 
-def _answered(request: web.Request, error: Exception) -> web.Response:
+def _answered(request: web.Request, error: Exception, path: str) -> web.Response:
     """The answer to an error, made in a frame of its own: one in the error's traceback would keep the error by its
     variable, and with it the request's body until the garbage collector runs."""
     known = _known(error)
     if known is None:
-        log.error("request.crashed method=%s path=%s", request.method, request.path, exc_info=error)
+        log.error("request.crashed method=%s path=%s", request.method, path, exc_info=error)
         known = GanglineError("internal error; see the log of this service.")
     elif known.status >= 500:
-        log.error(
-            "request.failed method=%s path=%s code=%s message=%s", request.method, request.path, known.code, known
-        )
+        log.error("request.failed method=%s path=%s code=%s message=%s", request.method, path, known.code, known)
     else:
-        log_refused(request.method, request.path, known.status, known.code)
+        log_refused(request.method, path, known.status, known.code)
     return problem_response(known)
 
 

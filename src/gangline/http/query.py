@@ -13,10 +13,12 @@ from aiohttp import web
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import validated_id
 
-__all__ = ["MAX_WAIT_S", "Choice", "Flag", "Number", "Query", "Text", "Whole", "refuse_unknown"]
+__all__ = ["MAX_WAIT_S", "Choice", "Flag", "Name", "Number", "Query", "Text", "Whole", "refuse_unknown"]
 
 MAX_WAIT_S = 300.0
 """The longest long poll; longer ones are answered then, and asked again."""
+
+_MAX_NAME_CHARS = 1000
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,18 @@ class Text(Query):
         """None when the parameter is left out. Raises: InvalidRequest."""
         text = self.text(request)
         return validated_id(text, self.name) if text else text
+
+
+@dataclass(frozen=True)
+class Name(Query):
+    """Any text of at most 1,000 characters, to be compared with names that are known."""
+
+    def read(self, request: web.Request) -> str:
+        """Empty when the parameter is left out. Raises: InvalidRequest."""
+        text = self.text(request) or ""
+        if len(text) > _MAX_NAME_CHARS:
+            raise self.refused(f"must have at most {_MAX_NAME_CHARS} characters, got {len(text)}")
+        return text
 
 
 def refuse_unknown(request: web.Request, known: Sequence[Query]) -> None:

@@ -12,19 +12,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from gangline import __version__
-from gangline.domain.errors import MethodNotAllowed, NotFound, Unauthorized
-from gangline.http.audit import Actions, audited, given_token
+from gangline.domain.errors import ForeignRequest, MethodNotAllowed, NotFound, ReadOnly, Unauthorized
+from gangline.http.audit import VISITOR, Actions, audited, given_token
 from gangline.http.negotiation import JSON, RECORD_TYPES, answer_json
 from gangline.http.problems import in_problems
 from gangline.http.query import Query, refuse_unknown
 from gangline.http.same_origin import OwnNames, require_json
+from gangline.http.visitors import Visitors
 
 __all__ = ["HEALTH", "Door", "Route", "json_route"]
 
+_READING = ("GET", "HEAD")
 _OWN = "/v1/"
 """Below it unknown query parameters are refused. Other systems' routes, and probes, may send more than is read."""
 
@@ -37,8 +39,9 @@ class Route:
     path: str
     handler: Handler
     summary: str
-    opened_by: Literal["control", "session", "nobody"] = "control"
-    """`session`: the handler itself asks for the session's key. `nobody`: whoever asks is answered."""
+    opened_by: Literal["control", "session", "link", "nobody"] = "control"
+    """`control`: the control token, or a signed-in browser. `session`: the handler itself asks for the session's key.
+    `link`: the handler itself asks for a sign-in link. `nobody`: whoever asks is answered."""
     body: Any = None
     """Type of the request's body: a pydantic model, a struct, a list of them, or None."""
     body_type: str = JSON
@@ -62,12 +65,20 @@ class Door:
     control_token: None asks for nothing (then listen on loopback only).
     names: names of the service; requests for others, and from web pages of others, are refused.
     actions: log of changes and refusals.
+    visitors: browsers that are let in like the token; None lets none in.
     """
 
-    def __init__(self, control_token: str | None, names: OwnNames, actions: Actions | None = None) -> None:
+    def __init__(
+        self,
+        control_token: str | None,
+        names: OwnNames,
+        actions: Actions | None = None,
+        visitors: Visitors | None = None,
+    ) -> None:
         self._expected = None if control_token is None else control_token.encode()
         self._names = names
         self._actions = actions
+        self._visitors = visitors
 
     def served(self, routes: Iterable[Route]) -> list[web.RouteDef]:
         """The routes behind the door. Other methods of their paths are answered 405, but for agents' routes."""
@@ -87,10 +98,11 @@ class Door:
         return web.route("*", path, self._opening(Route("*", path, _no_route, "", body_type="", routine=True)))
 
     def _opening(self, route: Route) -> Handler:
-        handler = in_problems(self._checked(route))
-        if self._actions is None or route.opened_by != "control":
+        path = route.path if route.opened_by == "link" else None  # a link is a secret: logs have the route instead
+        handler = in_problems(self._checked(route), path=path)
+        if self._actions is None or route.opened_by not in ("control", "link"):
             return handler
-        return audited(handler, self._actions, routine=route.routine)
+        return audited(handler, self._actions, routine=route.routine, path=path)
 
     def _checked(self, route: Route) -> Handler:
         is_strict = route.path.startswith(_OWN) and route.method != "*"
@@ -98,7 +110,9 @@ class Door:
         async def handler(request: web.Request) -> web.StreamResponse:
             if route.opened_by == "control":
                 self._names.check(request)
-                self._check_token(request)
+                self._check_opened(request)
+            elif route.opened_by == "link":
+                self._check_comes_by_link(request)
             if is_strict and request.query_string:
                 refuse_unknown(request, route.query)
             if route.body_type and route.opened_by != "nobody":
@@ -107,11 +121,34 @@ class Door:
 
         return handler
 
-    def _check_token(self, request: web.Request) -> None:
-        """Raises: Unauthorized."""
+    def _check_opened(self, request: web.Request) -> None:
+        """Raises: Unauthorized, ReadOnly, ForeignRequest."""
         given = given_token(request).encode("utf-8", "surrogateescape")
-        if self._expected is not None and not hmac.compare_digest(given, self._expected):
-            raise Unauthorized("the control token is missing or wrong; send `Authorization: Bearer TOKEN`.")
+        if self._expected is None or hmac.compare_digest(given, self._expected):
+            return
+        visitor = None if given or self._visitors is None else self._visitors.visitor(request)
+        if visitor is None:
+            raise Unauthorized(
+                "the control token is missing or wrong; send `Authorization: Bearer TOKEN`. "
+                "A browser is signed in with `gangline open`."
+            )
+        VISITOR.set(visitor.name)
+        if request.method in _READING:
+            return
+        if visitor.read_only:
+            raise ReadOnly("this browser was signed in with a read-only link, which can change nothing.")
+        if hdrs.ORIGIN not in request.headers:
+            raise ForeignRequest("a change by a signed-in browser names its page in `Origin`.")
+
+    def _check_comes_by_link(self, request: web.Request) -> None:
+        """A link on another site may lead to the page that signs in; only that page itself goes on.
+
+        Raises: ForeignRequest.
+        """
+        if request.method in _READING:
+            self._names.check_host(request)
+        else:
+            self._names.check(request)
 
 
 def _other_method(path: str, methods: Sequence[str]) -> Route:

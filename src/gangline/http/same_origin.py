@@ -50,12 +50,8 @@ class OwnNames:
 
     def check(self, request: web.BaseRequest) -> None:
         """Raises: ForeignRequest."""
-        hosts = request.headers.getall(hdrs.HOST, [])
-        if len(hosts) != 1 or not self._is_own(request, hosts[0]):
-            raise ForeignRequest(
-                f"the request is for the host {', '.join(hosts)[:200]!r}, which is no name of this service. Use its "
-                "own address, or allow the name with --allowed-host."
-            )
+        self.check_host(request)
+        hosts = request.headers.getall(hdrs.HOST)
         for origin in request.headers.getall(hdrs.ORIGIN, []):
             # A scheme cannot differ: one port speaks one of them.
             site = origin.lower().partition("://")[2]
@@ -63,6 +59,15 @@ class OwnNames:
                 raise ForeignRequest(f"a web page of {origin[:200]!r} may not call this service.")
         if request.headers.get("Sec-Fetch-Site", "none").lower() not in _OWN_SITES:
             raise ForeignRequest("a web page of another site may not call this service.")
+
+    def check_host(self, request: web.BaseRequest) -> None:
+        """The host alone: for a page that a link elsewhere may lead to. Raises: ForeignRequest."""
+        hosts = request.headers.getall(hdrs.HOST, [])
+        if len(hosts) != 1 or not self._is_own(request, hosts[0]):
+            raise ForeignRequest(
+                f"the request is for the host {', '.join(hosts)[:200]!r}, which is no name of this service. Use its "
+                "own address, or allow the name with --allowed-host."
+            )
 
     def _is_own(self, request: web.BaseRequest, host: str) -> bool:
         try:

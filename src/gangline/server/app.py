@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 from aiohttp import web
@@ -9,6 +10,7 @@ from aiohttp import web
 from gangline.http.openapi import described
 from gangline.http.routes import HEALTH, Door, Route
 from gangline.http.same_origin import OwnNames
+from gangline.http.visitors import Visitors
 from gangline.server.compat.polar.dispatch import PolarDispatch
 from gangline.server.compat.polar.nodes import PolarNodeRoutes
 from gangline.server.compat.polar.routes import PolarRoutes
@@ -18,9 +20,12 @@ from gangline.server.compat.prorl.templates import Templates
 from gangline.server.routes.events import EventRoutes
 from gangline.server.routes.metrics import MetricsRoutes
 from gangline.server.routes.nodes import NodeRoutes
+from gangline.server.routes.page import PageRoutes
 from gangline.server.routes.sessions import CallerSessionRoutes, CallerSessions
 from gangline.server.routes.tasks import UserRoutes
+from gangline.server.routes.views import ViewRoutes
 from gangline.server.service.core import RolloutService
+from gangline.server.service.opened import OpenedSessions
 from gangline.store.audit import ActionLog
 
 __all__ = ["TITLE", "all_routes", "create_app"]
@@ -39,6 +44,7 @@ def create_app(
     engines: NodeEngines | None = None,
     polar: PolarDispatch | None = None,
     actions: ActionLog | None = None,
+    visitors: Visitors | None = None,
     max_task_bytes: int = MAX_TASK_BYTES,
     max_result_bytes: int = MAX_RESULT_BYTES,
     keep_alive_s: float = 15.0,
@@ -51,11 +57,16 @@ def create_app(
     engines: the target of `/add_llm_server`; its owner hands the engines to nodes that join later.
     polar: sends sessions to Polar's gateways; its owner runs it.
     actions: the log of every change, and of every rejected request.
+    visitors: browsers that are signed in; None keeps them for as long as the application lives.
     max_task_bytes, max_result_bytes: of one request's body.
     keep_alive_s: between comments on an event stream on which nothing happens.
     """
+    visitors = visitors or Visitors(secrets.token_bytes(32), control_token)
+    opened = OpenedSessions(service)
     routes = all_routes(
         service,
+        visitors=visitors,
+        opened=opened,
         control_token=control_token,
         handlers_folder=handlers_folder,
         engines=engines,
@@ -64,9 +75,14 @@ def create_app(
         max_result_bytes=max_result_bytes,
         keep_alive_s=keep_alive_s,
     )
-    door = Door(control_token, names or OwnNames(), actions)
+    door = Door(control_token, names or OwnNames(), actions, visitors)
     app = web.Application(middlewares=[service.metrics.middleware()])
     app.add_routes([*door.served(routes), door.beyond()])
+
+    async def close(_app: web.Application) -> None:
+        await opened.close()
+
+    app.on_cleanup.append(close)
     return app
 
 
@@ -77,18 +93,23 @@ def all_routes(
     handlers_folder: Path | None = None,
     engines: NodeEngines | None = None,
     polar: PolarDispatch | None = None,
+    visitors: Visitors | None = None,
+    opened: OpenedSessions | None = None,
     max_task_bytes: int = MAX_TASK_BYTES,
     max_result_bytes: int = MAX_RESULT_BYTES,
     keep_alive_s: float = 15.0,
 ) -> list[Route]:
     """Every route that is served, in the order of its description."""
     engines = engines or NodeEngines(service, control_token)
+    visitors = visitors or Visitors(secrets.token_bytes(32), control_token)
     routes = [
         *UserRoutes(service, max_task_bytes=max_task_bytes).routes(),
+        *ViewRoutes(opened or OpenedSessions(service)).routes(),
         *EventRoutes(service, keep_alive_s=keep_alive_s).routes(),
         *NodeRoutes(service, max_result_bytes=max_result_bytes).routes(),
         *CallerSessionRoutes(CallerSessions(service, control_token)).routes(),
         *MetricsRoutes(service).routes(),
+        *PageRoutes(visitors).routes(),
         *PolarRoutes(service, max_task_bytes=max_task_bytes).routes(),
         *PolarNodeRoutes(
             service, polar or PolarDispatch(service, control_token), max_result_bytes=max_result_bytes

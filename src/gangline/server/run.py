@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -14,9 +15,10 @@ from gangline import plugins
 from gangline.domain.errors import Conflict, StoreError
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import TaskView
-from gangline.durable import acquire
+from gangline.durable import acquire, write_once
 from gangline.http.listening import listening
 from gangline.http.same_origin import OwnNames, refuse_open_door
+from gangline.http.visitors import Visitors
 from gangline.private import close_to_others, open_data_folder
 from gangline.server.app import create_app
 from gangline.server.compat.polar.dispatch import PolarDispatch
@@ -154,6 +156,7 @@ async def serving(
                 names=names,
                 handlers_folder=folder / "handlers",
                 actions=ActionLog(folder / "actions", where="server"),
+                visitors=Visitors(await asyncio.to_thread(_page_secret, folder), control_token),
             )
             async with AsyncExitStack() as stack:
                 listener = listening(app, shutdown_s=2.0, host=host, port=port)
@@ -223,6 +226,13 @@ def _open_folders(data_dir: Path, folder: Path) -> None:
         close_to_others(folder)
     except OSError as error:
         raise StoreError(f"the data folder {data_dir} cannot be used: {error.strerror}.") from error
+
+
+def _page_secret(folder: Path) -> bytes:
+    """The secret behind the cookies of signed-in browsers: made once, so that they outlive a restart."""
+    path = folder / "page_secret"
+    write_once(path, secrets.token_hex(32).encode())
+    return path.read_bytes()
 
 
 @contextmanager

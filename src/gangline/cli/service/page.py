@@ -1,0 +1,54 @@
+"""`gangline open`: a link to the page of a running service, which signs one browser in."""
+
+from __future__ import annotations
+
+import webbrowser
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, notes, print_json, run
+
+if TYPE_CHECKING:
+    from gangline.client.running import Service
+    from gangline.domain.views import PageLink
+
+__all__ = ["register"]
+
+
+def open_page(
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Make a link for a colleague: its browser can look, and change nothing.")
+    ] = False,
+    browser: Annotated[bool, typer.Option("--browser", help="Open the link in this machine's browser, too.")] = False,
+    data: DataOption = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print a link to the page, where sessions are seen down to their tokens.
+
+    The link signs one browser in, once: within 10 minutes, or within a day with --read-only. The browser stays signed
+    in for a week. With --json it prints one object {"url", "read_only", "expires_at"}.
+    """
+    from gangline.client.running import find_service
+
+    service = find_service(data, server)
+    link = run(_link(service, read_only))
+    url = service.server_url + link.path
+    if as_json:
+        print_json({"url": url, "read_only": link.read_only, "expires_at": link.expires_at})
+    else:
+        print(url)
+        when = "within a day" if read_only else "within 10 minutes"
+        notes().print(f"It signs one browser in, once, {when}." + (" It can change nothing." if read_only else ""))
+    if browser:
+        webbrowser.open(url)
+
+
+async def _link(service: Service, read_only: bool) -> PageLink:
+    async with service.client() as client:
+        return await client.page_link(read_only=read_only)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("open")(open_page)

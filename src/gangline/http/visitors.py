@@ -1,0 +1,119 @@
+"""Sign-in of browsers: one-time links, and the cookie for which a link is exchanged.
+
+- A link has 192 random bits, is kept as a digest, works once, and expires.
+- A cookie carries its own rights and expiry under a MAC. So it survives a restart of the service, and nothing has to
+  be stored for it. Its name is derived from the key: browsers send cookies to every port of a host, and two services on
+  one machine must not overwrite each other's.
+- The key mixes a secret of the data folder with the control token: a new token, or a new secret, ends all cookies.
+
+The cookie opens the same routes as the control token. A read-only one opens no request that could change something.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+
+import msgspec
+from aiohttp import web
+
+from gangline.domain.errors import NotFound, TooMany
+from gangline.domain.ids import new_secret
+
+__all__ = ["COOKIE_S", "LINK_S", "READ_ONLY_LINK_S", "Visitor", "Visitors"]
+
+LINK_S = 600.0
+"""How long a link works that opens everything: it is opened on the spot."""
+READ_ONLY_LINK_S = 86_400.0
+"""How long a read-only link works: it is sent to a colleague."""
+COOKIE_S = 7 * 86_400
+"""How long a browser stays signed in."""
+MAX_LINKS = 1000
+"""Links that have not been used yet."""
+
+_MAC_CHARS = 64
+
+
+class Visitor(msgspec.Struct, frozen=True):
+    """A signed-in browser."""
+
+    name: str
+    """For the log of actions: `page` and a digest of the cookie."""
+    read_only: bool
+
+
+class _Link(msgspec.Struct, frozen=True):
+    read_only: bool
+    expires_at: float
+
+
+class Visitors:
+    """secret: kept with the service's data. control_token: None where the service asks for none."""
+
+    def __init__(
+        self, secret: bytes, control_token: str | None = None, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._key = hmac.digest(secret, b"gangline page\0" + (control_token or "").encode(), "sha256")
+        self.cookie_name = f"gangline-{hmac.new(self._key, b'name', 'sha256').hexdigest()[:12]}"
+        self._links: dict[bytes, _Link] = {}
+        """digest of the code -> its link"""
+        self._clock = clock
+
+    def new_link(self, *, read_only: bool) -> tuple[str, float]:
+        """A code that signs one browser in, and when it expires (Unix time). Raises: TooMany."""
+        self._forget_expired()
+        if len(self._links) >= MAX_LINKS:
+            raise TooMany(f"{MAX_LINKS} links wait to be opened; try again when some have expired.", limit=MAX_LINKS)
+        code = new_secret("link")
+        expires_at = self._clock() + (READ_ONLY_LINK_S if read_only else LINK_S)
+        self._links[_digest(code)] = _Link(read_only, expires_at)
+        return code, expires_at
+
+    def check_link(self, code: str) -> None:
+        """Raises: NotFound for a link that is unknown, used or expired."""
+        self._forget_expired()
+        if _digest(code) not in self._links:
+            raise _no_link()
+
+    def sign_in(self, code: str) -> str:
+        """Use up a link. Returns the cookie's value. Raises: NotFound."""
+        self._forget_expired()
+        link = self._links.pop(_digest(code), None)
+        if link is None:
+            raise _no_link()
+        rights = "r" if link.read_only else "w"
+        return self._signed(f"{rights}.{int(self._clock()) + COOKIE_S}.{secrets.token_hex(8)}")
+
+    def visitor(self, request: web.BaseRequest) -> Visitor | None:
+        """The signed-in browser that sent a request; None where there is no valid cookie."""
+        value = request.cookies.get(self.cookie_name, "")
+        content, _, mac = value.rpartition(".")
+        # Compared first: nothing of a value is read that was not signed here.
+        if len(mac) != _MAC_CHARS or not hmac.compare_digest(self._signed(content).encode(), _bytes(value)):
+            return None
+        rights, expires_at, _ = content.split(".")
+        if int(expires_at) <= self._clock():
+            return None
+        return Visitor(f"page {hashlib.sha256(_bytes(content)).hexdigest()[:8]}", rights != "w")
+
+    def _signed(self, content: str) -> str:
+        return f"{content}.{hmac.new(self._key, _bytes(content), 'sha256').hexdigest()}"
+
+    def _forget_expired(self) -> None:
+        now = self._clock()
+        self._links = {digest: link for digest, link in self._links.items() if link.expires_at > now}
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _digest(code: str) -> bytes:
+    return hashlib.sha256(_bytes(code)).digest()
+
+
+def _no_link() -> NotFound:
+    return NotFound("this link was used already, or has expired. Make a new one: `gangline open`.")

@@ -1,0 +1,114 @@
+"""The page: its files, and how a browser is signed in.
+
+    gangline open ──POST /v1/page/links──▶ a link
+    browser ──GET /open/{link}──▶ a page that posts the same address ──▶ cookie ──▶ /
+
+A link's page sends the POST itself, so that programs which only look at links, such as chats, use none up. The browser
+then opens `/` on its own account: after a redirect from a chat or a mail it would withhold a `SameSite=Strict` cookie.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+
+import msgspec
+from aiohttp import hdrs, web
+
+from gangline.domain.errors import NotFound
+from gangline.domain.views import PageLink
+from gangline.http.audit import SUBJECT
+from gangline.http.negotiation import accepts_gzip, answer, path_id, read_record
+from gangline.http.routes import Route
+from gangline.http.visitors import COOKIE_S, Visitors
+from gangline.web.files import CONTENT_SECURITY_POLICY, PageFile, page_files
+
+__all__ = ["LinkRequest", "PageRoutes"]
+
+_SAFE = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_FOR_EVER = "private, max-age=31536000, immutable"
+_SIGNING_IN = (
+    'fetch(location.pathname,{method:"POST"}).then(async a=>a.ok?location.replace("/"):'
+    "document.body.textContent=(await a.json()).detail)"
+)
+_SIGN_IN_PAGE = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>Gangline</title><body>Signing in ...'
+    f"<script>{_SIGNING_IN}</script></body></html>"
+).encode()
+_SIGN_IN_POLICY = (
+    "default-src 'none'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    f"script-src 'sha256-{base64.b64encode(hashlib.sha256(_SIGNING_IN.encode()).digest()).decode()}'"
+)
+
+
+class LinkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A wish for a link."""
+
+    read_only: bool = False
+    """True: the browser that opens it can change nothing."""
+
+
+class PageRoutes:
+    def __init__(self, visitors: Visitors) -> None:
+        self._visitors = visitors
+
+    async def new_link(self, request: web.Request) -> web.Response:
+        wanted = await read_record(request, LinkRequest)
+        SUBJECT.set("read-only link" if wanted.read_only else "link")
+        code, expires_at = self._visitors.new_link(read_only=wanted.read_only)
+        return answer(request, PageLink(path=f"/open/{code}", read_only=wanted.read_only, expires_at=expires_at))
+
+    async def show_link(self, request: web.Request) -> web.Response:
+        self._visitors.check_link(path_id(request, "link"))
+        headers = {**_SAFE, "Content-Security-Policy": _SIGN_IN_POLICY, "Cache-Control": "no-store"}
+        return web.Response(body=_SIGN_IN_PAGE, content_type="text/html", charset="utf-8", headers=headers)
+
+    async def use_link(self, request: web.Request) -> web.Response:
+        cookie = self._visitors.sign_in(path_id(request, "link"))
+        response = answer(request, {})
+        response.set_cookie(
+            self._visitors.cookie_name,
+            cookie,
+            max_age=COOKIE_S,
+            path="/",
+            httponly=True,
+            samesite="Strict",
+            secure=request.headers.get(hdrs.ORIGIN, "").startswith("https://"),
+        )
+        return response
+
+    async def index(self, request: web.Request) -> web.Response:
+        headers = {**_SAFE, "Content-Security-Policy": CONTENT_SECURITY_POLICY, "Cache-Control": "no-store"}
+        return _file(request, page_files().index, headers)
+
+    async def file(self, request: web.Request) -> web.Response:
+        digest, folder, name = (path_id(request, part) for part in ("digest", "folder", "file"))
+        found = page_files().find(digest, folder, name)
+        if found is None:
+            raise NotFound(f"the page has no file {request.path[:200]!r} (any more): load it again.")
+        return _file(request, found, {**_SAFE, "Cache-Control": _FOR_EVER})
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("GET", "/", self.index, "The page, for signed-in browsers.", answer_types=("text/html",)),
+            Route("GET", "/page/{digest}/{folder}/{file}", self.file, "A file of the page.",
+                  answer_types=("text/javascript", "text/css"), errors=(400, 401, 404)),
+            Route("POST", "/v1/page/links", self.new_link, "Make a link that signs a browser in, once.",
+                  body=LinkRequest, answer=PageLink, errors=(400, 401, 429)),
+            Route("GET", "/open/{link}", self.show_link, "The page behind such a link, which signs in.",
+                  opened_by="link", answer_types=("text/html",), errors=(400, 404)),
+            Route("POST", "/open/{link}", self.use_link, "Use the link up: the answer sets the cookie.",
+                  opened_by="link", errors=(400, 404)),
+        ]  # fmt: skip
+
+
+def _file(request: web.Request, file: PageFile, headers: dict[str, str]) -> web.Response:
+    headers = {**headers, "Content-Type": file.content_type, "Vary": "Accept-Encoding"}
+    if accepts_gzip(request):
+        return web.Response(body=file.gzipped, headers={**headers, "Content-Encoding": "gzip"})
+    return web.Response(body=file.plain, headers=headers)

@@ -1,0 +1,113 @@
+"""A session in parts, for those who look at it: its outline, messages, tokens and files.
+
+The parts of a large session are read by ranges of calls. Everything is JSON; tokens are columns of numbers, too.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+from aiohttp import web
+
+from gangline.domain.errors import NotFound
+from gangline.domain.tokens import encode_json, encode_msgpack
+from gangline.http.negotiation import JSON, MSGPACK, answer_large, path_id, prefers, prefers_msgpack
+from gangline.http.query import Flag, Name, Whole
+from gangline.http.routes import Route
+from gangline.server.service.opened import OpenedSessions
+from gangline.web.columns import COLUMNS, encode_columns
+from gangline.web.contents import CallContent, call_contents
+from gangline.web.outline import OpenedSession, SessionOutline
+from gangline.web.tokens import token_columns
+
+__all__ = ["TokenColumns", "ViewRoutes"]
+
+_MAX_CALLS = 256
+
+
+class TokenColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of several calls as JSON; the same as columns where `Accept` names them. See `gangline.web.tokens`."""
+
+    starts: list[int]
+    """[calls + 1] where each call's tokens begin, and the end of the last."""
+    sampled: list[int]
+    """[calls] where each call's sampled ids begin; before them is context that is new."""
+    ids: list[int]
+    logprobs: list[float | None]
+    """0.0 for context; null where it is not finite."""
+    mask: list[int]
+    """1 where the token is trained on."""
+    versions: list[int]
+    """Policy version; -1 for context and where unknown."""
+    text_ids: list[int]
+    """The ids whose bytes are known."""
+    text_starts: list[int]
+    """[text_ids + 1] where each one's bytes begin in `text`."""
+    text: list[int]
+    """Bytes."""
+
+
+class ViewRoutes:
+    def __init__(self, sessions: OpenedSessions) -> None:
+        self._sessions = sessions
+
+    async def outline(self, request: web.Request) -> web.Response:
+        session = await self._session(request)
+        return await _answer(request, session.outline)
+
+    async def calls(self, request: web.Request) -> web.Response:
+        session = await self._session(request)
+        first, limit, full = _FIRST.read(request), _LIMIT.read(request), _FULL.read(request)
+        return await _answer(request, call_contents(session, first, limit, full=full))
+
+    async def tokens(self, request: web.Request) -> web.Response:
+        session = await self._session(request)
+        known = await self._sessions.bytes_of_tokens(session)
+        columns = partial(token_columns, session, _FIRST.read(request), _LIMIT.read(request), known)
+        if prefers(request, COLUMNS):
+            return await answer_large(request, COLUMNS, lambda: encode_columns(columns()))
+        return await answer_large(request, JSON, lambda: encode_json(columns()))
+
+    async def file(self, request: web.Request) -> web.Response:
+        session = await self._session(request)
+        name = _FILE.read(request)
+        content = session.result.artifacts.get(name)
+        if content is None:
+            listed = ", ".join(sorted(session.result.artifacts))[:500] or "none"
+            raise NotFound(f"session {session.result.session_id} has no file {name[:100]!r}. Its files: {listed}.")
+        response = await answer_large(request, "application/octet-stream", lambda: content)
+        # The agent wrote it: a browser must neither show it as a page nor run it.
+        response.headers["Content-Disposition"] = "attachment"
+        response.headers["Content-Security-Policy"] = "sandbox; default-src 'none'"
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+    async def _session(self, request: web.Request) -> OpenedSession:
+        return await self._sessions.find(path_id(request, "session_id"), _ATTEMPT.read(request) or None)
+
+    def routes(self) -> list[Route]:
+        one, errors = "/v1/sessions/{session_id}", (400, 401, 404, 409)
+        return [
+            Route("GET", f"{one}/outline", self.outline, "An ended session down to its calls, without their content.",
+                  answer=SessionOutline, query=(_ATTEMPT,), errors=errors),
+            Route("GET", f"{one}/calls", self.calls, "Messages of some of its calls.", answer=list[CallContent],
+                  query=(_FIRST, _LIMIT, _FULL, _ATTEMPT), errors=errors),
+            Route("GET", f"{one}/tokens", self.tokens, "Tokens of some of its calls, as JSON or as columns.",
+                  answer=TokenColumns, answer_types=(JSON, COLUMNS), query=(_FIRST, _LIMIT, _ATTEMPT), errors=errors),
+            Route("GET", f"{one}/file", self.file, "One file that was kept with its result, byte for byte.",
+                  answer_types=("application/octet-stream",), query=(_FILE, _ATTEMPT), errors=errors),
+        ]  # fmt: skip
+
+
+_ATTEMPT = Whole("attempt", "Number of an attempt; left out, the one that counted.", low=1, high=2**31 - 1)
+_FIRST = Whole("first", "Number of the first call; 0 is the session's first.", high=2**31 - 1)
+_LIMIT = Whole("limit", "How many calls.", default=16, low=1, high=_MAX_CALLS)
+_FULL = Flag("full", "1: long texts uncut.")
+_FILE = Name("name", "Name of the file, as the outline lists it.")
+
+
+async def _answer(request: web.Request, record: object) -> web.Response:
+    if prefers_msgpack(request):
+        return await answer_large(request, MSGPACK, lambda: encode_msgpack(record))
+    return await answer_large(request, JSON, lambda: encode_json(record))

@@ -1,0 +1,63 @@
+"""Sessions that somebody looks at: each result is read and divided once, and the last few stay in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+from gangline.domain.errors import BuilderError
+from gangline.domain.session import SessionResult
+from gangline.server.service.core import RolloutService
+from gangline.web.outline import OpenedSession, open_session
+from gangline.web.tokens import TokenBytes, recorded_texts
+from gangline.web.vocabulary import Vocabularies
+
+__all__ = ["OpenedSessions"]
+
+_MAX_SESSIONS = 8
+
+
+class OpenedSessions:
+    """Belongs to one event loop; `close` ends what it loads."""
+
+    def __init__(self, service: RolloutService) -> None:
+        self._service = service
+        self._vocabularies = Vocabularies()
+        self._opened: OrderedDict[tuple[str, int], asyncio.Task[OpenedSession]] = OrderedDict()
+        """(session id, attempt) -> the session, the last used one last"""
+
+    async def find(self, session_id: str, attempt: int | None = None) -> OpenedSession:
+        """The session of one attempt, or of the one that counted.
+
+        Raises: NotFound, Conflict when it has not ended, BuilderError.
+        """
+        reference = await self._service.session_reference(session_id, attempt)
+        key = (session_id, reference.attempt)
+        task = self._opened.get(key)
+        if task is None or (task.done() and task.exception() is not None):
+            task = self._opened[key] = asyncio.create_task(self._open(session_id, attempt), name="opened session")
+        self._opened.move_to_end(key)
+        while len(self._opened) > _MAX_SESSIONS:
+            self._opened.popitem(last=False)
+        session = await asyncio.shield(task)
+        self._vocabularies.begin(call.model for call in session.calls)
+        return session
+
+    async def bytes_of_tokens(self, session: OpenedSession) -> TokenBytes:
+        """Bytes of token ids: of the model's vocabulary where it is a known one, else as its engine reported them."""
+        known = await self._vocabularies.of(call.model for call in session.calls)
+        return known or await asyncio.to_thread(recorded_texts, session.calls)
+
+    async def close(self) -> None:
+        await self._vocabularies.close()
+
+    async def _open(self, session_id: str, attempt: int | None) -> OpenedSession:
+        result = await self._service.session_result(session_id, attempt)
+        return await asyncio.to_thread(_divided, result)
+
+
+def _divided(result: SessionResult) -> OpenedSession:
+    try:
+        return open_session(result)
+    except ValueError as error:
+        raise BuilderError(f"the calls of session {result.session_id} are no tree: {error}") from error

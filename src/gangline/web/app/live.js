@@ -1,0 +1,45 @@
+// The state of the service, kept current by the worker that all pages of this browser share.
+
+import { signal } from "./ui.js";
+
+/**
+ * @typedef {object} State
+ * @property {import("./types").ServiceStatus} status
+ * @property {import("./types").TaskSummary[]} tasks The newest first.
+ * @property {import("./types").SessionView[]} sessions The newest first.
+ */
+
+/** @type {import("../vendor/signals.mjs").Signal<State | null>} */
+export const state = signal(null);
+export const problem = signal("");
+/** Grows with every event of the service. */
+export const events = signal(0);
+
+let started = false;
+
+/** Follow the service from now on; once for a page. */
+export function follow() {
+  if (started) return;
+  started = true;
+  const worker = new SharedWorker(address(), { type: "module", name: "gangline" });
+  worker.port.onmessage = ({ data }) => {
+    if (data.state !== undefined) {
+      state.value = data.state;
+      problem.value = "";
+    }
+    if (data.problem !== undefined) problem.value = data.problem;
+    if (data.connected === false) problem.value = "The connection is lost; trying again ...";
+    if (data.connected === true) problem.value = "";
+    if (data.event !== undefined) events.value += 1;
+  };
+  document.addEventListener("visibilitychange", () => worker.port.postMessage(document.visibilityState));
+  addEventListener("pagehide", () => worker.port.postMessage("gone"));
+  addEventListener("pageshow", (event) => event.persisted && location.reload());
+}
+
+/** The worker's address, beside this module, as a trusted one: the policy allows no other script to be named. */
+function address() {
+  const url = new URL("./live_worker.js", import.meta.url).href;
+  const types = /** @type {any} */ (globalThis).trustedTypes;
+  return types === undefined ? url : types.createPolicy("gangline", { createScriptURL: () => url }).createScriptURL(url);
+}

@@ -1,0 +1,99 @@
+// One stream of events for all open pages of a browser: a browser opens at most six connections to a server over
+// HTTP/1.1, and twenty pages would take them all. The worker also reads the service's state once for all of them, at
+// most once a second, and only while a page is in view.
+
+const KINDS = [
+  "task.submitted", "task.started", "task.ended", "session.leased", "session.stage", "session.requeued",
+  "session.released", "session.ended", "node.joined", "callback.delivered", "callback.expired",
+];
+const LEAST_MS = 1000;
+const MOST_MS = 10_000;
+
+/** @typedef {{port: MessagePort, visible: boolean}} Viewer */
+
+/** @type {Set<Viewer>} */
+const viewers = new Set();
+/** @type {EventSource | null} */
+let stream = null;
+let lastEvent = "";
+let readAt = 0;
+let timer = 0;
+let reading = false;
+let again = false;
+/** @type {object | null} */
+let latest = null;
+
+/** @param {object} message */
+function broadcast(message) {
+  for (const { port } of viewers) port.postMessage(message);
+}
+
+/** Open the stream while somebody looks, and close it when nobody does. */
+function attend() {
+  const wanted = [...viewers].some((viewer) => viewer.visible);
+  if (wanted && stream === null) {
+    stream = new EventSource(lastEvent === "" ? "/v1/events" : `/v1/events?after=${lastEvent}`);
+    for (const kind of KINDS) stream.addEventListener(kind, happened);
+    stream.addEventListener("open", () => broadcast({ connected: true }));
+    stream.addEventListener("error", () => broadcast({ connected: false }));
+    read();
+  } else if (!wanted && stream !== null) {
+    stream.close();
+    stream = null;
+    clearTimeout(timer);
+    timer = 0;
+  }
+}
+
+/** @param {MessageEvent<string>} event */
+function happened(event) {
+  lastEvent = event.lastEventId;
+  broadcast({ event: JSON.parse(event.data) });
+  plan(Math.max(0, readAt + LEAST_MS - Date.now()));
+}
+
+/** @param {number} delay Milliseconds. */
+function plan(delay) {
+  clearTimeout(timer);
+  timer = setTimeout(read, delay);
+}
+
+async function read() {
+  if (reading) {
+    again = true;
+    return;
+  }
+  reading = true;
+  readAt = Date.now();
+  try {
+    const paths = ["/v1/status", "/v1/tasks?limit=100", "/v1/sessions?limit=300"];
+    const answers = await Promise.all(paths.map((path) => fetch(path, { headers: { Accept: "application/json" } })));
+    const refused = answers.find((answer) => !answer.ok);
+    if (refused !== undefined) {
+      broadcast({ problem: (await refused.json()).detail });
+    } else {
+      const [status, tasks, sessions] = await Promise.all(answers.map((answer) => answer.json()));
+      latest = { status, tasks: tasks.tasks, sessions: sessions.sessions };
+      broadcast({ state: latest });
+    }
+  } catch (error) {
+    broadcast({ problem: `The server does not answer (${error}).` });
+  }
+  reading = false;
+  if (stream !== null) plan(again ? LEAST_MS : MOST_MS);
+  again = false;
+}
+
+globalThis.addEventListener("connect", (event) => {
+  const port = /** @type {MessageEvent} */ (event).ports[0];
+  /** @type {Viewer} */
+  const viewer = { port, visible: true };
+  viewers.add(viewer);
+  port.onmessage = ({ data }) => {
+    if (data === "gone") viewers.delete(viewer);
+    else viewer.visible = data === "visible";
+    attend();
+  };
+  if (latest !== null) port.postMessage({ state: latest });
+  attend();
+});

@@ -1,0 +1,77 @@
+// The page: which part is shown, by the part of the address after `#`, and the keys that work everywhere.
+
+import { Now } from "./now.js";
+import { Session } from "./session.js";
+import { Task } from "./task.js";
+import { html, render, useEffect, useState } from "./ui.js";
+
+const HELP = [
+  ["g n", "now: tasks and sessions"],
+  ["j, k", "next, previous"],
+  ["Enter", "open"],
+  ["t", "tokens of the call"],
+  ["arrows, u", "in tokens: move, next unlikely token"],
+  ["c", "colour of tokens"],
+  ["e", "why this reward, and files"],
+  ["[ ]", "previous, next chain"],
+  ["?", "these keys"],
+];
+
+/** @param {string} hash */
+function route(hash) {
+  const [path, query = ""] = hash.replace(/^#/, "").split("?", 2);
+  const [, kind = "", id = ""] = path.split("/");
+  const call = new URLSearchParams(query).get("call");
+  return { kind, id: decodeURIComponent(id), call: call === null || !/^\d{1,9}$/.test(call) ? null : Number(call) };
+}
+
+function Page() {
+  const [at, setAt] = useState(() => route(location.hash));
+  const [help, setHelp] = useState(false);
+  useEffect(() => {
+    const moved = () => setAt(route(location.hash));
+    let leads = false;
+    const key = (/** @type {KeyboardEvent} */ event) => {
+      if (event.target instanceof HTMLInputElement || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (leads && event.key === "n") location.hash = "#/";
+      if (event.key === "?") setHelp((shown) => !shown);
+      if (event.key === "Escape") setHelp(false);
+      leads = event.key === "g";
+    };
+    addEventListener("hashchange", moved);
+    addEventListener("keydown", key);
+    return () => {
+      removeEventListener("hashchange", moved);
+      removeEventListener("keydown", key);
+    };
+  }, []);
+  useEffect(() => {
+    document.title = at.id === "" ? "Gangline" : `${at.id} – Gangline`;
+  }, [at.id]);
+  return html`<header class="top">
+      <a href="#/">Gangline</a>
+      <span>${at.kind === "" ? "now" : at.kind.replace(/s$/, "")} ${at.id}</span>
+      <button type="button" aria-expanded=${help} onClick=${() => setHelp(!help)}>Keys (?)</button>
+    </header>
+    ${help && html`<${Help} />`} ${part(at)}`;
+}
+
+/** @param {ReturnType<typeof route>} at */
+function part({ kind, id, call }) {
+  if (kind === "sessions") return html`<${Session} key=${id} id=${id} call=${call} />`;
+  if (kind === "tasks") return html`<${Task} key=${id} id=${id} />`;
+  return html`<${Now} />`;
+}
+
+function Help() {
+  return html`<section class="help" aria-label="Keys">
+    <dl>
+      ${HELP.map(
+        ([keys, meaning]) => html`<dt>${keys}</dt>
+          <dd>${meaning}</dd>`,
+      )}
+    </dl>
+  </section>`;
+}
+
+render(html`<${Page} />`, /** @type {HTMLElement} */ (document.getElementById("page")));

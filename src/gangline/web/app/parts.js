@@ -1,0 +1,109 @@
+// Messages of a conversation: text, thinking, tool calls and tool results, each foldable, and long ones folded at first.
+
+import { visible } from "./visible.js";
+import { html, useState } from "./ui.js";
+
+const FOLDED_CHARS = 1200;
+const SHOWN_CHARS = 50_000;
+
+/** @typedef {import("./types").Part} Part */
+
+/**
+ * A text, folded where it is long.
+ * @param {{text: string, kind: string}} props
+ */
+export function LongText({ text, kind }) {
+  const [shown, setShown] = useState(FOLDED_CHARS);
+  const left = text.length - shown;
+  return html`<div class=${`text ${kind}`}>
+    <pre>${visible(left > 0 ? text.slice(0, shown) : text)}</pre>
+    ${left > 0 &&
+    html`<button type="button" onClick=${() => setShown(shown + SHOWN_CHARS)}>
+      ${left.toLocaleString("en")} more characters
+    </button>`}
+  </div>`;
+}
+
+/**
+ * A foldable part with a heading.
+ * @param {{title: string, kind: string, open: boolean, children?: any}} props
+ */
+function Fold({ title, kind, open, children }) {
+  const [isOpen, setOpen] = useState(open);
+  return html`<section class=${`part ${kind}`}>
+    <button type="button" class="fold" aria-expanded=${isOpen} onClick=${() => setOpen(!isOpen)}>
+      <span aria-hidden="true">${isOpen ? "▾" : "▸"}</span> ${title}
+    </button>
+    ${isOpen && children}
+  </section>`;
+}
+
+/** @param {string} text */
+function firstLine(text) {
+  const line = text.trimStart().split("\n", 1)[0].slice(0, 100);
+  return visible(line);
+}
+
+/** @param {Part} part */
+function plainText(part) {
+  return part.type === "text" ? part.text : "url" in part ? `[${part.type}: ${part.url.slice(0, 80)}]` : "";
+}
+
+/**
+ * One part of a message.
+ * @param {{part: Part, role: string, open: boolean}} props
+ */
+function PartView({ part, role, open }) {
+  switch (part.type) {
+    case "text":
+      return html`<${Fold} title=${role} kind=${`said ${role}`} open=${open}>
+        <${LongText} text=${part.text} kind=${role} />
+      <//>`;
+    case "thinking":
+      return html`<${Fold} title=${`thinking: ${firstLine(part.text)}`} kind="thinking" open=${false}>
+        <${LongText} text=${part.text} kind="thinking" />
+      <//>`;
+    case "tool_call":
+      return html`<${Fold} title=${`call ${visible(part.name)}: ${firstLine(part.arguments)}`} kind="call" open=${false}>
+        <${LongText} text=${readable(part.arguments)} kind="call" />
+      <//>`;
+    case "tool_result": {
+      const text = part.content.map(plainText).join("\n");
+      const title = part.is_error ? "tool error" : "tool result";
+      return html`<${Fold} title=${`${title}: ${firstLine(text)}`} kind=${part.is_error ? "result failed" : "result"} open=${open}>
+        <${LongText} text=${text} kind="result" />
+      <//>`;
+    }
+    default:
+      return html`<p class="part">${visible(plainText(part))}</p>`;
+  }
+}
+
+/**
+ * Arguments with line breaks where they are JSON.
+ * @param {string} text
+ */
+function readable(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2).replaceAll("\\n", "\n");
+  } catch {
+    return text;
+  }
+}
+
+/**
+ * Messages, one after the other. System text is folded: it is long, and the same in every call.
+ * @param {{messages: import("./types").Message[]}} props
+ */
+export function Messages({ messages }) {
+  return messages.flatMap((message, at) =>
+    message.parts.map(
+      (part, index) => html`<${PartView}
+        key=${`${at}.${index}`}
+        part=${part}
+        role=${message.role}
+        open=${message.role !== "system" && message.role !== "developer"}
+      />`,
+    ),
+  );
+}

@@ -1,0 +1,252 @@
+// The session part: chains on the left, calls in the middle, tokens below each call, and the evidence of the reward.
+
+import { json } from "./api.js";
+import { ChainTree } from "./chains.js";
+import { Evidence } from "./evidence.js";
+import { number, SCALES } from "./scales.js";
+import { SessionTokens } from "./tokens.js";
+import { Turn } from "./turn.js";
+import { VirtualList } from "./virtual.js";
+import { Component, html } from "./ui.js";
+
+const BLOCK = 16;
+const CLOSED_PX = 180;
+const PX_PER_CHAR = 0.12;
+
+/**
+ * @typedef {object} SessionState
+ * @property {import("./types").Outline | null} outline
+ * @property {string} error
+ * @property {number | null} chain
+ * @property {number} selected Number of a call.
+ * @property {"calls" | "evidence"} view
+ * @property {string} scale
+ * @property {number | null} advantage
+ */
+
+/** @extends {Component<{id: string, call: number | null}, SessionState>} */
+export class Session extends Component {
+  /** @param {{id: string, call: number | null}} props */
+  constructor(props) {
+    super(props);
+    this.path = `/v1/sessions/${encodeURIComponent(props.id)}`;
+    this.tokens = new SessionTokens(this.path);
+    /** @type {Map<number, import("./types").CallContent>} */
+    this.contents = new Map();
+    /** @type {Set<number>} First calls of the blocks that were asked for. */
+    this.asked = new Set();
+    /** @type {Set<number>} */
+    this.opened = new Set();
+    this.openedByKey = -1;
+    /** @type {VirtualList | null} */
+    this.list = null;
+    /** @type {SessionState} */
+    this.state = { outline: null, error: "", chain: null, selected: props.call ?? 0, view: "calls", scale: "logprob", advantage: null };
+    this.onKey = (/** @type {KeyboardEvent} */ event) => this.key(event);
+  }
+
+  /** @override */
+  componentDidMount() {
+    addEventListener("keydown", this.onKey);
+    json(`${this.path}/outline`).then(
+      (/** @type {import("./types").Outline} */ outline) => {
+        this.setState({ outline }, () => this.props.call !== null && this.select(this.props.call));
+        this.findAdvantage(outline);
+      },
+      (error) => this.setState({ error: error.message }),
+    );
+  }
+
+  /** @override */
+  componentWillUnmount() {
+    removeEventListener("keydown", this.onKey);
+  }
+
+  /**
+   * The reward less the mean of the group, which is what most trainers begin with.
+   * @param {import("./types").Outline} outline
+   */
+  async findAdvantage(outline) {
+    if (outline.reward === null) return;
+    /** @type {import("./types").TaskView | null} */
+    const task = await json(`/v1/tasks/${encodeURIComponent(outline.task_id)}`).catch(() => null);
+    const rewards = task?.rewards.filter((reward) => reward !== null) ?? [];
+    if (rewards.length < 2) return;
+    const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
+    this.setState({ advantage: outline.reward - mean });
+  }
+
+  /** Numbers of the calls that are listed. */
+  shown() {
+    const { outline, chain } = this.state;
+    if (outline === null) return [];
+    return chain === null ? outline.calls.map((call) => call.number) : outline.chains[chain].calls;
+  }
+
+  /** @param {number} call */
+  fetch(call) {
+    const first = call - (call % BLOCK);
+    if (this.asked.has(first)) return;
+    this.asked.add(first);
+    json(`${this.path}/calls?first=${first}&limit=${BLOCK}`).then(
+      (/** @type {import("./types").CallContent[]} */ contents) => {
+        for (const content of contents) this.contents.set(content.number, content);
+        this.forceUpdate();
+      },
+      () => this.asked.delete(first),
+    );
+  }
+
+  /** @param {number} call */
+  select(call) {
+    this.setState({ selected: call }, () => this.list?.show(this.shown().indexOf(call)));
+  }
+
+  /** @param {number} call */
+  toggle(call) {
+    if (!this.opened.delete(call)) this.opened.add(call);
+    this.forceUpdate();
+  }
+
+  /** @param {KeyboardEvent} event */
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target instanceof HTMLInputElement) return;
+    const shown = this.shown();
+    const at = shown.indexOf(this.state.selected);
+    switch (event.key) {
+      case "j":
+        this.move(shown[Math.min(at + 1, shown.length - 1)]);
+        break;
+      case "k":
+        this.move(shown[Math.max(at - 1, 0)]);
+        break;
+      case "t":
+        this.openedByKey = this.state.selected;
+        this.toggle(this.state.selected);
+        break;
+      case "c":
+        this.nextScale();
+        break;
+      case "e":
+        this.setState({ view: this.state.view === "calls" ? "evidence" : "calls" });
+        break;
+      case "]":
+        this.moveChain(1);
+        break;
+      case "[":
+        this.moveChain(-1);
+        break;
+      default:
+        return;
+    }
+    event.preventDefault();
+  }
+
+  /** @param {number | undefined} call */
+  move(call) {
+    if (call === undefined) return;
+    this.select(call);
+    requestAnimationFrame(() => document.getElementById(`call-${call}`)?.focus({ preventScroll: true }));
+  }
+
+  nextScale() {
+    const at = SCALES.findIndex(({ name }) => name === this.state.scale);
+    this.setState({ scale: SCALES[(at + 1) % SCALES.length].name });
+  }
+
+  /** @param {number} step */
+  moveChain(step) {
+    const { outline, chain } = this.state;
+    if (outline === null) return;
+    const next = (chain ?? -1) + step;
+    this.choose(next < 0 ? null : Math.min(next, outline.chains.length - 1));
+  }
+
+  /** @param {number | null} chain */
+  choose(chain) {
+    const first = chain === null ? 0 : this.state.outline?.chains[chain].calls[0] ?? 0;
+    this.setState({ chain, view: "calls", selected: first }, () => this.list?.show(0));
+  }
+
+  /** @override */
+  render() {
+    const { outline, error, chain, view } = this.state;
+    if (error !== "") return html`<main><p class="problem" role="alert">${error}</p></main>`;
+    if (outline === null) return html`<main aria-busy="true"><p>Loading the session ...</p></main>`;
+    return html`<main class="session">
+      <aside>
+        <h1>${outline.session_id}</h1>
+        <p class="verdict">
+          <b>reward ${number(outline.reward)}</b>, ${outline.outcome.replaceAll("_", " ")}, attempt ${outline.attempt} on ${outline.node_id || "no node"}
+        </p>
+        <p><a href=${`#/tasks/${encodeURIComponent(outline.task_id)}`}>task ${outline.task_id}</a></p>
+        <div class="views" role="group" aria-label="View">
+          <button type="button" aria-pressed=${view === "calls"} onClick=${() => this.setState({ view: "calls" })}>Calls</button>
+          <button type="button" aria-pressed=${view === "evidence"} onClick=${() => this.setState({ view: "evidence" })}>
+            Why this reward, and files
+          </button>
+        </div>
+        <${Scales} chosen=${this.state.scale} advantage=${this.state.advantage} onChoose=${(/** @type {string} */ scale) => this.setState({ scale })} />
+        <${ChainTree} outline=${outline} chosen=${chain} onChoose=${(/** @type {number | null} */ one) => this.choose(one)} />
+      </aside>
+      ${view === "evidence" ? html`<${Evidence} outline=${outline} path=${this.path} />` : this.timeline(outline)}
+    </main>`;
+  }
+
+  /** @param {import("./types").Outline} outline */
+  timeline(outline) {
+    const shown = this.shown();
+    if (shown.length === 0) return html`<p>No model call was recorded.</p>`;
+    return html`<${VirtualList}
+      key=${String(this.state.chain)}
+      ref=${(/** @type {VirtualList | null} */ list) => (this.list = list)}
+      count=${shown.length}
+      name=${(/** @type {number} */ index) => String(shown[index])}
+      estimate=${(/** @type {number} */ index) => CLOSED_PX + PX_PER_CHAR * outline.calls[shown[index]].num_new_ids}
+      row=${(/** @type {number} */ index) => this.row(outline, shown[index])}
+      label="Model calls"
+    />`;
+  }
+
+  /**
+   * @param {import("./types").Outline} outline
+   * @param {number} number_
+   */
+  row(outline, number_) {
+    this.fetch(number_);
+    const call = outline.calls[number_];
+    const before = call.parent === null ? null : outline.calls[call.parent];
+    return html`<${Turn}
+      call=${call}
+      content=${this.contents.get(number_)}
+      selected=${this.state.selected === number_}
+      opened=${this.opened.has(number_)}
+      waited=${before === null ? null : call.started_at - before.finished_at}
+      onSelect=${() => this.state.selected !== number_ && this.setState({ selected: number_ })}
+      onToggle=${() => this.toggle(number_)}
+      strip=${{
+        tokens: this.tokens,
+        scale: this.state.scale,
+        advantage: this.state.advantage,
+        scroller: () => this.list?.scroller ?? null,
+        focused: this.openedByKey === number_,
+      }}
+    />`;
+  }
+}
+
+/**
+ * @param {object} props
+ * @param {string} props.chosen
+ * @param {number | null} props.advantage
+ * @param {(scale: string) => void} props.onChoose
+ */
+function Scales({ chosen, advantage, onChoose }) {
+  return html`<div class="views" role="group" aria-label="Colour of tokens">
+    ${SCALES.map(
+      ({ name, label }) => html`<button type="button" aria-pressed=${chosen === name} onClick=${() => onChoose(name)}>
+        ${name === "advantage" && advantage !== null ? `${label} ${number(advantage)}` : label}
+      </button>`,
+    )}
+  </div>`;
+}

@@ -1,0 +1,85 @@
+// One model call in the timeline: what was new in its request, what the model answered, and its tokens on demand.
+
+import { Messages } from "./parts.js";
+import { duration, number } from "./scales.js";
+import { Strip } from "./strip_view.js";
+import { visible } from "./visible.js";
+import { html } from "./ui.js";
+
+/** @typedef {import("./types").CallLine} CallLine */
+
+/**
+ * @param {object} props
+ * @param {CallLine} props.call
+ * @param {import("./types").CallContent | undefined} props.content
+ * @param {boolean} props.selected
+ * @param {boolean} props.opened Whether its tokens are shown.
+ * @param {number | null} props.waited Seconds since the call before ended: the agent's own work.
+ * @param {() => void} props.onSelect
+ * @param {() => void} props.onToggle
+ * @param {Omit<import("./strip_view.js").StripProps, "call">} props.strip
+ */
+export function Turn({ call, content, selected, opened, waited, onSelect, onToggle, strip }) {
+  const warnings = warningsOf(call);
+  return html`<article
+    class=${`turn${selected ? " selected" : ""}`}
+    id=${`call-${call.number}`}
+    aria-current=${selected ? "true" : undefined}
+    aria-label=${`Call ${call.number}`}
+    tabindex=${selected ? 0 : -1}
+    onFocusIn=${onSelect}
+    onMouseDown=${onSelect}
+  >
+    <header>
+      <h2>Call ${call.number}</h2>
+      <ul class="facts">
+        ${factsOf(call, waited).map((fact) => html`<li>${fact}</li>`)}
+      </ul>
+      <button type="button" aria-expanded=${opened} onClick=${onToggle}>tokens</button>
+    </header>
+    ${warnings.map((warning) => html`<p class="warning">${warning}</p>`)}
+    ${content === undefined
+      ? html`<p class="preview">${visible(call.preview) || "..."}</p>`
+      : html`<${Messages} messages=${[...content.new_messages, content.response]} />
+          ${content.num_cut_chars > 0 && html`<p class="warning">${number(content.num_cut_chars)} characters are left out; the
+            result has them all.</p>`}`}
+    ${opened && html`<${Strip} call=${call.number} ...${strip} />`}
+  </article>`;
+}
+
+/**
+ * @param {CallLine} call
+ * @param {number | null} waited
+ */
+function factsOf(call, waited) {
+  const facts = [
+    call.role === "main" ? "" : call.role.replace("_", " "),
+    call.agent_role === null ? "" : visible(call.agent_role),
+    `engine ${duration(Math.max(0, call.finished_at - call.started_at))}`,
+    waited === null ? "" : `agent ${duration(Math.max(0, waited))} before`,
+    `+${number(call.num_new_ids)} context`,
+    `${number(call.num_sampled_ids)} sampled`,
+    call.mean_logprob === null ? "" : `log-prob ${number(call.mean_logprob)} mean, ${number(call.lowest_logprob)} lowest`,
+    call.versions.length === 0 ? "" : `version ${call.versions.join(", ")}`,
+    call.certificate.context,
+    call.certificate.finish_reason,
+    call.score === null ? "" : `score ${number(call.score)}`,
+  ];
+  return facts.filter((fact) => fact !== "");
+}
+
+/** @param {CallLine} call */
+function warningsOf(call) {
+  const { certificate } = call;
+  const found = [];
+  if (call.status !== "complete") found.push(`${call.status}: the call ended before its reply did`);
+  if (call.masked !== null) found.push(`not trained on: ${visible(call.masked)}`);
+  if (certificate.context === "diverged") {
+    const at = certificate.first_divergence === null ? "" : ` at id ${number(certificate.first_divergence)}`;
+    found.push(`does not continue call ${call.parent}${at}: ${certificate.cause ?? "unknown cause"}`);
+  }
+  if (call.relation === "changed") found.push(`the client changed the history of call ${call.origin}: ${visible(call.reason)}`);
+  if (certificate.fallback !== null) found.push(`rendered by the engine: ${visible(certificate.fallback)}`);
+  if (certificate.parse !== "ok") found.push(`tool calls were read in part: ${certificate.parse}`);
+  return found;
+}

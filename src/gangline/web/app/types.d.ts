@@ -1,0 +1,169 @@
+// Records of the server as the page reads them. docs/reference/http.md describes each field.
+
+export interface Certificate {
+  prompt_source: string;
+  context: "first" | "exact" | "diverged";
+  logprobs: string;
+  finish_reason: string;
+  parse: string;
+  first_divergence: number | null;
+  cause: string | null;
+  fallback: string | null;
+  untrainable: string | null;
+  stop_reason: string | null;
+  sampling: Record<string, unknown>;
+  engine: string;
+  engine_version: string;
+}
+
+export interface CallLine {
+  number: number;
+  completion_id: string;
+  chain: number;
+  parent: number | null;
+  role: string;
+  agent_role: string | null;
+  relation: string;
+  origin: number | null;
+  reason: string;
+  status: string;
+  model: string;
+  started_at: number;
+  finished_at: number;
+  num_prompt_ids: number;
+  num_new_ids: number;
+  num_sampled_ids: number;
+  mean_logprob: number | null;
+  lowest_logprob: number | null;
+  versions: number[];
+  trace: string | null;
+  masked: string | null;
+  score: number | null;
+  preview: string;
+  tools: string[];
+  certificate: Certificate;
+  num_forgotten_ids: number;
+}
+
+export interface ChainLine {
+  number: number;
+  role: string;
+  relation: string;
+  origin: number | null;
+  reason: string;
+  calls: number[];
+  num_sampled_ids: number;
+}
+
+export interface Failure {
+  boundary: string;
+  code: string;
+  message: string;
+  retryable: boolean;
+}
+
+export interface Outline {
+  session_id: string;
+  task_id: string;
+  attempt: number;
+  node_id: string;
+  outcome: string;
+  failure: Failure | null;
+  reward: number | null;
+  reward_details: Record<string, unknown>;
+  harness_exit: { exit_code: number | null; signal: number | null; timed_out: boolean } | null;
+  timings: [stage: string, started_at: number, ended_at: number][] | Timing[];
+  usage: unknown;
+  limits: Record<string, string>;
+  untrainable: Record<string, string>;
+  files: { name: string; num_bytes: number }[];
+  chains: ChainLine[];
+  calls: CallLine[];
+}
+
+export interface Timing {
+  stage: string;
+  started_at: number;
+  ended_at: number;
+}
+
+export type Part =
+  | { type: "text"; text: string }
+  | { type: "thinking"; text: string }
+  | { type: "image" | "document"; url: string }
+  | { type: "tool_call"; call_id: string; name: string; arguments: string }
+  | { type: "tool_result"; call_id: string; content: Part[]; is_error?: boolean };
+
+export interface Message {
+  role: string;
+  parts: Part[];
+  name?: string | null;
+}
+
+export interface CallContent {
+  number: number;
+  new_messages: Message[];
+  response: Message;
+  tools: { name: string; description: string | null; parameters: unknown }[];
+  num_cut_chars: number;
+}
+
+export interface SessionView {
+  session_id: string;
+  task_id: string;
+  sample_index: number;
+  state: "queued" | "leased" | "ended";
+  attempt: number;
+  node_id: string | null;
+  stage: string | null;
+  outcome: string | null;
+  failure: Failure | null;
+  reward: number | null;
+  created_at: number;
+  leased_at: number | null;
+  stage_at: number | null;
+  ended_at: number | null;
+  ready_at: number | null;
+}
+
+export interface TaskSummary {
+  task_id: string;
+  status: string;
+  num_samples: number;
+  num_open: number;
+  created_at: number;
+  ended_at: number | null;
+  outcomes: Record<string, number>;
+  mean_reward: number | null;
+}
+
+export interface TaskView extends TaskSummary {
+  rewards: (number | null)[];
+  sessions: SessionView[];
+  request: Record<string, unknown>;
+}
+
+export interface NodeView {
+  node_id: string;
+  url: string;
+  capacity: number;
+  draining: boolean;
+  num_sessions: number;
+  backends: Record<string, unknown>[];
+  metrics: Record<string, number>;
+  age_s: number;
+}
+
+export interface ServiceStatus {
+  version: string;
+  at: number;
+  tasks: Record<string, number>;
+  sessions: Record<string, number>;
+  stages: Record<string, number>;
+  stage_ages_s: Record<string, number>;
+  oldest_queued_s: number | null;
+  callbacks: Record<string, number>;
+  nodes: NodeView[];
+  num_waiting: number;
+  result_bytes: number;
+}

@@ -1,0 +1,39 @@
+"""Every part passes axe, in light and dark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from playwright.async_api import expect
+
+from support.page.browser import Visit
+from support.requirements import need
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+
+AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
+PARTS = {
+    "now": ("", "h1", ()),
+    "task": ("tasks/task-1", "table", ()),
+    "calls": ("sessions/task-1.0", "article", ("j", "t", "?")),
+    "evidence": ("sessions/task-1.0", "article", ("e",)),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_nothing(visit: Visit, part: str, scheme: Literal["light", "dark"]) -> None:
+    need(AXE.is_file(), "axe-core is missing: make web/node_modules/.ready")
+    await visit.page.emulate_media(color_scheme=scheme)
+    address, shown, keys = PARTS[part]
+    await visit.open(address)
+    await expect(visit.page.locator(shown).first).to_be_visible()
+    await visit.keys(*keys)
+    await visit.page.evaluate(AXE.read_text())
+    found = await visit.page.evaluate("axe.run()")
+    told = [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found["violations"]]
+    assert not told, json.dumps(told, indent=1)
+    assert len(found["passes"]) > 10

@@ -1,0 +1,56 @@
+"""The first part shows the service as it is and follows it; a task shows its samples."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from playwright.async_api import Browser, expect
+
+from gangline.client.server import ServerClient
+from support.page.browser import Visit, signed_in
+from support.service.running import FakeNode, request
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+
+
+async def test_which_failures_share_a_cause(visit: Visit) -> None:
+    row = visit.page.get_by_role("row").filter(has_text="no such model")
+    await expect(row.first).to_contain_text("harness")
+    await expect(row.first.get_by_role("cell").nth(2)).to_have_text("2")
+
+
+async def test_how_do_the_samples_differ(visit: Visit) -> None:
+    await visit.open("tasks/task-1")
+    rows = visit.page.get_by_role("table").get_by_role("row")
+    await expect(rows).to_have_count(4)
+    await expect(rows.nth(2)).to_contain_text("0.667")
+    await rows.nth(2).get_by_role("link").press("Enter")
+    await expect(visit.page.get_by_role("heading", name="task-1.1")).to_be_visible()
+
+
+async def test_what_happens_is_seen_without_loading_again(visit: Visit, control: ServerClient) -> None:
+    await control.submit(request("later", num_samples=1))
+    row = visit.page.get_by_role("row").filter(has=visit.page.get_by_role("link", name="later", exact=True))
+    await expect(row).to_contain_text("1 of 1")
+    await FakeNode(control).finish(await FakeNode(control).lease())
+    await expect(row).to_contain_text("0 of 1")
+
+
+async def test_several_pages_share_one_stream(browser: Browser, control: ServerClient) -> None:
+    async with signed_in(browser, control) as visit:
+        others = [await visit.page.context.new_page() for _ in range(8)]
+        for page in others:  # more than the six connections that a browser opens to one server
+            await page.goto(control.url)
+            await expect(page.get_by_role("heading", name="Now")).to_be_visible()
+        await control.submit(request("shared", num_samples=1))
+        for page in others:
+            await expect(page.get_by_role("link", name="shared", exact=True)).to_be_visible()
+        await FakeNode(control).finish(await FakeNode(control).lease())
+
+
+async def test_a_read_only_page_reads(browser: Browser, control: ServerClient) -> None:
+    before = msgspec.structs.asdict(await control.task("task-1"))
+    async with signed_in(browser, control, read_only=True) as visit:
+        await visit.open("sessions/task-1.1")
+        await expect(visit.page.locator("#call-0")).to_be_visible()
+    assert msgspec.structs.asdict(await control.task("task-1")) == before
