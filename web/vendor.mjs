@@ -46,8 +46,10 @@ function wanted() {
     files[name] = source;
     files[name.replace(".mjs", ".d.mts")] =
       `export * from "${types}";\n` + (name === "htm.mjs" ? `export { default } from "${types}";\n` : "");
-    const licence = `LICENSE-${owner.replace("@", "").replace("/", "-")}`;
-    files[licence] = readFileSync(join(folder, "LICENSE"), "utf8");
+    const terms = readFileSync(join(folder, "LICENSE"), "utf8");
+    const known = Object.keys(files).find((other) => other.startsWith("LICENSE-") && files[other] === terms);
+    const licence = known ?? `LICENSE-${owner.replace("@", "").replace("/", "-")}`;
+    files[licence] = terms;
     const hash = createHash("sha256").update(source).digest("hex");
     const integrity = lock.packages[`node_modules/${owner}`].integrity;
     rows.push(`| \`${name}\` | ${owner} ${about.version} | ${about.license} (\`${licence}\`) | ${integrity} | ${hash} |`);

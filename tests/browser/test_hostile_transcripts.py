@@ -78,8 +78,9 @@ async def looked_through(page: Page) -> int:
         const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
         const seen = new Set();
         for (let idle = 0; idle < 12;) {
-            for (const row of document.querySelectorAll("article")) {
-                if (!row.querySelector(".part")) continue;
+            const rows = () => [...document.querySelectorAll("article")];
+            while (!rows().every((row) => row.querySelector(".part"))) await frame();  // their messages are on the way
+            for (const row of rows()) {
                 seen.add(row.id);
                 for (const fold of row.querySelectorAll(".fold[aria-expanded=false]")) fold.click();
             }
@@ -130,7 +131,9 @@ async def test_what_would_be_invisible_is_seen(visit: Visit, control: ServerClie
     session_id = await add_session(control, "invisible", talk.result(1.0))
     await visit.open(f"sessions/{session_id}")
     await expect(visit.page.locator("pre").first).to_have_text("a⟨U+202E⟩b␛[31mc⟨U+200B⟩d")
-    await visit.keys("t", "End")
+    await visit.keys("t")
+    await expect(visit.page.get_by_role("application", name="Tokens of call 0")).to_be_focused()
+    await visit.keys("End")
     await expect(visit.page.locator(".token-line")).to_contain_text("“s⟨U+202E⟩␇”")
 
 

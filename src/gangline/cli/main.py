@@ -27,7 +27,7 @@ _COMMAND_MODULES = (
     "service.status",
     "tasks.listing",
     "tasks.watch",
-    "service.page",
+    "results.page",
     "results.show",
     "results.agent_logs",
     "results.audit",
@@ -57,7 +57,7 @@ _ELSEWHERE = {
     "cancel": "service.status",
     "list": "tasks.listing",
     "logs": "results.agent_logs",
-    "open": "service.page",
+    "open": "results.page",
 }
 """Commands that are in a module of another name."""
 
