@@ -4,8 +4,8 @@
 const BROWSER = [
   "AbortController", "EventSource", "HTMLElement", "HTMLInputElement", "Headers", "MouseEvent", "KeyboardEvent",
   "ResizeObserver", "SharedWorker", "TextDecoder", "URL", "URLSearchParams", "addEventListener", "cancelAnimationFrame",
-  "clearTimeout", "console", "document", "fetch", "getComputedStyle", "globalThis", "history", "location", "matchMedia",
-  "navigator", "queueMicrotask", "removeEventListener", "requestAnimationFrame", "setTimeout", "window",
+  "clearInterval", "clearTimeout", "console", "document", "fetch", "getComputedStyle", "globalThis", "history", "location", "matchMedia",
+  "navigator", "queueMicrotask", "removeEventListener", "requestAnimationFrame", "setInterval", "setTimeout", "window",
 ];
 
 export default [

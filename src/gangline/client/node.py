@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from gangline.client.sessions import CallerSessions
-from gangline.domain.node_views import BackendView, ExternalView, GateMode, GateState, NodeStatus
+from gangline.domain.node_views import BackendView, ExternalView, GateMode, GateState, NodeStatus, RecordedCalls
 
 __all__ = ["NodeClient"]
 
@@ -38,6 +38,14 @@ class NodeClient(CallerSessions):
     async def session(self, session_id: str) -> ExternalView:
         """Raises: NotFound."""
         return await self.request_json("GET", f"/v1/sessions/{session_id}", ExternalView)
+
+    async def recorded_calls(self, session_id: str, *, after: int = 0, wait_s: float = 0.0) -> RecordedCalls:
+        """Calls of an open session behind the first `after`: at once where there are some, else after `wait_s` at most.
+
+        Raises: NotFound when the session has not begun, or is over.
+        """
+        params = {"after": str(after), "wait_s": f"{wait_s:g}"}
+        return await self.request_msgpack(f"/v1/sessions/{session_id}/calls", RecordedCalls, params)
 
     # The gate, and the engines behind it.
 

@@ -31,6 +31,7 @@ from gangline.gateway.backends.records import BackendSpec
 from gangline.gateway.calls.proxy import Proxy
 from gangline.gateway.calls.reading.pool import Readers
 from gangline.gateway.control.backends import BackendRoutes
+from gangline.gateway.control.calls import CallRoutes
 from gangline.gateway.control.gate import GateRoutes
 from gangline.gateway.control.sessions import SessionRoutes
 from gangline.gateway.external.sessions import ExternalSessions
@@ -427,6 +428,7 @@ def control_routes(
               answer=NodeStatus),
         Route("GET", "/metrics", show_metrics, "Numbers for Prometheus.", answer_types=("text/plain",)),
         *SessionRoutes(external, model, public_url).routes(),
+        *CallRoutes(lambda session_id: parts.proxy.session(session_id)).routes(),
         *GateRoutes(parts.gate, version_set).routes(),
         *BackendRoutes(parts.backends, keep_backends).routes(),
     ]  # fmt: skip

@@ -26,6 +26,7 @@ from gangline.server.routes.tasks import UserRoutes
 from gangline.server.routes.views import ViewRoutes
 from gangline.server.service.core import RolloutService
 from gangline.server.service.opened import OpenedSessions
+from gangline.server.service.running import RunningSessions
 from gangline.store.audit import ActionLog
 
 __all__ = ["TITLE", "all_routes", "create_app"]
@@ -62,11 +63,13 @@ def create_app(
     keep_alive_s: between comments on an event stream on which nothing happens.
     """
     visitors = visitors or Visitors(secrets.token_bytes(32), control_token)
-    opened = OpenedSessions(service)
+    running = RunningSessions(service, control_token)
+    opened = OpenedSessions(service, running)
     routes = all_routes(
         service,
         visitors=visitors,
         opened=opened,
+        running=running,
         control_token=control_token,
         handlers_folder=handlers_folder,
         engines=engines,
@@ -94,6 +97,7 @@ def all_routes(
     engines: NodeEngines | None = None,
     polar: PolarDispatch | None = None,
     visitors: Visitors | None = None,
+    running: RunningSessions | None = None,
     opened: OpenedSessions | None = None,
     max_task_bytes: int = MAX_TASK_BYTES,
     max_result_bytes: int = MAX_RESULT_BYTES,
@@ -102,10 +106,11 @@ def all_routes(
     """Every route that is served, in the order of its description."""
     engines = engines or NodeEngines(service, control_token)
     visitors = visitors or Visitors(secrets.token_bytes(32), control_token)
+    running = running or RunningSessions(service, control_token)
     routes = [
         *UserRoutes(service, max_task_bytes=max_task_bytes).routes(),
-        *ViewRoutes(opened or OpenedSessions(service)).routes(),
-        *EventRoutes(service, keep_alive_s=keep_alive_s).routes(),
+        *ViewRoutes(opened or OpenedSessions(service, running)).routes(),
+        *EventRoutes(service, running, keep_alive_s=keep_alive_s).routes(),
         *NodeRoutes(service, max_result_bytes=max_result_bytes).routes(),
         *CallerSessionRoutes(CallerSessions(service, control_token)).routes(),
         *MetricsRoutes(service).routes(),

@@ -6,6 +6,7 @@ histories and retries begin chains of their own, with the reason beside them. A 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -13,16 +14,20 @@ import msgspec
 from gangline.domain.completion import Certificate, Completion, CompletionTree, Relation
 from gangline.domain.conversation import Message, ToolCall, message_text
 from gangline.domain.errors import Failure
-from gangline.domain.lifecycle import Outcome
+from gangline.domain.lifecycle import Outcome, Stage
 from gangline.domain.session import HarnessExit, SessionResult, StageTiming
 from gangline.domain.trajectory import TraceRole
 from gangline.domain.usage import SessionUsage
+from gangline.domain.views import SessionView
 from gangline.trajectories.chains import is_exact, why_masked
 from gangline.trajectories.lineage import CallRole, assign_roles
 
-__all__ = ["CallLine", "ChainLine", "KeptFile", "OpenedSession", "SessionOutline", "open_session"]
+__all__ = ["CallLine", "ChainLine", "KeptFile", "OpenedSession", "SessionOutline", "open_running", "open_session"]
 
 _PREVIEW_CHARS = 160
+
+_Place = Callable[[Completion], tuple[str | None, float | None, str | None]]
+"""(trace id, score, why it is masked) of a call."""
 
 
 class CallLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +101,10 @@ class SessionOutline(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
     attempt: int
     node_id: str
-    outcome: Outcome
+    stage: Stage | None
+    """Where a running session is; None when it has ended."""
+    outcome: Outcome | None
+    """None while it runs."""
     failure: Failure | None
     reward: float | None
     reward_details: dict[str, Any]
@@ -112,9 +120,10 @@ class SessionOutline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A result with everything that its views share."""
+    """A session with everything that its views share."""
 
-    result: SessionResult
+    files: Mapping[str, bytes]
+    """Kept with the result; none while it runs."""
     tree: CompletionTree
     calls: tuple[Completion, ...]
     """In commit order."""
@@ -127,25 +136,14 @@ def open_session(result: SessionResult) -> OpenedSession:
     Raises: ValueError where the calls are no tree.
     """
     tree = CompletionTree(result.completions)
-    calls = tuple(tree)
-    return OpenedSession(result=result, tree=tree, calls=calls, outline=_outline(result, tree, calls))
-
-
-def _outline(result: SessionResult, tree: CompletionTree, calls: tuple[Completion, ...]) -> SessionOutline:
-    numbers = {call.completion_id: number for number, call in enumerate(calls)}
-    roles = assign_roles(tree)
-    chain_of = _chains(tree, calls)
-    spans = _Spans(result)
-    lines = tuple(
-        _call_line(tree, call, number, chain_of[number], numbers, roles[call.completion_id], spans)
-        for number, call in enumerate(calls)
-    )
+    lines = _call_lines(tree, _Spans(result).of)
     traces = () if result.trajectory is None else result.trajectory.traces
-    return SessionOutline(
+    outline = SessionOutline(
         session_id=result.session_id,
         task_id=result.task_id,
         attempt=result.attempt,
         node_id=result.node_id,
+        stage=None,
         outcome=result.outcome,
         failure=result.failure,
         reward=result.reward,
@@ -159,6 +157,37 @@ def _outline(result: SessionResult, tree: CompletionTree, calls: tuple[Completio
         chains=_chain_lines(lines),
         calls=lines,
     )
+    return OpenedSession(files=result.artifacts, tree=tree, calls=tuple(tree), outline=outline)
+
+
+def open_running(session: SessionView, attempt: int, completions: Iterable[Completion]) -> OpenedSession:
+    """The same of a session that runs, from the calls that are recorded so far. It has no rows yet: a call is masked
+    where it can be in none.
+
+    Raises: ValueError where the calls are no tree.
+    """
+    tree = CompletionTree(completions)
+    lines = _call_lines(tree, lambda call: (None, None, why_masked(call)))
+    outline = SessionOutline(
+        session_id=session.session_id,
+        task_id=session.task_id,
+        attempt=attempt,
+        node_id=session.node_id or "",
+        stage=session.stage,
+        outcome=None,
+        failure=session.failure,
+        reward=None,
+        reward_details={},
+        harness_exit=None,
+        timings=(),
+        usage=None,
+        limits={},
+        untrainable={},
+        files=(),
+        chains=_chain_lines(lines),
+        calls=lines,
+    )
+    return OpenedSession(files={}, tree=tree, calls=tuple(tree), outline=outline)
 
 
 class _Spans:
@@ -173,12 +202,22 @@ class _Spans:
                 self._found[span.completion_id] = (trace.trace_id, span.score, is_trained, why)
 
     def of(self, call: Completion) -> tuple[str | None, float | None, str | None]:
-        """(trace id, score, why it is masked)."""
+        """See `_Place`."""
         found = self._found.get(call.completion_id)
         if found is None:
             return None, None, why_masked(call) or "in no row of the session"
         trace_id, score, is_trained, why = found
         return trace_id, score, None if is_trained else why or why_masked(call) or "masked by the builder"
+
+
+def _call_lines(tree: CompletionTree, place: _Place) -> tuple[CallLine, ...]:
+    calls = tuple(tree)
+    numbers = {call.completion_id: number for number, call in enumerate(calls)}
+    roles = assign_roles(tree)
+    return tuple(
+        _call_line(tree, call, number, chain, numbers, roles[call.completion_id], place)
+        for number, (call, chain) in enumerate(zip(calls, _chains(tree, calls), strict=True))
+    )
 
 
 def _chains(tree: CompletionTree, calls: tuple[Completion, ...]) -> list[int]:
@@ -204,9 +243,9 @@ def _call_line(
     chain: int,
     numbers: dict[str, int],
     known: CallRole,
-    spans: _Spans,
+    place: _Place,
 ) -> CallLine:
-    trace_id, score, masked = spans.of(call)
+    trace_id, score, masked = place(call)
     sampled = len(call.logprobs) > 0
     num_parent = 0 if call.parent_id is None else tree.num_context_ids(call.parent_id)
     return CallLine(

@@ -98,6 +98,13 @@ class Proxy:
     def serves(self, session_id: str) -> bool:
         return session_id in self._sessions
 
+    def session(self, session_id: str) -> ModelSession:
+        """Raises: NotFound."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise NotFound(f"session {session_id!r} takes no model calls here: it has not begun, or is over.")
+        return session
+
     def remove(self, session_id: str) -> None:
         """Its key is dead from now on. Unknown ids are no error."""
         session = self._sessions.pop(session_id, None)

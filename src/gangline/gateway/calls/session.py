@@ -7,6 +7,8 @@ import hashlib
 import heapq
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import suppress
+from itertools import islice
 from typing import Any, NoReturn
 
 import msgspec
@@ -118,6 +120,14 @@ class ModelSession:
     @property
     def tree(self) -> CompletionTree:
         return self._parts.ledger.tree
+
+    async def committed(self, after: int, wait_s: float) -> list[Completion]:
+        """Records behind the first `after`, in commit order: at once where there are some, else when there are, else
+        none after `wait_s`. What is returned is in the journal."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._parts.ledger.beyond(after)
+        return list(islice(self.tree, after, None))
 
     @property
     def in_flight(self) -> Collection[Flight[Any, Any]]:

@@ -53,6 +53,8 @@ class Ledger:
         self._continued: set[str] = set()
         """Completions that another one goes on from."""
         self._order = asyncio.Lock()
+        self._grown = asyncio.Event()
+        """Set, and replaced, by the next commit."""
         for completion in completions:
             self.tree.add(completion)
             self._num_committed += 1
@@ -77,7 +79,14 @@ class Ledger:
                 self._note(completion)
                 self.index.add(completion, history)
                 self._report(completion)
+            grown, self._grown = self._grown, asyncio.Event()
+            grown.set()
         return committed
+
+    async def beyond(self, num_completions: int) -> None:
+        """Wait until more completions than these are committed."""
+        while self._num_committed <= num_completions:
+            await self._grown.wait()
 
     def _lineage(self, draft: Completion, history: HistoryDigest) -> Lineage:
         """Determined at the commit: of concurrent calls, the first to be answered is the one that continues."""

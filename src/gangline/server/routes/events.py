@@ -4,22 +4,28 @@
     event: session.ended
     data: {"seq":42, ...}
 
+With `calls=1`, `session.calls` tells when a session that somebody looks at has more recorded calls. It has no id: it is
+not stored, and a client that missed one is told the newest state when it is back.
+
 A stream begins with a bare `id:` line, so that a client which lost it before any event still resumes where it began.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from functools import partial
+from itertools import starmap
 
 import msgspec
 from aiohttp import web
 
 from gangline.domain.errors import InvalidRequest, StoreError, TooMany
 from gangline.domain.views import Event
-from gangline.http.query import Text, Whole
+from gangline.http.query import Flag, Text, Whole
 from gangline.http.routes import Route
 from gangline.server.service.core import EVENTS, RolloutService
+from gangline.server.service.running import RunningSessions
 
 __all__ = ["EventRoutes"]
 
@@ -29,8 +35,9 @@ MAX_STREAMS = 1000
 
 
 class EventRoutes:
-    def __init__(self, service: RolloutService, *, keep_alive_s: float) -> None:
+    def __init__(self, service: RolloutService, running: RunningSessions, *, keep_alive_s: float) -> None:
         self._service = service
+        self._running = running
         self._keep_alive_s = keep_alive_s
         self._num_streams = 0
 
@@ -46,7 +53,7 @@ class EventRoutes:
 
     async def _opened(self, request: web.Request) -> web.StreamResponse:
         store = self._service.store
-        after = _resume_point(request)
+        after, with_calls = _resume_point(request), _CALLS.read(request)
         if after is None:
             after = await store.query(store.last_event)
         response = web.StreamResponse(
@@ -56,29 +63,33 @@ class EventRoutes:
         # Without its database the stream ends; the client resumes where it broke.
         with contextlib.suppress(ConnectionError, StoreError):
             await response.write(f"retry: 1000\nid: {after}\n\n".encode())
-            await self._stream(response, after, _TASK_ID.read(request))
+            await self._stream(response, after, _TASK_ID.read(request), with_calls=with_calls)
         return response
 
-    async def _stream(self, response: web.StreamResponse, after: int, task_id: str | None) -> None:
+    async def _stream(self, response: web.StreamResponse, after: int, task_id: str | None, *, with_calls: bool) -> None:
         store = self._service.store
+        told: Mapping[str, tuple[int, int]] = {}
         with self._service.notifier.listen(EVENTS) as listener:
             while not self._service.stopping:
                 page = await store.query(partial(store.events, after=after, limit=_PAGE, task_id=task_id))
-                if page:
-                    await response.write(b"".join(map(_render, page)))
-                    after = page[-1].seq
+                before, told = told, self._running.num_calls() if with_calls else told
+                grown = {one: counts for one, counts in told.items() if before.get(one) != counts}
+                if page or grown:
+                    await response.write(b"".join([*map(_render, page), *starmap(_calls, grown.items())]))
+                    after = page[-1].seq if page else after
                 elif not await listener.wait(self._keep_alive_s):
                     await response.write(b": still here\n\n")
 
     def routes(self) -> list[Route]:
         return [
             Route("GET", "/v1/events", self.events, "Server-sent events; resumes after `Last-Event-ID` or `after`.",
-                  answer=Event, answer_types=("text/event-stream",), query=(_AFTER, _TASK_ID)),
+                  answer=Event, answer_types=("text/event-stream",), query=(_AFTER, _TASK_ID, _CALLS)),
         ]  # fmt: skip
 
 
 _AFTER = Whole("after", "Events after this one; 0 starts with the first.", high=10**18)
 _TASK_ID = Text("task_id", "Only events of this task.")
+_CALLS = Flag("calls", "1: also `session.calls`, of running sessions that somebody looks at.")
 
 
 def _resume_point(request: web.Request) -> int | None:
@@ -93,3 +104,9 @@ def _resume_point(request: web.Request) -> int | None:
 
 def _render(event: Event) -> bytes:
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.kind.encode(), msgspec.json.encode(event))
+
+
+def _calls(session_id: str, counts: tuple[int, int]) -> bytes:
+    attempt, num_calls = counts
+    news = {"session_id": session_id, "attempt": attempt, "num_calls": num_calls}
+    return b"event: session.calls\ndata: %s\n\n" % msgspec.json.encode(news)

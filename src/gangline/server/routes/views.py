@@ -1,4 +1,4 @@
-"""A session in parts, for those who look at it: its outline, messages, tokens and files.
+"""A session in parts, for those who look at it, also while it runs: its outline, messages, tokens and files.
 
 The parts of a large session are read by ranges of calls. Everything is JSON; tokens are columns of numbers, too.
 """
@@ -72,10 +72,10 @@ class ViewRoutes:
     async def file(self, request: web.Request) -> web.Response:
         session = await self._session(request)
         name = _FILE.read(request)
-        content = session.result.artifacts.get(name)
+        content = session.files.get(name)
         if content is None:
-            listed = ", ".join(sorted(session.result.artifacts))[:500] or "none"
-            raise NotFound(f"session {session.result.session_id} has no file {name[:100]!r}. Its files: {listed}.")
+            listed = ", ".join(sorted(session.files))[:500] or "none"
+            raise NotFound(f"session {session.outline.session_id} has no file {name[:100]!r}. Its files: {listed}.")
         response = await answer_large(request, "application/octet-stream", lambda: content)
         # The agent wrote it: a browser must neither show it as a page nor run it.
         response.headers["Content-Disposition"] = "attachment"
@@ -87,9 +87,10 @@ class ViewRoutes:
         return await self._sessions.find(path_id(request, "session_id"), _ATTEMPT.read(request) or None)
 
     def routes(self) -> list[Route]:
-        one, errors = "/v1/sessions/{session_id}", (400, 401, 404, 409)
+        one, errors = "/v1/sessions/{session_id}", (400, 401, 404, 409, 503)
         return [
-            Route("GET", f"{one}/outline", self.outline, "An ended session down to its calls, without their content.",
+            Route("GET", f"{one}/outline", self.outline,
+                  "A session down to its calls, without their content, also while it runs.",
                   answer=SessionOutline, query=(_ATTEMPT,), errors=errors),
             Route("GET", f"{one}/calls", self.calls, "Messages of some of its calls.", answer=list[CallContent],
                   query=(_FIRST, _LIMIT, _FULL, _ATTEMPT), errors=errors),

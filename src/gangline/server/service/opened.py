@@ -8,6 +8,7 @@ from collections import OrderedDict
 from gangline.domain.errors import BuilderError
 from gangline.domain.session import SessionResult
 from gangline.server.service.core import RolloutService
+from gangline.server.service.running import RunningSessions
 from gangline.web.outline import OpenedSession, open_session
 from gangline.web.tokens import TokenBytes, recorded_texts
 from gangline.web.vocabulary import Vocabularies
@@ -20,17 +21,22 @@ _MAX_SESSIONS = 8
 class OpenedSessions:
     """Belongs to one event loop; `close` ends what it loads."""
 
-    def __init__(self, service: RolloutService) -> None:
+    def __init__(self, service: RolloutService, running: RunningSessions) -> None:
         self._service = service
+        self._running = running
         self._vocabularies = Vocabularies()
         self._opened: OrderedDict[tuple[str, int], asyncio.Task[OpenedSession]] = OrderedDict()
         """(session id, attempt) -> the session, the last used one last"""
 
     async def find(self, session_id: str, attempt: int | None = None) -> OpenedSession:
-        """The session of one attempt, or of the one that counted.
+        """The session of one attempt, or of the one that counted, or of the one that runs.
 
-        Raises: NotFound, Conflict when it has not ended, BuilderError.
+        Raises: NotFound, Conflict when it waits to be run, BuilderError, ServerUnavailable when its node is away.
         """
+        if attempt is None:
+            view = await self._service.store.query(self._service.store.session, session_id)
+            if view.state == "leased":
+                return self._seen(await self._running.find(view))
         reference = await self._service.session_reference(session_id, attempt)
         key = (session_id, reference.attempt)
         task = self._opened.get(key)
@@ -39,7 +45,10 @@ class OpenedSessions:
         self._opened.move_to_end(key)
         while len(self._opened) > _MAX_SESSIONS:
             self._opened.popitem(last=False)
-        session = await asyncio.shield(task)
+        return self._seen(await asyncio.shield(task))
+
+    def _seen(self, session: OpenedSession) -> OpenedSession:
+        """Its tokens may be asked for next."""
         self._vocabularies.begin(call.model for call in session.calls)
         return session
 
@@ -49,6 +58,7 @@ class OpenedSessions:
         return known or await asyncio.to_thread(recorded_texts, session.calls)
 
     async def close(self) -> None:
+        await self._running.close()
         await self._vocabularies.close()
 
     async def _open(self, session_id: str, attempt: int | None) -> OpenedSession:

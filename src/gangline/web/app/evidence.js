@@ -17,10 +17,10 @@ export function Evidence({ outline, path }) {
   const scored = outline.calls.filter((call) => call.score !== null);
   const masked = outline.calls.filter((call) => call.masked !== null).length;
   return html`<div class="scroller evidence" tabindex="0" role="region" aria-label="Reward and evidence">
-    <h2>${why(outline.reward)}</h2>
+    <h2>${outline.outcome === null ? "The session runs; it has no reward yet." : why(outline.reward)}</h2>
     <dl>
       <dt>outcome</dt>
-      <dd>${outline.outcome.replaceAll("_", " ")}</dd>
+      <dd>${(outline.outcome ?? "none yet").replaceAll("_", " ")}</dd>
       ${failure !== null &&
       html`<dt>failure</dt>
         <dd class="warning">${failure.boundary}: ${visible(failure.message)} (${failure.code})</dd>`}

@@ -12,6 +12,16 @@ import { signal } from "./ui.js";
 /** @type {import("../vendor/signals.mjs").Signal<State | null>} */
 export const state = signal(null);
 export const problem = signal("");
+/**
+ * The newest word of a running session that somebody looks at.
+ * @type {import("../vendor/signals.mjs").Signal<{session_id: string, num_calls: number} | null>}
+ */
+export const calls = signal(null);
+/**
+ * The newest event of the service.
+ * @type {import("../vendor/signals.mjs").Signal<{kind: string, session_id: string | null, task_id: string | null} | null>}
+ */
+export const latest = signal(null);
 /** Grows with every event of the service. */
 export const events = signal(0);
 
@@ -30,7 +40,11 @@ export function follow() {
     if (data.problem !== undefined) problem.value = data.problem;
     if (data.connected === false) problem.value = "The connection is lost; trying again ...";
     if (data.connected === true) problem.value = "";
-    if (data.event !== undefined) events.value += 1;
+    if (data.calls !== undefined) calls.value = data.calls;
+    if (data.event !== undefined) {
+      events.value += 1;
+      latest.value = data.event;
+    }
   };
   document.addEventListener("visibilitychange", () => worker.port.postMessage(document.visibilityState));
   addEventListener("pagehide", () => worker.port.postMessage("gone"));

@@ -32,8 +32,9 @@ function broadcast(message) {
 function attend() {
   const wanted = [...viewers].some((viewer) => viewer.visible);
   if (wanted && stream === null) {
-    stream = new EventSource(lastEvent === "" ? "/v1/events" : `/v1/events?after=${lastEvent}`);
+    stream = new EventSource(lastEvent === "" ? "/v1/events?calls=1" : `/v1/events?calls=1&after=${lastEvent}`);
     for (const kind of KINDS) stream.addEventListener(kind, happened);
+    stream.addEventListener("session.calls", ({ data }) => broadcast({ calls: JSON.parse(data) }));
     stream.addEventListener("open", () => broadcast({ connected: true }));
     stream.addEventListener("error", () => broadcast({ connected: false }));
     read();

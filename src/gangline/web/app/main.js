@@ -12,6 +12,7 @@ const HELP = [
   ["t", "tokens of the call"],
   ["arrows, u", "in tokens: move, next unlikely token"],
   ["c", "colour of tokens"],
+  ["f", "follow a running session: the newest call, with its tokens"],
   ["e", "why this reward, and files"],
   ["[ ]", "previous, next chain"],
   ["?", "these keys"],

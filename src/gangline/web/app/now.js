@@ -146,8 +146,8 @@ export function Sessions({ sessions }) {
 }
 
 /** @param {{session: import("./types").SessionView}} props */
-function SessionLink({ session }) {
-  if (session.state !== "ended") return session.session_id;
+export function SessionLink({ session }) {
+  if (session.state === "queued") return session.session_id;
   return html`<a href=${`#/sessions/${encodeURIComponent(session.session_id)}`}>${session.session_id}</a>`;
 }
 

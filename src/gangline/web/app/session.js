@@ -3,15 +3,18 @@
 import { json } from "./api.js";
 import { ChainTree } from "./chains.js";
 import { Evidence } from "./evidence.js";
+import { calls, follow, latest } from "./live.js";
 import { number, SCALES } from "./scales.js";
 import { SessionTokens } from "./tokens.js";
 import { Turn } from "./turn.js";
 import { VirtualList } from "./virtual.js";
-import { Component, html } from "./ui.js";
+import { Component, effect, html } from "./ui.js";
 
 const BLOCK = 16;
 const CLOSED_PX = 180;
 const PX_PER_CHAR = 0.12;
+/** A running session is asked for at least so often: the server follows those that are looked at. */
+const LOOK_EVERY_MS = 20_000;
 
 /**
  * @typedef {object} SessionState
@@ -22,6 +25,7 @@ const PX_PER_CHAR = 0.12;
  * @property {"calls" | "evidence"} view
  * @property {string} scale
  * @property {number | null} advantage
+ * @property {boolean} follows Whether the newest call is shown, with its tokens.
  */
 
 /** @extends {Component<{id: string, call: number | null}, SessionState>} */
@@ -41,25 +45,79 @@ export class Session extends Component {
     /** @type {VirtualList | null} */
     this.list = null;
     /** @type {SessionState} */
-    this.state = { outline: null, error: "", chain: null, selected: props.call ?? 0, view: "calls", scale: "logprob", advantage: null };
+    this.state = { outline: null, error: "", chain: null, selected: props.call ?? 0, view: "calls", scale: "logprob", advantage: null, follows: props.call === null };
+    this.reading = false;
+    this.again = false;
+    this.timer = 0;
+    this.stop = () => {};
     this.onKey = (/** @type {KeyboardEvent} */ event) => this.key(event);
   }
 
   /** @override */
   componentDidMount() {
     addEventListener("keydown", this.onKey);
-    json(`${this.path}/outline`).then(
-      (/** @type {import("./types").Outline} */ outline) => {
-        this.setState({ outline }, () => this.props.call !== null && this.select(this.props.call));
-        this.findAdvantage(outline);
-      },
-      (error) => this.setState({ error: error.message }),
-    );
+    follow();
+    this.stop = effect(() => {
+      const ended = latest.value?.kind.startsWith("session.") ? latest.value.session_id : null;
+      if ([calls.value?.session_id, ended].includes(this.props.id) && this.isRunning) this.read();
+    });
+    this.timer = setInterval(() => document.visibilityState === "visible" && this.isRunning && this.read(), LOOK_EVERY_MS);
+    this.read();
+  }
+
+  get isRunning() {
+    return this.state.outline !== null && this.state.outline.outcome === null;
+  }
+
+  /** Read the outline, and once more where something happened meanwhile. */
+  async read() {
+    if (this.reading) {
+      this.again = true;
+      return;
+    }
+    this.reading = true;
+    try {
+      do {
+        this.again = false;
+        this.show(await json(`${this.path}/outline`));
+      } while (this.again);
+    } catch (error) {
+      if (this.state.outline === null) this.setState({ error: /** @type {Error} */ (error).message });
+    }
+    this.reading = false;
+  }
+
+  /** @param {import("./types").Outline} outline */
+  show(outline) {
+    const before = this.state.outline;
+    if (before !== null && before.attempt !== outline.attempt) this.forget(0);
+    else if (before !== null) this.forget(before.calls.length);
+    if (before !== null && outline.outcome !== null) this.tokens = new SessionTokens(this.path); // masks are known now
+    const follows = this.state.follows && outline.outcome === null && outline.calls.length > 0;
+    if (follows) this.opened = new Set([outline.calls.length - 1]);
+    this.setState({ outline, ...(follows ? { selected: outline.calls.length - 1, chain: null } : {}) }, () => {
+      if (before === null && this.props.call !== null) this.select(this.props.call);
+    });
+    if (outline.outcome !== null) this.findAdvantage(outline);
+  }
+
+  /**
+   * Messages are asked for again from the block on that was not full.
+   * @param {number} numCalls
+   */
+  forget(numCalls) {
+    for (const first of this.asked) if (first + BLOCK > numCalls) this.asked.delete(first);
+    if (numCalls === 0) {
+      this.contents.clear();
+      this.tokens = new SessionTokens(this.path);
+    }
   }
 
   /** @override */
   componentWillUnmount() {
     removeEventListener("keydown", this.onKey);
+    clearInterval(this.timer);
+    this.stop();
   }
 
   /**
@@ -127,6 +185,9 @@ export class Session extends Component {
       case "c":
         this.nextScale();
         break;
+      case "f":
+        this.setFollowing(!this.state.follows);
+        break;
       case "e":
         this.setState({ view: this.state.view === "calls" ? "evidence" : "calls" });
         break;
@@ -142,9 +203,15 @@ export class Session extends Component {
     event.preventDefault();
   }
 
+  /** @param {boolean} follows */
+  setFollowing(follows) {
+    this.setState({ follows }, () => follows && this.isRunning && this.read());
+  }
+
   /** @param {number | undefined} call */
   move(call) {
     if (call === undefined) return;
+    this.setState({ follows: false });
     this.select(call);
     requestAnimationFrame(() => document.getElementById(`call-${call}`)?.focus({ preventScroll: true }));
   }
@@ -177,9 +244,13 @@ export class Session extends Component {
       <aside>
         <h1>${outline.session_id}</h1>
         <p class="verdict">
-          <b>reward ${number(outline.reward)}</b>, ${outline.outcome.replaceAll("_", " ")}, attempt ${outline.attempt} on ${outline.node_id || "no node"}
+          <b>${outline.outcome === null ? `runs${outline.stage === null ? "" : `: ${outline.stage}`}` : `reward ${number(outline.reward)}, ${outline.outcome.replaceAll("_", " ")}`}</b>, attempt ${outline.attempt} on ${outline.node_id || "no node"}
         </p>
         <p><a href=${`#/tasks/${encodeURIComponent(outline.task_id)}`}>task ${outline.task_id}</a></p>
+        ${outline.outcome === null &&
+        html`<button type="button" aria-pressed=${this.state.follows} onClick=${() => this.setFollowing(!this.state.follows)}>
+          Follow the newest call
+        </button>`}
         <div class="views" role="group" aria-label="View">
           <button type="button" aria-pressed=${view === "calls"} onClick=${() => this.setState({ view: "calls" })}>Calls</button>
           <button type="button" aria-pressed=${view === "evidence"} onClick=${() => this.setState({ view: "evidence" })}>
@@ -196,7 +267,7 @@ export class Session extends Component {
   /** @param {import("./types").Outline} outline */
   timeline(outline) {
     const shown = this.shown();
-    if (shown.length === 0) return html`<p>No model call was recorded.</p>`;
+    if (shown.length === 0) return html`<p>No model call ${outline.outcome === null ? "is recorded yet" : "was recorded"}.</p>`;
     return html`<${VirtualList}
       key=${String(this.state.chain)}
       ref=${(/** @type {VirtualList | null} */ list) => (this.list = list)}
@@ -205,6 +276,7 @@ export class Session extends Component {
       estimate=${(/** @type {number} */ index) => CLOSED_PX + PX_PER_CHAR * outline.calls[shown[index]].num_new_ids}
       row=${(/** @type {number} */ index) => this.row(outline, shown[index])}
       label="Model calls"
+      sticks=${this.state.follows && this.isRunning}
     />`;
   }
 

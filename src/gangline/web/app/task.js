@@ -3,7 +3,7 @@
 import { json } from "./api.js";
 import { events, follow } from "./live.js";
 import { number } from "./scales.js";
-import { Table } from "./now.js";
+import { SessionLink, Table } from "./now.js";
 import { visible } from "./visible.js";
 import { html, useEffect, useState } from "./ui.js";
 
@@ -30,11 +30,7 @@ export function Task({ id }) {
       ${task.sessions.map(
         (session) => html`<tr key=${session.session_id}>
           <td class="number">${session.sample_index}</td>
-          <td>${
-            session.state === "ended"
-              ? html`<a href=${`#/sessions/${encodeURIComponent(session.session_id)}`}>${session.session_id}</a>`
-              : session.session_id
-          }</td>
+          <td><${SessionLink} session=${session} /></td>
           <td>${(session.outcome ?? session.stage ?? session.state).replaceAll("_", " ")}</td>
           <td class="number">${number(session.reward)}</td>
           <td class="number">${session.reward === null || mean === null ? "–" : number(session.reward - mean)}</td>

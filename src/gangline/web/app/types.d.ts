@@ -67,7 +67,8 @@ export interface Outline {
   task_id: string;
   attempt: number;
   node_id: string;
-  outcome: string;
+  stage: string | null;
+  outcome: string | null;
   failure: Failure | null;
   reward: number | null;
   reward_details: Record<string, unknown>;

@@ -41,6 +41,7 @@ class Row extends Component {
  * @property {(index: number) => any} row
  * @property {(index: number) => string} name Key of a row.
  * @property {string} label For screen readers.
+ * @property {boolean} [sticks] Whether the end stays in view when the list grows.
  */
 
 /** @extends {Component<VirtualProps, {from: number, to: number}>} */
@@ -100,7 +101,8 @@ export class VirtualList extends Component {
     if (changed) {
       this.place();
       this.forceUpdate();
-      if (moved !== 0 && scroller !== null) scroller.scrollTop += moved;
+      if (this.props.sticks) this.showEnd();
+      else if (moved !== 0 && scroller !== null) scroller.scrollTop += moved;
     }
     this.schedule();
   }
@@ -138,6 +140,16 @@ export class VirtualList extends Component {
     if (top < view.scrollTop || bottom - top > view.clientHeight) view.scrollTop = top;
     else if (bottom > view.scrollTop + view.clientHeight) view.scrollTop = bottom - view.clientHeight;
     this.look();
+  }
+
+  showEnd() {
+    if (this.scroller !== null) this.scroller.scrollTop = this.scroller.scrollHeight;
+  }
+
+  /** @override */
+  componentDidUpdate() {
+    if (this.props.sticks) this.showEnd();
+    this.schedule();
   }
 
   /** @override */
