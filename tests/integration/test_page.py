@@ -16,7 +16,8 @@ import pytest
 from gangline.client.server import ServerClient
 from gangline.domain.session import SessionResult
 from gangline.server.app import all_routes
-from gangline.server.run import serving
+from gangline.server.run import database_path, serving
+from gangline.store.sql.tasks import TaskStore
 from gangline.web.columns import COLUMNS, decode_columns
 from support.page.sessions import working_session
 from support.service.running import FakeNode, any_plugin, request
@@ -163,6 +164,35 @@ async def test_a_signed_in_browser_may_do_what_the_token_may_and_is_named_in_the
     assert [one["who"].partition(" ")[0] for one in actions if one["method"] == "DELETE"] == ["page"]
     assert link not in written
     assert "/open/{link}" in written
+
+
+async def test_annotations_are_added_listed_and_forgotten_with_their_task(
+    control: ServerClient, result: SessionResult, browser: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    first = await control.annotate("task-1.0", verdict="bad", note="It guessed.", call=1, dataset="guesses")
+    await sign_in(control, browser)
+    said = {"json": {"note": "<b>"}, "headers": {"Origin": control.url}}
+    assert await status_of(browser, "POST", "/v1/sessions/task-1.0/annotations", **said) == 200
+    assert await status_of(browser, "POST", "/v1/sessions/none.0/annotations", **said) == 404
+    said["json"] = {"verdict": "perfect"}
+    assert await status_of(browser, "POST", "/v1/sessions/task-1.0/annotations", **said) == 400
+    second, again = (await control.annotations(session_id="task-1.0")).annotations
+    assert (again, first.task_id, second.note) == (first, "task-1", "<b>")
+    assert second.by.startswith("page ")
+    assert [one.note for one in (await control.annotations(dataset="guesses")).annotations] == ["It guessed."]
+    assert (await control.annotations(verdict="good")).annotations == ()
+    page = await control.annotations(limit=1)
+    assert (await control.annotations(limit=1, before=page.next)).annotations == (first,)
+    with TaskStore(database_path(tmp_path)) as store:
+        assert store.forget(["task-1"]) == 1
+        assert store.annotations().annotations == ()
+
+
+async def test_a_browser_is_told_its_rights(control: ServerClient, browser: aiohttp.ClientSession) -> None:
+    for read_only in (True, False):
+        await sign_in(control, browser, read_only=read_only)
+        async with browser.get("/v1/page/visitor") as answer:
+            assert await answer.json() == {"read_only": read_only}
 
 
 async def test_a_browser_stays_signed_in_over_a_restart(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionRes
 from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import encode_msgpack
 from gangline.domain.views import (
+    Annotation,
+    AnnotationPage,
     Event,
     PageLink,
     ResultReceipt,
@@ -36,6 +38,7 @@ from gangline.domain.views import (
     Submitted,
     TaskPage,
     TaskView,
+    Verdict,
 )
 
 __all__ = ["ServerClient"]
@@ -158,6 +161,32 @@ class ServerClient(CallerSessions):
     async def cancel_session(self, session_id: str) -> SessionView:
         """Raises: NotFound."""
         return await self.request_json("DELETE", f"/v1/sessions/{session_id}", SessionView)
+
+    async def annotate(
+        self,
+        session_id: str,
+        *,
+        verdict: Verdict | None = None,
+        note: str = "",
+        call: int | None = None,
+        dataset: str = "",
+    ) -> Annotation:
+        """Say something of a session, or of one of its calls. Raises: NotFound, InvalidRequest."""
+        body = msgspec.json.encode({"verdict": verdict, "note": note, "call": call, "dataset": dataset})
+        return await self.request_json("POST", f"/v1/sessions/{session_id}/annotations", Annotation, body=body)
+
+    async def annotations(
+        self,
+        *,
+        limit: int = 50,
+        before: int | None = None,
+        session_id: str | None = None,
+        dataset: str | None = None,
+        verdict: Verdict | None = None,
+    ) -> AnnotationPage:
+        """Newest first. before: the `next` of the page above. dataset: the empty name selects those of none."""
+        params = _params(limit=limit, before=before, session_id=session_id, dataset=dataset, verdict=verdict)
+        return await self.request_json("GET", "/v1/annotations", AnnotationPage, params=params)
 
     async def status(self) -> ServiceStatus:
         return await self.request_json("GET", "/v1/status", ServiceStatus)

@@ -19,10 +19,29 @@ from gangline.client.node import NodeClient
 from gangline.client.server import ServerClient
 from gangline.client.sessions import CallerSessions
 from gangline.domain.lifecycle import Outcome, SessionState, TaskState
-from gangline.domain.node_views import BackendView, ExternalView, GateMode, GateState, NodeStatus, OpenedSession
+from gangline.domain.node_views import (
+    BackendView,
+    ExternalView,
+    GateMode,
+    GateState,
+    NodeStatus,
+    OpenedSession,
+    RecordedCalls,
+)
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
-from gangline.domain.views import ServiceStatus, SessionPage, SessionView, Submitted, TaskPage, TaskView
+from gangline.domain.views import (
+    Annotation,
+    AnnotationPage,
+    PageLink,
+    ServiceStatus,
+    SessionPage,
+    SessionView,
+    Submitted,
+    TaskPage,
+    TaskView,
+    Verdict,
+)
 
 __all__ = ["SyncNodeClient", "SyncServerClient"]
 
@@ -163,6 +182,40 @@ class SyncServerClient(_SyncSessions[ServerClient]):
         """Raises: NotFound."""
         return self._run(lambda client: client.cancel_session(session_id))
 
+    def annotate(
+        self,
+        session_id: str,
+        *,
+        verdict: Verdict | None = None,
+        note: str = "",
+        call: int | None = None,
+        dataset: str = "",
+    ) -> Annotation:
+        """Say something of a session, or of one of its calls. Raises: NotFound, InvalidRequest."""
+        return self._run(
+            lambda client: client.annotate(session_id, verdict=verdict, note=note, call=call, dataset=dataset)
+        )
+
+    def annotations(
+        self,
+        *,
+        limit: int = 50,
+        before: int | None = None,
+        session_id: str | None = None,
+        dataset: str | None = None,
+        verdict: Verdict | None = None,
+    ) -> AnnotationPage:
+        """Newest first. before: the `next` of the page above. dataset: the empty name selects those of none."""
+        return self._run(
+            lambda client: client.annotations(
+                limit=limit, before=before, session_id=session_id, dataset=dataset, verdict=verdict
+            )
+        )
+
+    def page_link(self, *, read_only: bool = False) -> PageLink:
+        """A link to the page, which signs one browser in. read_only: it can change nothing. Raises: TooMany."""
+        return self._run(lambda client: client.page_link(read_only=read_only))
+
     def status(self) -> ServiceStatus:
         return self._run(lambda client: client.status())
 
@@ -187,6 +240,13 @@ class SyncNodeClient(_SyncSessions[NodeClient]):
     def session(self, session_id: str) -> ExternalView:
         """Raises: NotFound."""
         return self._run(lambda client: client.session(session_id))
+
+    def recorded_calls(self, session_id: str, *, after: int = 0, wait_s: float = 0.0) -> RecordedCalls:
+        """Calls of an open session behind the first `after`: at once where there are some, else after `wait_s` at most.
+
+        Raises: NotFound when the session has not begun, or is over.
+        """
+        return self._run(lambda client: client.recorded_calls(session_id, after=after, wait_s=wait_s))
 
     def gate(self) -> GateState:
         return self._run(lambda client: client.gate())

@@ -6,7 +6,7 @@ All times are Unix times, UTC, seconds, on the server's clock.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,6 +15,8 @@ from gangline.domain.errors import Failure
 from gangline.domain.lifecycle import Outcome, SessionState, Stage, TaskState
 
 __all__ = [
+    "Annotation",
+    "AnnotationPage",
     "Event",
     "NodeView",
     "PageLink",
@@ -27,7 +29,11 @@ __all__ = [
     "TaskPage",
     "TaskSummary",
     "TaskView",
+    "Verdict",
 ]
+
+
+Verdict = Literal["good", "bad", "unsure"]
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,6 +201,32 @@ class PageLink(msgspec.Struct, frozen=True, kw_only=True):
     read_only: bool
     expires_at: float
     """Unix time, UTC, seconds."""
+
+
+class Annotation(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody said of a session."""
+
+    session_id: str
+    task_id: str
+    call: int | None = None
+    """Number of the call that is meant; None is the whole session."""
+    verdict: Verdict | None = None
+    note: str = ""
+    dataset: str = ""
+    """Name of the set of sessions that it belongs to; empty is none."""
+    by: str
+    """Who said it: as in the log of actions."""
+    at: float
+    position: int
+    """Grows with every annotation; the cursor of a page."""
+
+
+class AnnotationPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Annotations, newest first."""
+
+    annotations: tuple[Annotation, ...]
+    next: int | None = None
+    """Pass as `before` to get the following page; None when there is none."""
 
 
 class ResultReference(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from gangline.server.compat.polar.routes import PolarRoutes
 from gangline.server.compat.prorl.nodes import NodeEngines
 from gangline.server.compat.prorl.routes import ProrlRoutes
 from gangline.server.compat.prorl.templates import Templates
+from gangline.server.routes.annotations import AnnotationRoutes
 from gangline.server.routes.events import EventRoutes
 from gangline.server.routes.metrics import MetricsRoutes
 from gangline.server.routes.nodes import NodeRoutes
@@ -110,6 +111,7 @@ def all_routes(
     routes = [
         *UserRoutes(service, max_task_bytes=max_task_bytes).routes(),
         *ViewRoutes(opened or OpenedSessions(service, running)).routes(),
+        *AnnotationRoutes(service).routes(),
         *EventRoutes(service, running, keep_alive_s=keep_alive_s).routes(),
         *NodeRoutes(service, max_result_bytes=max_result_bytes).routes(),
         *CallerSessionRoutes(CallerSessions(service, control_token)).routes(),

@@ -34,6 +34,7 @@ ACTIONS: dict[str, str] = {
     "callback.failed": "A callback was not acknowledged; it is retried.",
     "callback.store_failed": "The outbox of callbacks could not be read or written; the server retries.",
     "vocabulary.unknown": "A model's tokenizer could not be loaded; the page shows token ids without their text.",
+    "running.not_read": "A node did not answer for the calls of a session that somebody looks at.",
     "engines.not_changed": "A node did not apply a change of its engines.",
     "polar.not_sent": "A Polar gateway did not accept a session.",
     "polar.not_deleted": "A Polar gateway did not delete a session that has ended.",

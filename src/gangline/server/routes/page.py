@@ -23,7 +23,7 @@ from gangline.http.routes import Route
 from gangline.http.visitors import COOKIE_S, Visitors
 from gangline.web.files import CONTENT_SECURITY_POLICY, PageFile, page_files
 
-__all__ = ["LinkRequest", "PageRoutes"]
+__all__ = ["LinkRequest", "PageRoutes", "PageVisitor"]
 
 _SAFE = {
     "X-Content-Type-Options": "nosniff",
@@ -51,6 +51,12 @@ class LinkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     read_only: bool = False
     """True: the browser that opens it can change nothing."""
+
+
+class PageVisitor(msgspec.Struct, frozen=True, kw_only=True):
+    """A signed-in browser."""
+
+    read_only: bool
 
 
 class PageRoutes:
@@ -82,6 +88,10 @@ class PageRoutes:
         )
         return response
 
+    async def visitor(self, request: web.Request) -> web.Response:
+        visitor = self._visitors.visitor(request)
+        return answer(request, PageVisitor(read_only=visitor is not None and visitor.read_only))
+
     async def index(self, request: web.Request) -> web.Response:
         headers = {**_SAFE, "Content-Security-Policy": CONTENT_SECURITY_POLICY, "Cache-Control": "no-store"}
         return _file(request, page_files().index, headers)
@@ -98,6 +108,7 @@ class PageRoutes:
             Route("GET", "/", self.index, "The page, for signed-in browsers.", answer_types=("text/html",)),
             Route("GET", "/page/{digest}/{folder}/{file}", self.file, "A file of the page.",
                   answer_types=("text/javascript", "text/css"), errors=(400, 401, 404)),
+            Route("GET", "/v1/page/visitor", self.visitor, "The rights of the browser that asks.", answer=PageVisitor),
             Route("POST", "/v1/page/links", self.new_link, "Make a link that signs a browser in, once.",
                   body=LinkRequest, answer=PageLink, errors=(400, 401, 429)),
             Route("GET", "/open/{link}", self.show_link, "The page behind such a link, which signs in.",

@@ -17,6 +17,7 @@ from gangline.domain.lifecycle import Outcome, SessionState, TaskState
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import (
+    AnnotationPage,
     Event,
     NodeView,
     ServiceStatus,
@@ -25,9 +26,11 @@ from gangline.domain.views import (
     TaskPage,
     TaskSummary,
     TaskView,
+    Verdict,
 )
 from gangline.store.results.files import Results
 from gangline.store.sql import retention
+from gangline.store.sql.annotating import read_annotations
 from gangline.store.sql.database import Database
 from gangline.store.sql.rows import queue
 from gangline.store.sql.schema import IN_QUEUE, LEASED, QUEUED, WAITING, events, nodes, outbox, sessions, tasks
@@ -139,6 +142,20 @@ class TaskReader:
         if row is None:
             raise NotFound(f"no session {session_id!r}.")
         return session_view(row)
+
+    def annotations(
+        self,
+        *,
+        limit: int = 50,
+        before: int | None = None,
+        session_id: str | None = None,
+        dataset: str | None = None,
+        verdict: Verdict | None = None,
+    ) -> AnnotationPage:
+        """Newest first. before: the `next` of the page above."""
+        wanted = {"session_id": session_id, "dataset": dataset, "verdict": verdict}
+        with self.database.reading() as conn:
+            return read_annotations(conn, limit=limit, before=before, **wanted)
 
     def status(self) -> ServiceStatus:
         now = self._clock()

@@ -1,6 +1,6 @@
 """Tasks that may be deleted: they have ended and their callback has arrived or expired; the oldest end comes first.
 
-A task goes with its sessions, its events and its callback; the holder of its stored results removes them before.
+A task goes with its sessions, annotations and events, and its callback; the holder of its results removes them before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 import sqlalchemy as sa
 
-from gangline.store.sql.schema import events, outbox, sessions, tasks
+from gangline.store.sql.schema import annotations, events, outbox, sessions, tasks
 
 __all__ = ["Keep", "forget", "forget_events", "forgettable"]
 
@@ -50,7 +50,7 @@ def forget(conn: sa.Connection, task_ids: Sequence[str]) -> int:
     named = tasks.c.task_id.in_(task_ids)
     locked = sa.select(tasks.c.task_id).where(named, _ENDED, _DELIVERED).with_for_update()
     gone = conn.execute(locked).scalars().all()
-    for table in (events, outbox, sessions, tasks):
+    for table in (annotations, events, outbox, sessions, tasks):
         conn.execute(sa.delete(table).where(table.c.task_id.in_(gone)))
     return len(gone)
 

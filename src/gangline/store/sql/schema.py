@@ -10,6 +10,7 @@ __all__ = [
     "QUEUED",
     "SCHEMA_VERSION",
     "WAITING",
+    "annotations",
     "events",
     "meta",
     "metadata",
@@ -151,6 +152,24 @@ outbox = sa.Table(
     sa.Column("secret", sa.String(128)),  # name of the environment variable that holds the key
     sa.Index("outbox_due", "state", "next_at"),
     sa.Index("outbox_by_task", "task_id"),
+    sqlite_autoincrement=True,
+)
+
+annotations = sa.Table(
+    "annotations",
+    metadata,
+    sa.Column("position", _Position, primary_key=True, autoincrement=True),
+    sa.Column("session_id", sa.String(128), nullable=False),
+    sa.Column("task_id", sa.String(128), sa.ForeignKey("tasks.task_id"), nullable=False),
+    sa.Column("call", sa.Integer),
+    sa.Column("verdict", sa.String(16)),
+    sa.Column("note", sa.Text, nullable=False),
+    sa.Column("dataset", sa.String(128), nullable=False),
+    sa.Column("by", sa.String(128), nullable=False),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Index("annotations_by_session", "session_id", "position"),
+    sa.Index("annotations_by_dataset", "dataset", "position"),
+    sa.Index("annotations_by_task", "task_id"),
     sqlite_autoincrement=True,
 )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,8 +23,9 @@ from gangline.domain.errors import Failure, InvalidRequest, NodeIdTaken
 from gangline.domain.lifecycle import TaskState
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.task import TaskRequest
-from gangline.domain.views import Event, ResultReceipt, SessionView, Submitted, TaskView
+from gangline.domain.views import Annotation, Event, ResultReceipt, SessionView, Submitted, TaskView
 from gangline.store.sql import retention, standing
+from gangline.store.sql.annotating import add_annotation
 from gangline.store.sql.database import repeated
 from gangline.store.sql.outbox import add_callback
 from gangline.store.sql.reader import TaskReader, session_view, task_view
@@ -132,6 +133,12 @@ class TaskStore(TaskReader):
             row = one_row(unit, session_id)
             self._move(unit, row, standing.cancel(standing_of(row)))
             return session_view(one_row(unit, session_id))
+
+    @repeated
+    def annotate(self, session_id: str, said: Mapping[str, Any]) -> Annotation:
+        """said: the annotation's own fields. Raises: NotFound."""
+        with self._unit() as unit:
+            return add_annotation(unit.conn, session_id, unit.now, **said)
 
     # The server's own.
 

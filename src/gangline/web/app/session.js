@@ -1,5 +1,6 @@
 // The session part: chains on the left, calls in the middle, tokens below each call, and the evidence of the reward.
 
+import { SessionActions } from "./actions.js";
 import { json } from "./api.js";
 import { ChainTree } from "./chains.js";
 import { Evidence } from "./evidence.js";
@@ -257,6 +258,7 @@ export class Session extends Component {
             Why this reward, and files
           </button>
         </div>
+        <${SessionActions} id=${outline.session_id} running=${outline.outcome === null} call=${this.state.selected} />
         <${Scales} chosen=${this.state.scale} advantage=${this.state.advantage} onChoose=${(/** @type {string} */ scale) => this.setState({ scale })} />
         <${ChainTree} outline=${outline} chosen=${chain} onChoose=${(/** @type {number | null} */ one) => this.choose(one)} />
       </aside>

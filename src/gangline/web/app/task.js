@@ -1,5 +1,6 @@
 // A task: its group of sessions, with the reward of each and how far it lies from the group's mean.
 
+import { TaskActions } from "./actions.js";
 import { json } from "./api.js";
 import { events, follow } from "./live.js";
 import { number } from "./scales.js";
@@ -25,6 +26,7 @@ export function Task({ id }) {
     <h1>${task.task_id}</h1>
     <p>${task.status}, ${number(task.num_open)} of ${number(task.num_samples)} sessions open, mean reward ${number(mean)}</p>
     ${typeof instruction === "string" && html`<pre class="instruction">${visible(instruction.slice(0, 4000))}</pre>`}
+    <${TaskActions} id=${task.task_id} running=${task.num_open > 0} />
     <h2>Samples</h2>
     <${Table} titles=${["sample", "session", "outcome", "reward", "less the mean", "failure"]}>
       ${task.sessions.map(

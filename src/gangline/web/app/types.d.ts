@@ -144,6 +144,17 @@ export interface TaskView extends TaskSummary {
   request: Record<string, unknown>;
 }
 
+export interface Annotation {
+  session_id: string;
+  call: number | null;
+  verdict: string | null;
+  note: string;
+  dataset: string;
+  by: string;
+  at: number;
+  position: number;
+}
+
 export interface NodeView {
   node_id: string;
   url: string;

@@ -1,0 +1,69 @@
+"""Annotations: a verdict and a note on a session, and the dataset that it goes into."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, get_args
+
+import msgspec
+from aiohttp import web
+
+from gangline.domain.ids import ID_PATTERN
+from gangline.domain.views import Annotation, AnnotationPage, Verdict
+from gangline.http.audit import VISITOR, given_token, who
+from gangline.http.negotiation import answer, path_id, read_record
+from gangline.http.query import Choice, Text, Whole
+from gangline.http.routes import Route
+from gangline.server.service.core import RolloutService
+
+__all__ = ["AnnotationRequest", "AnnotationRoutes"]
+
+MAX_NOTE_CHARS = 10_000
+
+
+class AnnotationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to say of a session."""
+
+    verdict: Verdict | None = None
+    note: Annotated[str, msgspec.Meta(max_length=MAX_NOTE_CHARS)] = ""
+    call: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None = None
+    """Number of the call that is meant; left out, the whole session."""
+    dataset: Annotated[str, msgspec.Meta(pattern=rf"^$|{ID_PATTERN}")] = ""
+    """Name of the set of sessions that it belongs to."""
+
+
+class AnnotationRoutes:
+    def __init__(self, service: RolloutService) -> None:
+        self._service = service
+
+    async def annotate(self, request: web.Request) -> web.Response:
+        said = msgspec.structs.asdict(await read_record(request, AnnotationRequest))
+        said["by"] = VISITOR.get() or who(given_token(request))
+        store = self._service.store
+        return answer(request, await store.run(store.annotate, path_id(request, "session_id"), said))
+
+    async def annotations(self, request: web.Request) -> web.Response:
+        store = self._service.store
+        wanted = {
+            "limit": _LIMIT.read(request),
+            "before": _BEFORE.read(request),
+            "session_id": _SESSION_ID.read(request),
+            "dataset": _DATASET.read(request),
+            "verdict": _VERDICT.read(request),
+        }
+        return answer(request, await store.query(partial(store.annotations, **wanted)))
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/v1/sessions/{session_id}/annotations", self.annotate, "Say something of a session.",
+                  body=AnnotationRequest, answer=Annotation, errors=(400, 401, 404)),
+            Route("GET", "/v1/annotations", self.annotations, "What was said of sessions, newest first.",
+                  answer=AnnotationPage, query=(_LIMIT, _BEFORE, _SESSION_ID, _DATASET, _VERDICT)),
+        ]  # fmt: skip
+
+
+_LIMIT = Whole("limit", "Length of the page.", default=50, low=1, high=1000)
+_BEFORE = Whole("before", "The `next` of the page above.", default=2**53, high=2**53)
+_SESSION_ID = Text("session_id", "Only of this session.")
+_DATASET = Text("dataset", "Only of this dataset; empty selects those of none.")
+_VERDICT = Choice("verdict", "Only with this verdict.", get_args(Verdict))

@@ -1,0 +1,36 @@
+"""Annotations of sessions: added, and read by session or by dataset. Nothing changes one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from gangline.domain.errors import NotFound
+from gangline.domain.views import Annotation, AnnotationPage
+from gangline.store.sql.schema import annotations, sessions
+
+__all__ = ["add_annotation", "read_annotations"]
+
+_COLUMNS = [annotations.c[name] for name in Annotation.__struct_fields__]
+
+
+def add_annotation(conn: sa.Connection, session_id: str, at: float, **said: Any) -> Annotation:
+    """said: the annotation's own fields. Raises: NotFound."""
+    task_id = conn.scalar(sa.select(sessions.c.task_id).where(sessions.c.session_id == session_id))
+    if task_id is None:
+        raise NotFound(f"no session {session_id!r}.")
+    row: dict[str, Any] = {"session_id": session_id, "task_id": task_id, "at": at, **said}
+    (position,) = conn.execute(sa.insert(annotations).values(**row)).inserted_primary_key or (0,)
+    return Annotation(**row, position=position)
+
+
+def read_annotations(conn: sa.Connection, *, limit: int, before: int | None, **wanted: str | None) -> AnnotationPage:
+    """Newest first. wanted: values of columns; None is any."""
+    query = sa.select(*_COLUMNS).order_by(annotations.c.position.desc()).limit(limit + 1)
+    query = query.where(*(annotations.c[name] == value for name, value in wanted.items() if value is not None))
+    if before is not None:
+        query = query.where(annotations.c.position < before)
+    found = [Annotation(**row) for row in conn.execute(query).mappings()]
+    page = tuple(found[:limit])
+    return AnnotationPage(annotations=page, next=page[-1].position if len(found) > limit else None)
