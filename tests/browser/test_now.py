@@ -21,11 +21,18 @@ async def test_which_failures_share_a_cause(visit: Visit) -> None:
 
 async def test_how_do_the_samples_differ(visit: Visit) -> None:
     await visit.open("tasks/task-1")
-    rows = visit.page.get_by_role("table").get_by_role("row")
-    await expect(rows).to_have_count(4)
-    await expect(rows.nth(2)).to_contain_text("0.667")
-    await rows.nth(2).get_by_role("link").press("Enter")
-    await expect(visit.page.get_by_role("heading", name="task-1.1")).to_be_visible()
+    samples = visit.page.get_by_role("table").first.get_by_role("row")
+    await expect(samples).to_have_count(4)
+    await expect(samples.nth(2)).to_contain_text("0.667")
+    aligned = visit.page.get_by_role("table", name="Samples side by side")
+    columns = aligned.get_by_role("columnheader")
+    await expect(columns.nth(1)).to_contain_text("reward 1, advantage 0.667")
+    first, second = (aligned.get_by_role("row").nth(1).get_by_role("cell").nth(index) for index in range(2))
+    await expect(first).to_contain_text("Sampled in call 4")
+    await expect(first.locator("pre")).to_have_text(" one test fails.", use_inner_text=True)
+    await expect(second.locator("pre")).to_have_text(" all tests pass.", use_inner_text=True)
+    await aligned.get_by_role("link", name="call 4").nth(1).press("Enter")
+    await expect(visit.page.locator("#call-4")).to_have_attribute("aria-current", "true")
 
 
 async def test_what_happens_is_seen_without_loading_again(visit: Visit, control: ServerClient) -> None:

@@ -16,6 +16,7 @@ from gangline.http.negotiation import JSON, MSGPACK, answer_large, path_id, pref
 from gangline.http.query import Flag, Name, Whole
 from gangline.http.routes import Route
 from gangline.server.service.opened import OpenedSessions
+from gangline.web.alignment import AlignedSamples
 from gangline.web.columns import COLUMNS, encode_columns
 from gangline.web.contents import CallContent, call_contents
 from gangline.web.outline import OpenedSession, SessionOutline
@@ -69,6 +70,10 @@ class ViewRoutes:
             return await answer_large(request, COLUMNS, lambda: encode_columns(columns()))
         return await answer_large(request, JSON, lambda: encode_json(columns()))
 
+    async def aligned(self, request: web.Request) -> web.Response:
+        first, limit = _FIRST_SAMPLE.read(request), _SAMPLES.read(request)
+        return await _answer(request, await self._sessions.aligned(path_id(request, "task_id"), first, limit))
+
     async def file(self, request: web.Request) -> web.Response:
         session = await self._session(request)
         name = _FILE.read(request)
@@ -96,6 +101,8 @@ class ViewRoutes:
                   query=(_FIRST, _LIMIT, _FULL, _ATTEMPT), errors=errors),
             Route("GET", f"{one}/tokens", self.tokens, "Tokens of some of its calls, as JSON or as columns.",
                   answer=TokenColumns, answer_types=(JSON, COLUMNS), query=(_FIRST, _LIMIT, _ATTEMPT), errors=errors),
+            Route("GET", "/v1/tasks/{task_id}/aligned", self.aligned, "Samples of a task from where they differ.",
+                  answer=AlignedSamples, query=(_FIRST_SAMPLE, _SAMPLES), errors=(400, 401, 404)),
             Route("GET", f"{one}/file", self.file, "One file that was kept with its result, byte for byte.",
                   answer_types=("application/octet-stream",), query=(_FILE, _ATTEMPT), errors=errors),
         ]  # fmt: skip
@@ -104,6 +111,8 @@ class ViewRoutes:
 _ATTEMPT = Whole("attempt", "Number of an attempt; left out, the one that counted.", low=1, high=2**31 - 1)
 _FIRST = Whole("first", "Number of the first call; 0 is the session's first.", high=2**31 - 1)
 _LIMIT = Whole("limit", "How many calls.", default=16, low=1, high=_MAX_CALLS)
+_FIRST_SAMPLE = Whole("first", "Index of the first sample.", high=2**31 - 1)
+_SAMPLES = Whole("limit", "How many samples.", default=8, low=1, high=16)
 _FULL = Flag("full", "1: long texts uncut.")
 _FILE = Name("name", "Name of the file, as the outline lists it.")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 
-from gangline.domain.errors import BuilderError
+from gangline.domain.errors import BuilderError, Conflict, NotFound, ServerUnavailable
 from gangline.domain.session import SessionResult
 from gangline.server.service.core import RolloutService
 from gangline.server.service.running import RunningSessions
+from gangline.web.alignment import AlignedSamples, align
 from gangline.web.outline import OpenedSession, open_session
 from gangline.web.tokens import TokenBytes, recorded_texts
 from gangline.web.vocabulary import Vocabularies
@@ -51,6 +53,16 @@ class OpenedSessions:
         """Its tokens may be asked for next."""
         self._vocabularies.begin(call.model for call in session.calls)
         return session
+
+    async def aligned(self, task_id: str, first: int, limit: int) -> AlignedSamples:
+        """Samples `first` to `first + limit` of a task side by side, as far as they have calls. Raises: NotFound."""
+        task = await self._service.store.query(self._service.store.task, task_id)
+        group: list[tuple[int, OpenedSession, TokenBytes]] = []
+        for view in task.sessions[first : first + limit]:
+            with contextlib.suppress(NotFound, Conflict, ServerUnavailable):  # the task says what became of them
+                session = await self.find(view.session_id)
+                group.append((view.sample_index, session, await self.bytes_of_tokens(session)))
+        return await asyncio.to_thread(align, task_id, group)
 
     async def bytes_of_tokens(self, session: OpenedSession) -> TokenBytes:
         """Bytes of token ids: of the model's vocabulary where it is a known one, else as its engine reported them."""

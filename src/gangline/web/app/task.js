@@ -1,6 +1,7 @@
 // A task: its group of sessions, with the reward of each and how far it lies from the group's mean.
 
 import { TaskActions } from "./actions.js";
+import { Aligned } from "./aligned.js";
 import { json } from "./api.js";
 import { events, follow } from "./live.js";
 import { number } from "./scales.js";
@@ -40,5 +41,7 @@ export function Task({ id }) {
         </tr>`,
       )}
     <//>
+    <h2>Side by side</h2>
+    <${Aligned} id=${id} numSamples=${task.num_samples} changed=${task.num_open} />
   </main>`;
 }

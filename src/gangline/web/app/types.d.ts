@@ -144,6 +144,30 @@ export interface TaskView extends TaskSummary {
   request: Record<string, unknown>;
 }
 
+export interface AlignedSample {
+  session_id: string;
+  sample_index: number;
+  outcome: string | null;
+  reward: number | null;
+  advantage: number | null;
+  num_calls: number;
+  num_sampled_ids: number;
+  leaves_in_call: number | null;
+  leaves_at_token: number | null;
+  is_sampled: boolean;
+  next_ids: number[];
+  next_text: string;
+  nearest: number | null;
+  num_like_nearest: number;
+  calls: { number: number; preview: string; tools: string[]; num_sampled_ids: number }[];
+}
+
+export interface AlignedSamples {
+  task_id: string;
+  num_alike_ids: number;
+  samples: AlignedSample[];
+}
+
 export interface Annotation {
   session_id: string;
   call: number | null;

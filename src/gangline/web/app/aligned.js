@@ -1,0 +1,90 @@
+// The samples of a task side by side, from where they differ: one column for each, one row for each call.
+
+import { json } from "./api.js";
+import { number } from "./scales.js";
+import { visible } from "./visible.js";
+import { html, useEffect, useState } from "./ui.js";
+
+/** @typedef {import("./types").AlignedSample} AlignedSample */
+
+const AT_ONCE = 6;
+const SHOWN_CALLS = 20;
+
+/** @param {{id: string, numSamples: number, changed: number}} props changed: grows when the task did. */
+export function Aligned({ id, numSamples, changed }) {
+  const [first, setFirst] = useState(0);
+  const [group, setGroup] = useState(/** @type {import("./types").AlignedSamples | null} */ (null));
+  const [error, setError] = useState("");
+  useEffect(() => {
+    json(`/v1/tasks/${encodeURIComponent(id)}/aligned?first=${first}&limit=${AT_ONCE}`).then(setGroup, (problem) => setError(problem.message));
+  }, [id, first, changed]);
+  if (error !== "") return html`<p class="problem" role="alert">${error}</p>`;
+  if (group === null) return html`<p aria-busy="true">Comparing the samples ...</p>`;
+  return html`${numSamples > AT_ONCE &&
+    html`<div class="views" role="group" aria-label="Samples that are compared">
+      ${Array.from({ length: Math.ceil(numSamples / AT_ONCE) }, (_, page) => page * AT_ONCE).map(
+        (start) => html`<button type="button" aria-pressed=${first === start} onClick=${() => setFirst(start)}>
+          ${start} to ${Math.min(start + AT_ONCE, numSamples) - 1}
+        </button>`,
+      )}
+    </div>`}
+    ${group.samples.length === 0 ? html`<p>None has calls yet.</p>` : html`<${Columns} group=${group} />`}`;
+}
+
+/** @param {{group: import("./types").AlignedSamples}} props */
+function Columns({ group }) {
+  const { samples } = group;
+  const numRows = Math.min(SHOWN_CALLS, Math.max(...samples.map((sample) => sample.calls.length)));
+  return html`<p>The first ${number(group.num_alike_ids)} tokens of all are alike.</p>
+    <table class="aligned" aria-label="Samples side by side">
+      <thead>
+        <tr>
+          ${samples.map(
+            (sample) => html`<th scope="col" key=${sample.session_id}>
+              <a href=${`#/sessions/${encodeURIComponent(sample.session_id)}`}>sample ${sample.sample_index}</a>
+              ${facts(sample).map((fact) => html`<div>${fact}</div>`)}
+            </th>`,
+          )}
+        </tr>
+      </thead>
+      <tbody>
+        <tr>
+          ${samples.map((sample) => html`<td key=${sample.session_id}><${Leaving} sample=${sample} /></td>`)}
+        </tr>
+        ${Array.from(
+          { length: numRows },
+          (_, row) => html`<tr key=${row}>
+            ${samples.map((sample) => html`<td key=${sample.session_id}><${CallCell} sample=${sample} row=${row} /></td>`)}
+          </tr>`,
+        )}
+      </tbody>
+    </table>`;
+}
+
+/** @param {AlignedSample} sample */
+function facts(sample) {
+  const advantage = sample.advantage === null ? "" : `, advantage ${number(sample.advantage)}`;
+  return [
+    `reward ${number(sample.reward)}${advantage}`,
+    (sample.outcome ?? "runs").replaceAll("_", " "),
+    `${number(sample.num_calls)} calls, ${number(sample.num_sampled_ids)} sampled`,
+    sample.nearest === null ? "" : `${number(sample.num_like_nearest)} tokens as sample ${sample.nearest}`,
+  ].filter((fact) => fact !== "");
+}
+
+/** @param {{sample: AlignedSample}} props */
+function Leaving({ sample }) {
+  if (sample.leaves_in_call === null) return html`<p>It ends here.</p>`;
+  const text = sample.next_text === "" ? `ids ${sample.next_ids.slice(0, 10).join(" ")} ...` : visible(sample.next_text);
+  return html`<p>${sample.is_sampled ? "Sampled" : "Prompted"} in call ${sample.leaves_in_call}, token ${number(sample.leaves_at_token)}:</p>
+    <pre>${text}</pre>`;
+}
+
+/** @param {{sample: AlignedSample, row: number}} props */
+function CallCell({ sample, row }) {
+  const call = sample.calls[row];
+  if (call === undefined) return null;
+  return html`<a href=${`#/sessions/${encodeURIComponent(sample.session_id)}?call=${call.number}`}>call ${call.number}</a>
+    ${visible(call.preview)}
+    ${call.tools.length > 0 && html`<small> calls ${visible(call.tools.join(", "))}</small>`}`;
+}
