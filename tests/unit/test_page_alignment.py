@@ -38,7 +38,7 @@ def test_samples_leave_at_the_first_token_that_differs() -> None:
 
 def test_a_sample_that_ends_before_the_others_leaves_in_no_call() -> None:
     group = aligned(said(" a b"), said(" a b", " c"))
-    assert places(group) == [(None, None, False, ""), (1, 0, False, " Go on. c")]
+    assert places(group) == [(None, None, False, ""), (1, 0, False, " c")], "texts are known of sampled tokens alone"
 
 
 def test_advantages_are_over_the_samples_that_have_a_reward() -> None:
