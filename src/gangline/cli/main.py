@@ -35,6 +35,7 @@ _COMMAND_MODULES = (
     "results.export",
     "evals.evaluate",
     "evals.compare",
+    "vetting.vet",
     "datasets.data",
     "learning.train",
     "learning.runs",

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from gangline.domain.ids import ID_PATTERN
 from gangline.domain.network import NetworkRule
 from gangline.domain.seeds import derived_seed
+from gangline.domain.vetting import SolutionSpec, TaskVerdict
 
 __all__ = [
     "AgentSpec",
@@ -37,6 +38,7 @@ __all__ = [
     "WriteAction",
     "decoded",
     "task_digest",
+    "vetted_digest",
 ]
 
 NetworkPolicy = Literal["none", "proxy", "full", "list"]
@@ -364,6 +366,11 @@ class TaskRequest(_Spec):
     """How long the callback is tried; None is as long as the server does usually."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """The caller's own; never read by us."""
+    solution: SolutionSpec | None = None
+    """The reference solution, which `gangline vet` runs. Agents never see it."""
+    vetting: TaskVerdict | None = None
+    """The verdict of `gangline vet`. It is in the details of each reward, as `stale` where the task was changed after
+    its audit."""
 
     @model_validator(mode="after")
     def _travels(self) -> TaskRequest:
@@ -417,4 +424,20 @@ def task_digest(task: TaskRequest) -> str:
     Fields with their default are left out, so that a field which a later version adds changes no digest.
     """
     body = task.model_dump_json(exclude={"task_id"}, exclude_defaults=True)
+    return hashlib.sha256(body.encode()).hexdigest()
+
+
+_VETTED = {
+    "instruction",
+    "runtime",
+    "evaluator",
+    "timeout_seconds",
+    "init_timeout_seconds",
+    "evaluation_timeout_seconds",
+}
+
+
+def vetted_digest(task: TaskRequest) -> str:
+    """Digest of the content that an audit is about: another agent, or another number of samples, leaves it as it is."""
+    body = task.model_dump_json(include=_VETTED, exclude_defaults=True)
     return hashlib.sha256(body.encode()).hexdigest()

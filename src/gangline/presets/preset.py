@@ -62,6 +62,15 @@ class Preset:
         body = filled({**self.template, **(changes or {})}, fields)
         return body | {"metadata": {"preset": self.name, "instance": plain}}
 
+    def solved(self, sample: Sample) -> dict[str, Any]:
+        """The task of a sample, with its right answer as the reference solution."""
+        kinds: dict[str, dict[str, Any]] = {
+            "code": {"files": {"solution.py": sample.right}},
+            "swe": {"patch": sample.right},
+        }
+        boxed = {"answer": f"\\boxed{{{sample.right}}}"}
+        return self.task(sample.row) | {"solution": kinds.get(self.name, boxed)}
+
     def samples(self, number: int = NUM_SAMPLES, seed: int = 0) -> list[Sample]:
         """Generated rows, each with a right and a wrong answer."""
         return self.generate(number, seed)

@@ -77,7 +77,7 @@ def _find(name: str) -> Preset:
 def _samples(found: Preset, limit: int | None, seed: int) -> list[dict[str, Any]]:
     from gangline.presets.preset import NUM_SAMPLES
 
-    return [found.task(sample.row) for sample in found.samples(limit or NUM_SAMPLES, seed)]
+    return [found.solved(sample) for sample in found.samples(limit or NUM_SAMPLES, seed)]
 
 
 def _rows(found: Preset, path: Path, limit: int | None) -> list[dict[str, Any]]:

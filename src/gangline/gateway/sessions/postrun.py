@@ -18,7 +18,7 @@ from gangline.domain.contracts import EvaluationContext, Reward, RuntimeHandle
 from gangline.domain.errors import BuilderError, Failure, GradingSpoiled
 from gangline.domain.lifecycle import UNGRADED, Outcome
 from gangline.domain.session import Lease
-from gangline.domain.task import TaskRequest
+from gangline.domain.task import TaskRequest, vetted_digest
 from gangline.domain.trajectory import Trajectory
 from gangline.gateway.sessions.adoption import RunEnd, annotate
 from gangline.gateway.sessions.failures import failure_of, log_failed
@@ -103,6 +103,7 @@ class Postrun:
         """Artifacts of the evaluator's."""
         try:
             attempt = attempt.rewarded(trajectory, await self._evaluate(self._context(trajectory, end, left)))
+            attempt = msgspec.structs.replace(attempt, details=attempt.details | _vetting(self._task))
         except GradingSpoiled as error:
             attempt = self._spoiled(attempt, trajectory, error)
         except Exception as error:
@@ -168,3 +169,11 @@ def _empty_trajectory(lease: Lease, task: TaskRequest) -> Trajectory:
         traces=(),
         num_completions=0,
     )
+
+
+def _vetting(task: TaskRequest) -> dict[str, Any]:
+    """The verdict on the task, as part of a reward's evidence; empty where it was not audited."""
+    if (found := task.vetting) is None:
+        return {}
+    verdict = found.verdict if found.digest == vetted_digest(task) else "stale"
+    return {"vetting": {"verdict": verdict, "digest": found.digest, "vetted_at": found.vetted_at}}

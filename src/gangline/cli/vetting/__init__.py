@@ -1,0 +1,1 @@
+"""`gangline vet`: the audit of tasks. Start with `vet`."""

@@ -1,0 +1,238 @@
+"""`gangline vet`: audit tasks, and store the verdict with them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from gangline.cli.options.settings import UP
+from gangline.cli.service.through import with_own, with_running
+from gangline.cli.service.up import plan_of
+from gangline.cli.tasks.files import read_tasks, validated
+from gangline.cli.tasks.imported import (
+    HarborOption,
+    ImageOption,
+    ImportRequest,
+    LogParserOption,
+    NetworkOption,
+    OnlyOption,
+    RepositoriesOption,
+    SweBenchOption,
+    TerminalBenchOption,
+    TestCommandOption,
+    import_tasks,
+)
+from gangline.cli.terminal.exits import Exit
+from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json
+from gangline.cli.vetting.view import as_document, html_page, report_lines
+from gangline.client.running import find_service
+from gangline.domain.errors import InvalidRequest, ServerUnavailable
+from gangline.settings import Settings
+from gangline.settings.service import resolve
+
+if TYPE_CHECKING:
+    from gangline.client.running import Service
+    from gangline.client.server import ServerClient
+    from gangline.vetting.run import TaskRecord, VettingRun
+    from gangline.vetting.subject import Subject
+
+__all__ = ["register"]
+
+_NO_AGENT = {"harness": "shell", "settings": {"command": "true"}, "allow_no_model_call": True}
+"""Agent of an imported task, which has none of its own."""
+
+
+def vet(
+    source: Annotated[str | None, typer.Argument(metavar="[FILE|-]", help="Tasks, as for `gangline submit`.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the audit. Default: the file's.")] = None,
+    held_out: Annotated[
+        Path | None, typer.Option("--held-out", help="Tasks that these must share nothing with.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write the tasks with their verdicts there, as JSON lines.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write the report as an HTML page.")] = None,
+    runs: Annotated[int, typer.Option("--runs", min=2, help="Sessions of each reference solution.")] = 5,
+    in_flight: Annotated[int, typer.Option("--in-flight", min=1, help="Tasks at a time.")] = 4,
+    again: Annotated[bool, typer.Option("--again", help="Forget earlier results of the audit.")] = False,
+    harbor: HarborOption = None,
+    terminal_bench: TerminalBenchOption = None,
+    swe_bench: SweBenchOption = None,
+    only: OnlyOption = None,
+    runtime: Annotated[str | None, typer.Option("--runtime", help="Runtime of imported tasks.")] = None,
+    image: ImageOption = None,
+    network: NetworkOption = None,
+    repositories: RepositoriesOption = None,
+    test_command: TestCommandOption = None,
+    log_parser: LogParserOption = None,
+    data: DataOption = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Audit tasks: are their rewards to be believed?
+
+    Runs each task's reference solution, an agent that does nothing, scripted cheats and mutants of the solution in
+    clean sandboxes of the running service, or of one started for it; no model is called. A task of a file has its
+    solution in the field `solution`. Started again it continues where it stopped. Results are in DATA/vetting/NAME. The
+    exit code is 1 unless every task is sound.
+    """
+    request = ImportRequest(
+        harbor=harbor,
+        terminal_bench=terminal_bench,
+        swe_bench=swe_bench,
+        only=only,
+        oracle=False,
+        image=image,
+        network=network,
+        repositories=repositories,
+        test_command=test_command,
+        log_parser=log_parser,
+    )
+    subjects = _subjects(source, request, runtime)
+    data_dir = (data or Settings.from_environ().data_dir).absolute()
+    folder = data_dir / "vetting" / (name or _name_of(source or str(harbor or terminal_bench or swe_bench)))
+    command = _VettingCommand(subjects, folder, held_out, num_runs=runs, num_in_flight=in_flight, again=again)
+    try:
+        run = asyncio.run(command.through(data_dir, data, server))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        notes().print("Stopped. Start it again to continue.")
+        raise typer.Exit(Exit.INTERRUPTED) from None
+    _write(run, subjects, out or folder / "tasks.jsonl", html)
+    _show(run, out or folder / "tasks.jsonl", as_json=as_json)
+    if run.failures or any(record.verdict != "sound" for record in run.records):
+        raise typer.Exit(Exit.FAILED)
+
+
+class _VettingCommand:
+    """An audit on its way through a service, with a bar."""
+
+    def __init__(
+        self,
+        subjects: Sequence[Subject],
+        folder: Path,
+        held_out: Path | None,
+        *,
+        num_runs: int,
+        num_in_flight: int,
+        again: bool,
+    ) -> None:
+        self._subjects, self._folder, self._held_out = subjects, folder, held_out
+        self._num_runs, self._num_in_flight, self._again = num_runs, num_in_flight, again
+
+    async def through(self, data_dir: Path, data: Path | None, server: str | None) -> VettingRun:
+        """Raises: the service's errors."""
+        if (service := _running(data, server)) is not None:
+            return await with_running(service, self._run)
+        given = {"node.engines": (), "node.engines_later": True, "data_dir": data_dir}
+        return await with_own(plan_of(resolve(given, defaults=UP.defaults)), self._run)
+
+    async def _run(self, client: ServerClient, _token: str | None) -> VettingRun:
+        from gangline.vetting.held_out import against_held_out
+        from gangline.vetting.run import VettingRun, forget
+
+        if self._again:
+            await asyncio.to_thread(forget, self._folder)
+        shared = None if self._held_out is None else against_held_out(self._subjects, read_tasks(str(self._held_out)))
+        progress = Progress(
+            *(TextColumn("tasks"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[found]}")),
+            TimeElapsedColumn(),
+            console=notes(),
+            transient=True,
+        )
+        bar = progress.add_task("", total=len(self._subjects), found="")
+        num_defective = 0
+
+        def count(record: TaskRecord | None) -> None:
+            nonlocal num_defective
+            num_defective += record is not None and record.verdict == "defective"
+            progress.update(bar, advance=1, found=f"{num_defective} defective" if num_defective else "")
+
+        run = VettingRun(
+            client,
+            self._subjects,
+            self._folder,
+            num_in_flight=self._num_in_flight,
+            num_runs=self._num_runs,
+            shared=shared,
+            on_task=count,
+        )
+        progress.update(bar, completed=len(run.records))
+        with progress:
+            await run.run()
+        return run
+
+
+def _running(data: Path | None, server: str | None) -> Service | None:
+    """The running service; None where none runs and none was named."""
+    try:
+        return find_service(data, server)
+    except ServerUnavailable:
+        if server is not None:
+            raise
+        return None
+
+
+def _subjects(source: str | None, request: ImportRequest, runtime: str | None) -> list[Subject]:
+    """Raises: InvalidRequest, UnknownPlugin."""
+    from gangline.vetting.subject import subject_of
+
+    if request.names_tasks == (source is not None):
+        raise InvalidRequest("give a file of tasks, or one of --harbor, --terminal-bench and --swe-bench.")
+    if source is None:
+        return _imported(request, runtime)
+    found = [(str(task.get("task_id") or f"task-{at:05d}"), task) for at, task in enumerate(read_tasks(source))]
+    if len({named for named, _ in found}) < len(found):
+        raise InvalidRequest(f"{source}: two tasks have the same task_id.")
+    for named, task in found:
+        validated(task, f"{source}, {named}")
+    return [subject_of(named, task) for named, task in found]
+
+
+def _imported(request: ImportRequest, runtime: str | None) -> list[Subject]:
+    """Raises: InvalidRequest, also where a task has no solution."""
+    from gangline.vetting.subject import subject_of
+
+    plain = import_tasks(request, runtime)
+    oracles = import_tasks(msgspec.structs.replace(request, oracle=True), runtime)
+    found: list[Subject] = []
+    for one, oracle in zip(plain, oracles, strict=True):
+        task = {**one.body, "agent": {**_NO_AGENT, **one.body.get("agent", {})}}
+        validated(task, one.name)
+        found.append(subject_of(one.name, task, oracle.body))
+    return found
+
+
+def _name_of(source: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-.") or "tasks"
+
+
+def _write(run: VettingRun, subjects: Sequence[Subject], out: Path, html: Path | None) -> None:
+    from gangline.vetting.run import vetted_task
+
+    records = {record.name: record for record in run.records}
+    lines: list[dict[str, Any]] = [
+        vetted_task(one, records[one.name]) if one.name in records else one.task for one in subjects
+    ]
+    out.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    if html is not None:
+        html.write_text(html_page(run.records, run.failures))
+
+
+def _show(run: VettingRun, out: Path, *, as_json: bool) -> None:
+    if as_json:
+        print_json(as_document(run.records, run.failures) | {"tasks_file": str(out)})
+        return
+    for line in report_lines(run.records, run.failures):
+        console().print(line, markup=False, soft_wrap=True)
+    console().print(f"tasks with their verdicts: {out}", markup=False, soft_wrap=True)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(vet)

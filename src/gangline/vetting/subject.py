@@ -1,0 +1,140 @@
+"""A task under audit: its content without an agent, and its reference solution."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
+
+import msgspec
+
+from gangline.domain.task import TaskRequest, vetted_digest
+from gangline.vetting.grading import answered_on_stdout
+
+__all__ = ["Solution", "Subject", "subject_of"]
+
+_CONTENT = (
+    "instruction",
+    "runtime",
+    "evaluator",
+    "timeout_seconds",
+    "init_timeout_seconds",
+    "evaluation_timeout_seconds",
+    "metadata",
+)
+_APPLY = "base64 -d | git apply --whitespace=nowarn -"
+SolutionKind = Literal["answer", "files", "patch", "command"]
+
+
+class Solution(msgspec.Struct, frozen=True, kw_only=True):
+    """A reference solution as an agent of harness `shell`."""
+
+    kind: SolutionKind
+    command: tuple[str, ...]
+    stdin: str | None = None
+    files: dict[str, str] = {}
+    env: dict[str, str] = {}
+    prepare: tuple[dict[str, Any], ...] = ()
+    """Actions beside the task's own, such as those that bring the files of a solution."""
+    texts: dict[str, str] = {}
+    """Name -> text that no agent may find: the solution itself."""
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """One task under audit."""
+
+    name: str
+    task: dict[str, Any]
+    """As it was given; the verdict is stored with it."""
+    base: dict[str, Any]
+    """Its content: the body of a trial, but for the agent."""
+    digest: str
+    solution: Solution | None
+    top: float = 1.0
+    floor: float = 0.0
+
+    @property
+    def instruction(self) -> str:
+        return str(self.base["instruction"])
+
+    @property
+    def runtime(self) -> dict[str, Any]:
+        return cast("dict[str, Any]", self.base.get("runtime") or {})
+
+    @property
+    def evaluator(self) -> dict[str, Any]:
+        return cast("dict[str, Any]", self.base.get("evaluator") or {})
+
+
+def subject_of(name: str, task: Mapping[str, Any], oracle: Mapping[str, Any] | None = None) -> Subject:
+    """task: a valid body of `POST /v1/tasks`. oracle: the body whose agent is the task's solution, of an importer.
+
+    An evaluator that reads the model's last message reads standard output instead: no trial calls a model.
+    """
+    request = TaskRequest.model_validate(task)
+    base = {name: value for name, value in task.items() if name in _CONTENT}
+    base["evaluator"] = answered_on_stdout(cast("dict[str, Any]", base.get("evaluator") or {}))
+    given = request.solution
+    return Subject(
+        name=name,
+        task=dict(task),
+        base=base,
+        digest=vetted_digest(request),
+        solution=_own(request) if oracle is None else _imported(task, oracle),
+        top=1.0 if given is None else given.reward,
+        floor=0.0 if given is None else given.floor,
+    )
+
+
+def _own(request: TaskRequest) -> Solution | None:
+    given = request.solution
+    if given is None:
+        return None
+    if given.answer is not None:
+        # Base 64, as harness `shell` replaces placeholders in its texts.
+        return Solution(
+            kind="answer", command=("base64", "-d"), stdin=_base64(given.answer), texts={"answer": given.answer}
+        )
+    if given.patch is not None:
+        texts = {"patch": _added(given.patch)}
+        return Solution(kind="patch", command=("sh", "-c", _APPLY), stdin=_base64(given.patch), texts=texts)
+    if given.files:
+        return Solution(kind="files", command=("true",), files=dict(given.files), texts=dict(given.files))
+    assert given.command is not None
+    command = ("sh", "-c", given.command) if isinstance(given.command, str) else given.command
+    return Solution(kind="command", command=command, texts={"command": "\n".join(command)})
+
+
+def _imported(task: Mapping[str, Any], oracle: Mapping[str, Any]) -> Solution:
+    agent: dict[str, Any] = oracle["agent"]
+    settings: dict[str, Any] = agent["settings"]
+    mine, own = _prepare(task), _prepare(oracle)
+    more = own[len(mine) :]
+    texts = {str(one["path"]): str(one["content"]) for one in more if one.get("encoding", "utf-8") == "utf-8"}
+    stdin: str | None = settings.get("stdin")
+    if stdin is not None and "apply" in settings["command"]:
+        texts = {"patch": _added(stdin)}
+        return Solution(kind="patch", command=("sh", "-c", _APPLY), stdin=_base64(stdin), texts=texts)
+    return Solution(
+        kind="command",
+        command=tuple(settings["command"]),
+        stdin=stdin,
+        env=dict(agent.get("env") or {}),
+        prepare=tuple(more),
+        texts=texts,
+    )
+
+
+def _prepare(task: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+    runtime = cast("dict[str, Any]", task.get("runtime") or {})
+    return list(runtime.get("prepare") or [])
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _added(patch: str) -> str:
+    """The lines that a patch adds."""
+    lines = patch.splitlines()
+    return "\n".join(line[1:] for line in lines if line.startswith("+") and not line.startswith("+++"))
