@@ -33,6 +33,7 @@ from gangline.installation import extra_command, package_command
 
 __all__ = [
     "Kind",
+    "check_evaluator",
     "check_task",
     "load",
     "make_builder",
@@ -185,11 +186,13 @@ def check_task(task: TaskRequest) -> None:
     load("runtime", task.runtime.backend)
     _check_capabilities(task.agent, make_harness(task.agent.harness, task.agent.settings))
     make_builder(task.builder.strategy, task.builder.config)
-    _check_refresh(task.evaluator, make_evaluator(task.evaluator.strategy, task.evaluator.config))
+    check_evaluator(task.evaluator)
 
 
-def _check_refresh(spec: EvaluatorSpec, evaluator: Evaluator) -> None:
-    """Raises: InvalidRequest when the evaluator would ignore that a clean runtime is asked for."""
+def check_evaluator(spec: EvaluatorSpec) -> None:
+    """Raises: UnknownPlugin, InvalidRequest when its configuration is wrong, or it would ignore that a clean runtime is
+    asked for."""
+    evaluator = make_evaluator(spec.strategy, spec.config)
     if spec.refresh_runtime and not (isinstance(evaluator, GradesClean) and evaluator.grades_clean):
         raise InvalidRequest(
             f"evaluator.refresh_runtime: evaluator {spec.strategy!r} grades in no clean runtime; leave refresh_runtime "

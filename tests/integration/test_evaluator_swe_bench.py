@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gangline import plugins
 from gangline.domain.contracts import Reward
-from gangline.domain.errors import EvaluatorError
+from gangline.domain.errors import EvaluatorError, FilesNotKept
+from gangline.gateway.sessions.recorded.files import AbsentFiles
 from gangline.importers.imported import Choices
 from gangline.importers.swe_bench import InstanceChoices, read_instances
 from support.node.folder_runtime import FolderRuntime
@@ -51,6 +53,10 @@ class Kennel:
             git(Path(runtime.workdir), "checkout", "-q", "--detach", self.row["base_commit"])
 
     async def graded(self, **changes: Any) -> Reward:
+        evaluator = plugins.make_evaluator("swe_bench", self.config(**changes))
+        return await evaluator.evaluate(a_context(self.agents, fresh=self.clean))
+
+    def config(self, **changes: Any) -> dict[str, Any]:
         config = {
             "fail_to_pass": ["test_kennel.py::test_add"],
             "pass_to_pass": ["test_kennel.py::test_double"],
@@ -58,8 +64,7 @@ class Kennel:
             "test_command": TESTS,
             **changes,
         }
-        given = {name: value for name, value in config.items() if value is not None}
-        return await plugins.make_evaluator("swe_bench", given).evaluate(a_context(self.agents, fresh=self.clean))
+        return {name: value for name, value in config.items() if value is not None}
 
 
 @pytest.fixture
@@ -73,6 +78,24 @@ async def test_a_fix_is_resolved_with_the_numbers_behind_it(kennel: Kennel) -> N
     assert found.reward == 1.0
     assert (found.details["fail_to_pass"], found.details["pass_to_pass"]) == ("1/1", "1/1")
     assert "+    return a + b" in found.details["patch"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_a_recorded_session_is_graded_by_its_kept_patch(kennel: Kennel, nested: bool) -> None:
+    kennel.agents.file("kennel.py").write_text(FIXED)
+    absent = AbsentFiles("s1", "/workspace", "the task did not ask for it")
+    first = a_context(kennel.agents, fresh=kennel.clean)
+    again = msgspec.structs.replace(first, runtime=absent, artifacts={})
+    evaluator = plugins.make_evaluator("swe_bench", kennel.config())
+    if nested:
+        part = {"strategy": "swe_bench", "name": "tests", "config": kennel.config()}
+        evaluator = plugins.make_evaluator("composite", {"parts": [part]})
+    await evaluator.evaluate(first)
+    assert list(first.artifacts) == ["tests.patch.diff" if nested else "patch.diff"]
+    git(Path(kennel.clean.workdir), "reset", "-q", "--hard")
+    assert (await evaluator.evaluate(msgspec.structs.replace(again, kept=first.artifacts))).reward == 1.0
+    with pytest.raises(FilesNotKept, match="`keep_files`"):
+        await evaluator.evaluate(again)
 
 
 async def test_the_repository_may_lie_outside_the_working_folder(kennel: Kennel, tmp_path: Path) -> None:

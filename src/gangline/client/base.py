@@ -14,11 +14,13 @@ import msgspec
 from gangline.domain.errors import GanglineError, InvalidRequest, ServerUnavailable
 from gangline.domain.tokens import decode_msgpack
 
-__all__ = ["MSGPACK", "HttpClient", "error_of"]
+__all__ = ["GRADING_WAIT_S", "MSGPACK", "HttpClient", "error_of"]
 
 T = TypeVar("T")
 
 MSGPACK = "application/msgpack"
+GRADING_WAIT_S = 86_400.0
+"""Seconds that a grading may take; it ends earlier by its own budgets, once it has a place on its node."""
 
 
 class HttpClient:

@@ -8,8 +8,11 @@ from typing import Any
 
 import msgspec
 
+from gangline.client.base import GRADING_WAIT_S, MSGPACK
 from gangline.client.sessions import CallerSessions
 from gangline.domain.node_views import BackendView, ExternalView, GateMode, GateState, NodeStatus, RecordedCalls
+from gangline.domain.session import Grading, GradingRequest
+from gangline.domain.tokens import encode_msgpack
 
 __all__ = ["NodeClient"]
 
@@ -46,6 +49,16 @@ class NodeClient(CallerSessions):
         """
         params = {"after": str(after), "wait_s": f"{wait_s:g}"}
         return await self.request_msgpack(f"/v1/sessions/{session_id}/calls", RecordedCalls, params)
+
+    async def grade(self, request: GradingRequest) -> Grading:
+        """Grade a recorded session again, as long as that takes.
+
+        Raises: InvalidRequest, UnknownPlugin, Conflict when the session was not to be graded.
+        """
+        body = await asyncio.to_thread(encode_msgpack, request)
+        return await self.request_json(
+            "POST", "/v1/gradings", Grading, body=body, content_type=MSGPACK, wait_s=GRADING_WAIT_S
+        )
 
     # The gate, and the engines behind it.
 

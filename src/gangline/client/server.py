@@ -18,12 +18,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from gangline.client.base import MSGPACK, error_of
+from gangline.client.base import GRADING_WAIT_S, MSGPACK, error_of
 from gangline.client.sessions import CallerSessions
 from gangline.domain.errors import GanglineError, ServerUnavailable, StoreError
 from gangline.domain.lifecycle import Outcome, SessionState, TaskState
-from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
-from gangline.domain.task import TaskRequest
+from gangline.domain.session import Grading, Heartbeat, HeartbeatReply, Lease, SessionResult
+from gangline.domain.task import EvaluatorSpec, TaskRequest
 from gangline.domain.tokens import encode_msgpack
 from gangline.domain.views import (
     Annotation,
@@ -153,6 +153,16 @@ class ServerClient(CallerSessions):
         """Raises: NotFound, Conflict when the session has not ended and no attempt is named."""
         params = None if attempt is None else {"attempt": str(attempt)}
         return await self.request_msgpack(f"/v1/sessions/{session_id}/result", SessionResult, params)
+
+    async def regrade(self, session_id: str, evaluator: EvaluatorSpec | None = None) -> Grading:
+        """Grade an ended session again, by its task's own evaluator where none is given. Its result stays as it is.
+
+        A verdict `infra_error` has the reason why it could not be graded. Raises: NotFound, Conflict when it was not
+        to be graded, InvalidRequest, UnknownPlugin, ServerUnavailable when there is no node.
+        """
+        fields = {} if evaluator is None else {"evaluator": evaluator.model_dump(mode="json")}
+        path = f"/v1/sessions/{session_id}/regrade"
+        return await self.request_json("POST", path, Grading, body=msgspec.json.encode(fields), wait_s=GRADING_WAIT_S)
 
     async def cancel(self, task_id: str) -> TaskView:
         """End a task's unfinished sessions. Raises: NotFound."""

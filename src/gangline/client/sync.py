@@ -28,8 +28,8 @@ from gangline.domain.node_views import (
     OpenedSession,
     RecordedCalls,
 )
-from gangline.domain.session import SessionResult
-from gangline.domain.task import TaskRequest
+from gangline.domain.session import Grading, SessionResult
+from gangline.domain.task import EvaluatorSpec, TaskRequest
 from gangline.domain.views import (
     Annotation,
     AnnotationPage,
@@ -173,6 +173,14 @@ class SyncServerClient(_SyncSessions[ServerClient]):
     def session_result(self, session_id: str, attempt: int | None = None) -> SessionResult:
         """Raises: NotFound, Conflict when the session has not ended and no attempt is named."""
         return self._run(lambda client: client.session_result(session_id, attempt))
+
+    def regrade(self, session_id: str, evaluator: EvaluatorSpec | None = None) -> Grading:
+        """Grade an ended session again, by its task's own evaluator where none is given. Its result stays as it is.
+
+        A verdict `infra_error` has the reason why it could not be graded. Raises: NotFound, Conflict when it was not
+        to be graded, InvalidRequest, UnknownPlugin, ServerUnavailable when there is no node.
+        """
+        return self._run(lambda client: client.regrade(session_id, evaluator))
 
     def cancel(self, task_id: str) -> TaskView:
         """End the sessions of a task that have not ended. Raises: NotFound."""

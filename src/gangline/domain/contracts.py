@@ -490,6 +490,9 @@ class EvaluationContext(msgspec.Struct, frozen=True, kw_only=True):
     artifacts: dict[str, bytes] = msgspec.field(default_factory=dict[str, bytes])
     """Name -> content, for the evaluator to fill: kept with the session's artifacts however grading ends, bounded by
     the node."""
+    kept: Mapping[str, bytes] = {}
+    """Whole artifacts that an evaluator left when it graded the session for the first time. Empty unless a recorded
+    session is graded again. Its files may not be kept then: reading them from `runtime` raises FilesNotKept."""
     engines: Mapping[str, GraderEngine] = {}
     """Models that the operator gives to graders, by name, and `policy`, the engine that serves the agents. An evaluator
     calls only one that its configuration names."""

@@ -31,6 +31,7 @@
     ├── RuntimeFault           the sandbox
     │   ├── RuntimeUnavailable this machine cannot run it; names the missing package
     │   ├── RuntimeFailed      retryable: it did not start, or died
+    │   ├── FilesNotKept       a recorded session's files are needed to grade it again
     │   └── PrepareFailed      retryable: a prepare command of the task failed
     ├── HarnessError           the agent program
     │   ├── ActionServerFailed the sandbox's action server ended, lied, or does not answer
@@ -77,6 +78,7 @@ __all__ = [
     "EngineUnavailable",
     "EvaluatorError",
     "Failure",
+    "FilesNotKept",
     "ForeignRequest",
     "GanglineError",
     "GraderUnavailable",
@@ -330,6 +332,12 @@ class RuntimeFailed(RuntimeFault):
 class PrepareFailed(RuntimeFault):
     code = "prepare_failed"
     retryable = True
+
+
+class FilesNotKept(RuntimeFault):
+    """A recorded session is graded again, and its evaluator reads files that were not kept with it."""
+
+    code = "files_not_kept"
 
 
 class HarnessError(GanglineError):

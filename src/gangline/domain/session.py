@@ -13,7 +13,16 @@ from gangline.domain.lifecycle import Outcome, Stage
 from gangline.domain.trajectory import Trajectory
 from gangline.domain.usage import SessionUsage
 
-__all__ = ["HarnessExit", "Heartbeat", "HeartbeatReply", "Lease", "SessionResult", "StageTiming"]
+__all__ = [
+    "Grading",
+    "GradingRequest",
+    "HarnessExit",
+    "Heartbeat",
+    "HeartbeatReply",
+    "Lease",
+    "SessionResult",
+    "StageTiming",
+]
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +69,8 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     fence: int
     outcome: Outcome
+    run_outcome: Outcome | None = None
+    """Outcome of RUN where grading changed it; None where it is `outcome`."""
     failure: Failure | None = None
     reward: float | None = None
     reward_details: dict[str, Any] = {}
@@ -74,6 +85,33 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
     """Which limit the runtime really enforced, and how."""
     usage: SessionUsage | None = None
     """Resources of the attempt's sandboxes; None where it had none."""
+
+
+class GradingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A recorded session that a node is to grade again."""
+
+    task: dict[str, Any]
+    """The `TaskRequest`, as JSON data, with the evaluator that is to grade."""
+    result: SessionResult
+    """The recorded result; its completions are not needed."""
+
+
+class Grading(msgspec.Struct, frozen=True, kw_only=True):
+    """The grading of a session that was recorded earlier."""
+
+    session_id: str
+    task_id: str
+    attempt: int
+    outcome: Outcome
+    """`infra_error` where it could not be graded: `failure` has the reason."""
+    failure: Failure | None = None
+    reward: float | None = None
+    trace_rewards: dict[str, float] = {}
+    """trace id -> reward."""
+    turn_scores: dict[str, float] = {}
+    """completion id -> score."""
+    details: dict[str, Any] = {}
+    """The evaluator's, about its reward."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):

@@ -142,7 +142,7 @@ class SweBenchEvaluator:
         await context.runtime.kill()
         clean = await context.fresh_runtime()
         base = await base_of(clean, self._config.repo_dir)
-        patch, why = await self._patch(context.runtime, clean, base)
+        patch, why = await self._patch(context, clean, base)
         context.artifacts[_ARTIFACT] = patch.data
         details: dict[str, Any] = {
             "patch": patch.data.decode(errors="replace")[:_MAX_SHOWN_CHARS],
@@ -151,6 +151,7 @@ class SweBenchEvaluator:
         if patch.left_out:
             details["left_out"] = patch.left_out
         if not patch.is_whole:
+            context.artifacts[f"{_ARTIFACT}.cut"] = f"The first {len(patch.data)} bytes are kept.\n".encode()
             details["patch_truncated"] = True
             why = f"the agent's patch is longer than {self._config.max_patch_bytes} bytes"
         if not context.is_control:
@@ -167,12 +168,14 @@ class SweBenchEvaluator:
         """Run in the repository's folder. Raises: EvaluatorError when it is not done in time."""
         return await run(runtime, command, cwd=self._config.repo_dir, **how)
 
-    async def _patch(self, runtime: RuntimeHandle, clean: RuntimeHandle, base: Base) -> tuple[Patch, str | None]:
+    async def _patch(self, context: EvaluationContext, clean: RuntimeHandle, base: Base) -> tuple[Patch, str | None]:
         """The agent's changes since `base`, and the reason not to grade them, if any.
 
         Raises: EvaluatorError when they cannot be determined, or that takes too long.
         """
-        limit, own = self._config.max_patch_bytes, self._config.patch_command
+        if _ARTIFACT in context.kept:
+            return Patch(context.kept[_ARTIFACT], True, ""), None
+        runtime, limit, own = context.runtime, self._config.max_patch_bytes, self._config.patch_command
         if own is None:
             return await take_patch(runtime, clean, self._config.repo_dir, base, limit), None
         env = NO_CONFIG | {"HOME": await private_home(runtime)}

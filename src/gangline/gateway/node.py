@@ -33,6 +33,7 @@ from gangline.gateway.calls.reading.pool import Readers
 from gangline.gateway.control.backends import BackendRoutes
 from gangline.gateway.control.calls import CallRoutes
 from gangline.gateway.control.gate import GateRoutes
+from gangline.gateway.control.gradings import GradingRoutes
 from gangline.gateway.control.sessions import SessionRoutes
 from gangline.gateway.external.sessions import ExternalSessions
 from gangline.gateway.external.store import ExternalStore
@@ -49,6 +50,7 @@ from gangline.gateway.sessions.leases.hooks import Hooks
 from gangline.gateway.sessions.parts import NodeParts
 from gangline.gateway.sessions.pipeline import Pipeline, one_error
 from gangline.gateway.sessions.pools import Pools, PoolSizes
+from gangline.gateway.sessions.recorded.regrading import regrade
 from gangline.gateway.sessions.sandboxes import start_prepared
 from gangline.gateway.sessions.stock.checkpoints import Checkpoints
 from gangline.gateway.sessions.stock.warm import WarmPool, WarmSizes
@@ -429,6 +431,7 @@ def control_routes(
         Route("GET", "/metrics", show_metrics, "Numbers for Prometheus.", answer_types=("text/plain",)),
         *SessionRoutes(external, model, public_url).routes(),
         *CallRoutes(lambda session_id: parts.proxy.session(session_id)).routes(),
+        *GradingRoutes(lambda wanted: regrade(wanted, parts)).routes(),
         *GateRoutes(parts.gate, version_set).routes(),
         *BackendRoutes(parts.backends, keep_backends).routes(),
     ]  # fmt: skip

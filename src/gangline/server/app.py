@@ -22,6 +22,7 @@ from gangline.server.routes.events import EventRoutes
 from gangline.server.routes.metrics import MetricsRoutes
 from gangline.server.routes.nodes import NodeRoutes
 from gangline.server.routes.page import PageRoutes
+from gangline.server.routes.regrading import Regrading, RegradingRoutes
 from gangline.server.routes.sessions import CallerSessionRoutes, CallerSessions
 from gangline.server.routes.tasks import UserRoutes
 from gangline.server.routes.views import ViewRoutes
@@ -115,6 +116,7 @@ def all_routes(
         *EventRoutes(service, running, keep_alive_s=keep_alive_s).routes(),
         *NodeRoutes(service, max_result_bytes=max_result_bytes).routes(),
         *CallerSessionRoutes(CallerSessions(service, control_token)).routes(),
+        *RegradingRoutes(Regrading(service, control_token)).routes(),
         *MetricsRoutes(service).routes(),
         *PageRoutes(visitors).routes(),
         *PolarRoutes(service, max_task_bytes=max_task_bytes).routes(),

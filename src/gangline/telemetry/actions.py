@@ -57,6 +57,7 @@ ACTIONS: dict[str, str] = {
     "session.adopted": "A session survived a restart of its node and continues.",
     "session.not_adopted": "A session did not survive a restart of its node; it is reported as interrupted.",
     "session.dropped": "A node stopped a session whose lease it no longer holds.",
+    "session.regraded": "A recorded session is graded again; its result stays as it is.",
     "session.lost": "A session's task ended by a defect; its lease will expire.",
     "session.stuck": "A session exceeded its budget and has not ended; the line names where it waits.",
     "disk.low": "The disk of the data folder has less than its reserve free; the node takes no sessions.",

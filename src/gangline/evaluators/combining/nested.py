@@ -80,7 +80,9 @@ class Nested:
             return Reward(reward=0.0)
         own: dict[str, bytes] = {}
         try:
-            return await self.evaluator.evaluate(msgspec.structs.replace(context, artifacts=own))
+            return await self.evaluator.evaluate(
+                msgspec.structs.replace(context, artifacts=own, kept=self._kept(context))
+            )
         except GraderUnavailable as error:
             raise GraderUnavailable(f"{self.label}: {error.message}") from error
         except EvaluatorError as error:
@@ -88,6 +90,10 @@ class Nested:
             raise kind(f"{self.label}: {error.message}") from error
         finally:
             context.artifacts.update({f"{self.label}.{name}": data for name, data in own.items()})
+
+    def _kept(self, context: EvaluationContext) -> dict[str, bytes]:
+        prefix = f"{self.label}."
+        return {name.removeprefix(prefix): data for name, data in context.kept.items() if name.startswith(prefix)}
 
 
 class AroundOne:

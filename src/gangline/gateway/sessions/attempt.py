@@ -15,6 +15,8 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import msgspec
+
 from gangline import plugins
 from gangline.domain.completion import Completion
 from gangline.domain.contracts import HarnessContext
@@ -33,6 +35,7 @@ from gangline.gateway.sessions.harness.run import HarnessRun, Prepared, over_lim
 from gangline.gateway.sessions.harness.shown_tools import check_tools_are_shown
 from gangline.gateway.sessions.parts import NodeParts
 from gangline.gateway.sessions.postrun import Graded, Postrun
+from gangline.gateway.sessions.recorded.files import keep_files
 from gangline.gateway.sessions.sandboxes import Sandboxes
 from gangline.gateway.sessions.stages import StageClock
 from gangline.store.journal.log import AttemptKey, AttemptOpened
@@ -65,7 +68,7 @@ class Attempt:
         self._parts = parts
         self._task = TaskRequest.model_validate(lease.task)
         self._adopted = adopted
-        self._sandboxes = Sandboxes(lease, self._task, parts, None if adopted is None else adopted[1])
+        self._sandboxes = Sandboxes(self.key, self._task, parts, None if adopted is None else adopted[1])
         self._session: ModelSession | None = None
         self._run: HarnessRun | None = None
 
@@ -257,7 +260,11 @@ class Attempt:
 
     async def grade(self, end: RunEnd) -> Graded:
         """POSTRUN: the traces, and the reward. Raises only CancelledError."""
-        return await Postrun(self.lease, self._task, self._parts, self._sandboxes, self.stages).graded(end)
+        agent = self._sandboxes.agent
+        if self._task.evaluator.keep_files and end.outcome not in UNGRADED and agent is not None:
+            end = msgspec.structs.replace(end, artifacts=end.artifacts | await keep_files(agent))
+        postrun = Postrun(self.key, self._task, self._parts, self._sandboxes, self.stages, task_id=self.lease.task_id)
+        return await postrun.graded(end)
 
     async def _result(self, end: RunEnd, graded: Graded) -> SessionResult:
         agent = self._sandboxes.agent
@@ -268,6 +275,7 @@ class Attempt:
             attempt=self.lease.attempt,
             fence=self.lease.fence,
             outcome=graded.outcome,
+            run_outcome=None if end.outcome == graded.outcome else end.outcome,
             failure=graded.failure,
             reward=graded.reward,
             reward_details=graded.details,

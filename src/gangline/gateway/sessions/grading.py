@@ -76,6 +76,7 @@ def _without_agent(context: EvaluationContext, runtime: RuntimeHandle) -> Evalua
         fresh_runtime=fresh_runtime,
         is_control=True,
         artifacts={},
+        kept={},
     )
 
 

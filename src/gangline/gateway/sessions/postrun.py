@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,6 @@ from gangline.domain.completion import Completion
 from gangline.domain.contracts import EvaluationContext, Reward, RuntimeHandle
 from gangline.domain.errors import BuilderError, Failure, GradingSpoiled
 from gangline.domain.lifecycle import UNGRADED, Outcome
-from gangline.domain.session import Lease
 from gangline.domain.task import TaskRequest, vetted_digest
 from gangline.domain.trajectory import Trajectory
 from gangline.gateway.sessions.adoption import RunEnd, annotate
@@ -55,13 +54,20 @@ class Graded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Postrun:
-    """Run with `graded()`, once."""
+    """Run with `graded()`, once; a session whose traces are recorded already, with `scored()`."""
 
     def __init__(
-        self, lease: Lease, task: TaskRequest, parts: NodeParts, sandboxes: Sandboxes, stages: StageClock
+        self,
+        key: AttemptKey,
+        task: TaskRequest,
+        parts: NodeParts,
+        sandboxes: Sandboxes,
+        stages: StageClock,
+        *,
+        task_id: str,
     ) -> None:
-        self._lease = lease
-        self._key = AttemptKey(lease.session_id, lease.attempt)
+        self._key = key
+        self._task_id = task_id
         self._task = task
         self._parts = parts
         self._journal = parts.journal
@@ -78,10 +84,13 @@ class Postrun:
             attempt = msgspec.structs.replace(attempt, trajectory=trajectory)
         except Exception as error:
             return self._failed(attempt, error)
-        return attempt if end.outcome in UNGRADED else await self._scored(attempt, end)
+        if end.outcome in UNGRADED:
+            return attempt
+        assert self._sandboxes.agent is not None
+        return await self.scored(attempt, end, self._sandboxes.agent)
 
     def _failed(self, attempt: Graded, error: Exception) -> Graded:
-        failure = failure_of(error, self._lease.session_id)
+        failure = failure_of(error, self._key.session_id)
         log_failed(self._key, self._stages.stage, failure)
         return msgspec.structs.replace(attempt, outcome="infra_error", failure=failure)
 
@@ -90,19 +99,27 @@ class Postrun:
         builder = plugins.make_builder(self._task.builder.strategy, self._task.builder.config)
         budget_s = self._task.evaluation_timeout_seconds
         building = asyncio.to_thread(
-            built, builder, completions, session_id=self._lease.session_id, task_id=self._lease.task_id
+            built, builder, completions, session_id=self._key.session_id, task_id=self._task_id
         )
         return await within(
             budget_s, building, BuilderError(f"no trajectory within the evaluation's budget of {budget_s:g} s")
         )
 
-    async def _scored(self, attempt: Graded, end: RunEnd) -> Graded:
-        trajectory = attempt.trajectory or _empty_trajectory(self._lease, self._task)
+    async def scored(
+        self, attempt: Graded, end: RunEnd, runtime: RuntimeHandle, kept: Mapping[str, bytes] | None = None
+    ) -> Graded:
+        """Grade an attempt that has its traces. Raises only CancelledError.
+
+        runtime: the agent's.
+        kept: what its evaluator left when it was graded before, for a recorded session.
+        """
+        trajectory = attempt.trajectory or self._empty_trajectory()
         attempt = msgspec.structs.replace(attempt, trajectory=trajectory)
         left: dict[str, bytes] = {}
         """Artifacts of the evaluator's."""
         try:
-            attempt = attempt.rewarded(trajectory, await self._evaluate(self._context(trajectory, end, left)))
+            context = self._context(trajectory, end, runtime, left, kept or {})
+            attempt = attempt.rewarded(trajectory, await self._evaluate(context))
             attempt = msgspec.structs.replace(attempt, details=attempt.details | _vetting(self._task))
         except GradingSpoiled as error:
             attempt = self._spoiled(attempt, trajectory, error)
@@ -122,21 +139,28 @@ class Postrun:
             else attempt.rewarded(trajectory, Reward(reward=on_failure, details=details))
         )
 
-    def _context(self, trajectory: Trajectory, end: RunEnd, artifacts: dict[str, bytes]) -> EvaluationContext:
+    def _context(
+        self,
+        trajectory: Trajectory,
+        end: RunEnd,
+        runtime: RuntimeHandle,
+        artifacts: dict[str, bytes],
+        kept: Mapping[str, bytes],
+    ) -> EvaluationContext:
         assert end.harness_exit is not None
-        assert self._sandboxes.agent is not None
         return EvaluationContext(
-            session_id=self._lease.session_id,
+            session_id=self._key.session_id,
             instruction=self._task.instruction,
             trajectory=trajectory,
             outcome=end.outcome,
             harness_exit=end.harness_exit,
             harness_stdout=end.artifacts.get("harness.stdout", b""),
-            runtime=self._sandboxes.agent,
+            runtime=runtime,
             fresh_runtime=self._sandboxes.clean,
             refresh_runtime=self._task.evaluator.refresh_runtime,
             metadata=self._task.metadata,
             artifacts=artifacts,
+            kept=kept,
             engines=self._parts.engines_for_graders(),
             functions=self._parts.reward_functions,
             verdicts=self._parts.verdicts,
@@ -159,16 +183,15 @@ class Postrun:
 
         return await graded(evaluator, context, start_control, budget_s=budget_s)
 
-
-def _empty_trajectory(lease: Lease, task: TaskRequest) -> Trajectory:
-    """Trajectory of an agent that never called its model."""
-    return Trajectory(
-        session_id=lease.session_id,
-        task_id=lease.task_id,
-        builder=task.builder.strategy,
-        traces=(),
-        num_completions=0,
-    )
+    def _empty_trajectory(self) -> Trajectory:
+        """Trajectory of an agent that never called its model."""
+        return Trajectory(
+            session_id=self._key.session_id,
+            task_id=self._task_id,
+            builder=self._task.builder.strategy,
+            traces=(),
+            num_completions=0,
+        )
 
 
 def _vetting(task: TaskRequest) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from typing import Any
 
 from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import GanglineError, PrepareFailed, RuntimeFailed
-from gangline.domain.session import Lease
 from gangline.domain.task import ExecAction, RuntimeSpec, TaskRequest, decoded
 from gangline.domain.usage import SessionUsage, Usage, since, summed, unmeasured
 from gangline.gateway.health.watchdog import session_task
 from gangline.gateway.sessions.grading import within
 from gangline.gateway.sessions.parts import NodeParts
+from gangline.store.journal.log import AttemptKey
 
 __all__ = ["Sandboxes", "describe_end", "start_prepared", "usage_of"]
 
@@ -25,9 +25,14 @@ log = logging.getLogger("gangline.node")
 class Sandboxes:
     """Start them as they are needed; `stop` ends them all."""
 
-    def __init__(self, lease: Lease, task: TaskRequest, parts: NodeParts, agent: RuntimeHandle | None = None) -> None:
-        """`agent`: the agent's, where an earlier life of the node started it."""
-        self._lease = lease
+    def __init__(
+        self, key: AttemptKey, task: TaskRequest, parts: NodeParts, agent: RuntimeHandle | None = None
+    ) -> None:
+        """
+        key: names the sandboxes.
+        agent: the agent's, where an earlier life of the node started it.
+        """
+        self._key = key
         self._task = task
         self._parts = parts
         self._started = [] if agent is None else [agent]
@@ -49,7 +54,7 @@ class Sandboxes:
         if handle is not None:
             self._started.append(handle)
             return handle
-        handle = await _started(self._parts, spec, f"{self._lease.session_id}.{self._lease.attempt}.{role}")
+        handle = await _started(self._parts, spec, f"{self._key.session_id}.{self._key.attempt}.{role}")
         self._started.append(handle)
         await _prepare_all(handle, spec)
         return handle
@@ -61,7 +66,7 @@ class Sandboxes:
         """
         if self._task.capture.checkpoints == "turn":
             assert self.agent is not None
-            await self._parts.checkpoints.begin(self._lease.session_id, self.agent)
+            await self._parts.checkpoints.begin(self._key.session_id, self.agent)
 
     @property
     def checkpoint(self) -> Callable[[], Awaitable[str | None]] | None:
@@ -69,7 +74,7 @@ class Sandboxes:
         agent = self.agent
         if self._task.capture.checkpoints == "none" or agent is None:
             return None
-        return lambda: self._parts.checkpoints.take(self._lease.session_id, agent)
+        return lambda: self._parts.checkpoints.take(self._key.session_id, agent)
 
     async def start_grader(self, role: str) -> RuntimeHandle:
         """Start a clean sandbox within INIT's budget. Raises: RuntimeFailed, and as `start`."""
@@ -101,9 +106,7 @@ class Sandboxes:
             try:
                 return await self.start_grader("grader")
             except GanglineError as error:
-                log.warning(
-                    "grader.failed session=%s attempt=%d message=%s", self._lease.session_id, self._lease.attempt, error
-                )
+                log.warning("grader.failed session=%s attempt=%d message=%s", *self._key, error)
                 return await self.start_grader("grader.again")
 
     def fresh(self) -> asyncio.Task[RuntimeHandle]:
@@ -118,7 +121,7 @@ class Sandboxes:
         return await (self.fresh() if self._num_clean == 1 else self.start_grader(f"grader.{self._num_clean}"))
 
     def _begin(self, work: Coroutine[Any, Any, RuntimeHandle]) -> asyncio.Task[RuntimeHandle]:
-        return session_task(self._lease.session_id, "grader", work)
+        return session_task(self._key.session_id, "grader", work)
 
     async def settle(self) -> None:
         """Wait until a prewarmed sandbox has started or failed; the evaluator gets the error when it asks for it."""
@@ -137,7 +140,7 @@ class Sandboxes:
 
     async def stop(self) -> None:
         await self.drop_grader()
-        self._parts.checkpoints.ended(self._lease.session_id)
+        self._parts.checkpoints.ended(self._key.session_id)
         for handle in self._started:
             try:
                 await handle.stop()

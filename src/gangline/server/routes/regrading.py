@@ -1,0 +1,96 @@
+"""Recorded sessions, graded again: the server has the record, one of its nodes grades.
+
+The node with the fewest gradings of this server takes the next. Nothing is stored: the verdict is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict
+
+from gangline.client.node import NodeClient
+from gangline.domain.errors import NodeDraining, ServerUnavailable
+from gangline.domain.session import Grading, GradingRequest, SessionResult
+from gangline.domain.task import EvaluatorSpec
+from gangline.domain.views import NodeView
+from gangline.http.audit import SUBJECT
+from gangline.http.negotiation import answer, path_id, read_record
+from gangline.http.routes import Route
+from gangline.server.service.core import RolloutService
+from gangline.server.service.live_nodes import live_nodes
+
+__all__ = ["RegradeRequest", "Regrading", "RegradingRoutes"]
+
+
+class RegradeRequest(BaseModel):
+    """Body of `POST /v1/sessions/{session}/regrade`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    evaluator: EvaluatorSpec | None = None
+    """None: the task's own."""
+
+
+class Regrading:
+    """control_token: the nodes' own, which is the server's."""
+
+    def __init__(self, service: RolloutService, control_token: str | None) -> None:
+        self._service = service
+        self._token = control_token
+        self._num_on = Counter[str]()
+        """node id -> gradings under way"""
+
+    async def grade(self, session_id: str, evaluator: EvaluatorSpec | None) -> Grading:
+        """Raises: NotFound, ServerUnavailable when no node answers, Conflict when the session has not ended or was not
+        to be graded; InvalidRequest, UnknownPlugin for the evaluator."""
+        recorded = await self._service.session_result(session_id)
+        task = (await self._service.task(recorded.task_id)).request
+        if evaluator is not None:
+            task = {**task, "evaluator": evaluator.model_dump(mode="json")}
+        return await self._on_free_node(task, msgspec.structs.replace(recorded, completions=()))
+
+    async def _on_free_node(self, task: dict[str, Any], recorded: SessionResult) -> Grading:
+        request = GradingRequest(task=task, result=recorded)
+        nodes = [node for node in await live_nodes(self._service) if not node.draining]
+        failures: list[str] = []
+        while nodes:
+            node = min(nodes, key=lambda one: self._num_on[one.node_id])
+            nodes.remove(node)
+            try:
+                return await self._on(node, request)
+            except (NodeDraining, ServerUnavailable) as error:
+                failures.append(f"{node.node_id}: {error}")
+        told = "; ".join(failures) or "none has reported in the last minute"
+        raise ServerUnavailable(f"no node can grade the session ({told}). Start one: `gangline node`.")
+
+    async def _on(self, node: NodeView, request: GradingRequest) -> Grading:
+        self._num_on[node.node_id] += 1
+        try:
+            async with NodeClient(node.url, self._token) as client:
+                return await client.grade(request)
+        finally:
+            self._num_on[node.node_id] -= 1
+
+
+class RegradingRoutes:
+    def __init__(self, regrading: Regrading) -> None:
+        self._regrading = regrading
+
+    async def regrade(self, request: web.Request) -> web.Response:
+        session_id = path_id(request, "session_id")
+        SUBJECT.set(session_id)
+        wanted = await read_record(request, RegradeRequest)
+        verdict = await self._regrading.grade(session_id, wanted.evaluator)
+        return await asyncio.to_thread(answer, request, verdict)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/v1/sessions/{session_id}/regrade", self.regrade,
+                  "Grade an ended session again, by another evaluator or its task's own. Its result stays as it is.",
+                  body=RegradeRequest, answer=Grading, errors=(400, 401, 404, 409, 503)),
+        ]  # fmt: skip
