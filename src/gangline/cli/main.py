@@ -36,6 +36,7 @@ _COMMAND_MODULES = (
     "evals.evaluate",
     "evals.compare",
     "vetting.vet",
+    "evals.regrade",
     "datasets.data",
     "learning.train",
     "learning.runs",

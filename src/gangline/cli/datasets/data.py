@@ -34,6 +34,7 @@ from gangline.cli.datasets.options import (
     WhereOption,
 )
 from gangline.cli.results.choosing import checked_outcomes, key_and_value
+from gangline.cli.results.export_options import VerdictsOption
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json
 from gangline.datasets.kinds import Kind
 from gangline.domain.errors import InvalidRequest, NotFound
@@ -59,6 +60,7 @@ def data(
     per_task: PerTaskOption = None,
     keep_duplicates: DuplicatesOption = False,
     keep_cheats: CheatsOption = False,
+    verdicts: VerdictsOption = None,
     by: ByOption = "repo",
     test_share: TestShareOption = 0.1,
     seed: SeedOption = 0,
@@ -100,7 +102,7 @@ def data(
         test_share=test_share,
         seed=seed,
     )
-    made = _build(spec, open_records(data, server), names or ("*",), out)
+    made = _build(spec, open_records(data, server, verdicts), names or ("*",), out)
     write_card(made, out, license_name=license_name)
     _show(made, out, as_json=as_json)
     if push is not None:

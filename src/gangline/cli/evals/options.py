@@ -12,6 +12,7 @@ __all__ = [
     "CaptureOption",
     "EngineKeyOption",
     "EngineOption",
+    "EvaluatorOption",
     "HarnessOption",
     "HtmlOption",
     "InFlightOption",
@@ -23,7 +24,9 @@ __all__ = [
     "PassOption",
     "PredictionsOption",
     "PricesOption",
+    "RegradeNameOption",
     "SamplesOption",
+    "TasksFileOption",
 ]
 
 _REPORT, _BUDGET, _SERVICE = "Report", "Budget", "Service"
@@ -72,4 +75,20 @@ CaptureOption = Annotated[
 EngineKeyOption = Annotated[
     str | None,
     typer.Option("--engine-key-env", help="Variable with the engine's API key.", rich_help_panel=_SERVICE),
+]
+EvaluatorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--evaluator",
+        metavar="NAME|JSON|@FILE",
+        help="What grades: an evaluator's name, or a task's `evaluator` as JSON. Default: each task's own.",
+        show_default=False,
+    ),
+]
+TasksFileOption = Annotated[
+    Path | None,
+    typer.Option("--tasks", help="Take each task's evaluator from this file, by task_id.", show_default=False),
+]
+RegradeNameOption = Annotated[
+    str, typer.Option("--name", help="Name of the verdicts; it belongs to one evaluator of each task.")
 ]

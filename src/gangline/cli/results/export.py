@@ -20,6 +20,7 @@ from gangline.cli.results.export_options import (
     OfOutcomeOption,
     RowFormat,
     SessionNames,
+    VerdictsOption,
     WhereTaskOption,
     WholePromptsOption,
 )
@@ -98,6 +99,7 @@ def export(
     where: WhereTaskOption = None,
     outcome: OfOutcomeOption = None,
     min_reward: LeastRewardOption = None,
+    verdicts: VerdictsOption = None,
     builder: BuilderOption = None,
     whole_prompts: WholePromptsOption = False,
     agent: Annotated[
@@ -110,7 +112,7 @@ def export(
     """Write the rows of tasks' ended sessions: ids, masks, log-probs, versions, rewards, certificates."""
     from gangline.cli.results.records import find_results_of, open_records
 
-    records = open_records(data, server)
+    records = open_records(data, server, verdicts)
     changes = [] if builder is None else [_rebuilding(builder)]
     changes += [_written_out] if whole_prompts else []
     with records.requests() as request_of:

@@ -15,6 +15,7 @@ __all__ = [
     "OfOutcomeOption",
     "RowFormat",
     "SessionNames",
+    "VerdictsOption",
     "WhereTaskOption",
     "WholePromptsOption",
 ]
@@ -64,4 +65,14 @@ BuilderOption = Annotated[
 ]
 WholePromptsOption = Annotated[
     bool, typer.Option("--whole-prompts", help="Write full prompts for rows that share them (builder `tree`).")
+]
+VerdictsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--verdicts",
+        metavar="NAME",
+        help="Rewards of `gangline regrade --name NAME` instead of the recorded ones; sessions without one are left "
+        "out.",
+        show_default=False,
+    ),
 ]

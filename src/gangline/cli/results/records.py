@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 __all__ = [
     "FileRecords",
     "Records",
+    "RegradedRecords",
     "RequestOf",
     "ServerRecords",
     "find_results",
     "find_results_of",
     "harness_of",
     "open_records",
+    "regrades_file",
 ]
 
 _PAGE = 500
@@ -58,11 +60,23 @@ class Records(Protocol):
         ...
 
 
-def open_records(data_dir: Path | None, server_url: str | None) -> Records:
+def open_records(data_dir: Path | None, server_url: str | None, verdicts: str | None = None) -> Records:
     """The named server, or the environment's; else the files of the data folder; else the service running on it.
 
-    Raises: ServerUnavailable when there is neither.
+    verdicts: name of a `gangline regrade`, whose rewards take the place of the recorded ones.
+    Raises: ServerUnavailable when there is neither; NotFound when there are no such verdicts.
     """
+    recorded = _recorded(data_dir, server_url)
+    return recorded if verdicts is None else RegradedRecords(recorded, regrades_file(data_dir, verdicts))
+
+
+def regrades_file(data_dir: Path | None, name: str) -> Path:
+    """Raises: InvalidRequest when the name is none."""
+    folder = (data_dir or Settings.from_environ().data_dir).absolute() / "regrades"
+    return folder / f"{validated_id(name, 'the name of verdicts')}.jsonl"
+
+
+def _recorded(data_dir: Path | None, server_url: str | None) -> Records:
     settings = Settings.from_environ()
     remote = server_url or (settings.server_url if data_dir is None else None)
     results = (data_dir or settings.data_dir) / "server" / "results"
@@ -234,3 +248,37 @@ class ServerRecords:
                 return None
             except Conflict as error:
                 raise NotFound(f"session {session_id!r} has not ended yet; `gangline status` shows it.") from error
+
+
+class RegradedRecords:
+    """Results with the rewards of later verdicts. A session without a verdict is left out."""
+
+    def __init__(self, records: Records, path: Path) -> None:
+        """path: of the verdicts. Raises: NotFound."""
+        from gangline.evals.regrading import read_regrades
+
+        if not path.exists():
+            raise NotFound(f"there are no verdicts in {path}: `gangline regrade` makes them.")
+        self._records = records
+        self._verdicts = read_regrades(path)
+
+    def task(self, task_id: str) -> Iterator[SessionResult] | None:
+        found = self._records.task(task_id)
+        return None if found is None else (one for result in found if (one := self._changed(result)) is not None)
+
+    def session(self, session_id: str) -> SessionResult | None:
+        return self._changed(self._records.session(session_id))
+
+    def read(self, task_id: str, session_id: str) -> SessionResult | None:
+        return self._changed(self._records.read(task_id, session_id))
+
+    def task_ids(self) -> list[str]:
+        return self._records.task_ids()
+
+    def requests(self) -> AbstractContextManager[RequestOf]:
+        return self._records.requests()
+
+    def _changed(self, result: SessionResult | None) -> SessionResult | None:
+        from gangline.evals.regrading import regraded
+
+        return None if result is None else regraded(result, self._verdicts)
