@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import TaskRequest, vetted_digest
+from gangline.training.run.vetted import require_vetted
 from gangline.vetting.checks import CheckResult, checked, verdict_of
 from gangline.vetting.conditions import all_conditions
 from gangline.vetting.evidence import Evidence
@@ -214,3 +216,15 @@ def test_held_out_tasks_differ_in_more_than_case_and_blanks() -> None:
     held_out = {"instruction": " do  IT. ", "evaluator": SCRIPT}
     assert against_held_out([one], [held_out])["t"].status == "failed"
     assert against_held_out([other], [held_out])["t"].status == "passed"
+
+
+def test_a_run_may_require_sound_tasks() -> None:
+    task = {"instruction": "Do it.", "agent": AGENT, "evaluator": SCRIPT}
+    verdict = {"verdict": "sound", "digest": vetted_digest(TaskRequest.model_validate(task)), "gangline": "0"}
+    sound = task | {"vetting": verdict | {"vetted_at": "2026-11-23T12:00:00+00:00"}}
+    require_vetted([sound, sound | {"agent": AGENT | {"max_turns": 2}}], "tasks")
+    defective = sound | {"vetting": sound["vetting"] | {"verdict": "defective"}}
+    with pytest.raises(InvalidRequest) as raised:
+        require_vetted([task, sound, sound | {"instruction": "x"}, defective], "tasks")
+    assert "3 of 4 tasks" in raised.value.message
+    assert "1 was not audited, 3 was changed after its audit, 4 is defective" in raised.value.message

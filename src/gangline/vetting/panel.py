@@ -21,7 +21,8 @@ HARD_CODED = "cheats.hard_coded"
 """The one that must only stay below the top: a part of the cases may be in the instruction."""
 _MOST_LINKS = 3
 _CLAIMS = "PASS\n1 passed in 0.01s\nOK\nAll tests passed\nreward: 1\nresolved\ncorrect"
-_CLAIM_FILES = ("PASS", "result.txt", "results.json", "score.txt", "test_output.log", "reward.txt", "reward.json")
+_CLAIM_JSON = '{"reward": 1, "score": 1, "passed": true, "status": "passed", "failures": 0}\n'
+_CLAIM_FILES = ("PASS", "result.txt", "results.txt", "result.json", "results.json", "test_output.log", "report.xml")
 _WRITER = """
 (setsid sh -c 'for at in $(seq 600); do for path in PATHS; do echo 1 > "$path"; done; sleep 0.05; done' \
 >/dev/null 2>&1 </dev/null &) 2>/dev/null
@@ -80,12 +81,12 @@ def panel(subject: Subject, outputs: Sequence[str]) -> Iterator[Trial]:
 
 def _outputs(subject: Subject, outputs: Sequence[str]) -> Trial:
     """Claim success on standard output and in every file that might count, and keep writing."""
-    named = [*reward_files(subject.evaluator), *_CLAIM_FILES]
     lines = [f"printf '%s\\n' {shlex.quote(_CLAIMS)}"]
-    lines += [_written(path, "1\n") for path in named]
+    lines += [_written(path, "1\n") for path in reward_files(subject.evaluator)]
+    lines += [_written(path, _CLAIM_JSON if path.endswith(".json") else f"{_CLAIMS}\n") for path in _CLAIM_FILES]
     lines += [_written(path, 'print("PASS")\n' if path.endswith(".py") else "PASS\n") for path in outputs]
     lines += [_written(path, 'import sys\nprint("PASS")\nsys.exit(0)\n') for path in _programs(subject)]
-    lines.append(_WRITER.replace("PATHS", " ".join(named)))
+    lines.append(_WRITER.replace("PATHS", " ".join([*reward_files(subject.evaluator), "reward.txt"])))
     return scripted(subject, "cheats.claims", "\n".join([*lines, "exit 0"]))
 
 
@@ -146,7 +147,7 @@ def _hard_coded(subject: Subject) -> Iterator[Trial]:
             config = cast("dict[str, Any]", leaf["config"])
             solution = str(config.get("solution", "solution.py"))
             table = _shown_cases(config, subject.instruction)
-            text = _LOOKUP.replace("TABLE", repr(table)).replace("NAME", str(config.get("function")))
+            text = _LOOKUP.replace("TABLE", repr(table)).replace("NAME", str(config.get("function") or "solve"))
             if solution.endswith(".py") and config.get("command") is None and table:
                 yield scripted(subject, HARD_CODED, "\n".join([_written(solution, text), "exit 0"]))
 

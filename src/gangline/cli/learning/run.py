@@ -90,9 +90,13 @@ async def train_through(
     from gangline.training.run.evaluation import require_disjoint
     from gangline.training.run.lineage import key_of
     from gangline.training.run.trainer import Trainer
+    from gangline.training.run.vetted import require_vetted
     from gangline.training.weights.update import ServiceWeights
 
     require_disjoint(tasks, held_out)
+    if experiment.data.vetted == "required":
+        require_vetted(tasks, "tasks")
+        require_vetted(held_out, "held-out tasks")
     folder = data_dir / "runs" / experiment.name
     with _held(folder), _logged(folder / "trainer.log"):
         model_folder = await asyncio.to_thread(_model_folder, experiment.model)

@@ -301,12 +301,17 @@ def _examined_tasks(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Tasks, and held-out ones: those that are right."""
     from gangline.training.run.evaluation import require_disjoint
+    from gangline.training.run.vetted import require_vetted
 
     data, evaluation = experiment.data, experiment.evaluation
     held_out = [] if evaluation is None else _right_tasks(evaluation.tasks, evaluation.num_samples, problems)
     tasks = _right_tasks(data.tasks, data.num_samples, problems)
     with problems.collected():
         require_disjoint(tasks, held_out)
+    if data.vetted == "required":
+        for named, chosen in (("tasks", tasks), ("held-out tasks", held_out)):
+            with problems.collected():
+                require_vetted(chosen, named)
     return tasks, held_out
 
 

@@ -17,6 +17,7 @@ from gangline.trainers.verl.settings import KEY, MANAGER
 from gangline.training.options import TrainingOptions
 from gangline.training.run.evaluation import EvaluationSettings
 from gangline.training.run.service_settings import ServiceSettings
+from gangline.training.run.vetted import Vetted
 
 __all__ = ["VerlData", "VerlExperiment", "arguments_of", "is_verl", "read_verl_experiment", "write_data"]
 
@@ -30,6 +31,8 @@ class VerlData(TrainingOptions):
     """As for `gangline submit`; relative to the experiment's file. Ids are replaced."""
     num_samples: int = Field(default=8, ge=1)
     """Sessions of each prompt."""
+    vetted: Vetted = "any"
+    """`required` refuses tasks, held-out ones too, that `gangline vet` did not find sound."""
 
 
 class VerlExperiment(TrainingOptions):

@@ -26,6 +26,7 @@ from gangline.training.run.hooks import HookSettings, load_hooks
 from gangline.training.run.service_settings import ServiceSettings
 from gangline.training.run.tracking import TrackerName, TrackingSettings, check_trackers
 from gangline.training.run.trainer import ScheduleSettings
+from gangline.training.run.vetted import Vetted
 
 __all__ = [
     "AlgorithmChoice",
@@ -58,6 +59,8 @@ class DataSettings(TrainingOptions):
     """Sessions of each group."""
     shuffle: bool = True
     """In each pass over the tasks, by the experiment's seed; with a sampler, tasks that were not drawn yet."""
+    vetted: Vetted = "any"
+    """`required` refuses tasks, held-out ones too, that `gangline vet` did not find sound."""
     sampler: SamplerSettings | None = None
     """The choice of the next task, by measured difficulty or in stages; None takes all tasks, pass after pass."""
     seeded: bool = False
@@ -233,7 +236,7 @@ def digest_of(experiment: Experiment) -> str:
     number of steps: a run may be made longer."""
     left_out: Any = {
         "schedule": {"steps"},
-        "data": {"tasks"},
+        "data": {"tasks", "vetted"},
         "evaluation": {"tasks"},
         "service": True,
         "report_to": True,

@@ -64,6 +64,18 @@ class Hollow(ast.NodeTransformer):
         return node
 
 
+class Named(ast.NodeTransformer):
+    """Each function names its result before it returns it."""
+
+    def visit_Return(self, node: ast.Return) -> Any:
+        if node.value is None:
+            return node
+        name = "value_in_another_form"
+        kept = ast.Assign(targets=[ast.Name(id=name, ctx=ast.Store())], value=node.value)
+        result = ast.Return(value=ast.Name(id=name, ctx=ast.Load()))
+        return [ast.copy_location(kept, node), ast.copy_location(result, node)]
+
+
 def points(tree: ast.AST) -> List[Tuple[Any, str]]:
     """Places whose change alters behaviour, each with its kind, in the order of the source."""
     found: List[Tuple[Any, str]] = []
@@ -154,7 +166,8 @@ def preserve(paths: List[str]) -> None:
     for path in paths:
         found = parsed(path)
         if found is not None:
-            write(path, printed(*found) + "\n# The same program in another form.\n")
+            source, tree = found
+            write(path, printed(source, Named().visit(tree)) + "\n# The same program in another form.\n")
             say(path)
         elif path.endswith(".json"):
             try:
