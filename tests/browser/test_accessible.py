@@ -18,6 +18,7 @@ AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min
 PARTS = {
     "now": ("", "h1", ()),
     "task": ("tasks/task-1", "table", ()),
+    "find": ("find?words=sign", "[role=status]", ()),
     "calls": ("sessions/task-1.0", "article", ("j", "t", "?")),
     "evidence": ("sessions/task-1.0", "article", ("e",)),
 }

@@ -19,6 +19,7 @@ from gangline.server.compat.prorl.routes import ProrlRoutes
 from gangline.server.compat.prorl.templates import Templates
 from gangline.server.routes.annotations import AnnotationRoutes
 from gangline.server.routes.events import EventRoutes
+from gangline.server.routes.find import FindRoutes
 from gangline.server.routes.metrics import MetricsRoutes
 from gangline.server.routes.nodes import NodeRoutes
 from gangline.server.routes.page import PageRoutes
@@ -27,6 +28,7 @@ from gangline.server.routes.sessions import CallerSessionRoutes, CallerSessions
 from gangline.server.routes.tasks import UserRoutes
 from gangline.server.routes.views import ViewRoutes
 from gangline.server.service.core import RolloutService
+from gangline.server.service.finder import Finder
 from gangline.server.service.opened import OpenedSessions
 from gangline.server.service.running import RunningSessions
 from gangline.store.audit import ActionLog
@@ -48,6 +50,7 @@ def create_app(
     polar: PolarDispatch | None = None,
     actions: ActionLog | None = None,
     visitors: Visitors | None = None,
+    index_path: Path | None = None,
     max_task_bytes: int = MAX_TASK_BYTES,
     max_result_bytes: int = MAX_RESULT_BYTES,
     keep_alive_s: float = 15.0,
@@ -61,17 +64,20 @@ def create_app(
     polar: sends sessions to Polar's gateways; its owner runs it.
     actions: the log of every change, and of every rejected request.
     visitors: browsers that are signed in; None keeps them for as long as the application lives.
+    index_path: the file for the index of Find; None finds nothing.
     max_task_bytes, max_result_bytes: of one request's body.
     keep_alive_s: between comments on an event stream on which nothing happens.
     """
     visitors = visitors or Visitors(secrets.token_bytes(32), control_token)
     running = RunningSessions(service, control_token)
     opened = OpenedSessions(service, running)
+    finder = Finder(service, index_path)
     routes = all_routes(
         service,
         visitors=visitors,
         opened=opened,
         running=running,
+        finder=finder,
         control_token=control_token,
         handlers_folder=handlers_folder,
         engines=engines,
@@ -86,6 +92,7 @@ def create_app(
 
     async def close(_app: web.Application) -> None:
         await opened.close()
+        await finder.close()
 
     app.on_cleanup.append(close)
     return app
@@ -100,6 +107,7 @@ def all_routes(
     polar: PolarDispatch | None = None,
     visitors: Visitors | None = None,
     running: RunningSessions | None = None,
+    finder: Finder | None = None,
     opened: OpenedSessions | None = None,
     max_task_bytes: int = MAX_TASK_BYTES,
     max_result_bytes: int = MAX_RESULT_BYTES,
@@ -113,6 +121,7 @@ def all_routes(
         *UserRoutes(service, max_task_bytes=max_task_bytes).routes(),
         *ViewRoutes(opened or OpenedSessions(service, running)).routes(),
         *AnnotationRoutes(service).routes(),
+        *FindRoutes(finder or Finder(service, None)).routes(),
         *EventRoutes(service, running, keep_alive_s=keep_alive_s).routes(),
         *NodeRoutes(service, max_result_bytes=max_result_bytes).routes(),
         *CallerSessionRoutes(CallerSessions(service, control_token)).routes(),

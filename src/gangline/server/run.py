@@ -157,6 +157,7 @@ async def serving(
                 handlers_folder=folder / "handlers",
                 actions=ActionLog(folder / "actions", where="server"),
                 visitors=Visitors(await asyncio.to_thread(_page_secret, folder), control_token),
+                index_path=folder / "find.db",
             )
             async with AsyncExitStack() as stack:
                 listener = listening(app, shutdown_s=2.0, host=host, port=port)

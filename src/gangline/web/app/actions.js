@@ -125,7 +125,7 @@ function AnnotationForm({ call, onAdd }) {
 }
 
 /**
- * @param {{label: string, value: string, onValue: (value: string) => void, onEnter: (event: KeyboardEvent) => unknown}} props
+ * @param {{label: string, value: string, onValue: (value: string) => void, onEnter?: (event: KeyboardEvent) => unknown}} props
  */
 export function Field({ label, value, onValue, onEnter }) {
   return html`<label>

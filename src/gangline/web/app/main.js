@@ -1,5 +1,6 @@
 // The page: which part is shown, by the part of the address after `#`, and the keys that work everywhere.
 
+import { Find } from "./find.js";
 import { Now } from "./now.js";
 import { Session } from "./session.js";
 import { Task } from "./task.js";
@@ -7,6 +8,7 @@ import { html, render, useEffect, useState } from "./ui.js";
 
 const HELP = [
   ["g n", "now: tasks and sessions"],
+  ["/", "find sessions"],
   ["j, k", "next, previous"],
   ["Enter", "open"],
   ["t", "tokens of the call"],
@@ -23,7 +25,7 @@ function route(hash) {
   const [path, query = ""] = hash.replace(/^#/, "").split("?", 2);
   const [, kind = "", id = ""] = path.split("/");
   const call = new URLSearchParams(query).get("call");
-  return { kind, id: decodeURIComponent(id), call: call === null || !/^\d{1,9}$/.test(call) ? null : Number(call) };
+  return { kind, query, id: decodeURIComponent(id), call: call === null || !/^\d{1,9}$/.test(call) ? null : Number(call) };
 }
 
 function Page() {
@@ -35,6 +37,10 @@ function Page() {
     const key = (/** @type {KeyboardEvent} */ event) => {
       if (event.target instanceof HTMLInputElement || event.ctrlKey || event.metaKey || event.altKey) return;
       if (leads && event.key === "n") location.hash = "#/";
+      if (event.key === "/") {
+        location.hash = "#/find";
+        event.preventDefault();
+      }
       if (event.key === "?") setHelp((shown) => !shown);
       if (event.key === "Escape") setHelp(false);
       leads = event.key === "g";
@@ -52,13 +58,15 @@ function Page() {
   return html`<header class="top">
       <a href="#/">Gangline</a>
       <span>${at.kind === "" ? "now" : at.kind.replace(/s$/, "")} ${at.id}</span>
+      <a href="#/find">Find (/)</a>
       <button type="button" aria-expanded=${help} onClick=${() => setHelp(!help)}>Keys (?)</button>
     </header>
     ${help && html`<${Help} />`} ${part(at)}`;
 }
 
 /** @param {ReturnType<typeof route>} at */
-function part({ kind, id, call }) {
+function part({ kind, id, call, query }) {
+  if (kind === "find") return html`<${Find} key=${query} query=${query} />`;
   if (kind === "sessions") return html`<${Session} key=${id} id=${id} call=${call} />`;
   if (kind === "tasks") return html`<${Task} key=${id} id=${id} />`;
   return html`<${Now} />`;

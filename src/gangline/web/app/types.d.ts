@@ -144,6 +144,28 @@ export interface TaskView extends TaskSummary {
   request: Record<string, unknown>;
 }
 
+export interface Hit {
+  call: number;
+  kind: string;
+  snippet: string;
+}
+
+export interface FindAnswer {
+  sessions: {
+    session_id: string;
+    task_id: string;
+    outcome: string;
+    reward: number | null;
+    cause: string;
+    rules: string[];
+    num_calls: number;
+    hits: Hit[];
+  }[];
+  has_more: boolean;
+  num_indexed: number;
+  num_waiting: number;
+}
+
 export interface AlignedSample {
   session_id: string;
   sample_index: number;

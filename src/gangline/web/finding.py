@@ -1,0 +1,252 @@
+"""The index of Find: the texts of sessions in SQLite's full-text search, each distinct text once, and what rules found.
+
+It is made from results, and can be deleted. One process writes it (`indexing`); readers open it read-only meanwhile.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from gangline.domain.lifecycle import Outcome
+
+__all__ = ["MARKS", "FindAnswer", "Found", "Rule", "Wanted", "find", "indexed_attempts", "open_index"]
+
+VERSION = 1
+"""An index of another version is made anew."""
+
+Rule = Literal["tool_error", "cut_at_length", "repeated_action", "git_history", "test_edited"]
+MARKS = ("\x02", "\x03")
+"""Around each word that was found."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS sessions(
+  id INTEGER PRIMARY KEY, session_id TEXT UNIQUE NOT NULL, task_id TEXT NOT NULL, attempt INTEGER NOT NULL,
+  outcome TEXT NOT NULL, reward REAL, cause TEXT NOT NULL, rules TEXT NOT NULL, num_calls INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS digests(id INTEGER PRIMARY KEY, digest BLOB UNIQUE NOT NULL);
+CREATE TABLE IF NOT EXISTS places(
+  text INTEGER NOT NULL, session INTEGER NOT NULL, call INTEGER NOT NULL, kind TEXT NOT NULL,
+  PRIMARY KEY (text, session, call, kind)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS places_by_session ON places(session);
+CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5(text, tokenize = 'unicode61');
+"""
+_TERM = re.compile(r'"([^"]*)"|(\S+)')
+_MOST_HITS = 5
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What is looked for. Everything that is given has to hold."""
+
+    words: str = ""
+    """Words, and phrases in quotes; `word*` is the beginning of a word. Empty takes all texts."""
+    outcome: Outcome | None = None
+    cause: str = ""
+    """Code of the failure."""
+    rule: Rule | None = None
+    task_id: str | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    limit: int = 50
+
+
+class Hit(msgspec.Struct, frozen=True, kw_only=True):
+    """One text of a session that has the words."""
+
+    call: int
+    """Number of the call; -1 is the session's failure."""
+    kind: str
+    """`user`, `assistant`, `thinking`, `tool_call`, `tool_result`, `tool_error`, `failure`, or another role."""
+    snippet: str
+    """Around the first words, which are between the characters 2 and 3."""
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """One session."""
+
+    session_id: str
+    task_id: str
+    outcome: Outcome
+    reward: float | None
+    cause: str
+    rules: tuple[Rule, ...]
+    num_calls: int
+    hits: tuple[Hit, ...]
+    """At most 5; none where no words were given."""
+
+
+class FindAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions, the last indexed ones first."""
+
+    sessions: tuple[Found, ...]
+    has_more: bool
+    num_indexed: int
+    """Sessions that were looked through."""
+    num_waiting: int
+    """Sessions that are not in the index yet."""
+
+
+def open_index(path: Path) -> sqlite3.Connection:
+    """For its one writer; made where it is missing, of another version or broken."""
+    try:
+        return _opened(path)
+    except sqlite3.DatabaseError:
+        for suffix in ("", "-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        return _opened(path)
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    index = sqlite3.connect(path, isolation_level=None)
+    try:
+        return _prepared(index)
+    except sqlite3.DatabaseError:
+        index.close()
+        raise
+
+
+def _prepared(index: sqlite3.Connection) -> sqlite3.Connection:
+    index.execute("PRAGMA journal_mode = WAL")
+    index.execute("PRAGMA synchronous = OFF")  # what a power cut takes is made again
+    _check_version(index, (0, VERSION))
+    index.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+    return index
+
+
+def indexed_attempts(path: Path) -> dict[str, int]:
+    """session id -> attempt, of all sessions in the index."""
+    try:
+        with closing(_reading(path)) as index:
+            return dict(index.execute("SELECT session_id, attempt FROM sessions"))
+    except sqlite3.DatabaseError:  # its writer makes it anew
+        return {}
+
+
+def find(path: Path, wanted: Wanted, num_waiting: int) -> FindAnswer:
+    """Blocking. Finds nothing while the index is being made."""
+    try:
+        with closing(_reading(path)) as index:
+            (num_indexed,) = index.execute("SELECT count(*) FROM sessions").fetchone()
+            found = list(_found(index, wanted))
+    except sqlite3.DatabaseError:
+        return FindAnswer(sessions=(), has_more=False, num_indexed=0, num_waiting=num_waiting)
+    return FindAnswer(
+        sessions=tuple(found[: wanted.limit]),
+        has_more=len(found) > wanted.limit,
+        num_indexed=num_indexed,
+        num_waiting=num_waiting,
+    )
+
+
+def _reading(path: Path) -> sqlite3.Connection:
+    """Raises: DatabaseError where there is no index of this version."""
+    index = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)
+    try:
+        _check_version(index, (VERSION,))
+    except sqlite3.DatabaseError:
+        index.close()
+        raise
+    return index
+
+
+def _check_version(index: sqlite3.Connection, allowed: tuple[int, ...]) -> None:
+    """Raises: DatabaseError."""
+    (version,) = index.execute("PRAGMA user_version").fetchone()
+    if version not in allowed:
+        raise sqlite3.DatabaseError(f"the index has version {version}")
+
+
+def _found(index: sqlite3.Connection, wanted: Wanted) -> Iterable[Found]:
+    """One more than the limit, where there are more."""
+    conditions, values = _conditions(wanted)
+    columns = "s.id, s.session_id, s.task_id, s.outcome, s.reward, s.cause, s.rules, s.num_calls"
+    terms = _terms(wanted.words)
+    if not terms:
+        rows = index.execute(
+            f"SELECT {columns} FROM sessions s WHERE {conditions} ORDER BY s.id DESC LIMIT ?",
+            (*values, wanted.limit + 1),
+        )
+        for row in rows:
+            yield _session(row, ())
+        return
+    # In this order, so that rows come sorted, and no more of them than are read.
+    tables = "texts CROSS JOIN places p ON p.text = texts.rowid CROSS JOIN sessions s ON s.id = p.session"
+    query = (
+        f"SELECT {columns}, p.call, p.kind, texts.rowid FROM {tables} {_BY_WORDS} AND {conditions}"
+        " ORDER BY texts.rowid DESC"
+    )
+    hits: dict[int, list[tuple[int, str, int]]] = {}
+    sessions: dict[int, tuple[Any, ...]] = {}
+    for row in index.execute(query, (terms, *values)):
+        *session, call, kind, text = row
+        if session[0] not in sessions and len(sessions) > wanted.limit:
+            break
+        sessions.setdefault(session[0], tuple(session))
+        held = hits.setdefault(session[0], [])
+        if len(held) < _MOST_HITS:
+            held.append((call, kind, text))
+    snippets = _Snippets(index, terms)
+    for key, session in sessions.items():
+        yield _session(session, tuple(snippets.hit(*hit) for hit in sorted(hits[key])))
+
+
+_BY_WORDS = "WHERE texts MATCH ?"
+
+
+class _Snippets:
+    """Each text's, made once: many sessions have the same prompt."""
+
+    def __init__(self, index: sqlite3.Connection, terms: str) -> None:
+        self._index = index
+        self._terms = terms
+        self._made: dict[int, str] = {}
+
+    def hit(self, call: int, kind: str, text: int) -> Hit:
+        if text not in self._made:
+            query = f"SELECT snippet(texts, 0, ?, ?, ' ... ', 24) FROM texts {_BY_WORDS} AND rowid = ?"
+            (self._made[text],) = self._index.execute(query, (*MARKS, self._terms, text)).fetchone()
+        return Hit(call=call, kind=kind, snippet=self._made[text])
+
+
+def _session(row: tuple[Any, ...], hits: tuple[Hit, ...]) -> Found:
+    _, session_id, task_id, outcome, reward, cause, rules, num_calls = row
+    return Found(
+        session_id=session_id,
+        task_id=task_id,
+        outcome=outcome,
+        reward=reward,
+        cause=cause,
+        rules=tuple(rules.split()),
+        num_calls=num_calls,
+        hits=hits,
+    )
+
+
+def _conditions(wanted: Wanted) -> tuple[str, list[object]]:
+    given: list[tuple[str, object]] = [
+        ("s.outcome = ?", wanted.outcome),
+        ("s.cause = ?", wanted.cause or None),
+        ("' ' || s.rules || ' ' LIKE ?", None if wanted.rule is None else f"% {wanted.rule} %"),
+        ("s.task_id = ?", wanted.task_id),
+        ("s.reward >= ?", wanted.min_reward),
+        ("s.reward <= ?", wanted.max_reward),
+    ]
+    held = [(condition, value) for condition, value in given if value is not None]
+    return " AND ".join(["1", *(condition for condition, _ in held)]), [value for _, value in held]
+
+
+def _terms(words: str) -> str:
+    """The words as a query of FTS5, in which everything is quoted but the last `*` of a word."""
+    terms: list[str] = []
+    words = words.replace("\0", " ").encode("utf-8", "replace").decode()
+    for phrase, word in _TERM.findall(words):
+        text = phrase or word.replace('"', "")
+        bare = text.removesuffix("*") if word else text
+        if any(char.isalnum() for char in bare):
+            terms.append(f'"{bare}"' + "*" * (bare != text))
+    return " ".join(terms)
