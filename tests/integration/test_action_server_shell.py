@@ -147,6 +147,18 @@ async def test_waiting_gets_the_rest_of_the_output(shell: ShellTool, tmp_path: P
     assert (await shell.wait(timeout_s=T)).state == "idle"
 
 
+@pytest.mark.parametrize("ask", ["wait", "interrupt"])
+async def test_the_end_of_a_command_that_nobody_waited_for_is_not_lost(shell: ShellTool, ask: str) -> None:
+    first = await shell.run("sleep 0.4; echo two; (exit 3)", timeout_s=0.1)
+    assert first.state == "running"
+    await asyncio.sleep(1)
+    second = await getattr(shell, ask)(timeout_s=T)
+    assert (second.state, second.output.text, second.exit_code) == ("ended", "two\n", 3)
+    assert second.duration_s >= 0.4
+    assert (await shell.wait(timeout_s=T)).state == "idle"
+    assert (await shell.run("echo next", timeout_s=T)).exit_code == 0
+
+
 async def test_a_loop_of_the_shells_own_can_be_interrupted(shell: ShellTool) -> None:
     await shell.run("X=1", timeout_s=T)
     assert (await shell.run("while :; do :; done", timeout_s=0.2)).state == "running"

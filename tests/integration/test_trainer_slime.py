@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from gangline.client.server import ServerClient
-from gangline.domain.errors import InvalidGroup, InvalidRequest, PortUnavailable
+from gangline.domain.errors import InvalidGroup, InvalidRequest, LeaseLost, PortUnavailable
 from gangline.server.run import serving
 from gangline.server.service.callbacks import signature
 from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
@@ -191,14 +192,16 @@ async def node_at(service: ServerClient, *rewards: float, broken: str = "", trac
                 reward = None if is_broken else rewards[lease.sample_index]
                 several = (trace(turns=[(10 + number, 2)]) for number in range(traces))
                 trajectory = session(lease.session_id, reward, *several).trajectory
-                await node.finish([lease], reward=reward, trajectory=trajectory)
+                with contextlib.suppress(LeaseLost):  # cancelled meanwhile, with what a call left unfinished
+                    await node.finish([lease], reward=reward, trajectory=trajectory)
 
     working = asyncio.create_task(work())
     try:
         yield
     finally:
         working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
 
 
 @dataclass

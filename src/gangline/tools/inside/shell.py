@@ -44,6 +44,8 @@ class Shell:
         """Waits for the shell to be ready."""
         self._began_at: float | None = None
         """When the running command began."""
+        self._unseen_end: tuple[int, float] | None = None
+        """Exit code and duration of a command that ended while no request waited."""
         self._output = Output(self._max_bytes)
         self._earlier: dict[str, Any] = {}
         self._changed_at = 0.0
@@ -66,7 +68,7 @@ class Shell:
         terminal.drain()
         self._earlier = self._output.as_dict()
         self._output = Output(self._max_bytes)
-        self._began_at = time.monotonic()
+        self._began_at, self._unseen_end = time.monotonic(), None
         self._begin(order["timeout_s"], reply)
         command = order["command"].encode(errors="surrogateescape")
         if self._is_ready:
@@ -79,7 +81,7 @@ class Shell:
         self._take_over()
         self._begin(order["timeout_s"], reply)
         if self._began_at is None:
-            self._answer("idle")
+            self._answer_at_rest()
 
     def keys(self, order: dict[str, Any], reply: Reply) -> None:
         """`keys`, `timeout_s`: typed, whatever then reads them."""
@@ -95,7 +97,7 @@ class Shell:
         self._take_over()
         self._begin(order["timeout_s"], reply)
         if self._began_at is None or self._terminal is None:
-            self._answer("idle")
+            self._answer_at_rest()
             return
         self._terminal.forget_keys()  # as Ctrl-C does
         group = self._terminal.foreground()
@@ -200,13 +202,24 @@ class Shell:
         pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S) if quiet_s >= _QUIET_S else _QUIET_S
         request.look = self._loop.later(pause_s, lambda: self._look(pause_s))
 
+    def _answer_at_rest(self) -> None:
+        """No command runs; but one may have ended since the last answer."""
+        if self._unseen_end is None:
+            self._answer("idle")
+        else:
+            self._answer("ended", self._unseen_end[0])
+
     def _answer(self, state: str, exit_code: int | None = None) -> None:
         request, self._request = self._request, None
         duration_s = 0.0 if self._began_at is None else time.monotonic() - self._began_at
         if state == "ended":
             self._began_at = None
         if request is None:
+            if exit_code is not None:
+                self._unseen_end = exit_code, duration_s
             return
+        if state == "ended" and self._unseen_end is not None:
+            (_, duration_s), self._unseen_end = self._unseen_end, None
         request.cancel()
         output, self._output = self._output, Output(self._max_bytes)
         request.reply(
