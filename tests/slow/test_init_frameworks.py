@@ -16,13 +16,13 @@ from support.service.first_agents import make_folder, next_steps, replies, run_s
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Generator[UpProcess]:
     need_command("bwrap", "apt-get install bubblewrap")
-    service = UpProcess(tmp_path_factory.mktemp("up"), script=replies("base"))
+    service = UpProcess(tmp_path_factory.mktemp("up"), script=replies("smolagents", "base"))
     assert "server_url" in service.ready()
     yield service
     service.close()
 
 
-@pytest.mark.parametrize("template", ["langgraph", "pydantic-ai", "openai-agents"])
+@pytest.mark.parametrize("template", ["langgraph", "pydantic-ai", "openai-agents", "smolagents"])
 def test_the_framework_runs_from_its_own_environment(up: UpProcess, tmp_path: Path, template: str) -> None:
     steps = next_steps(make_folder(tmp_path / "mine", template))
     assert "python3 -m venv .venv" in steps

@@ -49,6 +49,12 @@ TEMPLATES: Mapping[str, Template] = {
     "openai-agents": Template(
         "the same on the OpenAI Agents SDK", ("base", "openai-agents"), {"agents": "openai-agents"}
     ),
+    "smolagents": Template(
+        "the same on smolagents, which acts by writing Python",
+        ("base", "smolagents"),
+        {"smolagents": "smolagents[openai]"},
+        suits_small_model=False,
+    ),
     "claude-code": Template(
         "Claude Code, unmodified, with an MCP server", ("claude-code",), {"mcp": "mcp"}, "claude_code", False
     ),
