@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["CONTENT_SECURITY_POLICY", "PageFile", "PageFiles", "page_files"]
+__all__ = ["CONTENT_SECURITY_POLICY", "PageFile", "PageFiles", "page_files", "page_sources"]
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -76,14 +76,17 @@ class PageFiles:
 @cache
 def page_files() -> PageFiles:
     """The files of this installation. Blocks for a few milliseconds, the first time."""
+    return PageFiles(page_sources())
+
+
+def page_sources() -> dict[str, bytes]:
+    """`folder/name` -> content."""
     paths = (path for folder in _FOLDERS for path in (_ROOT / folder).iterdir())
-    return PageFiles(
-        {
-            f"{path.parent.name}/{path.name}": path.read_bytes()
-            for path in paths
-            if path.suffix in _TYPES or path.name == "index.html"
-        }
-    )
+    return {
+        f"{path.parent.name}/{path.name}": path.read_bytes()
+        for path in paths
+        if path.suffix in _TYPES or path.name == "index.html"
+    }
 
 
 def _file(content: bytes, content_type: str) -> PageFile:

@@ -40,7 +40,7 @@ class SteppedSession:
 
 @asynccontextmanager
 async def stepped_session(
-    client: ServerClient, token: str, folder: Path, task_id: str
+    client: ServerClient, token: str | None, folder: Path, task_id: str
 ) -> AsyncGenerator[SteppedSession]:
     """An agent with two tool calls that wait for `step`, and a last reply."""
     folder.mkdir(parents=True, exist_ok=True)

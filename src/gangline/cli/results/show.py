@@ -36,6 +36,10 @@ def show(
     picture: Annotated[
         Path | None, typer.Option(help="Draw the session into this PNG file.", show_default=False)
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Save the session's page in this file, with every token.", show_default=False),
+    ] = None,
     data: DataOption = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
@@ -52,7 +56,7 @@ def show(
     if session is None or session.session_id != name:  # a task's sessions, taken one at a time: they may be many
         results = chain([] if session is None else [session], results)
         session = None
-    if session is None and (tokens or trace is not None or picture is not None):
+    if session is None and (tokens or trace is not None or picture is not None or html is not None):
         raise InvalidRequest(f"{name} is a task; name one of its sessions: {_names(results)}.")
     if as_json:
         _write_json(results if session is None else session)
@@ -62,11 +66,27 @@ def show(
         console().print(task_view(results))
     else:
         _show_session(session, tokens, trace, tokenizer, full=full)
+    if html is not None and session is not None:
+        _save_page(session, html)
     if picture is not None and session is not None:
         from gangline.cli.results.picture import draw_trajectory
         from gangline.cli.results.token_runs import find_text_of
 
         draw_trajectory(session, picture, text_of=find_text_of(tokenizer, session))
+
+
+def _save_page(result: SessionResult, path: Path) -> None:
+    """Raises: OSError."""
+    from gangline.language.tokenizer import load_tokenizer
+    from gangline.web.outline import open_session
+    from gangline.web.saved import saved_page
+    from gangline.web.tokens import recorded_texts
+    from gangline.web.vocabulary import KNOWN_MODELS
+
+    session = open_session(result)
+    model = next((call.model for call in session.calls if call.model in KNOWN_MODELS), None)
+    known = recorded_texts(session.calls) if model is None else dict(enumerate(load_tokenizer(model).vocabulary()))
+    path.write_bytes(saved_page(session, known))
 
 
 def _names(results: Iterator[SessionResult]) -> str:

@@ -3,6 +3,7 @@
 import { request } from "./api.js";
 import { LongText } from "./parts.js";
 import { duration, number, size } from "./scales.js";
+import { isSaved } from "./saved.js";
 import { visible } from "./visible.js";
 import { html, useEffect, useState } from "./ui.js";
 
@@ -103,7 +104,7 @@ function File({ name, bytes, path, attempt }) {
     <button type="button" class="fold" aria-expanded=${isOpen} onClick=${() => setOpen(!isOpen)}>
       <span aria-hidden="true">${isOpen ? "▾" : "▸"}</span> ${visible(name)} (${size(bytes)})
     </button>
-    <a href=${address} download=${visible(name).replaceAll("/", "_")}>save</a>
+    ${!isSaved && html`<a href=${address} download=${visible(name).replaceAll("/", "_")}>save</a>`}
     ${isOpen && (text === null ? html`<p>Loading ...</p>` : html`<${LongText} text=${text} kind="file" />`)}
   </section>`;
 }

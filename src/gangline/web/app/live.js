@@ -1,5 +1,6 @@
 // The state of the service, kept current by the worker that all pages of this browser share.
 
+import { isSaved } from "./saved.js";
 import { signal } from "./ui.js";
 
 /**
@@ -29,7 +30,7 @@ let started = false;
 
 /** Follow the service from now on; once for a page. */
 export function follow() {
-  if (started) return;
+  if (started || isSaved) return;
   started = true;
   const worker = new SharedWorker(address(), { type: "module", name: "gangline" });
   worker.port.onmessage = ({ data }) => {

@@ -2,6 +2,7 @@
 
 import { Find } from "./find.js";
 import { Now } from "./now.js";
+import { isSaved, saved } from "./saved.js";
 import { Session } from "./session.js";
 import { Task } from "./task.js";
 import { html, render, useEffect, useState } from "./ui.js";
@@ -83,4 +84,8 @@ function Help() {
   </section>`;
 }
 
+if (isSaved && location.hash === "") {
+  const { id } = await saved();
+  location.replace(`#/sessions/${encodeURIComponent(id)}`);
+}
 render(html`<${Page} />`, /** @type {HTMLElement} */ (document.getElementById("page")));

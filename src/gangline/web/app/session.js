@@ -6,6 +6,7 @@ import { ChainTree } from "./chains.js";
 import { Evidence } from "./evidence.js";
 import { calls, follow, latest } from "./live.js";
 import { number, SCALES } from "./scales.js";
+import { isSaved } from "./saved.js";
 import { SessionTokens } from "./tokens.js";
 import { Turn } from "./turn.js";
 import { VirtualList } from "./virtual.js";
@@ -258,7 +259,8 @@ export class Session extends Component {
             Why this reward, and files
           </button>
         </div>
-        <${SessionActions} id=${outline.session_id} running=${outline.outcome === null} call=${this.state.selected} />
+        ${!isSaved &&
+        html`<${SessionActions} id=${outline.session_id} running=${outline.outcome === null} call=${this.state.selected} />`}
         <${Scales} chosen=${this.state.scale} advantage=${this.state.advantage} onChoose=${(/** @type {string} */ scale) => this.setState({ scale })} />
         <${ChainTree} outline=${outline} chosen=${chain} onChoose=${(/** @type {number | null} */ one) => this.choose(one)} />
       </aside>
