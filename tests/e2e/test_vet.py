@@ -55,15 +55,11 @@ def task(name: str, *, check: str = CHECK, solution: str | dict[str, str] = RIGH
 
 DEFECTIVE = {
     "floor": {"check": "echo 1 > reward.txt"},
-    "cheats": {
-        "check": "if cmp -s upper.txt wanted.txt; then echo 1; else echo 0; fi > reward.txt",
-        "files": {"wanted.txt": "RED SLED\n"},
-    },
-    "leaks+files": {
+    "cheats+leaks+files+mutants": {
+        "check": "if [ -s upper.txt ]; then echo 1; else echo 0; fi > reward.txt",
         "runtime": {"env": {"RESULT": "RED SLED"}},
         "instruction": "Write the text of `input/words.csv` in capital letters to `upper.txt`.",
     },
-    "mutants": {"check": "if [ -s upper.txt ]; then echo 1; else echo 0; fi > reward.txt"},
     "conditions": {"check": f'{CHECK}; [ "$(date +%Y)" -lt 2027 ] || echo 0 > reward.txt'},
 }
 """Checks -> changes to the task that they find."""
@@ -93,7 +89,7 @@ def written(path: Path, found: list[dict[str, Any]]) -> Path:
 async def test_what_is_sound_passes_and_each_defect_fails_its_check(up: UpProcess, tmp_path: Path) -> None:
     page, out = tmp_path / "report.html", tmp_path / "vetted.jsonl"
     found = vetted(up, written(tmp_path / "tasks.jsonl", tasks()), "--html", page, "--out", out)
-    records = {one["name"].replace("leaks-", "leaks+"): one for one in found["tasks"]}
+    records = {one["name"].replace("-", "+"): one for one in found["tasks"]}
     failed = {
         name: {check for check, one in record["checks"].items() if one["status"] == "failed"}
         for name, record in records.items()

@@ -32,7 +32,8 @@ class Solution(msgspec.Struct, frozen=True, kw_only=True):
     kind: SolutionKind
     command: tuple[str, ...]
     stdin: str | None = None
-    files: dict[str, str] = {}
+    files: tuple[str, ...] = ()
+    """Paths of files that are written first; their contents are lines of base 64 on standard input."""
     env: dict[str, str] = {}
     prepare: tuple[dict[str, Any], ...] = ()
     """Actions beside the task's own, such as those that bring the files of a solution."""
@@ -99,7 +100,9 @@ def _own(request: TaskRequest) -> Solution | None:
         texts = {"patch": _added(given.patch)}
         return Solution(kind="patch", command=("sh", "-c", _APPLY), stdin=_base64(given.patch), texts=texts)
     if given.files:
-        return Solution(kind="files", command=("true",), files=dict(given.files), texts=dict(given.files))
+        stdin = "".join(f"{_base64(text)}\n" for text in given.files.values())
+        texts = dict(given.files)
+        return Solution(kind="files", command=("true",), files=tuple(texts), stdin=stdin, texts=texts)
     assert given.command is not None
     command = ("sh", "-c", given.command) if isinstance(given.command, str) else given.command
     return Solution(kind="command", command=command, texts={"command": "\n".join(command)})

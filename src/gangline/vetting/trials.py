@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import importlib.resources
 import shlex
 from collections.abc import Mapping, Sequence
@@ -94,11 +93,14 @@ def solving(
 
 
 def _given(solution: Solution) -> str:
-    """Shell code that writes a solution's files: after the mark, so that they count as changed."""
-    lines: list[str] = []
-    for path, text in solution.files.items():
-        quoted, data = shlex.quote(path), base64.b64encode(text.encode()).decode()
-        lines.append(f'mkdir -p "$(dirname {quoted})" && printf %s {data} | base64 -d > {quoted} || exit 70')
+    """Shell code that writes a solution's files: after the mark, so that they count as changed.
+
+    They come on standard input, as a command line has no room for large ones.
+    """
+    lines = [
+        f'mkdir -p "$(dirname {path})" && IFS= read -r data && printf %s "$data" | base64 -d > {path} || exit 70'
+        for path in map(shlex.quote, solution.files)
+    ]
     return "\n".join([*lines, ""])
 
 

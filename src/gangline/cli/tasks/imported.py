@@ -126,9 +126,11 @@ class ImportRequest(msgspec.Struct, frozen=True, kw_only=True):
         return bool(named)
 
 
-def import_tasks(request: ImportRequest, runtime: str | None) -> list[Imported]:
-    """The tasks that the options name; notes about differences from their source go to stderr. Raises:
-    InvalidRequest."""
+def import_tasks(request: ImportRequest, runtime: str | None, *, is_quiet: bool = False) -> list[Imported]:
+    """The tasks that the options name; unless `is_quiet`, notes about differences from their source go to stderr.
+
+    Raises: InvalidRequest.
+    """
     from gangline.domain.task import NetworkPolicy
     from gangline.importers.harbor import is_harbor_task, read_harbor_task
     from gangline.importers.imported import Choices
@@ -150,7 +152,8 @@ def import_tasks(request: ImportRequest, runtime: str | None) -> list[Imported]:
         tasks = [read_terminal_bench_task(folder, choices) for folder in folders]
     else:
         tasks = _instances(request, choices)
-    _tell_notes(tasks)
+    if not is_quiet:
+        _tell_notes(tasks)
     return tasks
 
 

@@ -200,7 +200,7 @@ def _imported(request: ImportRequest, runtime: str | None) -> list[Subject]:
     from gangline.vetting.subject import subject_of
 
     plain = import_tasks(request, runtime)
-    oracles = import_tasks(msgspec.structs.replace(request, oracle=True), runtime)
+    oracles = import_tasks(msgspec.structs.replace(request, oracle=True), runtime, is_quiet=True)
     found: list[Subject] = []
     for one, oracle in zip(plain, oracles, strict=True):
         task = {**one.body, "agent": {**_NO_AGENT, **one.body.get("agent", {})}}
