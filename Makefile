@@ -60,7 +60,7 @@ help:
 	@echo "make test-hostile  attacks from inside every runtime, and on everything that answers HTTP (as root; minutes)"
 	@echo "make test-release  the wheel in fresh environments, and the files of a deployment (a minute)"
 	@echo "make test-browser  the page in Debian's Chromium, by keyboard, with hostile transcripts, judged by axe (a minute)"
-	@echo "make test-presets  all 20 samples of each preset, solved rightly and wrongly (a minute)"
+	@echo "make test-presets  all 20 samples of each preset, solved rightly and wrongly, and audited (a quarter of an hour)"
 	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; about an hour)"
 	@echo "make chaos   1,000 sessions through kills of everything (SESSIONS=N, SEED=N repeats; a quarter of an hour)"
 	@echo "make leaks   500 sessions cancelled and killed at any moment, and what they leave (SESSIONS=N, SEED=N; ten minutes)"
@@ -195,7 +195,7 @@ test-release: .venv/.dev
 	$(BIN)/python -m pytest $(or $(TESTS),tests/release)
 
 test-presets: .venv/.dev sandbox
-	GANGLINE_PRESET_SAMPLES=20 $(BIN)/python -m pytest tests/e2e/test_presets.py
+	GANGLINE_PRESET_SAMPLES=20 $(BIN)/python -m pytest tests/e2e/test_presets.py tests/e2e/test_vet.py
 
 simulate: .venv/.dev
 	GANGLINE_SCHEDULES=$(or $(SCHEDULES),10000) $(BIN)/python -m pytest tests/property/test_service_simulation.py

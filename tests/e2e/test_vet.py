@@ -69,6 +69,7 @@ def tasks() -> list[dict[str, Any]]:
     shipped = [
         preset.solved(sample) | {"task_id": f"{preset.name}-{at}"}
         for preset in PRESETS
+        if NUM > 1 or preset.name != "stem"  # graded as `math` is
         for at, sample in enumerate(preset.samples(NUM))
     ]
     unproven = {name: value for name, value in task("unproven").items() if name != "solution"}
@@ -76,7 +77,7 @@ def tasks() -> list[dict[str, Any]]:
 
 
 def vetted(up: UpProcess, path: Path, *more: object) -> dict[str, Any]:
-    done = gangline("vet", path, "--runs", 2, "--data", up.data, "--json", *more, timeout_s=300)
+    done = gangline("vet", path, "--runs", 2, "--data", up.data, "--json", *more, timeout_s=240 * NUM)
     assert done.returncode == 1, done.stderr
     return json.loads(done.stdout)
 
@@ -86,6 +87,7 @@ def written(path: Path, found: list[dict[str, Any]]) -> Path:
     return path
 
 
+@pytest.mark.timeout(300 * NUM)
 async def test_what_is_sound_passes_and_each_defect_fails_its_check(up: UpProcess, tmp_path: Path) -> None:
     page, out = tmp_path / "report.html", tmp_path / "vetted.jsonl"
     found = vetted(up, written(tmp_path / "tasks.jsonl", tasks()), "--html", page, "--out", out)
