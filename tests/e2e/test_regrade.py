@@ -135,6 +135,18 @@ def test_killed_and_resumed_it_grades_each_session_once(up: UpProcess, tmp_path:
         regraded(up, "count-0", "--evaluator", "session_completed", "--name", "killed")
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_that_is_stopped_leaves_no_sandbox(up: UpProcess, number: signal.Signals, code: int) -> None:
+    grader = json.dumps(right_grader(first="sleep 60"))
+    arguments = ["regrade", "count-0", "--evaluator", grader, "--name", "stopped", "--data", str(up.data)]
+    running = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True, env=clean_environment())
+    wait_for(lambda: list((up.data / "nodes").glob("*/runtimes/regrade-*")))
+    running.send_signal(number)
+    _, told = running.communicate()
+    assert (running.returncode, "Start it again to continue" in told) == (code, True), told
+    wait_for(lambda: not list((up.data / "nodes").glob("*/runtimes/regrade-*")))
+
+
 def test_the_tasks_changed_evaluators_grade_and_all_that_is_wrong_is_said(up: UpProcess, tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text(json.dumps(task(4, right_grader())) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from gangline.cli.results.records import find_results_of, open_records, regrades
 from gangline.cli.service.through import with_running
 from gangline.cli.tasks.files import read_tasks
 from gangline.cli.terminal.exits import Exit
-from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json
+from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json, run
 from gangline.client.running import find_service
 from gangline.domain.errors import InvalidRequest, NotFound
 
@@ -71,14 +70,14 @@ def regrade(
     if not candidates:
         raise NotFound("no session that has ended is among those.")
     path = regrades_file(data, name)
-    run = RegradeRun(candidates, path)
+    regrades = RegradeRun(candidates, path)
     try:
-        asyncio.run(with_running(find_service(data, server), lambda client, _: _graded(run, client, in_flight)))
-    except (asyncio.CancelledError, KeyboardInterrupt):
+        run(with_running(find_service(data, server), lambda client, _: _graded(regrades, client, in_flight)))
+    except typer.Exit:
         notes().print("Stopped. Start it again to continue.")
-        raise typer.Exit(Exit.INTERRUPTED) from None
-    _show(run, path, as_json=as_json)
-    if not run.regrades:
+        raise
+    _show(regrades, path, as_json=as_json)
+    if not regrades.regrades:
         raise typer.Exit(Exit.FAILED)
 
 
@@ -146,20 +145,20 @@ def _candidate(result: SessionResult, evaluator_of: Callable[[str], EvaluatorSpe
     return Candidate(session_id=result.session_id, before=before, evaluator=evaluator_of(result.task_id))
 
 
-async def _graded(run: RegradeRun, client: ServerClient, num_in_flight: int) -> None:
+async def _graded(regrades: RegradeRun, client: ServerClient, num_in_flight: int) -> None:
     progress = Progress(
         *(TextColumn("sessions"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()),
         console=notes(),
         transient=True,
     )
-    num_done = len(run.regrades)
-    bar = progress.add_task("", total=num_done + len(run.left), completed=num_done)
+    num_done = len(regrades.regrades)
+    bar = progress.add_task("", total=num_done + len(regrades.left), completed=num_done)
     with progress:
-        await run.run(client, num_in_flight=num_in_flight, on_session=lambda: progress.advance(bar))
+        await regrades.run(client, num_in_flight=num_in_flight, on_session=lambda: progress.advance(bar))
 
 
-def _show(run: RegradeRun, path: Path, *, as_json: bool) -> None:
-    done = run.regrades
+def _show(regrades: RegradeRun, path: Path, *, as_json: bool) -> None:
+    done = regrades.regrades
     changed = [one for one in done if _grade(one.before) != _grade(one.verdict)]
     if as_json:
         print_json(
@@ -169,7 +168,7 @@ def _show(run: RegradeRun, path: Path, *, as_json: bool) -> None:
                 "num_changed": len(changed),
                 "mean_before": _mean([one.before.reward for one in done]),
                 "mean_now": _mean([one.verdict.reward for one in done]),
-                "refused": run.refused,
+                "refused": regrades.refused,
             }
         )
         return
@@ -183,7 +182,7 @@ def _show(run: RegradeRun, path: Path, *, as_json: bool) -> None:
     before, now = _mean([one.before.reward for one in done]), _mean([one.verdict.reward for one in done])
     means = "" if before is None or now is None else f", mean reward {before:g} before and {now:g} now"
     console().print(f"{path}: {len(done)} sessions graded again, {len(changed)} differ{means}", markup=False)
-    for why, number in Counter(run.refused.values()).most_common(_MAX_SHOWN):
+    for why, number in Counter(regrades.refused.values()).most_common(_MAX_SHOWN):
         notes().print(f"{number} not graded: {why}", markup=False, soft_wrap=True)
 
 
