@@ -9,6 +9,7 @@ import secrets
 import shutil
 import sys
 import time
+import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -91,6 +92,9 @@ def demo(
         ),
     ] = False,
     runtime: Annotated[str | None, typer.Option(help="sandbox, or process (no isolation).", show_default=False)] = None,
+    opens: Annotated[
+        bool, typer.Option("--open", help="Open the page once the sessions have ended, and serve it until Ctrl-C.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a small agent on a real model: sessions, rewards, an audit of every token, rows, then training.
@@ -100,7 +104,7 @@ def demo(
     """
     plan = Plan(data_dir=(data or Settings.from_environ().data_dir).absolute(), port=0, engine=engine)
     name = f"demo-{secrets.token_hex(2)}"
-    wanted = _Wanted(groups, samples, seed, steps, shuffled_rewards, runtime)
+    wanted = _Wanted(groups, samples, seed, steps, shuffled_rewards, runtime, opens)
     try:
         report, learning = asyncio.run(_run(plan, name, wanted, as_json=as_json))
     except asyncio.CancelledError:
@@ -108,9 +112,7 @@ def demo(
     if as_json:
         print_json(msgspec.structs.replace(report, learning=learning))
     else:
-        if learning is not None:
-            _print_learning(learning)
-        _print_next(report, plan)
+        _print_end(report, learning, plan)
     if not report.audit["ok"]:
         raise typer.Exit(Exit.FAILED)
 
@@ -122,6 +124,7 @@ class _Wanted(NamedTuple):
     steps: int
     shuffled_rewards: bool
     runtime: str | None
+    opens: bool
 
 
 class _Ran(NamedTuple):
@@ -150,9 +153,23 @@ async def _run(plan: Plan, name: str, wanted: _Wanted, *, as_json: bool) -> tupl
             report = await asyncio.to_thread(_report, plan, name, _Ran(results, wall_s, backend))
             if not as_json:
                 _print_sessions(report)
-            return report, await _learn(live, client, plan, name, wanted, backend)
+            await _show_page(client, opens=wanted.opens)
+            learning = await _learn(live, client, plan, name, wanted, backend)
+            if wanted.opens and not as_json:
+                _print_end(report, learning, plan)
+                notes().print("The page is served until Ctrl-C")
+                await asyncio.Event().wait()
+            return report, learning
 
     return await run_service(plan, body)
+
+
+async def _show_page(client: ServerClient, *, opens: bool) -> None:
+    """A link to the page, while the service runs."""
+    url = client.url + (await client.page_link()).path
+    notes().print(f"[bold]The page[/] with these sessions, token by token; the link works once: {url}", soft_wrap=True)
+    if opens:
+        webbrowser.open(url)
 
 
 async def _learn(
@@ -340,6 +357,12 @@ def _print_learning(learned: LearningReport) -> None:
     out.print(f"curve    {learned.chart}\nmodel    {learned.run}/model\n", markup=False, soft_wrap=True)
 
 
+def _print_end(report: Report, learning: LearningReport | None, plan: Plan) -> None:
+    if learning is not None:
+        _print_learning(learning)
+    _print_next(report, plan)
+
+
 def _print_next(report: Report, plan: Plan) -> None:
     out = console()
     data = "" if plan.data_dir == Path.cwd() / ".gangline" else f" --data {plan.data_dir}"
@@ -348,6 +371,8 @@ def _print_next(report: Report, plan: Plan) -> None:
     for what, command in (
         ("one session, token by token", f"show {report.best_session} --tokens{data}"),
         ("its group's rows, readable", f"export {task_id} --format jsonl{data}"),
+        ("the page with all of it, served again", f"up{data}"),
+        ("a link to that page", f"open{data}"),
         ("tasks of your own (docs/quickstart.md)", "up"),
         ("a training of your own (docs/guides/training.md)", "train run SPEC"),
     ):
