@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 import msgspec
 
 from gangline.domain.vetting import CheckStatus, VerdictName
+from gangline.vetting.conditions import CONDITIONS, Condition
 from gangline.vetting.evidence import Evidence
 from gangline.vetting.mutants import BREAKING, POINTS, PRESERVING
 from gangline.vetting.panel import HARD_CODED
@@ -200,10 +202,13 @@ def _conditions(subject: Subject, tried: Tried) -> CheckResult:
     alone = [one for name, mine in tried.items() if name.startswith("conditions.") for one in mine]
     for one in alone:
         if not is_top(subject, one) and "gangline_vet" not in one.output + one.message:
-            return _failed(f"under another {one.trial.partition('.')[2]} the solution earns {one.described()}", [one])
+            name = cast("Condition", one.trial.partition(".")[2])
+            return _failed(f"{CONDITIONS[name]} the solution earns {one.described()}", [one])
     together = tried.get("conditions", ())
     if not together:
         return CheckResult(status="not_checked", message="the grader runs no command of the task's")
+    if not all(is_top(subject, one) for one in together):
+        return CheckResult(status="not_checked", message="conditions made a difference together, and none alone")
     return PASSED
 
 

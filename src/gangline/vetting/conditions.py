@@ -13,8 +13,13 @@ from gangline.vetting.trials import Trial, program, solving
 __all__ = ["CONDITIONS", "Condition", "all_conditions", "each_condition"]
 
 Condition = Literal["clock", "order", "earlier_runs", "network"]
-CONDITIONS: tuple[Condition, ...] = ("clock", "order", "earlier_runs", "network")
-"""In the order in which they are tried alone, once together they made a difference."""
+CONDITIONS: dict[Condition, str] = {
+    "clock": "on another day",
+    "order": "with its tests in reverse",
+    "earlier_runs": "graded a second time in the same place",
+    "network": "without network",
+}
+"""Name -> the circumstance, as a finding says it."""
 
 _FOLDER = """
 vet=$(mktemp -d) && chmod 755 "$vet"

@@ -12,9 +12,9 @@ import msgspec
 from gangline.domain.session import SessionResult
 from gangline.vetting.trials import REPORT
 
-__all__ = ["OURS", "Evidence", "evidence_of"]
+__all__ = ["Evidence", "evidence_of"]
 
-OURS = frozenset({"engine", "node", "store", "caller", "builder"})
+_OURS = frozenset({"engine", "node", "store", "caller", "builder"})
 """Boundaries of failures that say nothing of the task."""
 _RUNTIME_FAULTS_OF_TASKS = frozenset({"prepare_failed"})
 _SHOWN_CHARS = 1_000
@@ -49,7 +49,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
             return True
         if self.boundary == "runtime":
             return self.code not in _RUNTIME_FAULTS_OF_TASKS
-        return self.outcome == "infra_error" and self.boundary in OURS
+        return self.outcome == "infra_error" and self.boundary in _OURS
 
     @property
     def results(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ import msgspec
 from gangline.vetting.grading import clears
 from gangline.vetting.subject import Solution, Subject
 
-__all__ = ["REPORT", "Trial", "program", "scripted", "solving", "with_runtime"]
+__all__ = ["REPORT", "Trial", "program", "scripted", "solving"]
 
 REPORT = "gangline-vet:"
 """Begins each line that a trial's agent reports, on standard error: graders may read its standard output."""
@@ -47,19 +47,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     body: dict[str, Any]
     """Body of `POST /v1/tasks`, without id and number of samples."""
     num_samples: int = 1
-    stdout: str | None = None
-    """Answer that it prints, where that is all it does."""
-
-    @property
-    def check(self) -> str:
-        return self.name.partition(".")[0]
 
 
-def scripted(
-    subject: Subject, name: str, script: str, *, stdin: str | None = None, files: Mapping[str, str] | None = None
-) -> Trial:
+def scripted(subject: Subject, name: str, script: str, *, stdin: str | None = None) -> Trial:
     """A trial whose agent is a shell script."""
-    return Trial(name=name, body=_body(subject, ["sh", "-c", script], stdin=stdin, files=files or {}))
+    return Trial(name=name, body=_body(subject, ["sh", "-c", script], stdin=stdin))
 
 
 def solving(
@@ -104,23 +96,16 @@ def _given(solution: Solution) -> str:
     return "\n".join([*lines, ""])
 
 
-def with_runtime(trial: Trial, runtime: Mapping[str, Any]) -> Trial:
-    return msgspec.structs.replace(trial, body={**trial.body, "runtime": dict(runtime)})
-
-
 def _body(
     subject: Subject,
     command: Sequence[str],
     *,
     stdin: str | None = None,
-    files: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    settings: dict[str, Any] = {"command": list(command), "ok_exit_codes": [0]}
+    settings: dict[str, Any] = {"command": list(command)}
     if stdin is not None:
         settings["stdin"] = stdin
-    if files:
-        settings["files"] = dict(files)
     agent = {"harness": "shell", "settings": settings, "env": dict(env or {}), "allow_no_model_call": True}
     # A broken grader or preparation is a finding: the service need not try it again.
     return {**subject.base, "agent": agent, "max_attempts": 1}

@@ -74,9 +74,11 @@ def html_page(records: Sequence[TaskRecord], failures: Mapping[str, str]) -> str
 
 
 def _task(record: TaskRecord) -> str:
+    from gangline.vetting.checks import CHECKS
+
     rows = "".join(
-        f'<tr><td>{escape(name)}<td class="{one.status}">{one.status.replace("_", " ")}<td>{escape(one.message)}'
-        f"<td>{''.join(f'<code>{escape(session)}</code> ' for session in one.sessions[:3])}"
+        f'<tr title="{escape(CHECKS[name])}"><td>{escape(name)}<td class="{one.status}">{one.status.replace("_", " ")}'
+        f"<td>{escape(one.message)}<td>{''.join(f'<code>{escape(session)}</code> ' for session in one.sessions[:3])}"
         for name, one in record.checks.items()
     )
     trials = "".join(
