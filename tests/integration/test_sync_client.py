@@ -55,7 +55,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
 
 OF_HTTP = {"close", "twin", "opened", "unavailable", "request", "request_json", "request_msgpack"}
 OF_NODES = {"lease", "heartbeat", "release", "post_result"}
-RARE = {"events", "references", "health", "page_link"}  # a stream, and rarely used calls
+RARE = {"events", "references", "health"}  # a stream, and rarely used calls
 
 
 @pytest.mark.parametrize(
