@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import sys
 from collections.abc import Generator
 
 import pytest
@@ -50,7 +49,7 @@ def pytest_runtest_teardown() -> Generator[None]:
 
     A thread that waits for ever keeps a loop from being closed. Other workers do the rest.
     """
-    faulthandler.dump_traceback_later(_LONGEST_TEARDOWN_S, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(_LONGEST_TEARDOWN_S, exit=True, file=2)
     try:
         return (yield)
     finally:
