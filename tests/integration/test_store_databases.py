@@ -19,6 +19,7 @@ from gangline.store.sql.reader import TaskReader
 from gangline.store.sql.retention import Keep
 from gangline.store.sql.tasks import TaskStore
 from support.service.running import NODE_URL, beat, engine_down, request, result
+from support.store.postgres import Cluster
 
 Opened = Callable[..., TaskStore]
 
@@ -278,6 +279,18 @@ def test_a_newer_database_is_refused_and_left_alone(any_database: str):
 def test_what_is_no_database_of_ours_is_refused_without_telling_passwords(url: str):
     with pytest.raises(InvalidRequest):
         TaskStore(url)
+
+
+def test_a_postgresql_that_knows_no_encoding_keeps_any_text(postgres: Cluster):
+    with TaskStore(postgres.new_database("SQL_ASCII")) as store:
+        store.submit([request("t", num_samples=1, instruction="größer als 東京 🐴")])
+        (lease,) = store.lease("n1", NODE_URL, 1)
+        assert lease.task["instruction"] == "größer als 東京 🐴"
+
+
+def test_a_postgresql_that_cannot_keep_any_text_is_refused(postgres: Cluster):
+    with pytest.raises(InvalidRequest, match="encoding is LATIN1, which cannot keep any text: make one with CREATE"):
+        TaskStore(postgres.new_database("LATIN1"))
 
 
 def test_a_password_is_not_told_when_the_database_does_not_answer(tmp_path: Path):

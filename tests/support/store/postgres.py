@@ -39,13 +39,13 @@ class Cluster:
     def url(self, database: str) -> str:
         return f"postgresql://postgres@/{database}?host={self.socket_dir}"
 
-    def new_database(self) -> str:
+    def new_database(self, encoding: str = "UTF8") -> str:
         """URL of an empty one."""
         name = f"test{next(self._numbers)}"
         import psycopg
 
         with psycopg.connect(self.url("postgres"), autocommit=True) as conn:
-            conn.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
+            conn.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0")  # type: ignore[arg-type]
         return self.url(name)
 
 

@@ -42,6 +42,8 @@ _MAX_SHARED = 64
 """Jobs in one commit: readers and the first of them wait for the last."""
 _PATIENCE = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 """Seconds after which a PostgreSQL that is gone without a word is given up; the URL may say otherwise."""
+_WHOLE = frozenset({"UTF8", "SQL_ASCII"})
+"""Encodings of PostgreSQL databases that keep any text. The second keeps the bytes that it is given: ours are UTF-8."""
 _LOST = frozenset({"40001", "40P01", "23505"})
 """PostgreSQL's codes for: could not serialize, deadlock, and a row that another server inserted in the same moment."""
 
@@ -70,7 +72,8 @@ class Database:
 
     target: path of an SQLite file (made with its folder when missing), or a URL, `postgresql://...` or `sqlite://...`.
     read_only: for looking at a data folder, whether its server runs or not.
-    Raises: NotFound (read_only, no such file), InvalidRequest (no such kind of database), StoreError, DiskFull.
+    Raises: NotFound (read_only, no such file), InvalidRequest (no such kind of database, or one that cannot keep any
+    text), StoreError, DiskFull.
     """
 
     def __init__(self, target: str | Path, *, read_only: bool = False) -> None:
@@ -93,6 +96,9 @@ class Database:
             raise
 
     def _open(self, *, create: bool) -> None:
+        if self.shared:
+            with self.reading() as conn:
+                _refuse_encoding(conn.exec_driver_sql("SHOW server_encoding").scalar_one())
         if create:
             with self.writing() as conn:
                 bring_up_to_date(conn)
@@ -195,11 +201,20 @@ def _engine(url: sa.URL) -> sa.Engine:
     patience = {name: value for name, value in _PATIENCE.items() if name not in url.query}
     try:
         # The pool finds out by itself that the database was restarted.
-        return sa.create_engine(url, pool_pre_ping=True, connect_args=patience)
+        return sa.create_engine(url, pool_pre_ping=True, connect_args=patience | {"client_encoding": "utf8"})
     except ModuleNotFoundError as error:
         raise InvalidRequest(
             f"{url.get_backend_name()} needs the Python package {error.name!r}: {extra_command('postgres')}"
         ) from error
+
+
+def _refuse_encoding(encoding: str) -> None:
+    """Raises: InvalidRequest."""
+    if encoding not in _WHOLE:
+        raise InvalidRequest(
+            f"the database's encoding is {encoding}, which cannot keep any text: make one with"
+            " CREATE DATABASE gangline ENCODING 'UTF8' TEMPLATE template0."
+        )
 
 
 def _speak_sqlite(engine: sa.Engine, *, read_only: bool) -> None:
