@@ -72,7 +72,6 @@ class Relay:
             near.transport.abort()
             return
         self._near.add(near)
-        near.transport.pause_reading()
         task = asyncio.create_task(self._dial(near))
         self._dials.add(task)
         task.add_done_callback(self._dials.discard)
@@ -120,6 +119,8 @@ class _Side(asyncio.Protocol):
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._peer: _Side | None = None
+        self._early: list[bytes] = []
+        """What came before there was a peer."""
         self._lost = False
         self._ended = False
 
@@ -127,8 +128,13 @@ class _Side(asyncio.Protocol):
         self._peer, peer._peer = peer, self
         if self._lost:
             peer.transport.abort()
-        else:
-            self.transport.resume_reading()
+            return
+        for data in self._early:
+            self.data_received(data)
+        self._early.clear()
+        if self._ended:
+            peer.transport.write_eof()
+        self.transport.resume_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -136,13 +142,19 @@ class _Side(asyncio.Protocol):
             self._on_connected(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._peer is not None:
-            self._peer.transport.write(data)
-            self._count(len(data))
+        if self._peer is None:
+            # Not earlier: until Python 3.11.3 a pause in `connection_made` is undone right after it.
+            self._early.append(data)
+            self.transport.pause_reading()
+            return
+        self._peer.transport.write(data)
+        self._count(len(data))
 
     def eof_received(self) -> bool:
         self._ended = True
-        if self._peer is None or self._peer._ended:
+        if self._peer is None:
+            return True
+        if self._peer._ended:
             return False  # closes this side, and with it the peer
         self._peer.transport.write_eof()
         return True  # the other direction goes on
