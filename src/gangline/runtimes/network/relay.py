@@ -143,7 +143,7 @@ class _Side(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._peer is None:
-            # Not earlier: until Python 3.11.3 a pause in `connection_made` is undone right after it.
+            # Not earlier: Python 3.11.2 undoes a pause in `connection_made` right after it.
             self._early.append(data)
             self.transport.pause_reading()
             return
