@@ -6,7 +6,10 @@ from __future__ import annotations
 import pytest
 from playwright.async_api import expect
 
+from browser.conftest import add_session
+from gangline.client.server import ServerClient
 from support.page.browser import Visit
+from support.page.sessions import long_session
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -83,3 +86,14 @@ async def test_a_session_that_is_not_there_is_a_sentence(visit: Visit) -> None:
     await visit.open("sessions/none.0")
     await expect(visit.page.get_by_role("alert")).to_contain_text("none.0")
     visit.offences.clear()  # the browser logs the 404 as an error
+
+
+async def test_a_call_that_is_out_of_view_is_brought_into_it(visit: Visit, control: ServerClient) -> None:
+    session_id = await add_session(control, "far", long_session(40, 400))
+    await visit.open(f"sessions/{session_id}?call=30")
+    await expect(visit.page.locator("#call-30")).to_be_in_viewport()
+    await visit.keys("t")
+    await expect(visit.page.locator("#call-30 .token-line")).to_contain_text("80 sampled")
+    await visit.keys("j", "j", "j")
+    await expect(visit.page.locator("#call-33")).to_be_focused()
+    await expect(visit.page.locator("#call-33")).to_be_in_viewport()

@@ -274,7 +274,7 @@ export class Session extends Component {
     if (shown.length === 0) return html`<p>No model call ${outline.outcome === null ? "is recorded yet" : "was recorded"}.</p>`;
     return html`<${VirtualList}
       key=${String(this.state.chain)}
-      ref=${(/** @type {VirtualList | null} */ list) => (this.list = list)}
+      onReady=${(/** @type {VirtualList} */ list) => (this.list = list)}
       count=${shown.length}
       name=${(/** @type {number} */ index) => String(shown[index])}
       estimate=${(/** @type {number} */ index) => CLOSED_PX + PX_PER_CHAR * outline.calls[shown[index]].num_new_ids}

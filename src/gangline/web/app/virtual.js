@@ -41,6 +41,7 @@ class Row extends Component {
  * @property {(index: number) => any} row
  * @property {(index: number) => string} name Key of a row.
  * @property {string} label For screen readers.
+ * @property {(list: VirtualList) => void} onReady Is given the list, once: Preact gives a component's `ref` to nobody.
  * @property {boolean} [sticks] Whether the end stays in view when the list grows.
  */
 
@@ -52,6 +53,10 @@ export class VirtualList extends Component {
     this.state = { from: 0, to: 0 };
     /** @type {HTMLElement | null} */
     this.scroller = null;
+    // One function for all renders, so that it is never null between them.
+    this.holdScroller = (/** @type {HTMLElement | null} */ scroller) => {
+      this.scroller = scroller ?? this.scroller;
+    };
     /** @type {Map<string, number>} Heights that were seen, by key. */
     this.seen = new Map();
     /** @type {Float64Array} Where each row begins, and the end of the last. */
@@ -65,6 +70,7 @@ export class VirtualList extends Component {
 
   /** @override */
   componentDidMount() {
+    this.props.onReady(this);
     if (this.scroller !== null) this.resize.observe(this.scroller);
     this.look();
   }
@@ -165,7 +171,7 @@ export class VirtualList extends Component {
     }
     return html`<div
       class="scroller"
-      ref=${(/** @type {HTMLElement | null} */ scroller) => (this.scroller = scroller)}
+      ref=${this.holdScroller}
       onScroll=${this.schedule}
       role="feed"
       aria-label=${label}
