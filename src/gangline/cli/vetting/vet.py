@@ -30,7 +30,7 @@ from gangline.cli.tasks.imported import (
     import_tasks,
 )
 from gangline.cli.terminal.exits import Exit
-from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json
+from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json, run
 from gangline.cli.vetting.view import as_document, html_page, report_lines
 from gangline.client.running import find_service
 from gangline.domain.errors import InvalidRequest, ServerUnavailable
@@ -100,13 +100,13 @@ def vet(
     folder = data_dir / "vetting" / (name or _name_of(source or str(harbor or terminal_bench or swe_bench)))
     command = _VettingCommand(subjects, folder, held_out, num_runs=runs, num_in_flight=in_flight, again=again)
     try:
-        run = asyncio.run(command.through(data_dir, data, server))
-    except (asyncio.CancelledError, KeyboardInterrupt):
+        audits = command.audited(_running(data, server), data_dir)
+    except typer.Exit:
         notes().print("Stopped. Start it again to continue.")
-        raise typer.Exit(Exit.INTERRUPTED) from None
-    _write(run, subjects, out or folder / "tasks.jsonl", html)
-    _show(run, out or folder / "tasks.jsonl", as_json=as_json)
-    if run.failures or any(record.verdict != "sound" for record in run.records):
+        raise
+    _write(audits, subjects, out or folder / "tasks.jsonl", html)
+    _show(audits, out or folder / "tasks.jsonl", as_json=as_json)
+    if audits.failures or any(record.verdict != "sound" for record in audits.records):
         raise typer.Exit(Exit.FAILED)
 
 
@@ -126,12 +126,15 @@ class _VettingCommand:
         self._subjects, self._folder, self._held_out = subjects, folder, held_out
         self._num_runs, self._num_in_flight, self._again = num_runs, num_in_flight, again
 
-    async def through(self, data_dir: Path, data: Path | None, server: str | None) -> VettingRun:
-        """Raises: the service's errors."""
-        if (service := _running(data, server)) is not None:
-            return await with_running(service, self._run)
+    def audited(self, service: Service | None, data_dir: Path) -> VettingRun:
+        """service: a running one; None starts one. Raises: the service's errors, typer.Exit when a signal ended it."""
+        if service is not None:
+            return run(with_running(service, self._run))
         given = {"node.engines": (), "node.engines_later": True, "data_dir": data_dir}
-        return await with_own(plan_of(resolve(given, defaults=UP.defaults)), self._run)
+        try:
+            return asyncio.run(with_own(plan_of(resolve(given, defaults=UP.defaults)), self._run))
+        except (asyncio.CancelledError, KeyboardInterrupt):  # a service of its own takes the signals
+            raise typer.Exit(Exit.INTERRUPTED) from None
 
     async def _run(self, client: ServerClient, _token: str | None) -> VettingRun:
         from gangline.vetting.held_out import against_held_out
@@ -154,7 +157,7 @@ class _VettingCommand:
             num_defective += record is not None and record.verdict == "defective"
             progress.update(bar, advance=1, found=f"{num_defective} defective" if num_defective else "")
 
-        run = VettingRun(
+        audits = VettingRun(
             client,
             self._subjects,
             self._folder,
@@ -163,10 +166,10 @@ class _VettingCommand:
             shared=shared,
             on_task=count,
         )
-        progress.update(bar, completed=len(run.records))
+        progress.update(bar, completed=len(audits.records))
         with progress:
-            await run.run()
-        return run
+            await audits.run()
+        return audits
 
 
 def _running(data: Path | None, server: str | None) -> Service | None:
@@ -213,23 +216,23 @@ def _name_of(source: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-.") or "tasks"
 
 
-def _write(run: VettingRun, subjects: Sequence[Subject], out: Path, html: Path | None) -> None:
+def _write(audits: VettingRun, subjects: Sequence[Subject], out: Path, html: Path | None) -> None:
     from gangline.vetting.run import vetted_task
 
-    records = {record.name: record for record in run.records}
+    records = {record.name: record for record in audits.records}
     lines: list[dict[str, Any]] = [
         vetted_task(one, records[one.name]) if one.name in records else one.task for one in subjects
     ]
     out.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     if html is not None:
-        html.write_text(html_page(run.records, run.failures))
+        html.write_text(html_page(audits.records, audits.failures))
 
 
-def _show(run: VettingRun, out: Path, *, as_json: bool) -> None:
+def _show(audits: VettingRun, out: Path, *, as_json: bool) -> None:
     if as_json:
-        print_json(as_document(run.records, run.failures) | {"tasks_file": str(out)})
+        print_json(as_document(audits.records, audits.failures) | {"tasks_file": str(out)})
         return
-    for line in report_lines(run.records, run.failures):
+    for line in report_lines(audits.records, audits.failures):
         console().print(line, markup=False, soft_wrap=True)
     console().print(f"tasks with their verdicts: {out}", markup=False, soft_wrap=True)
 
