@@ -178,11 +178,15 @@ def _common(words: list[str], chance: random.Random) -> str:
     return words[min(int(chance.paretovariate(0.6)) - 1, len(words) - 1)]
 
 
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
 def _store_many(folder: Path, words: list[str], chance: random.Random) -> None:
     """As the server stores them, without its syncs."""
     path = database_path(folder)
     path.parent.mkdir(parents=True)
-    results = ResultStore(results_path(folder), write=lambda file, data: file.write_bytes(data) and None)
+    results = ResultStore(results_path(folder), write=_write)
     results.prepare()
     with TaskStore(path) as store:
         for number in range(NUM_FOUND // 100):
