@@ -154,3 +154,25 @@ def test_an_evaluation_that_is_not_there_names_those_that_are(up: UpProcess) -> 
     done = gangline("compare", "nothing", "nothing", "--data", up.data)
     assert done.returncode == 4
     assert "there is no report of 'nothing'" in done.stderr
+
+
+def test_sigterm_ends_it_with_its_code_and_cancels_what_runs(up: UpProcess, tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    agent = {"harness": "shell", "settings": {"command": "sleep 600"}}
+    path.write_text(json.dumps({"task_id": "long", "instruction": "Wait.", "agent": agent}) + "\n")
+    running = subprocess.Popen(
+        [*COMMAND, *arguments(up, path, "stopped")], stderr=subprocess.PIPE, text=True, env=clean_environment()
+    )
+
+    def states() -> list[str]:
+        listed = gangline("list", "sessions", "--json", "--data", up.data)
+        return [one["state"] for one in json.loads(listed.stdout)["sessions"] if one["task_id"].startswith("stopped-")]
+
+    try:
+        wait_for(lambda: "leased" in states())
+    finally:
+        running.send_signal(signal.SIGTERM)
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 143
+    assert "Start it again to continue." in said
+    assert set(states()) == {"ended"}

@@ -36,7 +36,7 @@ from gangline.cli.service.through import with_own, with_running
 from gangline.cli.service.up import plan_of
 from gangline.cli.tasks.files import read_tasks, validated
 from gangline.cli.terminal.exits import Exit
-from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json
+from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json, run
 from gangline.client.running import find_service
 from gangline.domain.errors import InvalidRequest
 from gangline.settings import Settings
@@ -90,12 +90,11 @@ def evaluate(
     folder = data_dir / "evals" / spec.name
     service = {"node.engines": engine, "node.capture": capture, "node.engine_key_env": engine_key_env}
     given = {key: value for key, value in service.items() if value is not None}
-    run = _EvaluationCommand(spec, budget, folder, in_flight)
     try:
-        done = asyncio.run(run.through(given, data_dir, data, server))
-    except (asyncio.CancelledError, KeyboardInterrupt):
+        done = _EvaluationCommand(spec, budget, folder, in_flight).through(given, data_dir, data, server)
+    except typer.Exit:
         notes().print("Stopped. Start it again to continue.")
-        raise typer.Exit(Exit.INTERRUPTED) from None
+        raise
     keys = [*(by or ()), *(("harness",) if len(harness or ()) > 1 else ())]
     report = make_report(
         spec.name, done.records, num_samples=samples, ks=_ks(ks, samples), bar=bar, by=keys, prices=priced
@@ -114,16 +113,19 @@ class _EvaluationCommand:
     def __init__(self, spec: EvaluationSpec, budget: Budget, folder: Path, num_in_flight: int) -> None:
         self._spec, self._budget, self._folder, self._num_in_flight = spec, budget, folder, num_in_flight
 
-    async def through(
-        self, given: dict[str, Any], data_dir: Path, data: Path | None, server: str | None
-    ) -> EvaluationRun:
-        """given: settings of a service to start, by key; empty for the running one. Raises: the service's errors."""
+    def through(self, given: dict[str, Any], data_dir: Path, data: Path | None, server: str | None) -> EvaluationRun:
+        """given: settings of a service to start, by key; empty for the running one. Raises: the service's errors,
+        typer.Exit when a signal ended it."""
         if "node.engines" not in given and given:
             raise InvalidRequest("--capture and --engine-key-env are of a service that --engine starts.")
         if not given:
-            return await with_running(find_service(data, server), self._run)
+            return run(with_running(find_service(data, server), self._run))
         given["node.engines"] = (given["node.engines"],)
-        return await with_own(plan_of(resolve({**given, "data_dir": data_dir}, defaults=UP.defaults)), self._run)
+        plan = plan_of(resolve({**given, "data_dir": data_dir}, defaults=UP.defaults))
+        try:
+            return asyncio.run(with_own(plan, self._run))
+        except (asyncio.CancelledError, KeyboardInterrupt):  # a service of its own takes the signals
+            raise typer.Exit(Exit.INTERRUPTED) from None
 
     async def _run(self, client: ServerClient, _token: str | None) -> EvaluationRun:
         from gangline.evals.run import EvaluationRun
@@ -138,7 +140,7 @@ class _EvaluationCommand:
         def count(_records: Sequence[SessionRecord]) -> None:
             progress.advance(bar)
 
-        run = EvaluationRun(
+        evaluation = EvaluationRun(
             client,
             self._spec,
             self._folder,
@@ -146,10 +148,10 @@ class _EvaluationCommand:
             budget=self._budget,
             on_task=count,
         )
-        progress.update(bar, completed=len(self._spec.tasks) - run.num_left)
+        progress.update(bar, completed=len(self._spec.tasks) - evaluation.num_left)
         with progress:
-            await run.run()
-        return run
+            await evaluation.run()
+        return evaluation
 
 
 def _spec(source: str, name: str | None, num_samples: int, harnesses: tuple[str, ...]) -> EvaluationSpec:
