@@ -62,6 +62,11 @@ export class VirtualList extends Component {
     /** @type {Float64Array} Where each row begins, and the end of the last. */
     this.tops = new Float64Array(1);
     this.frame = 0;
+    /** @type {{index: number, below: number} | null} The row that was brought into view, and its pixels below the top. */
+    this.held = null;
+    this.release = () => {
+      this.held = null;
+    };
     this.resize = new ResizeObserver((entries) => this.measured(entries));
     this.schedule = () => {
       if (this.frame === 0) this.frame = requestAnimationFrame(() => this.look());
@@ -91,6 +96,7 @@ export class VirtualList extends Component {
 
   /** @param {ResizeObserverEntry[]} entries */
   measured(entries) {
+    if (this.held !== null && this.held.index >= this.props.count) this.held = null;
     let moved = 0;
     let changed = false;
     const scroller = this.scroller;
@@ -106,9 +112,13 @@ export class VirtualList extends Component {
     }
     if (changed) {
       this.place();
-      this.forceUpdate();
-      if (this.props.sticks) this.showEnd();
-      else if (moved !== 0 && scroller !== null) scroller.scrollTop += moved;
+      // Not earlier: until it is rendered the list is too short to be scrolled there.
+      this.forceUpdate(() => {
+        if (scroller === null) return;
+        if (this.props.sticks) this.showEnd();
+        else if (this.held !== null) scroller.scrollTop = this.tops[this.held.index] - this.held.below;
+        else if (moved !== 0) scroller.scrollTop += moved;
+      });
     }
     this.schedule();
   }
@@ -136,7 +146,7 @@ export class VirtualList extends Component {
   }
 
   /**
-   * Bring a row into view.
+   * Bring a row into view, and keep it where it is while rows above turn out higher or lower, until someone scrolls.
    * @param {number} index
    */
   show(index) {
@@ -145,6 +155,7 @@ export class VirtualList extends Component {
     const view = this.scroller;
     if (top < view.scrollTop || bottom - top > view.clientHeight) view.scrollTop = top;
     else if (bottom > view.scrollTop + view.clientHeight) view.scrollTop = bottom - view.clientHeight;
+    this.held = { index, below: top - view.scrollTop };
     this.look();
   }
 
@@ -173,6 +184,10 @@ export class VirtualList extends Component {
       class="scroller"
       ref=${this.holdScroller}
       onScroll=${this.schedule}
+      onWheel=${this.release}
+      onTouchMove=${this.release}
+      onPointerDown=${this.release}
+      onKeyDown=${this.release}
       role="feed"
       aria-label=${label}
       tabindex="-1"
