@@ -14,7 +14,7 @@ from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.domain.views import SessionView
 from gangline.store.journal.entries import Appended, Entry, EntryHead
-from gangline.store.sql.standing import Standing
+from gangline.store.sql.leasing import Standing
 
 sys.setswitchinterval(1e-6)
 data = encode_msgpack({record})

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 from gangline.domain.errors import LeaseLost
 from gangline.domain.session import Lease
-from gangline.store.sql.standing import Standing, cancel, expire, holds, lease, release, renew, report
+from gangline.store.sql.leasing import Standing, cancel, expire, holds, lease, release, renew, report
 from gangline.store.sql.tasks import TaskStore
 from support.service.running import beat, engine_down, request, result
 from support.store.postgres import Cluster

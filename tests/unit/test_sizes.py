@@ -18,7 +18,6 @@ UNMENDED = {
     "cli/tasks/submit.py submit",
     "gateway/backends/pool.py BackendPool",
     "server/run.py serving",
-    "store/sql/tasks.py TaskStore",
     "training/run/trainer.py Trainer",
 }
 

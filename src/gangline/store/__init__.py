@@ -1,5 +1,5 @@
 """Durable data: `sql/` has tasks and sessions, `journal/` model calls, `results/` results, `audit` control actions.
 
-What is documented as durable was synced before its function returned. Start with `sql/standing`, which decides where a
+What is documented as durable was synced before its function returned. Start with `sql/leasing`, which decides where a
 session goes next, or with `journal/log`.
 """

@@ -14,9 +14,9 @@ import msgspec
 
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.task import TaskRequest
-from gangline.store.sql import standing
+from gangline.store.sql import leasing
+from gangline.store.sql.leasing import Standing
 from gangline.store.sql.outbox import Callback, Outbox
-from gangline.store.sql.standing import Standing
 from gangline.store.sql.tasks import TaskStore
 from support.service.running import NODE_URL
 
@@ -184,7 +184,7 @@ class PureServer:
                 break
             if row.standing.state != "queued" or (row.standing.ready_at or 0.0) > now:
                 continue
-            after = standing.lease(row.standing, node_id=node_id, now=now, lease_s=self._lease_s)
+            after = leasing.lease(row.standing, node_id=node_id, now=now, lease_s=self._lease_s)
             row.standing = after
             leases.append(
                 Lease(
@@ -206,12 +206,12 @@ class PureServer:
             here = row.standing
             given = here.state == "leased" and here.node_id == beat.node_id and here.stage is None
             if given and session_id not in beat.sessions and (here.leased_at or 0.0) < now - self._lease_s / 3:
-                self._move(session_id, standing.release(here, node_id=beat.node_id, fence=here.fence))
+                self._move(session_id, leasing.release(here, node_id=beat.node_id, fence=here.fence))
         renewed: list[str] = []
         lost: list[str] = []
         for session_id, (fence, stage) in beat.sessions.items():
             here = self._rows[session_id].standing
-            after = standing.renew(here, node_id=beat.node_id, fence=fence, stage=stage, now=now, lease_s=self._lease_s)
+            after = leasing.renew(here, node_id=beat.node_id, fence=fence, stage=stage, now=now, lease_s=self._lease_s)
             self._move(session_id, after)
             if after is not None:
                 renewed.append(session_id)
@@ -220,12 +220,12 @@ class PureServer:
         return HeartbeatReply(renewed=tuple(renewed), lost=tuple(lost), lease_s=self._lease_s)
 
     def release(self, node_id: str, session_id: str, fence: int) -> None:
-        self._move(session_id, standing.release(self._rows[session_id].standing, node_id=node_id, fence=fence))
+        self._move(session_id, leasing.release(self._rows[session_id].standing, node_id=node_id, fence=fence))
 
     def report(self, result: SessionResult, keep: Callable[[], None]) -> None:
         before = self._rows[result.session_id].standing
-        ready_at = self._clock() + standing.retry_pause_s(before.attempt, base_s=RETRY_BASE_S)
-        after = standing.report(
+        ready_at = self._clock() + leasing.retry_pause_s(before.attempt, base_s=RETRY_BASE_S)
+        after = leasing.report(
             before, fence=result.fence, outcome=result.outcome, failure=result.failure, ready_at=ready_at
         )
         if after is not before:
@@ -235,11 +235,11 @@ class PureServer:
     def cancel(self, task_id: str) -> None:
         for session_id, row in list(self._rows.items()):
             if row.task_id == task_id:
-                self._move(session_id, standing.cancel(row.standing))
+                self._move(session_id, leasing.cancel(row.standing))
 
     def sweep(self) -> None:
         for session_id, row in list(self._rows.items()):
-            self._move(session_id, standing.expire(row.standing, now=self._clock()))
+            self._move(session_id, leasing.expire(row.standing, now=self._clock()))
 
     def start_again(self) -> None:
         for row in self._rows.values():

@@ -1,6 +1,6 @@
 """The rollout service, without HTTP: admission, leases, results, cancelling, and the sweeping of lost leases.
 
-Long polls wait on a notifier that durable events trigger; `store.sql.standing` decides on transitions.
+Long polls wait on a notifier that durable events trigger; `store.sql.leasing` decides on transitions.
 """
 
 from __future__ import annotations

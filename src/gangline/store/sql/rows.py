@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from gangline.domain.errors import NotFound
 from gangline.domain.views import Event
+from gangline.store.sql.leasing import Standing
 from gangline.store.sql.schema import IN_QUEUE, WAITING, events, sessions
-from gangline.store.sql.standing import Standing
 
 __all__ = [
     "Unit",
@@ -43,11 +43,15 @@ _ADD_EVENTS = sa.insert(events)
 
 
 class Unit:
-    """One write transaction: its connection, its single timestamp, and its events."""
+    """One write transaction: its connection, its single timestamp, and its events.
 
-    def __init__(self, conn: sa.Connection, now: float) -> None:
+    callback_expiry_s: how long the callbacks of tasks that end in it are tried.
+    """
+
+    def __init__(self, conn: sa.Connection, now: float, *, callback_expiry_s: float) -> None:
         self.conn = conn
         self.now = now
+        self.callback_expiry_s = callback_expiry_s
         self.events: list[Event] = []
 
     def emit(self, kind: str, task_id: str | None = None, session_id: str | None = None, **data: Any) -> None:

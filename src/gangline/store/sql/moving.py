@@ -1,0 +1,101 @@
+"""Writing a decision about a session: its row, the event that announces it, and the end of its task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from gangline.domain.errors import Failure
+from gangline.domain.lifecycle import TaskState
+from gangline.store.sql.leasing import Standing
+from gangline.store.sql.outbox import add_callback
+from gangline.store.sql.reader import task_view
+from gangline.store.sql.rows import Unit, write_standing
+from gangline.store.sql.schema import tasks
+
+__all__ = ["move"]
+
+_MAX_TOLD_CHARS = 300
+"""Characters of a failure's message in an event; the session's view has all of it."""
+
+# Made once, as in rows.py.
+_IT = tasks.c.task_id == sa.bindparam("id")
+_END_TASK = sa.update(tasks).where(_IT)
+_COUNT = (
+    sa.update(tasks)
+    .where(_IT)
+    .values(
+        num_open=tasks.c.num_open - sa.bindparam("num_ended"),
+        result_bytes=tasks.c.result_bytes + sa.bindparam("num_bytes"),
+    )
+    .returning(tasks.c.num_open)
+)
+_BODY = sa.select(tasks.c.body).where(_IT)
+
+
+def move(
+    unit: Unit,
+    row: sa.RowMapping,
+    after: Standing | None,
+    *,
+    kind: str = "session.requeued",
+    ends_task: TaskState = "ended",
+    num_bytes: int = 0,
+    **columns: Any,
+) -> None:
+    """Write where the session now stands, emit its event, and end its task with its last session.
+
+    after: None changes nothing.
+    kind: of the event, where the session does not end.
+    ends_task: the task's state, should this end it.
+    num_bytes: of a result that was stored for it.
+    columns: more of its row, where it ends.
+    """
+    if after is None:
+        return
+    session_id, task_id = row["session_id"], row["task_id"]
+    if after.state == "ended":
+        write_standing(unit, row, after, ended_at=unit.now, **columns)
+        unit.emit(
+            "session.ended",
+            task_id,
+            session_id,
+            outcome=after.outcome,
+            attempt=after.attempt,
+            node=after.node_id,
+            reward=columns.get("reward"),
+            **_why(after.failure),
+        )
+        if _count(unit, task_id, num_ended=1, num_bytes=num_bytes) == 0:
+            _end_task(unit, task_id, ends_task)
+    else:
+        write_standing(unit, row, after)
+        if num_bytes:
+            _count(unit, task_id, num_bytes=num_bytes)
+        why = _why(after.failure) if kind == "session.requeued" else {}
+        if after.ready_at is not None:
+            why["ready_at"] = after.ready_at
+        unit.emit(kind, task_id, session_id, node=after.node_id, attempt=after.attempt, **why)
+
+
+def _why(failure: Failure | None) -> dict[str, Any]:
+    """The failure's fields in an event."""
+    if failure is None:
+        return {}
+    return {"boundary": failure.boundary, "code": failure.code, "message": failure.message[:_MAX_TOLD_CHARS]}
+
+
+def _count(unit: Unit, task_id: str, *, num_ended: int = 0, num_bytes: int = 0) -> int:
+    """Returns how many sessions of the task are still open."""
+    return unit.conn.scalar(_COUNT, {"id": task_id, "num_ended": num_ended, "num_bytes": num_bytes}) or 0
+
+
+def _end_task(unit: Unit, task_id: str, status: TaskState) -> None:
+    unit.conn.execute(_END_TASK, {"id": task_id, "status": status, "ended_at": unit.now})
+    body = unit.conn.scalar(_BODY, {"id": task_id}) or "{}"
+    if msgspec.json.decode(body).get("callback_url"):
+        view = task_view(unit.conn, task_id)
+        add_callback(unit.conn, view, now=unit.now, expiry_s=unit.callback_expiry_s)
+    unit.emit("task.ended", task_id, status=status)

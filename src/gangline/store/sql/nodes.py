@@ -1,0 +1,162 @@
+"""Nodes and the leases that they hold: nodes make themselves known, claim sessions, and renew their leases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from gangline.domain.errors import NodeIdTaken
+from gangline.domain.session import Heartbeat, HeartbeatReply, Lease
+from gangline.store.sql import leasing
+from gangline.store.sql.leasing import Standing
+from gangline.store.sql.moving import move
+from gangline.store.sql.rows import (
+    Unit,
+    let_in,
+    locked_rows,
+    queued_rows,
+    rows_named,
+    standing_of,
+    write_standings,
+)
+from gangline.store.sql.schema import LEASED, nodes, sessions, tasks
+from gangline.store.sql.submitting import remember_turns
+
+__all__ = ["claim", "hear", "meet_node", "renew"]
+
+# Made once, as in rows.py.
+_START_TASK = sa.update(tasks).where(tasks.c.task_id == sa.bindparam("id"), tasks.c.status == "queued")
+_THESE = tasks.c.task_id.in_(sa.bindparam("ids", expanding=True))
+_BODIES = sa.select(tasks.c.task_id, tasks.c.status, tasks.c.body).where(_THESE)
+_SAME_NODE = sa.or_(
+    nodes.c.identity.is_(None),
+    nodes.c.identity == sa.bindparam("same"),
+    nodes.c.last_seen_at <= sa.bindparam("gone_since"),
+)
+_HEARD = sa.update(nodes).where(nodes.c.node_id == sa.bindparam("id"), _SAME_NODE)
+_KNOWN_NODE = sa.select(nodes.c.url, nodes.c.last_seen_at).where(nodes.c.node_id == sa.bindparam("id"))
+
+
+def meet_node(unit: Unit, node_id: str, *, identity: str, lease_s: float, **told: Any) -> None:
+    """Note that a node was heard. A node of another data folder may take an id that was silent for `lease_s`.
+
+    told: columns of its row. Raises: NodeIdTaken.
+    """
+    told |= {"identity": identity, "last_seen_at": unit.now}
+    which = {"id": node_id, "same": identity, "gone_since": unit.now - lease_s}
+    if unit.conn.execute(_HEARD, {**told, **which}).rowcount:
+        return
+    known = unit.conn.execute(_KNOWN_NODE, {"id": node_id}).first()
+    if known is not None:
+        raise _id_taken(node_id, known.url, free_in_s=known.last_seen_at + lease_s - unit.now)
+    blank = {"capacity": 0, "draining": False, "backends": "[]", "metrics": "{}"}
+    first = {"node_id": node_id, "first_seen_at": unit.now}
+    unit.conn.execute(sa.insert(nodes).values(**{**blank, **told, **first}))
+    unit.emit("node.joined", node=node_id, url=told.get("url"))
+
+
+def _id_taken(node_id: str, url: str, *, free_in_s: float) -> NodeIdTaken:
+    return NodeIdTaken(
+        f"another node has the id {node_id!r}: it runs from another data folder, at {url}. Give this one another --id, "
+        f"or stop the other; if the other is gone, its id is free in {max(1, math.ceil(free_in_s))} s."
+    )
+
+
+def claim(
+    unit: Unit, node_id: str, max_sessions: int, task_ids: Sequence[str] | None, *, lease_s: float
+) -> list[Lease]:
+    """Lease up to `max_sessions` sessions from the head of the queue; tasks whose first one is leased have begun."""
+    let_in(unit)
+    claimed = [
+        (row, leasing.lease(standing_of(row), node_id=node_id, now=unit.now, lease_s=lease_s))
+        for row in queued_rows(unit, max_sessions, task_ids)
+    ]
+    if not claimed:
+        return []
+    write_standings(unit, claimed)
+    remember_turns(unit, [row for row, _ in claimed])
+    found = unit.conn.execute(_BODIES, {"ids": sorted({row["task_id"] for row, _ in claimed})}).all()
+    for task_id in sorted(row.task_id for row in found if row.status == "queued"):
+        if unit.conn.execute(_START_TASK, {"id": task_id, "status": "running", "started_at": unit.now}).rowcount:
+            unit.emit("task.started", task_id)
+    bodies = {row.task_id: msgspec.json.decode(row.body) for row in found}
+    return [_lease(unit, row, after, lease_s, bodies[row["task_id"]]) for row, after in claimed]
+
+
+def _lease(unit: Unit, row: sa.RowMapping, after: Standing, lease_s: float, task: dict[str, Any]) -> Lease:
+    session_id, task_id = row["session_id"], row["task_id"]
+    unit.emit("session.leased", task_id, session_id, node=after.node_id, attempt=after.attempt, fence=after.fence)
+    return Lease(
+        session_id=session_id,
+        task_id=task_id,
+        sample_index=row["sample_index"],
+        attempt=after.attempt,
+        fence=after.fence,
+        expires_at=unit.now + lease_s,
+        lease_s=lease_s,
+        task=task,
+    )
+
+
+def hear(unit: Unit, beat: Heartbeat, *, lease_s: float) -> HeartbeatReply:
+    """Renew the leases that the node still holds; name the sessions that it must drop. Raises: NodeIdTaken."""
+    meet_node(
+        unit,
+        beat.node_id,
+        identity=beat.identity,
+        lease_s=lease_s,
+        url=beat.url,
+        capacity=beat.capacity,
+        draining=beat.draining,
+        backends=msgspec.json.encode(beat.backends).decode(),
+        metrics=msgspec.json.encode(beat.metrics).decode(),
+    )
+    _take_back_unheard(unit, beat, lease_s)
+    rows = rows_named(unit, list(beat.sessions))
+    renewed = _renew(unit, rows, beat, lease_s)
+    reported = {str(row["session_id"]) for row in rows if _is_reported(row, beat)}
+    lost = set(beat.sessions) - renewed - reported
+    return HeartbeatReply(renewed=tuple(sorted(renewed)), lost=tuple(sorted(lost)), lease_s=lease_s)
+
+
+def renew(unit: Unit, beat: Heartbeat, *, lease_s: float) -> set[str]:
+    """Renew leases that the server itself keeps for a node, which is not thereby heard. Returns those it holds."""
+    return _renew(unit, rows_named(unit, list(beat.sessions)), beat, lease_s)
+
+
+def _take_back_unheard(unit: Unit, beat: Heartbeat, lease_s: float) -> None:
+    """Put back leases whose answer never reached the node: given out a while ago, and not named by its heartbeat.
+
+    Should the answer come after all, its fence is an old one.
+    """
+    given = LEASED & (sessions.c.node_id == beat.node_id) & sessions.c.stage.is_(None)
+    for row in locked_rows(unit, given & (sessions.c.leased_at < unit.now - lease_s / 3)):
+        if row["session_id"] not in beat.sessions:
+            after = leasing.release(standing_of(row), node_id=beat.node_id, fence=row["fence"])
+            move(unit, row, after, kind="session.released")
+
+
+def _renew(unit: Unit, rows: Sequence[sa.RowMapping], beat: Heartbeat, lease_s: float) -> set[str]:
+    """Returns the ids of those that the node still holds."""
+    renewed: list[tuple[sa.RowMapping, Standing]] = []
+    for row in rows:
+        fence, stage = beat.sessions[row["session_id"]]
+        before = standing_of(row)
+        after = leasing.renew(before, node_id=beat.node_id, fence=fence, stage=stage, now=unit.now, lease_s=lease_s)
+        if after is None:
+            continue
+        renewed.append((row, after))
+        if before.stage != after.stage:
+            unit.emit("session.stage", row["task_id"], row["session_id"], node=beat.node_id, stage=stage)
+    write_standings(unit, renewed)
+    return {str(row["session_id"]) for row, _ in renewed}
+
+
+def _is_reported(row: sa.RowMapping, beat: Heartbeat) -> bool:
+    """Whether the node's result is here already, though it has not heard so: nothing to renew, nothing to drop."""
+    fence, _stage = beat.sessions[row["session_id"]]
+    return row["reported_fence"] == fence > 0
