@@ -2,11 +2,14 @@
 
 The bootstrap is short enough for any command line. It reads the modules from descriptor 3 and imports them from memory,
 so that the sandbox's disk has nothing of them that an agent could change before, or find after. They travel as bytecode
-beside their source: a Python in the sandbox of the node's own version need not compile them.
+beside their source: a Python in the sandbox of the node's own version need not compile them. Each is compressed for
+itself, because a process unpacks only what it imports: a server's start is mostly page faults.
 """
 
 from __future__ import annotations
+import __future__
 
+import ast
 import importlib.util
 import json
 import marshal
@@ -14,6 +17,7 @@ import zlib
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 __all__ = ["server_argv", "server_program"]
@@ -24,8 +28,8 @@ _BOOTSTRAP = """\
 import sys
 sys.path[:] = [folder for folder in sys.path if folder]
 import marshal, os, zlib
-from importlib._bootstrap_external import MAGIC_NUMBER
-from importlib.machinery import ModuleSpec
+from _frozen_importlib import ModuleSpec
+from _frozen_importlib_external import MAGIC_NUMBER
 os.set_blocking(3, True)
 def read(size):
     data = b""
@@ -35,7 +39,7 @@ def read(size):
             sys.exit("the channel ended before the program came")
         data += piece
     return data
-program = marshal.loads(zlib.decompress(read(int(read(8), 16))))
+program = marshal.loads(read(int(read(8), 16)))
 class Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -48,9 +52,9 @@ class Finder:
     def exec_module(module):
         name = module.__name__
         if program["magic"] == MAGIC_NUMBER.hex():
-            code = marshal.loads(program["bytecode"][name])
+            code = marshal.loads(zlib.decompress(program["bytecode"][name]))
         else:
-            code = compile(program["modules"][name], "<%s>" % name, "exec")
+            code = compile(zlib.decompress(program["modules"][name]), "<%s>" % name, "exec")
         exec(code, module.__dict__)
 sys.meta_path.insert(0, Finder)
 __import__("gangline_tools." + program["main"])
@@ -69,7 +73,7 @@ def server_argv(python: str) -> list[str]:
 
 
 def server_program(options: Mapping[str, Any]) -> bytes:
-    """The first bytes for descriptor 3: eight hexadecimal digits, the length, and what `marshal` makes, compressed."""
+    """The first bytes for descriptor 3: eight hexadecimal digits, the length, and what `marshal` makes."""
     return _encoded(json.dumps(options, sort_keys=True))
 
 
@@ -77,13 +81,13 @@ def server_program(options: Mapping[str, Any]) -> bytes:
 def _encoded(options: str) -> bytes:
     program = {
         "bootstrap": _BOOTSTRAP,
-        "modules": _modules(),
-        "bytecode": _bytecode(),
+        "modules": {name: zlib.compress(source.encode()) for name, source in _modules().items()},
+        "bytecode": {name: zlib.compress(marshal.dumps(_compiled(name))) for name in _modules()},
         "magic": importlib.util.MAGIC_NUMBER.hex(),
         "main": "server",
         "options": json.loads(options),
     }
-    data = zlib.compress(marshal.dumps(program, _OLDEST_FORMAT))
+    data = marshal.dumps(program, _OLDEST_FORMAT)
     return b"%08x" % len(data) + data
 
 
@@ -98,9 +102,8 @@ def _modules() -> dict[str, str]:
 
 
 @cache
-def _bytecode() -> dict[str, bytes]:
-    """Name -> code object of `_modules`."""
-    return {
-        name: marshal.dumps(compile(source, f"<{name}>", "exec", dont_inherit=True))
-        for name, source in _modules().items()
-    }
+def _compiled(name: str) -> CodeType:
+    """Without the import of `__future__`, for whose file a Python would look through its folders."""
+    tree = ast.parse(_modules()[name])
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.ImportFrom) and node.module == "__future__")]
+    return compile(tree, f"<{name}>", "exec", __future__.annotations.compiler_flag, dont_inherit=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import os
 import select
 import time
+
+try:
+    from _heapq import heappop, heappush
+except ImportError:  # another Python than CPython
+    from heapq import heappop, heappush
 
 TYPE_CHECKING = False  # `typing` takes as long to import as all the rest: see `gangline.tools.inside`
 if TYPE_CHECKING:
@@ -61,7 +65,7 @@ class Loop:
 
     def later(self, delay_s: float, call: Callable[[], None]) -> Timer:
         timer = Timer(call)
-        heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._count), timer))
+        heappush(self._timers, (time.monotonic() + delay_s, next(self._count), timer))
         return timer
 
     def stop(self) -> None:
@@ -79,13 +83,13 @@ class Loop:
             elif events & ~_READ and writer is not None:
                 writer()
         while self._timers and (self._timers[0][2].is_cancelled or self._timers[0][0] <= time.monotonic()):
-            timer = heapq.heappop(self._timers)[2]
+            timer = heappop(self._timers)[2]
             if not timer.is_cancelled:
                 timer.call()
 
     def _pause_ms(self) -> float | None:
         while self._timers and self._timers[0][2].is_cancelled:
-            heapq.heappop(self._timers)
+            heappop(self._timers)
         if not self._timers:
             return None
         return max(0.0, 1000 * (self._timers[0][0] - time.monotonic()) + 0.5)

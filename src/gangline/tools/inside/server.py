@@ -7,6 +7,8 @@ the socket ends the server and all that it has started in the foreground.
 
 from __future__ import annotations
 
+import os
+
 from .loop import Lines, Loop
 from .messages import dumps, loads
 from .python import Python
@@ -128,3 +130,4 @@ def main(fd: int, program: dict[str, Any]) -> None:
     _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
     _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
     Server(fd, program).serve()
+    os._exit(0)  # an interpreter's own end would look at all that it has once more

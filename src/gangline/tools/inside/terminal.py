@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import struct
+import sys
 import termios
 
 from .loop import Loop
@@ -107,7 +107,7 @@ class Terminal:
         termios.tcflush(self.master, termios.TCOFLUSH)
 
     def resize(self, rows: int, columns: int) -> None:
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        _set_size(self.master, rows, columns)
 
     def foreground(self) -> int:
         """The process group in the terminal's foreground."""
@@ -197,7 +197,7 @@ def _spawn(size: tuple[int, int], kind: _Kind, descriptors: tuple[int, int, int]
         master, slave = os.openpty()
     except OSError as error:
         raise Refused("no_terminal", f"the sandbox gives no pseudo-terminal: {error}") from error
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    _set_size(slave, *size)
     pid = os.fork()
     if pid == 0:
         try:
@@ -206,6 +206,12 @@ def _spawn(size: tuple[int, int], kind: _Kind, descriptors: tuple[int, int, int]
             os._exit(127)
     os.close(slave)
     return pid, master
+
+
+def _set_size(fd: int, rows: int, columns: int) -> None:
+    """The kernel's `struct winsize`: four short integers. The module `struct` would be one more file to find."""
+    size = b"".join(number.to_bytes(2, sys.byteorder) for number in (rows, columns, 0, 0))
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, size)
 
 
 def _become_shell(slave: int, kind: _Kind, descriptors: tuple[int, int, int]) -> None:

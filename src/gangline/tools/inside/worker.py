@@ -5,7 +5,6 @@ from __future__ import annotations
 import _socket
 import marshal
 import os
-import zlib
 
 from .loop import Lines, Loop
 
@@ -82,8 +81,8 @@ class Worker:
 
 
 def encoded(program: dict[str, Any]) -> bytes:
-    """A program as `bootstrap` reads it: eight hexadecimal digits, its length, and what `marshal` makes, compressed."""
-    data = zlib.compress(marshal.dumps(program), 1)
+    """A program as `bootstrap` reads it: eight hexadecimal digits, its length, and what `marshal` makes."""
+    data = marshal.dumps(program)
     return b"%08x" % len(data) + data
 
 
