@@ -29,8 +29,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 _LONGEST_TEARDOWN_S = 240
 
-# A collection of garbage visits all that is alive: while the tests are imported, more of it each time. That takes 7 of 17
-# seconds, in each worker. Afterwards all that was imported stays, and is not visited again.
+# A collection of garbage visits all that is alive: while the tests are imported, more of it each time. That takes 7 of
+# 17 seconds, in each worker. Afterwards all that was imported stays, and is not visited again.
 gc.disable()
 
 
