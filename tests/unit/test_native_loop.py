@@ -66,6 +66,38 @@ async def test_a_call_that_the_engine_could_not_read_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "echo", "arguments": {"text": "x"}}',
+        'I look first.\n\n```json\n{"name": "echo", "parameters": {"text": "x"}}\n```',
+        '[{"name": "echo", "arguments": {"text": "x"}}]',
+        '{"type": "function", "function": {"name": "echo", "arguments": "{}"}}',
+        '{"name": "echo", "arguments": {"text": "brok',
+    ],
+)
+async def test_a_call_without_its_tags_is_reported_and_no_answer(text: str) -> None:
+    echo = EchoTool()
+    ended = await conversed([said(text), said("42")], [echo])
+    assert (ended.answer, echo.given) == ("42", [])
+    (report,) = ended.reports
+    assert "a tool call that could not be read" in report
+    given_up = await conversed([said(text)] * 4)
+    assert given_up.answer is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "fly", "arguments": {}}',
+        '{"name": "echo", "age": 7}',
+        'Nobody needs {"name": "echo", "arguments": {}} for that.',
+    ],
+)
+async def test_other_json_is_an_answer(text: str) -> None:
+    assert (await conversed([said(text)])).answer == text
+
+
+@pytest.mark.parametrize(
     ("call", "told"),
     [
         (called("a1", "echo", '{"text": '), "its arguments are not JSON"),

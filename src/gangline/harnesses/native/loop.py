@@ -4,7 +4,8 @@ Laws
 - The conversation only grows. The model's messages go back exactly as they came, so that tokens are continued, never
   rendered anew.
 - Each tool call has one result, in the order of the calls, before the model is asked again.
-- A reply that was cut off, or that has a call nobody could read, is no answer: the model gets a report and goes on.
+- A reply that was cut off, or that has a call nobody could read, even one without its tags, is no answer: the model
+  gets a report and goes on.
 - Every loop ends. A turn that does nothing but get a report is counted, and `max_reminders` of them may follow each
   other; turns that act are bounded by the session's limits, which refuse its model calls.
 """
@@ -14,10 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import msgspec
+
 from gangline.domain.errors import HarnessError
 from gangline.harnesses.native.config import SUBMIT, Finish
 from gangline.harnesses.native.model import Message, ModelReply
 from gangline.harnesses.native.toolbox import Acted, Toolbox
+from gangline.harnesses.native.untagged import has_untagged_call
 
 __all__ = ["Model", "converse"]
 
@@ -48,6 +52,8 @@ async def converse(
     num_in_vain = 0
     while True:
         reply = await model.ask(messages)
+        if not reply.calls and has_untagged_call(reply.text, toolbox.names):
+            reply = msgspec.structs.replace(reply, has_unread_calls=True)
         acted = await toolbox.act(reply.calls)
         messages += [reply.message, *acted.results]
         if acted.answer is not None:

@@ -43,7 +43,7 @@ class ModelReply(msgspec.Struct, frozen=True):
     is_cut_off: bool
     """By a limit of tokens."""
     has_unread_calls: bool
-    """The model wrote tool calls that the engine's parser could not read: they are part of the text."""
+    """The model wrote tool calls that nobody could read: they are part of the text."""
 
 
 class _Function(msgspec.Struct):

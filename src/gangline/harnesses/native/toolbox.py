@@ -7,7 +7,7 @@ wrote them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Self, cast
 
@@ -17,7 +17,7 @@ from gangline.harnesses.native.model import CalledTool, Message
 from gangline.tools.calls import observe
 from gangline.tools.contract import Tool, ToolContext
 
-__all__ = ["Acted", "Toolbox"]
+__all__ = ["Acted", "Toolbox", "offered"]
 
 _NOT_DONE = "not done: the task was submitted before"
 
@@ -48,15 +48,13 @@ class Toolbox:
         self._opened = AsyncExitStack()
 
     @property
+    def names(self) -> Collection[str]:
+        return self._tools.keys()
+
+    @property
     def offered(self) -> list[Message]:
-        """The tools as the Chat API takes them."""
-        return [
-            {
-                "type": "function",
-                "function": {"name": name, "description": tool.description, "parameters": dict(tool.parameters)},
-            }
-            for name, tool in self._tools.items()
-        ]
+        """See `offered`."""
+        return offered(self._tools.values())
 
     async def __aenter__(self) -> Self:
         """Raises: HarnessError when a tool cannot be used in this session."""
@@ -103,6 +101,17 @@ class Toolbox:
         if tool is None:
             raise _Unreadable(f"there is no tool {call.name!r}; there are: {', '.join(self._tools)}")
         return tool, _arguments(call, tool.parameters)
+
+
+def offered(tools: Iterable[Tool]) -> list[Message]:
+    """The tools as the Chat API takes them."""
+    return [
+        {
+            "type": "function",
+            "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
+        }
+        for tool in tools
+    ]
 
 
 def _arguments(call: CalledTool, schema: Mapping[str, Any]) -> dict[str, Any]:
