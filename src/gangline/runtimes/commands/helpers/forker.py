@@ -33,7 +33,7 @@ else:
 __all__ = ["WALL", "Forker"]
 
 WALL = 0x40000000
-"""Of `waitpid`: children that are not seen otherwise, too."""
+"""An option of `waitpid`: children that are not seen otherwise, too."""
 
 _ASK = b"f"
 _GO = b"g"
