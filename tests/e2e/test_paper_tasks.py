@@ -95,12 +95,17 @@ async def test_the_task_runs_and_its_callback_brings_the_trace_and_the_reward(
         async with http.post(f"{server.url}/rollout/task/submit", json=task) as reply:
             assert reply.status == 200, await reply.text()
         body = await asyncio.wait_for(told.get(), 120)
-        async with http.get(f"{server.url}/rollout/task/{task['task_id']}") as reply:
+        path = f"{server.url}/rollout/task/{task['task_id']}"
+        async with http.get(path) as reply:
             assert await reply.json() == body
+        async with http.get(f"{path}?logprobs=objects") as reply:  # as A.4 prints them
+            (told_again,) = (await reply.json())["results"]
+        entries = told_again["trajectory"]["traces"][0]["response_logprobs"]
     (result,) = body["results"]
     assert (result["status"], result["metadata"]["reward"]) == ("COMPLETED", reward), result
     (trace,) = result["trajectory"]["traces"]
     assert trace["prompt_messages"] == [{"role": "user", "content": task["instruction"]}]
     assert trace["reward"] == reward
-    assert "".join(entry["token"] for entry in trace["response_logprobs"]) == "I fixed it<|im_end|>"
-    assert [entry["token_id"] for entry in trace["response_logprobs"]] == trace["response_ids"]
+    assert "".join(entry["token"] for entry in entries) == "I fixed it<|im_end|>"
+    assert [entry["token_id"] for entry in entries] == trace["response_ids"]
+    assert [entry["logprob"] for entry in entries] == trace["response_logprobs"]

@@ -112,7 +112,7 @@ async def test_a_group_counts_it_as_invalid_and_other_systems_are_told(tmp_path:
     result = await ended(tmp_path, "true")
     with pytest.raises(InvalidGroup, match="s1: it ended as no_model_call"):
         judge_group("t1", [result], 1)
-    polar = polar_result(result, "shell", "floats")
+    polar = polar_result(result, {"agent": {"harness": "shell"}}, "floats")
     assert (polar["status"], polar["metadata"]["outcome"]) == ("ERROR", "no_model_call")
     assert "without a model call" in polar["error"]
     job = job_result(result, "j", {}, ())

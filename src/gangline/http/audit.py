@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import time
 from contextvars import ContextVar
@@ -61,11 +62,30 @@ def who(token: str | None) -> str:
 
 
 def given_token(request: web.Request) -> str:
-    """The bearer token of a request, else the one in the header of Polar's clients; empty when there is none."""
+    """The bearer token of a request, or its password; else the one in the header of Polar's clients; empty when there
+    is none.
+
+    Clients take the password from a URL, `http://any:TOKEN@host`: those of Polar and ProRL Agent have no other place
+    for a token in most of their requests.
+    """
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    if scheme:
-        return token.strip() if scheme.lower() == "bearer" else ""
-    return request.headers.get("X-Polar-Control-Token", "")
+    match scheme.lower():
+        case "":
+            return request.headers.get("X-Polar-Control-Token", "")
+        case "bearer":
+            return token.strip()
+        case "basic":
+            return _password(token.strip())
+        case _:
+            return ""
+
+
+def _password(credentials: str) -> str:
+    """Source: RFC 7617. Empty where they cannot be read."""
+    try:
+        return base64.b64decode(credentials, validate=True).decode("utf-8", "surrogateescape").partition(":")[2]
+    except ValueError:
+        return ""
 
 
 def audited(handler: Handler, actions: Actions, *, routine: bool, path: str | None = None) -> Handler:

@@ -1,6 +1,7 @@
 """A task, a session's result and a trace in Polar's words; pure.
 
-Source: Polar, A.4 (trace), A.5 (poll), 3.3.2 (a timeout keeps its partial traces).
+Source: Polar, A.4 (trace), A.5 (poll), 3.3.2 (a timeout keeps its partial traces); its published models, which read
+these records.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ __all__ = ["LogprobForm", "chat_tools", "polar_result", "polar_session_status", 
 
 LogprobForm = Literal["objects", "floats"]
 """`response_logprobs` as the paper has it, `{"token", "token_id", "logprob"}` for a sampled token and no `token` for
-others; or as numbers, as its later code has it."""
+others; or as numbers, as its published code has it, which refuses objects."""
 
 _STATUSES: dict[Outcome, str] = {
     "completed": "COMPLETED",
     **dict.fromkeys(STOPPED_BY_LIMIT, "COMPLETED"),
     "agent_timeout": "TIMEOUT",
 }
+_SCHEDULING = ("group_id", "policy_version", "rollout_step")
+"""What a trainer finds its group by, in the metadata of its task."""
 _STAGE_FIELDS = {"init": "init_ms", "ready": "ready_queue_ms", "run": "run_ms", "postrun": "postrun_ms"}
 
 
@@ -41,15 +44,16 @@ def polar_session_status(outcome: Outcome) -> str:
     return _STATUSES.get(outcome, "ERROR")
 
 
-def polar_result(result: SessionResult, harness: str, form: LogprobForm) -> dict[str, Any]:
-    """A session's result, with its traces as in A.4."""
+def polar_result(result: SessionResult, request: Mapping[str, Any], form: LogprobForm) -> dict[str, Any]:
+    """A session's result, with its traces as in A.4. request: its task, as JSON data."""
     status = polar_session_status(result.outcome)
     error = None if result.failure is None else result.failure.message
     if status == "ERROR" and error is None:
         error = result.outcome
     trajectory = result.trajectory
     traces = () if trajectory is None else with_whole_prompts(trajectory.traces)
-    about = {"session_id": result.session_id, "task_id": result.task_id, "harness": harness}
+    agent: Mapping[str, Any] = request.get("agent", {})
+    about = {"session_id": result.session_id, "task_id": result.task_id, "harness": str(agent.get("harness"))}
     if trajectory is not None:
         about["builder"] = trajectory.builder
     return {
@@ -58,15 +62,35 @@ def polar_result(result: SessionResult, harness: str, form: LogprobForm) -> dict
         "status": status,
         "trajectory": {
             "status": status,
-            "metadata": about | {"record_count": 0 if trajectory is None else trajectory.num_completions},
+            "metadata": about | _whole(result, request),
             "traces": [_trace(trace, result.reward, about, form) for trace in traces],
             "error": error,
         },
         "timing": _timing(result),
         "node_id": result.node_id,
         "error": error,
-        "metadata": {"outcome": result.outcome, "attempt": result.attempt, "reward": result.reward},
+        "metadata": {"outcome": result.outcome, "attempt": result.attempt, "reward": result.reward}
+        | request.get("metadata", {}),
     }
+
+
+def _whole(result: SessionResult, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata of the whole trajectory, beside its ids."""
+    metadata: dict[str, Any] = request.get("metadata", {})
+    found: dict[str, Any] = {name: metadata[name] for name in _SCHEDULING if name in metadata}
+    found["record_count"] = 0 if result.trajectory is None else result.trajectory.num_completions
+    found["task_metadata"] = metadata
+    if result.reward is not None:
+        found["evaluation"] = {"outcome_reward": result.reward}
+    if result.outcome == "agent_timeout":
+        source = "agent" if metadata.get("agent_timeout") == request.get("timeout_seconds") else "session"
+        found["agent_result"] = {
+            "status": "timeout",
+            "return_code": -1,
+            "timeout_source": source,
+            "timeout_stage": "exec",
+        }
+    return found
 
 
 def _timing(result: SessionResult) -> dict[str, float]:

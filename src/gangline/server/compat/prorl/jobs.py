@@ -85,7 +85,7 @@ def job_result(
     """The answer of `/process`: reward, trajectory, messages with their ids, and any failure with its boundary."""
     instance = cast("dict[str, Any]", request.get("metadata", {})).get("instance", {})
     messages, tools = _messages(result)
-    told = polar_result(result, str(request.get("agent", {}).get("harness")), "floats")
+    told = polar_result(result, {**request, "metadata": {}}, "floats")
     timing = {timing.stage: timing.ended_at - timing.started_at for timing in result.timings}
     return {
         "job_id": job_id,
