@@ -21,7 +21,8 @@ from gangline.domain.tokens import logprobs, token_ids
 from gangline.domain.trajectory import Trace, Trajectory
 from gangline.evaluators.swe_bench import SweBenchConfig
 from gangline.http.listening import listening
-from gangline.server.compat.polar.tasks import needs_of_ours, task_from_polar
+from gangline.server.compat.polar.sessions import needs_of_ours
+from gangline.server.compat.polar.tasks import task_from_polar
 from gangline.server.run import serving
 from support.service.papers import filled, listing
 from support.service.running import FakeNode
@@ -393,7 +394,12 @@ ONLY_OURS: list[tuple[dict[str, Any], str]] = [
     ({"runtime": PAYLOAD["runtime"] | {"backend": "sandbox", "image": None}}, "runtime.backend"),
     ({"runtime": PAYLOAD["runtime"] | {"limits": {"disk_bytes": 5}}}, "runtime.limits.disk_bytes"),
     ({"runtime": PAYLOAD["runtime"] | {"network": "none"}}, "runtime.network"),
+    ({"runtime": PAYLOAD["runtime"] | {"allow_internet": False}}, "runtime.network"),
+    ({"runtime": PAYLOAD["runtime"] | {"limits": {"cpus": 1.5}}}, "runtime.limits.cpus"),
+    ({"runtime": PAYLOAD["runtime"] | {"prepare": [{"type": "write", "path": "a", "content": ""}]}}, "runtime.prepare"),
     ({"builder": {"strategy": "tree"}}, "builder.strategy"),
+    ({"builder": {"strategy": "per_request", "config": {"roles": ["main"]}}}, "builder.roles"),
+    ({"evaluator": {"strategy": "session_completed", "config": {"otherwise": -1.0}}}, "evaluator.config.otherwise"),
     ({"evaluator": PAYLOAD["evaluator"] | {"on_failure": 0.0}}, "evaluator.on_failure"),
 ]
 
@@ -404,14 +410,15 @@ def test_what_the_paper_has_no_words_for_needs_a_node_of_ours(change: dict[str, 
 
 
 def test_what_the_paper_has_words_for_needs_none():
-    runtime = PAYLOAD["runtime"] | {"memory_mb": 2, "cpus": 3, "allow_internet": False, "env": {"A": "1"}}
+    limits = {"memory_mb": 2, "cpus": 3, "storage_mb": 9, "env": {"A": "1"}}
+    runtime = PAYLOAD["runtime"] | limits | {"backend": "apptainer", "allow_internet": False}
     servers = [{"name": "files", "command": "mcp-files", "args": ["--root", "."], "env": {"A": "1"}}]
     agent = PAYLOAD["agent"] | {"mcp_servers": servers}
-    builder = {"strategy": "per_request", "config": {"roles": ["main"]}}
+    builder = {"strategy": "per_request", "config": {}}
     for task in (PAYLOAD, PAYLOAD | {"runtime": runtime, "agent": agent, "builder": builder, "evaluator": None}):
         assert needs_of_ours(task_from_polar(task)) == ()
-    bare = TaskRequest(instruction="x", runtime=RuntimeSpec(backend="docker"), agent=AgentSpec(harness="pi"))
-    assert needs_of_ours(bare) == ()
+    runtime = RuntimeSpec(backend="docker", network="full")
+    assert needs_of_ours(TaskRequest(instruction="x", runtime=runtime, agent=AgentSpec(harness="pi"))) == ()
 
 
 async def test_a_gateway_is_not_given_what_only_nodes_of_ours_run_and_the_task_says_so(

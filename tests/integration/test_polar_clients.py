@@ -6,7 +6,9 @@ Source: github.com/NVIDIA-NeMo/ProRL-Agent-Server. Each test names the file, and
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import subprocess
 from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
@@ -17,10 +19,13 @@ import pytest
 from aiohttp import web
 
 from gangline.client.server import ServerClient
-from gangline.domain.session import StageTiming
+from gangline.domain.session import Lease, StageTiming
+from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.domain.trajectory import Trace, Trajectory
 from gangline.http.listening import listening
+from gangline.server.compat.polar.sessions import session_for_gateway
+from gangline.server.compat.polar.tasks import protected_by_default, task_from_polar
 from gangline.server.run import serving
 from support.service.running import FakeNode
 
@@ -77,6 +82,19 @@ def trajectory_of(session_id: str, task_id: str) -> Trajectory:
     )
     return Trajectory(
         session_id=session_id, task_id=task_id, builder="prefix_merging", traces=(trace,), num_completions=1
+    )
+
+
+def lease_of(task: TaskRequest, sample_index: int = 0) -> Lease:
+    return Lease(
+        session_id=f"s-{sample_index}",
+        task_id=task.task_id or "t",
+        sample_index=sample_index,
+        attempt=1,
+        fence=1,
+        expires_at=0.0,
+        lease_s=60.0,
+        task=task.model_dump(mode="json"),
     )
 
 
@@ -153,6 +171,21 @@ async def test_a_result_carries_what_the_trainer_wrote_into_the_task(http: httpx
         assert trajectory["evaluation"]["outcome_reward"] == 1.0
 
 
+async def test_an_agent_that_spent_its_own_budget_is_told_apart(http: httpx.AsyncClient, client: ServerClient):
+    """`slime_bridge/adapter.py` `_is_trainable_agent_timeout`, 063c948: such a session is trained on, with reward 0;
+    one whose session ran out of time is not."""
+    await http.post("/rollout/task/submit", json=TASK | {"task_id": "own", "metadata": {"agent_timeout": 60}})
+    await http.post("/rollout/task/submit", json=TASK | {"task_id": "whole"})
+    await finished(client, outcome="agent_timeout", reward=None)
+    sources: dict[str, Any] = {}
+    for task_id in ("own", "whole"):
+        for result in (await http.get(f"/rollout/task/{task_id}")).json()["results"]:
+            about = result["trajectory"]["metadata"]["agent_result"]
+            assert (result["status"], about["status"], about["timeout_stage"]) == ("TIMEOUT", "timeout", "exec")
+            sources[task_id] = about["timeout_source"]
+    assert sources == {"own": "agent", "whole": "session"}
+
+
 async def test_a_cancelled_worker_cancels_its_task(http: httpx.AsyncClient, client: ServerClient):
     """`slime_bridge/rollout.py` `_submit_with_callback`, 01bc72d."""
     await http.post("/rollout/task/submit", json=TASK)
@@ -216,3 +249,113 @@ async def test_polar_status_shows_nodes_and_sessions(http: httpx.AsyncClient, cl
         assert set(node["metrics"]).isdisjoint(gateway)
     assert nodes["slurm-rank-0"]["metrics"] | beat["metrics"] == nodes["slurm-rank-0"]["metrics"]
     assert set(nodes["n1"]) == set(nodes["slurm-rank-0"]) - {"renewed", "lost"}
+
+
+async def test_what_the_bridge_adds_to_a_task_is_understood(http: httpx.AsyncClient, client: ServerClient):
+    """`slime_bridge/rollout.py` `_apply_eval_runtime_overrides`, 01bc72d, and `config.py` `render_task_payload`,
+    01bc72d: a task of an evaluation has all of these."""
+    added = {"early_stop_min_usable_sessions": 2, "dispatch_priority": 100}
+    metadata = TASK["metadata"] | {"eval_sampling_seed_base": 11, "agent_timeout": 300.0}
+    assert (await http.post("/rollout/task/submit", json=TASK | added | {"metadata": metadata})).status_code == 200
+    (lease, *_) = await FakeNode(client).lease()
+    task = TaskRequest.model_validate(lease.task)
+    assert (task.priority, task.capture.seed) == (100, 11)
+    assert (task.timeout_seconds, task.init_timeout_seconds) == (300, 900)
+    for change, name in (
+        ({"early_stop_min_usable_sessions": 3}, "early_stop_min_usable_sessions"),
+        ({"dispatch_priority": 5000}, "priority"),
+        ({"metadata": {"agent_timeout": 0}}, "metadata.agent_timeout"),
+        ({"metadata": {"eval_sampling_seed_base": -1}}, "metadata.eval_sampling_seed_base"),
+    ):
+        refused = await http.post("/rollout/task/submit", json=TASK | {"task_id": "no"} | change)
+        assert (refused.status_code, name in refused.json()["detail"]) == (400, True), refused.text
+
+
+def test_what_is_left_out_is_what_it_is_there():
+    """`TaskRequest`, `RuntimeSpec` and `PrepareAction` of `rollout/models.py` and `runtime/models.py`, 063c948: their
+    defaults, and fields whose value says nothing."""
+    task = task_from_polar({"task_id": "t", "instruction": "x", "agent": {"harness": "pi"}})
+    assert (task.timeout_seconds, task.builder.strategy, task.num_samples) == (600, "per_request", 1)
+    runtime: dict[str, Any] = {
+        "image": "one:1",
+        "prepare": [{"type": "exec", "command": "make", "source": None, "max_attempts": 1, "env": {}}],
+        "eval_prepare": [{"type": "exec", "command": "make tests"}],
+        "direct_exec_init_command": None,
+        "storage_mb": 3,
+        "gpus": 0,
+        "allow_internet": True,
+        "internet_volumes": [],
+        "import_path": None,
+        "kwargs": {},
+    }
+    agent = {"harness": "pi", "import_path": None}
+    task = task_from_polar({"task_id": "t", "instruction": "x", "agent": agent, "runtime": runtime})
+    assert (task.runtime.backend, task.runtime.network) == ("docker", "full")
+    assert task.runtime.limits.disk_bytes == 3 * 1024**2
+    assert [(step.type, step.timeout_seconds) for step in task.runtime.prepare if step.type == "exec"] == [
+        ("exec", 600)
+    ]
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"gpus": 1}, "runtime.gpus"),
+    ({"kwargs": {"volumes": ["/opt/node:/opt/node:ro"]}}, "runtime.kwargs"),
+    ({"internet_volumes": ["/run/proxy.sock"]}, "runtime.internet_volumes"),
+    ({"direct_exec_init_command": "serve &"}, "runtime.direct_exec_init_command"),
+    ({"eval_prepare": [{"type": "exec", "command": "make tests"}]}, "runtime.eval_prepare"),
+    ({"prepare": [{"type": "upload_file", "source": "/a", "target": "/b"}]}, "runtime.prepare.0"),
+    ({"prepare": [{"type": "exec", "command": "make", "max_attempts": 11}]}, "max_attempts"),
+]
+
+
+@pytest.mark.parametrize(("change", "name"), REFUSED, ids=[name for _, name in REFUSED])
+async def test_what_cannot_be_carried_out_is_refused_by_name(
+    http: httpx.AsyncClient, change: dict[str, Any], name: str
+):
+    """`RuntimeSpec`, `runtime/models.py`, 063c948."""
+    evaluator = {"strategy": "session_completed", "refresh_runtime": True}
+    task = TASK | {"runtime": TASK["runtime"] | change, "evaluator": evaluator}
+    refused = await http.post("/rollout/task/submit", json=task)
+    assert (refused.status_code, name in refused.json()["detail"]) == (400, True), refused.text
+
+
+def test_a_step_of_preparation_keeps_its_folder_its_environment_and_its_attempts(tmp_path: Path):
+    """`PrepareAction`, `runtime/models.py`, 063c948, as `gateway/node.py` `_run_runtime_prepare` runs it, 01bc72d."""
+    (tmp_path / "a b").mkdir()
+    flaky = 'echo "$WORD" >> tries && test "$(wc -l < tries)" -eq 3'
+    step = {"type": "exec", "command": flaky, "cwd": str(tmp_path / "a b"), "env": {"WORD": "it's"}, "max_attempts": 3}
+    runtime = {"image": "one:1", "prepare": [step, step | {"max_attempts": 1}]}
+    task = task_from_polar({"instruction": "x", "agent": {"harness": "pi"}, "runtime": runtime})
+    commands = [step.command for step in task.runtime.prepare if step.type == "exec"]
+    codes = [subprocess.run(["sh", "-c", command], check=False).returncode for command in commands]
+    assert codes == [0, 1]
+    assert (tmp_path / "a b" / "tries").read_text().splitlines() == ["it's"] * 4
+    nowhere = runtime | {"prepare": [{"type": "exec", "command": "true", "cwd": str(tmp_path / "no")}]}
+    task = task_from_polar({"instruction": "x", "agent": {"harness": "pi"}, "runtime": nowhere})
+    (command,) = [step.command for step in task.runtime.prepare if step.type == "exec"]
+    assert subprocess.run(["sh", "-c", command], check=False, stderr=subprocess.DEVNULL).returncode != 0
+
+
+def test_the_settings_of_the_harness_of_swe_bench_become_those_of_ours():
+    """`SwebenchHarnessEvaluator`, and `examples/swegym_slime_grpo/polar_config.yaml`, 4534750."""
+    config = {
+        "instance": json.dumps({"instance_id": "a__b-1"}),
+        "patch_command": "git diff",
+        "test_timeout": 600.0,
+        "apply_timeout": 60.0,
+        "exclude_patterns": [".claude/**", "**/.claude/**"],
+    }
+    evaluator = {"strategy": "swebench_harness", "refresh_runtime": True, "env": {}, "config": config}
+    task = task_from_polar(TASK | {"evaluator": evaluator})
+    read = task.evaluator.config
+    assert (read["repo_dir"], read["timeout_seconds"]) == ("/testbed", 600)
+    assert (read["instance"], read["patch_command"]) == ({"instance_id": "a__b-1"}, "git diff")
+    assert read["protected"] == [*protected_by_default(), ".claude/**", "**/.claude/**"]
+    assert task.evaluation_timeout_seconds > 600
+    given = session_for_gateway(lease_of(task), "http://server/callbacks/session_result")["evaluator"]
+    assert given == {
+        "strategy": "swebench_harness",
+        "refresh_runtime": True,
+        "config": {name: value for name, value in config.items() if name != "apply_timeout"}
+        | {"instance": {"instance_id": "a__b-1"}, "repo_dir": "/testbed"},
+    }

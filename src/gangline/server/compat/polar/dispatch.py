@@ -25,7 +25,7 @@ from gangline.domain.lifecycle import Stage
 from gangline.domain.session import Heartbeat, Lease, SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import encode_msgpack
-from gangline.server.compat.polar.tasks import needs_of_ours, session_for_gateway
+from gangline.server.compat.polar.sessions import needs_of_ours, session_for_gateway
 from gangline.server.service.core import WORK, RolloutService
 from gangline.server.service.live_nodes import live_nodes
 

@@ -1,79 +1,133 @@
-"""A task in Polar's words becomes one of ours, and a session of ours one for a gateway of Polar's; pure.
+"""A task in Polar's words becomes one of ours; pure. Its opposite is `sessions`.
 
-Source: Polar, A.3, 3.2.1 (MCP servers), 3.3.2 (one deadline for the whole session), 3.5 (evaluators). Where its
-published code has more fields than the paper, those that have a meaning here are understood, and others are refused
-by name.
+Source: Polar, A.3, 3.2.1 (MCP servers), 3.3.2 (one deadline for the whole session), 3.5 (evaluators); its published
+`TaskRequest`, whose defaults count here too. Fields that it has and the paper has not are understood where they have a
+meaning here, and refused by name otherwise.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 from gangline.domain.errors import InvalidRequest
-from gangline.domain.session import Lease
-from gangline.domain.task import LimitsSpec, TaskRequest
+from gangline.domain.task import TaskRequest
+from gangline.evaluators.swe_bench import SweBenchConfig
 from gangline.evaluators.swe_bench_rows import TEST_TIMEOUT_S
 
-__all__ = ["needs_of_ours", "session_for_gateway", "task_from_polar"]
+__all__ = ["MEBIBYTE", "SEED_BASE", "protected_by_default", "task_from_polar"]
 
-_NETWORKS = {"host": "full", "bridge": "full", None: "proxy"}
-_BACKENDS = ("docker", "apptainer")
-_OURS = ("allow_no_model_call", "allow_unrendered_tools")
-"""Fields of `agent` that only our nodes act on: a task that sets one is not given to a gateway."""
-_HARNESSES = ("shell", "claude_code", "codex", "gemini_cli", "qwen_code", "opencode", "pi")
-_BUILDERS = ("per_request", "prefix_merging")
-_GATEWAY_EVALUATORS = ("session_completed", "test_on_output", "swe_bench")
-"""The evaluators that the paper names (3.2, 3.5)."""
+MEBIBYTE = 1024**2
+SEED_BASE = "eval_sampling_seed_base"
+"""In a task's metadata: the seed of its first session; the others follow."""
+
+_USUAL_TIMEOUT_S = 600.0
+_AGENT_TIMEOUT = "agent_timeout"
+"""In a task's metadata: seconds of RUN alone, within the session's."""
+_NETWORKS = {"host": "full", "bridge": "full", None: "full"}
 _EVALUATORS = {"swebench_harness": "swe_bench"}
 _HTTP_TRANSPORTS = ("http", "streamable-http", "streamable_http")
 _GRADING_MARGIN_S = 60.0
 """Seconds of an evaluation beside the tests' own time."""
-_RUNTIME_FIELDS = ("backend", "image", "network", "workdir", "env", "prepare")
-_EVALUATOR_FIELDS = ("strategy", "refresh_runtime", "config")
-_MEBIBYTE = 1024**2
+_MAX_ATTEMPTS, _LONGEST_REST_S = 10, 5.0
+"""At a step of preparation, and seconds between two."""
 
 
 def task_from_polar(payload: Any) -> TaskRequest:
     """A task as in A.3. Raises: InvalidRequest, pydantic.ValidationError; both name the unsupported field."""
     if not isinstance(payload, dict):
         return TaskRequest.model_validate(payload)
-    task = _given(cast("dict[str, Any]", payload))
-    _share_deadline(task)
-    if isinstance(capture := task.setdefault("capture", {}), dict):
-        task["capture"] = {"token_texts": True} | cast("dict[str, Any]", capture)  # A.4 prints them
+    usual: dict[str, Any] = {"timeout_seconds": _USUAL_TIMEOUT_S, "builder": {"strategy": "per_request"}}
+    task = usual | _given(cast("dict[str, Any]", payload))
+    budget = task["timeout_seconds"]
+    graded = task.get("evaluator")
+    evaluator = _evaluator(cast("dict[str, Any]", graded)) if isinstance(graded, dict) else {}
+    _set_limits(task)
+    _set_capture(task)
     if isinstance(runtime := task.get("runtime"), dict):
-        task["runtime"] = _runtime(cast("dict[str, Any]", runtime), task.get("timeout_seconds"))
+        is_clean = evaluator.get("refresh_runtime") is True
+        task["runtime"] = _runtime(cast("dict[str, Any]", runtime), budget, is_clean=is_clean)
     if isinstance(agent := task.get("agent"), dict):
         task["agent"] = _agent(cast("dict[str, Any]", agent))
     if isinstance(builder := task.get("builder"), dict):
         task["builder"] = _flat(cast("dict[str, Any]", builder))
-    if isinstance(evaluator := task.get("evaluator"), dict):
-        task["evaluator"] = _evaluator(cast("dict[str, Any]", evaluator))
-        if task["evaluator"].get("strategy") == "swe_bench":
-            task.setdefault("evaluation_timeout_seconds", TEST_TIMEOUT_S + _GRADING_MARGIN_S)
+    if evaluator:
+        task["evaluator"] = evaluator
+        if evaluator.get("strategy") == "swe_bench" and isinstance(config := evaluator.get("config", {}), dict):
+            tests_s = cast("dict[str, Any]", config).get("timeout_seconds", TEST_TIMEOUT_S)
+            if isinstance(tests_s, int | float):
+                task.setdefault("evaluation_timeout_seconds", tests_s + _GRADING_MARGIN_S)
     if "callback_url" in task:
         task["callback_form"] = "polar"
     return TaskRequest.model_validate(task)
+
+
+def protected_by_default() -> tuple[str, ...]:
+    """Patterns of the files that the evaluator leaves out of a patch in any case."""
+    return SweBenchConfig.model_fields["protected"].default
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _share_deadline(task: dict[str, Any]) -> None:
-    """Polar's budget is of the whole session: INIT must not end before it."""
-    budget = task.get("timeout_seconds")
-    if budget is not None:
-        task.setdefault("init_timeout_seconds", budget)
+def _set_limits(task: dict[str, Any]) -> None:
+    """Priority and budgets. Polar's budget is of the whole session: INIT must not end before it.
+
+    Raises: InvalidRequest.
+    """
+    if (priority := task.pop("dispatch_priority", None)) is not None:
+        task.setdefault("priority", priority)
+    enough = task.pop("early_stop_min_usable_sessions", None)  # may stop early: all sessions are waited for
+    if enough is not None and not (isinstance(enough, int) and 1 <= enough <= task.get("num_samples", 1)):
+        raise InvalidRequest("early_stop_min_usable_sessions: must be from 1 to num_samples.")
+    budget = task["timeout_seconds"]
+    task.setdefault("init_timeout_seconds", budget)
+    own = _metadata(task).get(_AGENT_TIMEOUT)
+    if own is None:
+        return
+    if isinstance(own, bool) or not isinstance(own, int | float) or not (math.isfinite(own) and own > 0):
+        raise InvalidRequest("metadata.agent_timeout: must be a positive number of seconds.")
+    if isinstance(budget, int | float):
+        task["timeout_seconds"] = min(budget, own)
 
 
-def _runtime(given: Mapping[str, Any], budget: Any) -> dict[str, Any]:
-    """The paper's networks are Docker's; the harness must reach the model whichever it is."""
-    runtime = _given(given)
+def _set_capture(task: dict[str, Any]) -> None:
+    """Raises: InvalidRequest."""
+    usual: dict[str, Any] = {"token_texts": True}  # A.4 prints them
+    if (base := _metadata(task).get(SEED_BASE)) is not None:
+        if isinstance(base, bool) or not isinstance(base, int) or base < 0:
+            raise InvalidRequest(f"metadata.{SEED_BASE}: must be a whole number from 0.")
+        usual["seed"] = base
+    if isinstance(capture := task.setdefault("capture", {}), dict):
+        task["capture"] = usual | cast("dict[str, Any]", capture)
+
+
+def _metadata(task: Mapping[str, Any]) -> Mapping[str, Any]:
+    metadata = task.get("metadata")
+    return cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}
+
+
+def _runtime(given: Mapping[str, Any], budget: Any, *, is_clean: bool) -> dict[str, Any]:
+    """The paper's networks are Docker's; the harness must reach the model whichever it is.
+
+    is_clean: whether grading has a runtime of its own, for which alone `eval_prepare` is.
+    """
+    runtime: dict[str, Any] = {"backend": "docker", **_given(given)}
+    for name in ("gpus", "kwargs", "internet_volumes"):
+        if not runtime.get(name, True):  # none of them: what is more is refused by name
+            del runtime[name]
+    if not is_clean:
+        runtime.pop("eval_prepare", None)
     limits = {"cpus": runtime.pop("cpus", None)}
-    if isinstance(memory_mb := runtime.pop("memory_mb", None), int | float):
-        limits["memory_bytes"] = int(memory_mb * _MEBIBYTE)
+    for theirs, ours in (("memory_mb", "memory_bytes"), ("storage_mb", "disk_bytes")):
+        if isinstance(mebibytes := runtime.get(theirs), int | float):
+            limits[ours] = int(mebibytes * MEBIBYTE)
+            del runtime[theirs]
     named = _given(limits)
     if named and isinstance(runtime.get("limits", {}), dict):
         runtime["limits"] = named | runtime.get("limits", {})
@@ -82,16 +136,39 @@ def _runtime(given: Mapping[str, Any], budget: Any) -> dict[str, Any]:
         runtime["network"] = _NETWORKS.get(network, network)
     if runtime.pop("allow_internet", True) is False:
         runtime["network"] = "proxy"
-    if budget is not None and isinstance(prepare := runtime.get("prepare"), list):
+    if isinstance(prepare := runtime.get("prepare"), list):
         runtime["prepare"] = [_action(action, budget) for action in cast("list[Any]", prepare)]
     return runtime
 
 
 def _action(given: Any, budget: Any) -> Any:
-    if not isinstance(given, dict):
-        return given
-    action = cast("dict[str, Any]", given)
-    return {"timeout_seconds": budget} | action if action.get("type") == "exec" else action
+    """A step of preparation. Its folder, environment and attempts become part of the command.
+
+    Raises: InvalidRequest.
+    """
+    if not isinstance(given, dict) or cast("dict[str, Any]", given).get("type") != "exec":
+        return cast("Any", given)
+    action: dict[str, Any] = {"timeout_seconds": budget} | _given(cast("dict[str, Any]", given))
+    command, cwd, env = action.get("command"), action.pop("cwd", None), action.pop("env", {})
+    attempts, rest_s = action.pop("max_attempts", 1), action.pop("retry_backoff_seconds", 0.0)
+    if not isinstance(command, str) or not isinstance(env, dict):
+        return cast("Any", given)
+    if not isinstance(attempts, int) or not 1 <= attempts <= _MAX_ATTEMPTS or not isinstance(rest_s, int | float):
+        raise InvalidRequest(
+            f"runtime.prepare: max_attempts must be from 1 to {_MAX_ATTEMPTS}, with a rest in seconds."
+        )
+    if attempts > 1:
+        command = _attempted(command, attempts, rest_s)
+    exports = [f"export {name}={shlex.quote(str(value))}" for name, value in cast("dict[str, Any]", env).items()]
+    entered = [] if cwd is None else [f"cd {shlex.quote(str(cwd))} || exit"]
+    return action | {"command": "\n".join((*entered, *exports, command))}
+
+
+def _attempted(command: str, attempts: int, rest_s: float) -> str:
+    """Source: Polar's gateway: the rests double, up to five seconds."""
+    rests = [min(rest_s * 2**number, _LONGEST_REST_S) for number in range(attempts - 1)]
+    again = [f'if [ $status != 0 ]; then sleep {rest:g}; sh -c "$step"; status=$?; fi' for rest in rests]
+    return "\n".join((f"step={shlex.quote(command)}", 'sh -c "$step"; status=$?', *again, "exit $status"))
 
 
 def _agent(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,82 +208,27 @@ def _flat(builder: Mapping[str, Any]) -> dict[str, Any]:
 
 def _evaluator(given: Mapping[str, Any]) -> dict[str, Any]:
     evaluator = _given(given)
+    if evaluator.get("env") == {}:
+        del evaluator["env"]
     strategy = evaluator.get("strategy")
     if isinstance(strategy, str):
         evaluator["strategy"] = _EVALUATORS.get(strategy, strategy)
+    if strategy == "swebench_harness" and isinstance(config := evaluator.get("config", {}), dict):
+        evaluator["config"] = _swe_bench(cast("dict[str, Any]", config))
     return evaluator
 
 
-def needs_of_ours(task: TaskRequest) -> tuple[str, ...]:
-    """Fields of a task by which only a node of ours can run it; empty where a gateway of Polar's can.
-
-    A gateway does not report its capabilities. So it is given only tasks that the paper's fields can express: those
-    that are unchanged when converted to them and back.
-    """
-    names = {
-        "runtime.backend": (task.runtime.backend, _BACKENDS),
-        "agent.harness": (task.agent.harness, _HARNESSES),
-        "builder.strategy": (task.builder.strategy, _BUILDERS),
-        "evaluator.strategy": (task.evaluator.strategy, _GATEWAY_EVALUATORS),
-    }
-    if task.evaluator.strategy == "swe_bench" and "instance" not in task.evaluator.config:
-        return ("evaluator.config",)
-    if ours := tuple(field for field, (name, known) in names.items() if name not in known):
-        return ours
-    fields = task.model_dump(mode="json")
-    again = task_from_polar(_words(fields)).model_dump(mode="json")
-    for spec in (fields, again):
-        spec["capture"].pop("token_texts")  # A.4 has them always
-    # Limits that Gangline itself enforces on a session's calls are sent along but mean nothing there.
-    names_of_limits = ("max_turns", "max_sampled_tokens", "max_repeated_actions")
-    limits = [f"agent.{name}" for name in names_of_limits if fields["agent"][name] is not None]
-    parts = ("runtime", "agent", "capture", "builder", "evaluator")
-    return (*limits, *(name for part in parts for name in _differences(part, fields[part], again[part])))
-
-
-def _differences(where: str, one: Any, other: Any) -> list[str]:
-    """Names of the fields in which two JSON values differ."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        fields, others = cast("dict[str, Any]", one), cast("dict[str, Any]", other)
-        pairs = {name: (fields.get(name), others.get(name)) for name in (*fields, *others)}
-        return [found for name, pair in pairs.items() for found in _differences(f"{where}.{name}", *pair)]
-    return [] if one == other else [where]
-
-
-def session_for_gateway(lease: Lease, callback_url: str) -> dict[str, Any]:
-    """The fields that a gateway needs to run a session, by 3.1: ids, budget, specifications, evaluator, callback."""
-    ids = {"session_id": lease.session_id, "task_id": lease.task_id, "sample_index": lease.sample_index}
-    return ids | _words(lease.task) | {"callback_url": callback_url}
-
-
-def _words(task: Mapping[str, Any]) -> dict[str, Any]:
-    """A `TaskRequest`, as JSON data, with the field names of A.3, for one session of it."""
-    runtime = _set({name: task["runtime"].get(name) for name in _RUNTIME_FIELDS})
-    limits, usual = task["runtime"].get("limits", {}), LimitsSpec()
-    if (cpus := limits.get("cpus", usual.cpus)) != usual.cpus:
-        runtime["cpus"] = cpus
-    if (memory := limits.get("memory_bytes", usual.memory_bytes)) != usual.memory_bytes and memory is not None:
-        runtime["memory_mb"] = memory / _MEBIBYTE
-    network = runtime.pop("network", "proxy")
-    agent = _set({name: value for name, value in task["agent"].items() if name not in _OURS})
-    if servers := agent.pop("mcp_servers", None):
-        agent["mcp_servers"] = [{"name": name, **_set(server)} for name, server in servers.items()]
-    builder = dict(task.get("builder", {}))
-    evaluator = {name: task.get("evaluator", {}).get(name) for name in _EVALUATOR_FIELDS}
-    if evaluator.get("strategy") == "swe_bench" and "instance" in (evaluator["config"] or {}):
-        evaluator["strategy"] = "swebench_harness"
-    strategy = builder.pop("strategy", "prefix_merging")
-    return {
-        "instruction": task["instruction"],
-        "timeout_seconds": task.get("timeout_seconds"),
-        "runtime": runtime | ({"network": "host"} if network == "full" else {}),
-        "agent": agent,
-        "builder": {"strategy": strategy} | ({"config": builder} if builder else {}),
-        "evaluator": _given(evaluator),
-        "metadata": task.get("metadata", {}),
-    }
-
-
-def _set(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields without empty ones."""
-    return {name: value for name, value in fields.items() if value not in (None, [], {}, ())}
+def _swe_bench(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of `swebench_harness` as those of our evaluator."""
+    config = {"repo_dir": "/testbed", **_given(given)}
+    config.pop("apply_timeout", None)  # the evaluation has one budget, which counts this too
+    if "test_timeout" in config:
+        config["timeout_seconds"] = config.pop("test_timeout")
+    if isinstance(patterns := config.get("exclude_patterns"), list):
+        del config["exclude_patterns"]
+        if patterns:
+            config["protected"] = [*protected_by_default(), *cast("list[Any]", patterns)]
+    if isinstance(row := config.get("instance"), str):
+        with suppress(json.JSONDecodeError):  # the evaluator refuses it, and names it
+            config["instance"] = json.loads(row)
+    return config
