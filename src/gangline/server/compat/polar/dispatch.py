@@ -1,12 +1,11 @@
 """Sessions for gateways that joined by Polar's route: sent to them, kept leased while they beat, deleted at the end.
 
-A gateway of Polar's waits to be given its sessions, where a node of ours asks for them. The paper prints the gateway's
-control surface in words only (session creation, status, deletion), so its paths here are ours: `POST URL/sessions` with
-the fields of a session in 3.1, and `DELETE URL/sessions/SESSION` when the session is over. A session that a gateway
-rejects (4xx) has failed with the gateway's reason; a gateway that does not answer gets nothing for a while, and its
-sessions go elsewhere.
+A gateway of Polar's waits to be given its sessions, where a node of ours asks for them. It tries its callback three
+times within a second and then keeps the result, and a restarted one knows none of its sessions, so each is looked at
+from time to time too. A session that a gateway rejects, or has lost, has failed with that reason; a gateway that does
+not answer, or takes no session now, gets nothing for a while, and its sessions go elsewhere.
 
-Source: Polar, 3.1, A.5.
+Source: Polar, 3.1, A.5; its published rollout server and gateway.
 """
 
 from __future__ import annotations
@@ -18,13 +17,25 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-import aiohttp
+from pydantic import ValidationError
 
-from gangline.domain.errors import Failure, LeaseLost, NodeIdTaken, StoreError
+from gangline.domain.errors import (
+    Conflict,
+    DiskFull,
+    Failure,
+    InvalidRequest,
+    LeaseLost,
+    NodeIdTaken,
+    NotFound,
+    StoreError,
+)
 from gangline.domain.lifecycle import Stage
 from gangline.domain.session import Heartbeat, Lease, SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import encode_msgpack
+from gangline.domain.views import SessionView
+from gangline.server.compat.polar.gateway import GatewayCalls
+from gangline.server.compat.polar.results import PolarSessionResult, session_result
 from gangline.server.compat.polar.sessions import needs_of_ours, session_for_gateway
 from gangline.server.service.core import WORK, RolloutService
 from gangline.server.service.live_nodes import live_nodes
@@ -35,9 +46,7 @@ log = logging.getLogger("gangline.server")
 
 _LOOK_EVERY_S = 5.0
 _REST_S = 10.0
-_TIMEOUT_S = 10.0
 _MISSED_BEATS = 3
-_MAX_SAID_CHARS = 500
 _MAX_TASKS = 500
 """Looked at for one lease; there are never as many places."""
 
@@ -61,6 +70,19 @@ class _Gateway:
     sent: dict[str, int] | None = None
     """session id -> fence; None until those of an earlier life of the server are looked up."""
     rests_until: float = 0.0
+    looked_at: float = 0.0
+
+
+def _failed(gateway: _Gateway, session: SessionView, failure: Failure) -> SessionResult:
+    return SessionResult(
+        session_id=session.session_id,
+        task_id=session.task_id,
+        node_id=gateway.node_id,
+        attempt=session.attempt,
+        fence=session.fence,
+        outcome="infra_error",
+        failure=failure,
+    )
 
 
 class PolarDispatch:
@@ -68,7 +90,7 @@ class PolarDispatch:
 
     def __init__(self, service: RolloutService, control_token: str | None) -> None:
         self._service = service
-        self._headers = {} if control_token is None else {"Authorization": f"Bearer {control_token}"}
+        self._control_token = control_token
         self._gateways: dict[str, _Gateway] = {}
         self._needs: dict[str, tuple[str, ...]] = {}
         """Queued task -> the fields by which only a node of ours can run it."""
@@ -94,29 +116,39 @@ class PolarDispatch:
     async def send_forever(self, public_url: str) -> None:
         """public_url: how gateways reach this server, for their callbacks."""
         callback_url = f"{public_url}/callbacks/session_result"
-        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as http:
+        async with GatewayCalls(self._control_token) as calls:
             with self._service.notifier.listen(WORK) as listener:
                 while True:
-                    serving = (self._serve(http, gateway, callback_url) for gateway in self._alive())
+                    serving = (self._serve(calls, gateway, callback_url) for gateway in self._alive())
                     await asyncio.gather(*serving)
-                    await listener.wait(min(_LOOK_EVERY_S, self._service.store.lease_s / 3))
+                    await listener.wait(self._look_every_s)
+
+    @property
+    def _look_every_s(self) -> float:
+        return min(_LOOK_EVERY_S, self._service.store.lease_s / 3)
+
+    async def take(self, told: PolarSessionResult) -> None:
+        """Let a gateway's report count. Raises: NotFound, LeaseLost, Conflict, InvalidRequest, StoreError, DiskFull."""
+        store = self._service.store
+        session = await store.query(store.session, told.session_id)
+        await self._service.report(told.session_id, encode_msgpack(session_result(told, session)))
 
     def _alive(self) -> list[_Gateway]:
         now = time.monotonic()
         found = self._gateways.values()
         return [one for one in found if now - one.heard_at <= _MISSED_BEATS * one.interval_s]
 
-    async def _serve(self, http: aiohttp.ClientSession, gateway: _Gateway, callback_url: str) -> None:
+    async def _serve(self, calls: GatewayCalls, gateway: _Gateway, callback_url: str) -> None:
         try:
             sent = await self._sent(gateway)
-            await self._renew(http, gateway, sent)
+            await self._renew(calls, gateway, sent)
+            await self._look_at(calls, gateway, sent)
             free = gateway.slots - len(sent)
             if free <= 0 or time.monotonic() < gateway.rests_until:
                 return
             suited = await self._suited_tasks()
             leases = await self._service.lease(gateway.node_id, gateway.url, free, 0.0, task_ids=suited)
-            await asyncio.gather(*(self._send(http, gateway, sent, lease, callback_url) for lease in leases))
+            await asyncio.gather(*(self._send(calls, gateway, sent, lease, callback_url) for lease in leases))
         except StoreError as error:
             log.error("polar.store_failed node=%s message=%s", gateway.node_id, error)
         except NodeIdTaken as error:
@@ -147,55 +179,62 @@ class PolarDispatch:
             gateway.sent = {session.session_id: session.fence for session in page.sessions}
         return gateway.sent
 
-    async def _renew(self, http: aiohttp.ClientSession, gateway: _Gateway, sent: dict[str, int]) -> None:
+    async def _renew(self, calls: GatewayCalls, gateway: _Gateway, sent: dict[str, int]) -> None:
         """Also deletes sessions that are over: ended, cancelled, or another node's by now."""
         beat = Heartbeat(node_id=gateway.node_id, url=gateway.url, sessions=self.held(gateway.node_id), capacity=0)
         kept = await self._service.store.run(self._service.store.renew, beat) if sent else set[str]()
         over = [session_id for session_id in sent if session_id not in kept]
         for session_id in over:
             del sent[session_id]
-        await asyncio.gather(*(self._delete(http, gateway, session_id) for session_id in over))
+        await asyncio.gather(*(calls.delete(gateway.url, session_id) for session_id in over))
 
-    async def _delete(self, http: aiohttp.ClientSession, gateway: _Gateway, session_id: str) -> None:
-        """As well as can be: a gateway clears up by itself in the end."""
+    async def _look_at(self, calls: GatewayCalls, gateway: _Gateway, sent: Mapping[str, int]) -> None:
+        """Collect results whose callback did not arrive, and note sessions that the gateway does not know."""
+        now = time.monotonic()
+        if now - gateway.looked_at < self._look_every_s:
+            return
+        gateway.looked_at = now
+        await asyncio.gather(*(self._look_at_session(calls, gateway, *one) for one in sent.items()))
+
+    async def _look_at_session(self, calls: GatewayCalls, gateway: _Gateway, session_id: str, fence: int) -> None:
+        """Raises: StoreError."""
         try:
-            async with http.delete(f"{gateway.url.rstrip('/')}/sessions/{session_id}"):
-                pass
-        except (aiohttp.ClientError, TimeoutError) as error:
-            log.warning("polar.not_deleted node=%s session=%s error=%s", gateway.node_id, session_id, error)
+            found = await calls.result(gateway.url, session_id)
+        except LookupError:
+            why = f"gateway {gateway.node_id!r} does not know the session any more: it was restarted."
+            await self._fail(gateway, session_id, fence, "polar_lost", why)
+            return
+        if found is None:
+            return
+        try:
+            await self.take(await asyncio.to_thread(PolarSessionResult.model_validate, found))
+        except (LeaseLost, StoreError, DiskFull) as error:  # its callback came meanwhile, or it is collected later
+            log.info("polar.not_collected node=%s session=%s why=%s", gateway.node_id, session_id, error)
+        except (Conflict, InvalidRequest, ValidationError) as error:
+            why = f"the result of gateway {gateway.node_id!r} cannot be read: {error}"
+            await self._fail(gateway, session_id, fence, "polar_unreadable", why)
 
     async def _send(
-        self, http: aiohttp.ClientSession, gateway: _Gateway, sent: dict[str, int], lease: Lease, callback_url: str
+        self, calls: GatewayCalls, gateway: _Gateway, sent: dict[str, int], lease: Lease, callback_url: str
     ) -> None:
-        body = session_for_gateway(lease, callback_url)
-        try:
-            async with http.post(f"{gateway.url.rstrip('/')}/sessions", json=body) as reply:
-                said, status = (await reply.text(errors="replace"))[:_MAX_SAID_CHARS], reply.status
-        except (aiohttp.ClientError, TimeoutError) as error:
-            said, status = f"{type(error).__name__}: {error}", 503
-        if 200 <= status < 300:
+        received, said = await calls.create(gateway.url, session_for_gateway(lease, callback_url))
+        if received == "taken":
             sent[lease.session_id] = lease.fence
             return
-        log.warning(
-            "polar.not_sent node=%s session=%s status=%d said=%s", gateway.node_id, lease.session_id, status, said
-        )
-        if 400 <= status < 500:
-            await self._refused(gateway, lease, f"gateway {gateway.node_id!r} refused the session ({status}): {said}")
+        if received == "refused":
+            why = f"gateway {gateway.node_id!r} refused the session {said}"
+            await self._fail(gateway, lease.session_id, lease.fence, "polar_refused", why)
             return
+        log.error("polar.gateway_rests node=%s for_s=%g said=%s", gateway.node_id, _REST_S, said)
         gateway.rests_until = time.monotonic() + _REST_S
         with suppress(LeaseLost):
             await self._service.release(gateway.node_id, lease.session_id, lease.fence)
 
-    async def _refused(self, gateway: _Gateway, lease: Lease, why: str) -> None:
-        failure = Failure(boundary="node", code="polar_refused", message=why, retryable=True)
-        result = SessionResult(
-            session_id=lease.session_id,
-            task_id=lease.task_id,
-            node_id=gateway.node_id,
-            attempt=lease.attempt,
-            fence=lease.fence,
-            outcome="infra_error",
-            failure=failure,
-        )
-        with suppress(LeaseLost):
-            await self._service.report(lease.session_id, encode_msgpack(result))
+    async def _fail(self, gateway: _Gateway, session_id: str, fence: int, code: str, why: str) -> None:
+        """End the attempt that the gateway was given; it may be tried again. Raises: StoreError."""
+        store = self._service.store
+        with suppress(LeaseLost, NotFound):
+            session = await store.query(store.session, session_id)
+            if session.fence == fence:  # else another node has it by now
+                result = _failed(gateway, session, Failure(boundary="node", code=code, message=why, retryable=True))
+                await self._service.report(session_id, encode_msgpack(result))

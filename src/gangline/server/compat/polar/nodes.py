@@ -15,12 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from gangline.domain.errors import NotFound
 from gangline.domain.ids import ID_PATTERN
 from gangline.domain.session import Heartbeat, HeartbeatReply
-from gangline.domain.tokens import encode_msgpack
 from gangline.domain.views import NodeView
 from gangline.http.negotiation import answer_json, path_id, read_record
 from gangline.http.routes import Route, json_route
 from gangline.server.compat.polar.dispatch import PolarDispatch
-from gangline.server.compat.polar.results import PolarSessionResult, session_result
+from gangline.server.compat.polar.results import PolarSessionResult
 from gangline.server.compat.polar.views import KNOBS, PolarNode, interval_s, node_fields
 from gangline.server.service.core import RolloutService
 from gangline.server.service.live_nodes import is_polar_gateway
@@ -101,11 +100,7 @@ class PolarNodeRoutes:
         return answer_json(self._heard(await self._node(node.node_id), reply))
 
     async def take_polar_result(self, request: web.Request) -> web.Response:
-        told = await read_record(request, PolarSessionResult, max_bytes=self._max_result_bytes)
-        store = self._service.store
-        session = await store.query(store.session, told.session_id)
-        result = session_result(told, session)
-        await self._service.report(told.session_id, encode_msgpack(result))
+        await self._dispatch.take(await read_record(request, PolarSessionResult, max_bytes=self._max_result_bytes))
         return answer_json(PolarReceipt(status="accepted"))
 
     def _heard(self, node: NodeView, reply: HeartbeatReply) -> PolarHeard:

@@ -5,13 +5,14 @@ Source: Polar, A.4 and A.5; its published models.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from gangline.domain.conversation import Message, Role, Text
+from gangline.dialects.chat.request import parse_chat_call
+from gangline.domain.conversation import Message, ModelCall, Role, Text, ToolDefinition
 from gangline.domain.errors import Conflict, Failure, InvalidRequest, LeaseLost
 from gangline.domain.ids import ID_PATTERN, validated_id
 from gangline.domain.lifecycle import Outcome
@@ -44,6 +45,7 @@ class PolarTrace(_Record):
     response_logprobs: list[float | dict[str, Any]] | None = None
     prompt_messages: list[dict[str, Any]] = []
     response_messages: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] | None = None
     finish_reason: str | None = None
     reward: float | None = None
     metadata: dict[str, Any] = {}
@@ -115,13 +117,20 @@ def _trace(told: PolarTrace, result: PolarSessionResult, index: int) -> Trace:
         response_logprobs=np.array([_logprob(value, index) for value in logprobs], np.float32),
         response_versions=np.full(length, -1, np.int32),
         spans=(),
-        prompt_messages=tuple(map(_message, told.prompt_messages)),
-        response_messages=tuple(map(_message, told.response_messages)),
+        prompt_messages=_messages(told.prompt_messages),
+        response_messages=_messages(told.response_messages),
+        tools=_tools(told.tools or []),
         finish_reason=told.finish_reason or "stop",
-        reward=told.reward,
+        reward=None if result.status == "ERROR" or _is_masked(told) else told.reward,
         certificates=(),
         metadata=told.metadata,
     )
+
+
+def _is_masked(told: PolarTrace) -> bool:
+    """A gateway gives 0 to all sessions that did not complete, and marks those whose 0 says nothing of the agent."""
+    kept_out = told.metadata.get("training_filter")
+    return isinstance(kept_out, dict) and cast("dict[str, Any]", kept_out).get("masked") is True
 
 
 def _ids(values: list[int], index: int) -> Any:
@@ -139,7 +148,28 @@ def _logprob(value: float | dict[str, Any], index: int) -> float:
     return float(found)
 
 
-def _message(told: dict[str, Any]) -> Message:
+def _messages(told: list[dict[str, Any]]) -> tuple[Message, ...]:
+    """Messages of OpenAI's chat API; those in another form become text."""
+    try:
+        return _call(messages=told).messages if told else ()
+    except InvalidRequest:
+        return tuple(map(_text_message, told))
+
+
+def _tools(told: list[dict[str, Any]]) -> tuple[ToolDefinition, ...]:
+    """Tools of OpenAI's chat API; none, where they are in another form."""
+    try:
+        return _call(messages=[{"role": "user", "content": ""}], tools=told).tools if told else ()
+    except InvalidRequest:
+        return ()
+
+
+def _call(**fields: list[dict[str, Any]]) -> ModelCall:
+    """Raises: InvalidRequest."""
+    return parse_chat_call(msgspec.json.encode({"model": "polar", **fields}))
+
+
+def _text_message(told: dict[str, Any]) -> Message:
     content = told.get("content")
     text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
     return Message(_ROLES.get(str(told.get("role")), "user"), (Text(text),))
