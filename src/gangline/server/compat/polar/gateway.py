@@ -18,7 +18,7 @@ log = logging.getLogger("gangline.server")
 
 _MAX_SAID_CHARS = 500
 _REFUSALS = (400, 413, 422, 500)
-"""Of the session itself: the gateway answers 400 to one that it cannot queue, and 500 to one that it cannot read."""
+"""Statuses that concern the session itself: 400 to one that it cannot queue, 500 to one that it cannot read."""
 _TIMEOUT_S = 10.0
 
 Received = Literal["taken", "refused", "given_back"]

@@ -86,7 +86,6 @@ def job_result(
     instance = cast("dict[str, Any]", request.get("metadata", {})).get("instance", {})
     messages, tools = _messages(result)
     told = polar_result(result, {**request, "metadata": {}}, "floats")
-    timing = {timing.stage: timing.ended_at - timing.started_at for timing in result.timings}
     return {
         "job_id": job_id,
         "instance_id": instance.get("instance_id"),
@@ -103,8 +102,20 @@ def job_result(
         "messages": messages,
         "tools": tools,
         "trajectory": told["trajectory"],
-        "timing": {"init": timing.get("init", 0.0), "run": timing.get("run", 0.0), "eval": timing.get("postrun", 0.0)},
+        "timing": _timing(result),
         "ignored_sampling_params": list(ignored),
+    }
+
+
+def _timing(result: SessionResult) -> dict[str, Any]:
+    """Seconds in each stage, by the paper's names and by the published server's."""
+    spent = {timing.stage: timing.ended_at - timing.started_at for timing in result.timings}
+    stages = {"init": spent.get("init", 0.0), "run": spent.get("run", 0.0), "eval": spent.get("postrun", 0.0)}
+    return stages | {
+        **{f"{name}_time": seconds for name, seconds in stages.items()},
+        "others_time": spent.get("ready", 0.0),
+        "counted_elapsed": sum(stages.values()),
+        "timeout_triggered": result.outcome == "agent_timeout",
     }
 
 
@@ -123,19 +134,36 @@ def _messages(result: SessionResult) -> tuple[list[dict[str, Any]], list[dict[st
         return [], []
     traces = tuple(with_whole_prompts(result.trajectory.traces))
     main = next((trace for trace in reversed(traces) if trace.role == "main"), traces[-1])
-    return chat_messages(main.prompt_messages) + _with_ids(main), chat_tools(main)
+    return _with_ids(main), chat_tools(main)
 
 
 def _with_ids(trace: Trace) -> list[dict[str, Any]]:
-    """The answers, each with the ids that it was sampled after, its own, and their log-probs."""
-    said = chat_messages(trace.response_messages)
-    answers = [message for message in said if message["role"] == "assistant"]
-    if len(answers) != len(trace.spans):  # the client put words into the model's mouth: which is which is not known
-        return said
+    """Messages with `token_ids`, which are the trace's when joined: of those between two answers, the last has the ids
+    of all. Answers also have the ids that they were sampled after, and their log-probs."""
+    asked, said = chat_messages(trace.prompt_messages), chat_messages(trace.response_messages)
+    num_answers = sum(message["role"] == "assistant" for message in said)
+    if num_answers != len(trace.spans):  # the client put words into the model's mouth: which is which is not known
+        return asked + said
     prompt, response = trace.prompt_ids.tolist(), trace.response_ids.tolist()
     logprobs = trace.response_logprobs.tolist()
-    for message, span in zip(answers, trace.spans, strict=True):
-        message["input_ids"] = prompt + response[: span.start]
-        message["output_ids"] = response[span.start : span.end]
-        message["logprobs"] = logprobs[span.start : span.end]
-    return said
+    for message in asked:
+        message["token_ids"] = prompt if message is asked[-1] else []
+    spans, end = iter(trace.spans), 0
+    for message, following in zip(said, [*said[1:], None], strict=True):
+        if message["role"] == "assistant":
+            span = next(spans)
+            message["input_ids"] = prompt + response[: span.start]
+            message["token_ids"] = message["output_ids"] = response[span.start : span.end]
+            message["logprobs"] = logprobs[span.start : span.end]
+            end = span.end
+            continue
+        message["token_ids"] = []
+        if following is None or following["role"] == "assistant":
+            start = _next_start(trace, end)
+            message["token_ids"], end = response[end:start], start
+    return asked + said
+
+
+def _next_start(trace: Trace, end: int) -> int:
+    """Where the first answer begins that does not lie before `end`; the end of the trace, where there is none."""
+    return next((span.start for span in trace.spans if span.start >= end), len(trace.response_ids))

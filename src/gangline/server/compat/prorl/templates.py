@@ -1,7 +1,8 @@
 """Tasks of ProRL Agent's instances, by their `data_source`: an operator's template, a preset, or a registered handler.
 
 A template is `<data>/server/handlers/<data_source>.json`, a task's body in which `{name}` stands for the instance's
-field of that name. With `"preset": NAME` it is that preset's template, whose fields it replaces by its own.
+field of that name. With `"preset": NAME` it is that preset's template, whose fields it replaces by its own. The names
+that the published server gives to its own handlers are presets here.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ from gangline.presets.template import filled
 __all__ = ["Templates"]
 
 _SOURCE = re.compile(ID_PATTERN)
+_USUAL_SOURCE = "swebench"
+_PRESETS = {"swebench": "swe", "deepscaler": "math"} | dict.fromkeys(
+    ("codecontests", "apps", "codeforces", "taco"), "code"
+)
+"""The published server's data sources; one that begins with `deepcoder` is code too."""
 
 
 class Templates:
@@ -36,11 +42,11 @@ class Templates:
         Raises: InvalidRequest when its data source is not known or a preset cannot read it, StoreError when a template
         cannot be read.
         """
-        source = instance.get("data_source")
+        source = instance.get("data_source") or _USUAL_SOURCE
         if not isinstance(source, str) or not _SOURCE.fullmatch(source):
             raise InvalidRequest(
                 "instance: give `agent` and `instruction`, as in a task, or the `data_source` of a template, preset or "
-                "handler."
+                "handler; without one it is `swebench`."
             )
         if (template := self._template(source)) is not None:
             return _of_preset(template, instance) if "preset" in template else filled(template, instance)
@@ -48,6 +54,8 @@ class Templates:
             return preset.task(instance)
         if source in plugins.names("handler"):
             return _handled(source, instance)
+        if (preset := find_preset(_preset_name(source))) is not None:
+            return preset.task(instance)
         known = sorted({*self._names(), *(preset.name for preset in PRESETS), *plugins.names("handler")})
         raise InvalidRequest(f"no template for data_source {source[:140]!r}. Known: {', '.join(known)}.")
 
@@ -65,6 +73,10 @@ class Templates:
 
     def _names(self) -> list[str]:
         return [] if self._folder is None else [path.stem for path in self._folder.glob("*.json")]
+
+
+def _preset_name(source: str) -> str:
+    return "code" if source.startswith("deepcoder") else _PRESETS.get(source, "")
 
 
 def _of_preset(template: dict[str, Any], instance: Mapping[str, Any]) -> dict[str, Any]:
