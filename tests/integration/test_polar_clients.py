@@ -359,3 +359,36 @@ def test_the_settings_of_the_harness_of_swe_bench_become_those_of_ours():
         "config": {name: value for name, value in config.items() if name != "apply_timeout"}
         | {"instance": {"instance_id": "a__b-1"}, "repo_dir": "/testbed"},
     }
+
+
+async def test_a_trainer_that_starts_again_uses_its_ids_again(http: httpx.AsyncClient, client: ServerClient):
+    """`slime_bridge/config.py` `task_id_template`, 01bc72d: ids count from 0 in each run of the trainer.
+    `rollout/manager.py` `submit_task`, 063c948: only the id of a running task is taken."""
+    path = f"/rollout/task/{TASK['task_id']}"
+    told: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def take(call: web.Request) -> web.Response:
+        await told.put(await call.json())
+        return web.json_response({"ok": True})
+
+    app = web.Application()
+    app.router.add_post("/callback/task_result", take)
+    async with listening(app, shutdown_s=1.0, host="127.0.0.1", port=0) as (host, port, *_):
+        for step, reward in enumerate((0.0, 0.5, 1.0)):
+            again = {"callback_url": f"http://{host}:{port}/callback/task_result", "metadata": {"rollout_step": step}}
+            submitted = await http.post("/rollout/task/submit", json=TASK | again)
+            assert (submitted.status_code, submitted.json()["task_id"]) == (200, TASK["task_id"])
+            assert (
+                await http.post("/rollout/task/submit", json=TASK | again)
+            ).status_code == 200  # the answer was lost
+            other = TASK | again | {"instruction": "another"}
+            assert (await http.post("/rollout/task/submit", json=other)).status_code == 409
+            assert (await http.get(path)).json()["completed_sessions"] == 0
+            await finished(client, reward=reward)
+            body = await asyncio.wait_for(told.get(), 30)
+            assert body == (await http.get(path)).json()
+            assert (body["task_id"], body["metadata"]) == (TASK["task_id"], {"rollout_step": step})
+            assert {result["task_id"] for result in body["results"]} == {TASK["task_id"]}
+            assert {result["metadata"]["reward"] for result in body["results"]} == {reward}
+    assert (await http.get("/rollout/status")).json()["tasks"] == {TASK["task_id"]: "completed"}
+    assert (await http.delete(path)).json()["metadata"] == {"rollout_step": 2}

@@ -23,6 +23,7 @@ from gangline.http.audit import SUBJECT
 from gangline.http.negotiation import JSON, answer_json, path_id, read_record
 from gangline.http.query import Choice, Flag
 from gangline.http.routes import Route, json_route
+from gangline.server.compat.polar.names import id_to_submit, newest_id, polar_name
 from gangline.server.compat.polar.tasks import task_from_polar
 from gangline.server.compat.polar.views import PolarNode, polar_node
 from gangline.server.compat.records import LogprobForm, polar_result, polar_task_status
@@ -93,32 +94,35 @@ class PolarRoutes:
 
     async def submit_polar_task(self, request: web.Request) -> web.Response:
         task = task_from_polar(await read_record(request, object, max_bytes=self._max_task_bytes))
-        self._refuse_cancelled(task.task_id)
+        if task.task_id is not None:
+            self._refuse_cancelled(task.task_id)
+            task = task.model_copy(update={"task_id": await id_to_submit(self._service, task.task_id)})
         submitted = (await self._service.submit([task]))[0]
         SUBJECT.set(submitted.task_id)
         view = await self._service.task(submitted.task_id)
-        return answer_json(
-            PolarSubmitted(task_id=submitted.task_id, status=polar_task_status(view), session_ids=submitted.session_ids)
-        )
+        name, status = polar_name(submitted.task_id), polar_task_status(view)
+        return answer_json(PolarSubmitted(task_id=name, status=status, session_ids=submitted.session_ids))
 
     async def polar_task(self, request: web.Request) -> web.Response:
         form: LogprobForm = _LOGPROBS.read(request) or "floats"
-        body = await polar_task(self._service, path_id(request, "task_id"), form)
+        task_id = await newest_id(self._service, path_id(request, "task_id"))
+        body = await polar_task(self._service, task_id, form)
         return web.Response(body=body, content_type=JSON)
 
     async def cancel_polar_task(self, request: web.Request) -> web.Response:
-        task_id = path_id(request, "task_id")
+        name = path_id(request, "task_id")
+        task_id = await newest_id(self._service, name)
         try:
             await self._service.cancel_task(task_id)
         except NotFound:
             if not _REGISTER.read(request):
                 raise
-            self._cancelled[task_id] = self._monotonic() + _REMEMBERED_S
-            unknown = PolarTask(task_id=task_id, status="cancelled", total_sessions=0, completed_sessions=0, results=[])
+            self._cancelled[name] = self._monotonic() + _REMEMBERED_S
+            unknown = PolarTask(task_id=name, status="cancelled", total_sessions=0, completed_sessions=0, results=[])
             return answer_json(unknown)
         return web.Response(body=await polar_task(self._service, task_id), content_type=JSON)
 
-    def _refuse_cancelled(self, task_id: str | None) -> None:
+    def _refuse_cancelled(self, task_id: str) -> None:
         """Raises: Conflict."""
         now = self._monotonic()
         self._cancelled = {name: until for name, until in self._cancelled.items() if until > now}
@@ -131,7 +135,7 @@ class PolarRoutes:
         page = await store.query(lambda: store.tasks(limit=_NEWEST_TASKS))
         states = {"queued": "running", "running": "running", "ended": "completed", "cancelled": "cancelled"}
         record = PolarStatus(
-            tasks={task.task_id: states[task.status] for task in page.tasks},
+            tasks={polar_name(task.task_id): states[task.status] for task in reversed(page.tasks)},
             task_states=status.tasks,
             pending_sessions=status.sessions.get("queued", 0),
             running_sessions=status.sessions.get("leased", 0),
@@ -170,11 +174,13 @@ async def polar_task(service: RolloutService, task_id: str, form: LogprobForm = 
 
 def _record(task: TaskView, results: list[SessionResult], form: LogprobForm) -> bytes:
     record = PolarTask(
-        task_id=task.task_id,
+        task_id=polar_name(task.task_id),
         status=polar_task_status(task),
         total_sessions=task.num_samples,
         completed_sessions=len(results),
-        results=[polar_result(result, task.request, form) for result in results],
+        results=[
+            polar_result(result, task.request, form) | {"task_id": polar_name(task.task_id)} for result in results
+        ],
         metadata=task.request.get("metadata", {}),
     )
     return encode_json(record)
