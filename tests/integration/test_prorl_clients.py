@@ -24,7 +24,7 @@ from support.service.running import FakeNode
 TOKEN = "control-secret"
 SAMPLING = {
     "model": "hosted_vllm/Qwen/Qwen3-8B", "api_key": "mykey", "modify_params": False, "log_completions": False,
-    "native_tool_calling": True, "temperature": 0.6, "top_p": 0.9, "max_iterations": 35,
+    "native_tool_calling": True, "temperature": 0.6, "top_p": 0.9, "max_iterations": 35, "max_output_tokens": 4096,
 }  # fmt: skip
 INSTANCE: dict[str, Any] = {
     "instance_id": "getmoto__moto-4950",
@@ -97,6 +97,7 @@ async def test_a_bulk_evaluation_runs_as_written(host: str, client: ServerClient
     (lease,) = await node.lease(wait_s=10)
     assert lease.task["evaluator"]["strategy"] == "swe_bench"
     assert lease.task["agent"]["max_turns"] == 35
+    assert lease.task["capture"]["sampling"]["max_tokens"]["override"] == 4096
     timings = (StageTiming("ready", 1.0, 4.0), StageTiming("run", 10.0, 12.5))
     await node.finish([lease], trajectory=two_turns(lease), reward=1.0, timings=timings)
     answer = await job
