@@ -24,7 +24,7 @@ from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.domain.trajectory import Trace, Trajectory
 from gangline.http.listening import listening
-from gangline.server.compat.polar.sessions import session_for_gateway
+from gangline.server.compat.polar.sessions import needs_of_ours, session_for_gateway
 from gangline.server.compat.polar.tasks import protected_by_default, task_from_polar
 from gangline.server.run import serving
 from support.service.running import FakeNode
@@ -269,6 +269,27 @@ async def test_what_the_bridge_adds_to_a_task_is_understood(http: httpx.AsyncCli
     ):
         refused = await http.post("/rollout/task/submit", json=TASK | {"task_id": "no"} | change)
         assert (refused.status_code, name in refused.json()["detail"]) == (400, True), refused.text
+
+
+async def test_the_sampling_of_an_evaluation_holds_for_each_harness(http: httpx.AsyncClient, client: ServerClient):
+    """`slime_bridge/rollout.py` `_EVAL_STANDARD_MODEL_KWARGS` and `_EVAL_SGLANG_EXTRA_BODY`, 01bc72d."""
+    further = {"top_k": -1, "skip_special_tokens": False, "no_stop_trim": True}
+    kwargs = {"temperature": 0.0, "top_p": 0.95, "max_tokens": 8192, "extra_body": further}
+    agent = TASK["agent"] | {"settings": {"model_kwargs": kwargs}}
+    assert (await http.post("/rollout/task/submit", json=TASK | {"agent": agent})).status_code == 200
+    (lease, *_) = await FakeNode(client).lease()
+    task = TaskRequest.model_validate(lease.task)
+    assert task.agent.settings == {}
+    assert task.capture.sampling is not None
+    rules = task.capture.sampling.model_dump(exclude_none=True)
+    assert rules == {name: {"override": kwargs[name]} for name in ("temperature", "top_p", "max_tokens")}
+    assert needs_of_ours(task) == ("capture.sampling",)  # most of its harnesses would not heed them
+    for wrong in ({"stop": ["END"]}, {"extra_body": {"min_tokens": 5}}):
+        asked = TASK | {"agent": agent | {"settings": {"model_kwargs": wrong}}}
+        refused = await http.post("/rollout/task/submit", json=asked)
+        assert (refused.status_code, "agent.settings.model_kwargs." in refused.json()["detail"]) == (400, True)
+    unchanged = task_from_polar(TASK | {"agent": agent | {"settings": {"model_kwargs": {}}}})
+    assert (unchanged.agent.settings, unchanged.capture.sampling) == ({}, None)
 
 
 def test_what_is_left_out_is_what_it_is_there():

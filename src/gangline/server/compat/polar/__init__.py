@@ -1,5 +1,5 @@
 """Polar's routes.
 
-`routes` takes tasks, `nodes` and `dispatch` serve gateways that join by Polar's route. `tasks`, `sessions`, `results`,
-`views` and `names` translate. Start with `routes`.
+`routes` takes tasks, `nodes` and `dispatch` serve gateways that join by Polar's route. `tasks` (with `sampling`),
+`sessions`, `results`, `views` and `names` translate. Start with `routes`.
 """

@@ -117,6 +117,7 @@ class PolarRoutes:
         except NotFound:
             if not _REGISTER.read(request):
                 raise
+            self._forget_cancelled()
             self._cancelled[name] = self._monotonic() + _REMEMBERED_S
             unknown = PolarTask(task_id=name, status="cancelled", total_sessions=0, completed_sessions=0, results=[])
             return answer_json(unknown)
@@ -124,10 +125,13 @@ class PolarRoutes:
 
     def _refuse_cancelled(self, task_id: str) -> None:
         """Raises: Conflict."""
-        now = self._monotonic()
-        self._cancelled = {name: until for name, until in self._cancelled.items() if until > now}
+        self._forget_cancelled()
         if task_id in self._cancelled:
             raise Conflict(f"task {task_id!r} was cancelled before it was submitted.")
+
+    def _forget_cancelled(self) -> None:
+        now = self._monotonic()
+        self._cancelled = {name: until for name, until in self._cancelled.items() if until > now}
 
     async def polar_status(self, _request: web.Request) -> web.Response:
         store = self._service.store

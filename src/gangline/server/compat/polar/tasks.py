@@ -18,6 +18,7 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import TaskRequest
 from gangline.evaluators.swe_bench import SweBenchConfig
 from gangline.evaluators.swe_bench_rows import TEST_TIMEOUT_S
+from gangline.server.compat.polar.sampling import taken_from_settings
 
 __all__ = ["MEBIBYTE", "SEED_BASE", "protected_by_default", "task_from_polar"]
 
@@ -53,6 +54,7 @@ def task_from_polar(payload: Any) -> TaskRequest:
         task["runtime"] = _runtime(cast("dict[str, Any]", runtime), budget, is_clean=is_clean)
     if isinstance(agent := task.get("agent"), dict):
         task["agent"] = _agent(cast("dict[str, Any]", agent))
+        _set_sampling(task)
     if isinstance(builder := task.get("builder"), dict):
         task["builder"] = _flat(cast("dict[str, Any]", builder))
     if evaluator:
@@ -105,6 +107,16 @@ def _set_capture(task: dict[str, Any]) -> None:
         usual["seed"] = base
     if isinstance(capture := task.setdefault("capture", {}), dict):
         task["capture"] = usual | cast("dict[str, Any]", capture)
+
+
+def _set_sampling(task: dict[str, Any]) -> None:
+    """Raises: InvalidRequest."""
+    if not isinstance(settings := task["agent"].get("settings"), dict):
+        return
+    task["agent"]["settings"], rules = taken_from_settings(cast("dict[str, Any]", settings))
+    capture = task["capture"]
+    if rules and isinstance(capture, dict):
+        cast("dict[str, Any]", capture).setdefault("sampling", rules)
 
 
 def _metadata(task: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -25,7 +25,11 @@ JOB_PREFIX = "job-"
 """Prefix of the task id of a job: `/stop` finds jobs by it, also after a restart."""
 
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "presence_penalty", "frequency_penalty")
-_ALIASES = dict.fromkeys(("max_new_tokens", "max_completion_tokens", "max_output_tokens"), "max_tokens")
+_ALIASES = {
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+}
 
 
 def task_id_of(job_id: str) -> str:
