@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 from collections.abc import AsyncIterator, Callable
@@ -30,7 +31,14 @@ NODE = [
     for route in control_routes(_NONE, *([cast(Any, None)] * 3))
     if route.opened_by == "control"
 ]
-KEYS = [{}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}, {"X-Polar-Control-Token": "x"}]
+SWAPPED = base64.b64encode(f"{TOKEN}:wrong".encode()).decode()
+KEYS = [
+    {},
+    {"Authorization": "Bearer wrong"},
+    {"Authorization": f"Basic {TOKEN}"},
+    {"Authorization": f"Basic {SWAPPED}"},
+    {"X-Polar-Control-Token": "x"},
+]
 HOSTILE_IDS = [
     "..",
     "%2e%2e%2f%2e%2e%2fetc%2fpasswd",
@@ -76,7 +84,7 @@ async def answers(
     return {f"{method} {path}": status for (method, path), status in zip(routes, statuses, strict=True)}
 
 
-@pytest.mark.parametrize("key", KEYS, ids=["none", "wrong", "wrong scheme", "wrong, Polar's"])
+@pytest.mark.parametrize("key", KEYS, ids=["none", "wrong", "no password", "as the user", "wrong, Polar's"])
 async def test_no_route_of_the_server_opens_without_the_token(server: str, key: dict[str, str]):
     routes = [(method, filled(path, "t1")) for method, path in SERVER]
     found = await answers(server, routes, key)
