@@ -391,6 +391,12 @@ ONLY_OURS: list[tuple[dict[str, Any], str]] = [
     ({"capture": {"seed": 7}}, "capture.seed"),
     ({"agent": PAYLOAD["agent"] | {"max_turns": 3}}, "agent.max_turns"),
     ({"agent": {"harness": "terminus"}}, "agent.harness"),
+    ({"agent": {"harness": "shell", "settings": {"command": "work {instruction}"}}}, "agent.settings"),
+    ({"agent": PAYLOAD["agent"] | {"skills": {"s": {"SKILL.md": "x"}}}}, "agent.skills.s"),
+    (
+        {"agent": PAYLOAD["agent"] | {"mcp_servers": {"a": {"command": ["x"], "env": {"B": "1"}}}}},
+        "agent.mcp_servers.a.env.B",
+    ),
     ({"runtime": PAYLOAD["runtime"] | {"backend": "sandbox", "image": None}}, "runtime.backend"),
     ({"runtime": PAYLOAD["runtime"] | {"limits": {"disk_bytes": 5}}}, "runtime.limits.disk_bytes"),
     ({"runtime": PAYLOAD["runtime"] | {"network": "none"}}, "runtime.network"),
@@ -412,7 +418,7 @@ def test_what_the_paper_has_no_words_for_needs_a_node_of_ours(change: dict[str, 
 def test_what_the_paper_has_words_for_needs_none():
     limits = {"memory_mb": 2, "cpus": 3, "storage_mb": 9, "env": {"A": "1"}}
     runtime = PAYLOAD["runtime"] | limits | {"backend": "apptainer", "allow_internet": False}
-    servers = [{"name": "files", "command": "mcp-files", "args": ["--root", "."], "env": {"A": "1"}}]
+    servers = [{"name": "files", "command": "mcp-files", "args": ["--root", "."]}]
     agent = PAYLOAD["agent"] | {"mcp_servers": servers}
     builder = {"strategy": "per_request", "config": {}}
     for task in (PAYLOAD, PAYLOAD | {"runtime": runtime, "agent": agent, "builder": builder, "evaluator": None}):

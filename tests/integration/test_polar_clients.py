@@ -415,3 +415,42 @@ async def test_a_trainer_that_starts_again_uses_its_ids_again(http: httpx.AsyncC
             assert {result["metadata"]["reward"] for result in body["results"]} == {reward}
     assert (await http.get("/rollout/status")).json()["tasks"] == {TASK["task_id"]: "completed"}
     assert (await http.delete(path)).json()["metadata"] == {"rollout_step": 2}
+
+
+def test_the_agent_of_a_task_reaches_a_gateway_in_its_words():
+    """`AgentSpec` and `MCPServerSpec` (`agent/models.py`), `ShellHarness`: `shell` runs `custom_shell` alone, and a
+    server's transport is required."""
+    shell = {"harness": "shell", "custom_shell": {"command": "make $GOAL", "cwd": "/work", "env": {"GOAL": "it"}}}
+    task = task_from_polar(TASK | {"agent": shell})
+    assert task.agent.settings == {"command": ["bash", "-lc", "cd /work || exit\nexport GOAL=it\nmake $GOAL"]}
+    assert needs_of_ours(task) == ()
+    given = session_for_gateway(lease_of(task), "http://server/callbacks/session_result")["agent"]
+    assert given["custom_shell"] == {"command": "cd /work || exit\nexport GOAL=it\nmake $GOAL"}
+    servers: list[dict[str, Any]] = [
+        {"name": "files", "transport": "stdio", "command": "mcp-files", "args": ["--root", "."], "url": None},
+        {"name": "web", "transport": "streamable-http", "command": None, "args": [], "url": "http://web/mcp"},
+    ]
+    task = task_from_polar(TASK | {"agent": TASK["agent"] | {"mcp_servers": servers}})
+    assert needs_of_ours(task) == ()
+    given = session_for_gateway(lease_of(task), "http://server/callbacks/session_result")["agent"]
+    assert given["mcp_servers"] == [
+        {"name": "files", "transport": "stdio", "command": "mcp-files", "args": ["--root", "."]},
+        {"name": "web", "transport": "streamable-http", "url": "http://web/mcp"},
+    ]
+
+
+NO_AGENTS: list[tuple[dict[str, Any], str]] = [
+    ({"harness": "shell", "custom_shell": {"command": "echo {model}"}}, "agent.custom_shell"),
+    ({"harness": "codex", "custom_shell": {"command": "true"}}, "agent.custom_shell"),
+    ({"harness": "codex", "skills_path": "/skills"}, "agent.skills_path"),
+    ({"import_path": "mine:Harness"}, "agent.import_path"),
+]
+
+
+@pytest.mark.parametrize(("agent", "name"), NO_AGENTS)
+async def test_an_agent_that_has_no_meaning_here_is_refused_by_name(
+    http: httpx.AsyncClient, agent: dict[str, Any], name: str
+):
+    """`AgentSpec`, `agent/models.py`."""
+    refused = await http.post("/rollout/task/submit", json=TASK | {"agent": agent})
+    assert (refused.status_code, name in refused.json()["detail"]) == (400, True), refused.text

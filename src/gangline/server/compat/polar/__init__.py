@@ -1,5 +1,5 @@
 """Polar's routes.
 
-`routes` takes tasks, `nodes` and `dispatch` serve gateways that join by Polar's route. `tasks` (with `sampling`),
-`sessions`, `results`, `views` and `names` translate. Start with `routes`.
+`routes` takes tasks, `nodes` and `dispatch` serve gateways that join by Polar's route. `tasks` and `sessions` translate
+with the help of `agents`, `commands` and `sampling`; so do `results`, `views` and `names`. Start with `routes`.
 """

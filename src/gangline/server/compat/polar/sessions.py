@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from gangline.domain.session import Lease
 from gangline.domain.task import LimitsSpec, TaskRequest
+from gangline.server.compat.polar.agents import agent_for_gateway
 from gangline.server.compat.polar.tasks import MEBIBYTE, SEED_BASE, protected_by_default, task_from_polar
 
 __all__ = ["needs_of_ours", "session_for_gateway"]
@@ -19,8 +20,6 @@ _HARNESSES = ("shell", "claude_code", "codex", "gemini_cli", "qwen_code", "openc
 _BUILDERS = ("per_request", "prefix_merging")
 _EVALUATORS = ("session_completed", "swe_bench")
 """Those that mean the same there. `test_on_output` is another one there: it runs tests."""
-_OURS = ("allow_no_model_call", "allow_unrendered_tools")
-"""Fields of `agent` that only our nodes act on: a task that sets one is not given to a gateway."""
 _LIMITS = ("max_turns", "max_sampled_tokens", "max_repeated_actions")
 """Limits that Gangline itself enforces on a session's calls."""
 _RUNTIME_FIELDS = ("backend", "image", "workdir", "env", "prepare")
@@ -53,6 +52,8 @@ def needs_of_ours(task: TaskRequest) -> tuple[str, ...]:
     limits = [f"agent.{name}" for name in _LIMITS if fields["agent"][name] is not None]
     steps = [step["type"] for step in fields["runtime"]["prepare"]]
     writes = ["runtime.prepare"] if set(steps) - {"exec"} else []
+    if task.agent.harness == "shell" and "custom_shell" not in words["agent"]:
+        return ("agent.settings",)
     config: dict[str, Any] = words["evaluator"].get("config", {})
     known = _HARNESS_CONFIG if task.evaluator.strategy == "swe_bench" else ()
     settings = [f"evaluator.config.{name}" for name in config if name not in known]
@@ -90,16 +91,13 @@ def _budget_s(task: Mapping[str, Any]) -> float:
 
 def _words(task: Mapping[str, Any]) -> dict[str, Any]:
     """A `TaskRequest`, as JSON data, in Polar's fields, for one session of it."""
-    agent = _set({name: value for name, value in task["agent"].items() if name not in _OURS})
-    if servers := agent.pop("mcp_servers", None):
-        agent["mcp_servers"] = [{"name": name, **_set(server)} for name, server in servers.items()]
     builder = task.get("builder", {})
     return {
         "instruction": task["instruction"],
         "timeout_seconds": task.get("timeout_seconds"),
         "dispatch_priority": min(max(task.get("priority", 0), 0), _MAX_PRIORITY),
         "runtime": _runtime(task["runtime"]),
-        "agent": agent,
+        "agent": agent_for_gateway(task["agent"]),
         "builder": {"strategy": builder.get("strategy", "prefix_merging")},
         "evaluator": _evaluator(task.get("evaluator", {})),
         "metadata": task.get("metadata", {}),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
@@ -18,6 +17,8 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import TaskRequest
 from gangline.evaluators.swe_bench import SweBenchConfig
 from gangline.evaluators.swe_bench_rows import TEST_TIMEOUT_S
+from gangline.server.compat.polar.agents import agent_from_polar
+from gangline.server.compat.polar.commands import attempted, surrounded
 from gangline.server.compat.polar.sampling import taken_from_settings
 
 __all__ = ["MEBIBYTE", "SEED_BASE", "protected_by_default", "task_from_polar"]
@@ -31,11 +32,9 @@ _AGENT_TIMEOUT = "agent_timeout"
 """In a task's metadata: seconds of RUN alone, within the session's."""
 _NETWORKS = {"host": "full", "bridge": "full", None: "full"}
 _EVALUATORS = {"swebench_harness": "swe_bench"}
-_HTTP_TRANSPORTS = ("http", "streamable-http", "streamable_http")
 _GRADING_MARGIN_S = 60.0
 """Seconds of an evaluation beside the tests' own time."""
-_MAX_ATTEMPTS, _LONGEST_REST_S = 10, 5.0
-"""At a step of preparation, and seconds between two."""
+_MAX_ATTEMPTS = 10
 
 
 def task_from_polar(payload: Any) -> TaskRequest:
@@ -53,7 +52,7 @@ def task_from_polar(payload: Any) -> TaskRequest:
         is_clean = evaluator.get("refresh_runtime") is True
         task["runtime"] = _runtime(cast("dict[str, Any]", runtime), budget, is_clean=is_clean)
     if isinstance(agent := task.get("agent"), dict):
-        task["agent"] = _agent(cast("dict[str, Any]", agent))
+        task["agent"] = agent_from_polar(cast("dict[str, Any]", agent))
         _set_sampling(task)
     if isinstance(builder := task.get("builder"), dict):
         task["builder"] = _flat(cast("dict[str, Any]", builder))
@@ -170,45 +169,8 @@ def _action(given: Any, budget: Any) -> Any:
             f"runtime.prepare: max_attempts must be from 1 to {_MAX_ATTEMPTS}, with a rest in seconds."
         )
     if attempts > 1:
-        command = _attempted(command, attempts, rest_s)
-    exports = [f"export {name}={shlex.quote(str(value))}" for name, value in cast("dict[str, Any]", env).items()]
-    entered = [] if cwd is None else [f"cd {shlex.quote(str(cwd))} || exit"]
-    return action | {"command": "\n".join((*entered, *exports, command))}
-
-
-def _attempted(command: str, attempts: int, rest_s: float) -> str:
-    """Source: Polar's gateway: the rests double, up to five seconds."""
-    rests = [min(rest_s * 2**number, _LONGEST_REST_S) for number in range(attempts - 1)]
-    again = [f'if [ $status != 0 ]; then sleep {rest:g}; sh -c "$step"; status=$?; fi' for rest in rests]
-    return "\n".join((f"step={shlex.quote(command)}", 'sh -c "$step"; status=$?', *again, "exit $status"))
-
-
-def _agent(given: Mapping[str, Any]) -> dict[str, Any]:
-    agent = _given(given)
-    if isinstance(servers := agent.get("mcp_servers"), list):
-        named = [_mcp_server(index, server) for index, server in enumerate(cast("list[Any]", servers))]
-        agent["mcp_servers"] = dict(named)
-        if len(agent["mcp_servers"]) < len(named):
-            raise InvalidRequest("agent.mcp_servers: two servers have the same name.")
-    return agent
-
-
-def _mcp_server(index: int, given: Any) -> tuple[str, Any]:
-    """A server of a list carries its own name; a command is a program with its arguments beside it.
-
-    Raises: InvalidRequest.
-    """
-    where = f"agent.mcp_servers.{index}"
-    if not isinstance(given, dict) or not isinstance(cast("dict[str, Any]", given).get("name"), str):
-        raise InvalidRequest(f"{where}: must be an object with a `name`.")
-    server = _given(cast("dict[str, Any]", given))
-    name = server.pop("name")
-    transport = server.pop("transport", server.pop("type", None))
-    if transport not in (None, "stdio", *_HTTP_TRANSPORTS):
-        raise InvalidRequest(f"{where}: transport must be stdio or http (streamable HTTP), got {transport!r:.40}.")
-    if isinstance(command := server.get("command"), str):
-        server["command"] = [command, *server.pop("args", ())]
-    return name, server
+        command = attempted(command, attempts, rest_s)
+    return action | {"command": surrounded(command, cwd, cast("dict[str, Any]", env))}
 
 
 def _flat(builder: Mapping[str, Any]) -> dict[str, Any]:

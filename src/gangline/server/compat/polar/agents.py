@@ -1,0 +1,95 @@
+"""The agent of a task, in Polar's words and in ours; pure.
+
+Source: Polar, 3.2.1 (MCP servers); its published `AgentSpec` and harness `shell`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from gangline.domain.errors import InvalidRequest
+from gangline.harnesses.shared.environment import PLACEHOLDERS
+from gangline.harnesses.shared.template import mentions
+from gangline.server.compat.polar.commands import surrounded
+
+__all__ = ["agent_for_gateway", "agent_from_polar"]
+
+_SHELL = ["bash", "-lc"]
+"""A gateway runs commands by it."""
+_HTTP_TRANSPORTS = ("http", "streamable-http", "streamable_http")
+_FIELDS = ("harness", "model_name", "settings", "env")
+
+
+def agent_from_polar(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises: InvalidRequest."""
+    agent = _given(given)
+    if agent.get("harness") == "shell" and isinstance(shell := agent.get("custom_shell"), dict):
+        del agent["custom_shell"]
+        agent["settings"] = agent.get("settings", {}) | {"command": _program(cast("dict[str, Any]", shell))}
+    if isinstance(servers := agent.get("mcp_servers"), list):
+        named = [_mcp_server(index, server) for index, server in enumerate(cast("list[Any]", servers))]
+        agent["mcp_servers"] = dict(named)
+        if len(agent["mcp_servers"]) < len(named):
+            raise InvalidRequest("agent.mcp_servers: two servers have the same name.")
+    return agent
+
+
+def agent_for_gateway(agent: Mapping[str, Any]) -> dict[str, Any]:
+    """agent: an `AgentSpec`, as JSON data. What has no words there stays out."""
+    words = {name: agent[name] for name in _FIELDS if agent.get(name)}
+    servers: dict[str, dict[str, Any]] = agent.get("mcp_servers") or {}
+    if servers:
+        words["mcp_servers"] = [_server_in_words(name, server) for name, server in servers.items()]
+    if words.get("harness") == "shell":
+        match words.get("settings", {}).get("command"):
+            case ["bash", "-lc", str(command)]:
+                words["custom_shell"] = {"command": command}
+                words["settings"] = {name: value for name, value in words["settings"].items() if name != "command"}
+            case _:
+                pass
+    return words
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _program(given: Mapping[str, Any]) -> list[str]:
+    """Raises: InvalidRequest."""
+    command, env = given.get("command"), cast("Any", given.get("env") or {})
+    if not isinstance(command, str) or not isinstance(env, dict):
+        raise InvalidRequest("agent.custom_shell: must have a `command`, and its `env` must be an object.")
+    if used := [name for name in PLACEHOLDERS if mentions(command, name)]:
+        raise InvalidRequest(
+            f"agent.custom_shell.command: {{{used[0]}}} would be filled in here; write it differently."
+        )
+    return [*_SHELL, surrounded(command, given.get("cwd"), cast("dict[str, Any]", env))]
+
+
+def _mcp_server(index: int, given: Any) -> tuple[str, Any]:
+    """A server of a list carries its own name; a command is a program with its arguments beside it.
+
+    Raises: InvalidRequest.
+    """
+    where = f"agent.mcp_servers.{index}"
+    if not isinstance(given, dict) or not isinstance(cast("dict[str, Any]", given).get("name"), str):
+        raise InvalidRequest(f"{where}: must be an object with a `name`.")
+    server = _given(cast("dict[str, Any]", given))
+    name = server.pop("name")
+    transport = server.pop("transport", server.pop("type", None))
+    if transport not in (None, "stdio", *_HTTP_TRANSPORTS):
+        raise InvalidRequest(f"{where}: transport must be stdio or http (streamable HTTP), got {transport!r:.40}.")
+    args = server.pop("args", [])
+    if isinstance(command := server.get("command"), str) and isinstance(args, list):
+        server["command"] = [command, *cast("list[Any]", args)]
+    elif args:
+        server["args"] = args  # refused, and named
+    return name, server
+
+
+def _server_in_words(name: str, server: Mapping[str, Any]) -> dict[str, Any]:
+    if server.get("url") is not None:
+        return {"name": name, "transport": "streamable-http", "url": server["url"]}
+    program, *args = server["command"]
+    return {"name": name, "transport": "stdio", "command": program, "args": args}
