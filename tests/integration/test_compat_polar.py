@@ -417,7 +417,7 @@ def test_what_the_paper_has_no_words_for_needs_a_node_of_ours(change: dict[str, 
 
 def test_what_the_paper_has_words_for_needs_none():
     limits = {"memory_mb": 2, "cpus": 3, "storage_mb": 9, "env": {"A": "1"}}
-    runtime = PAYLOAD["runtime"] | limits | {"backend": "apptainer", "allow_internet": False}
+    runtime = PAYLOAD["runtime"] | limits | {"backend": "apptainer"}
     servers = [{"name": "files", "command": "mcp-files", "args": ["--root", "."]}]
     agent = PAYLOAD["agent"] | {"mcp_servers": servers}
     builder = {"strategy": "per_request", "config": {}}

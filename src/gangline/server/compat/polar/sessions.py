@@ -114,11 +114,7 @@ def _runtime(given: Mapping[str, Any]) -> dict[str, Any]:
         number = limits.get(ours, getattr(usual, ours))
         if number is not None and number != getattr(usual, ours) and number % MEBIBYTE == 0:
             runtime[theirs] = number // MEBIBYTE
-    network = given.get("network", "proxy")
-    # Docker without the internet is without the model there, so the model alone cannot be asked for.
-    if network == "proxy" and runtime.get("backend") == "apptainer":
-        runtime["allow_internet"] = False
-    elif network == "full":
+    if given.get("network") == "full":  # without the internet it is without the model there
         runtime["network"] = "host"
     return runtime
 
