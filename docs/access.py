@@ -16,6 +16,7 @@ from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 
 _JSON = "application/json"
 _TOKEN, _KEY, LINK = "control token", "session's key", "sign-in link"
+_TOKEN_OR_PASSWORD = "control token, or the same as the URL's password"
 
 
 class Access(NamedTuple):
@@ -38,6 +39,8 @@ def accesses() -> Iterator[Access]:
     for service, routes in (("server", all_routes(parts)), ("node", control_routes(parts, *([cast(Any, None)] * 3)))):
         for route in routes:
             key = {"nobody": "", "control": _TOKEN, "link": LINK, "session": _KEY}[route.opened_by]
+            if key and route.password_too:
+                key = _TOKEN_OR_PASSWORD
             # Another site's page may lead to a link's page: only its host is checked.
             own_names = route.opened_by == "control" or (route.opened_by == "link" and route.method != "GET")
             yield Access(service, route.method, route.path, key, own_names, route.body_type if key else "")

@@ -51,6 +51,8 @@ class Surface:
     """URL of a service that nobody was asked to fetch from."""
     read_only: str = "gangline-000000000000=r.9999999999.00.00"
     """The cookie of a browser that was signed in with a read-only link, where the surface signs browsers in."""
+    password_too: tuple[tuple[str, str], ...] = ()
+    """Those of `closed` to which it opens as a password also."""
 
     @property
     def host(self) -> str:
@@ -162,9 +164,9 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "with_more_than_the_token": ("Authorization: Bearer {token}x", "Authorization: Bearer {token},{token}"),
     "with_the_token_in_capitals": ("Authorization: Bearer CONTROL-TOKEN",),
     "with_the_token_of_another_scheme": ("Authorization: Basic {token}", "Authorization: Digest {token}"),
-    "with_the_token_as_a_password": (
-        "Authorization: Basic " + base64.b64encode(b"user:control-token").decode(),
+    "with_the_token_as_the_name_before_a_password": (
         "Authorization: Basic " + base64.b64encode(b"control-token:").decode(),
+        "Authorization: Basic " + base64.b64encode(b"control-token").decode(),
     ),
     "with_the_token_as_a_cookie": ("Cookie: token={token}; Authorization=Bearer {token}",),
     "with_the_token_behind_a_comma": ("Authorization: Bearer wrong, Bearer {token}",),
@@ -180,6 +182,15 @@ _KEYS: dict[str, tuple[str, ...]] = {
 }
 for _name, _keys in _KEYS.items():
     ATTACKS.append(HttpAttack(f"opens_routes_{_name}", "token", "be refused", _with_keys(*_keys)))
+
+
+@refused("token")
+def opens_routes_with_the_token_as_a_password(surface: Surface) -> Iterator[bytes]:
+    """A browser remembers passwords, and sends them unasked."""
+    password = "Authorization: Basic " + base64.b64encode(b"user:control-token").decode()
+    for method, path in surface.closed:
+        if (method, path) not in surface.password_too:
+            yield _request(surface, method, path, password, body=b"{}" if method != "GET" else b"")
 
 
 @refused("token")

@@ -26,6 +26,7 @@ from support.node.node import TOKEN, running_node
 
 _NONE: Any = SimpleNamespace(store=None, gate=None, backends=None)
 _SERVER = [(route.method, route.path) for route in all_routes(_NONE) if route.opened_by == "control"]
+_PASSWORD_TOO = [(route.method, route.path) for route in all_routes(_NONE) if route.password_too]
 _NODE = [
     (route.method, route.path)
     for route in control_routes(_NONE, *([cast(Any, None)] * 3))
@@ -67,7 +68,7 @@ async def surfaces(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[d
         yield {
             "server": Surface(
                 "server", server.url, "/health", TOKEN, _named(_SERVER), _posts(_SERVER),
-                key=own.api_key, outside=outside_url, read_only=cookie,
+                key=own.api_key, outside=outside_url, read_only=cookie, password_too=_named(_PASSWORD_TOO),
             ),
             "node": Surface(
                 "node", node.url, "/health", TOKEN, _named(_NODE), _posts(_NODE),

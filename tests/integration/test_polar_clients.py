@@ -220,6 +220,7 @@ async def test_polls_without_the_header_are_let_in_by_the_address(client: Server
         wrong = f"http://polar:another@{host}"
         for base in (wrong, f"http://{host}"):
             assert (await bridge.get(f"{base}/rollout/task/{TASK['task_id']}")).status_code == 401
+        assert (await bridge.get(f"{url}/v1/tasks/{TASK['task_id']}")).status_code == 401  # no route of their clients
         page = {"Origin": "http://elsewhere.test"}  # a browser keeps passwords, and sends them from any page
         assert (await bridge.get(f"{url}/rollout/task/{TASK['task_id']}", headers=page)).status_code == 403
     async with httpx.AsyncClient(base_url=url, timeout=30) as cli:

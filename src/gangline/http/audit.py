@@ -61,12 +61,10 @@ def who(token: str | None) -> str:
     return f"token {hashlib.sha256(token.encode(errors='replace')).hexdigest()[:8]}" if token else "no token"
 
 
-def given_token(request: web.Request) -> str:
-    """The bearer token of a request, or its password; else the one in the header of Polar's clients; empty when there
-    is none.
+def given_token(request: web.Request, *, password_too: bool) -> str:
+    """The bearer token of a request, else the one in the header of Polar's clients; empty when there is none.
 
-    Clients take the password from a URL, `http://any:TOKEN@host`: those of Polar and ProRL Agent have no other place
-    for a token in most of their requests.
+    password_too: whether it may be the password of the URL, `http://any:TOKEN@host`.
     """
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     match scheme.lower():
@@ -74,7 +72,7 @@ def given_token(request: web.Request) -> str:
             return request.headers.get("X-Polar-Control-Token", "")
         case "bearer":
             return token.strip()
-        case "basic":
+        case "basic" if password_too:
             return _password(token.strip())
         case _:
             return ""
@@ -98,7 +96,7 @@ def audited(handler: Handler, actions: Actions, *, routine: bool, path: str | No
         return Action(
             at=time.time(),
             where=actions.where,
-            who=VISITOR.get() or who(given_token(request)),
+            who=VISITOR.get() or who(given_token(request, password_too=True)),
             address=request.remote or "",
             forwarded_for=request.headers.get("X-Forwarded-For"),
             method=request.method,

@@ -22,6 +22,7 @@ __all__ = ["describe", "described"]
 
 _REF = "#/components/schemas/"
 _KEYS = {"control": "The control token.", "session": "The session's key."}
+_PASSWORD = {"type": "http", "scheme": "basic", "description": "The control token as password, with any name."}
 
 
 def described(routes: Sequence[Route], title: str) -> list[Route]:
@@ -41,6 +42,8 @@ def describe(routes: Sequence[Route], title: str) -> dict[str, Any]:
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     keys = {name: {"type": "http", "scheme": "bearer", "description": doc} for name, doc in _KEYS.items()}
+    if any(route.password_too for route in routes):
+        keys["password"] = _PASSWORD
     return {
         "openapi": "3.1.0",
         "info": {"title": title, "version": __version__},
@@ -60,11 +63,19 @@ def _operation(route: Route) -> dict[str, Any]:
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").strip("_"),
         "parameters": _parameters(route),
         "responses": answers,
-        "security": [{route.opened_by: []}] if route.opened_by in _KEYS else [],
+        "security": _security(route),
     }
     if route.body is not None:
         operation["requestBody"] = {"content": _content(route.body, (route.body_type,))}
     return operation
+
+
+def _security(route: Route) -> list[dict[str, list[str]]]:
+    """What opens the route; any one of them does."""
+    if route.opened_by not in _KEYS:
+        return []
+    names = [route.opened_by, "password"] if route.password_too else [route.opened_by]
+    return [{name: []} for name in names]
 
 
 def _parameters(route: Route) -> list[dict[str, Any]]:

@@ -50,12 +50,15 @@ class Route:
     """Type of the answer; None for an object without a type of its own."""
     answer_types: tuple[str, ...] = RECORD_TYPES
     query: tuple[Query, ...] = ()
+    password_too: bool = False
+    """Whether the control token may be the password of the URL. Clients of Polar and ProRL Agent have no other place
+    for it in most of their requests. Other routes refuse it: a browser may remember a password and send it unasked."""
     routine: bool = False
     """Traffic of nodes, which is no action of anybody's."""
     errors: tuple[int, ...] = (400, 401)
 
 
-json_route = partial(Route, answer_types=(JSON,))
+json_route = partial(Route, answer_types=(JSON,), password_too=True)
 """Route in the form of another system, which speaks JSON alone."""
 
 
@@ -110,7 +113,7 @@ class Door:
         async def handler(request: web.Request) -> web.StreamResponse:
             if route.opened_by == "control":
                 self._names.check(request)
-                self._check_opened(request)
+                self._check_opened(request, route)
             elif route.opened_by == "link":
                 self._check_comes_by_link(request)
             if is_strict and request.query_string:
@@ -121,9 +124,9 @@ class Door:
 
         return handler
 
-    def _check_opened(self, request: web.Request) -> None:
+    def _check_opened(self, request: web.Request, route: Route) -> None:
         """Raises: Unauthorized, ReadOnly, ForeignRequest."""
-        given = given_token(request).encode("utf-8", "surrogateescape")
+        given = given_token(request, password_too=route.password_too).encode("utf-8", "surrogateescape")
         if self._expected is None or hmac.compare_digest(given, self._expected):
             return
         visitor = None if given or self._visitors is None else self._visitors.visitor(request)

@@ -38,7 +38,7 @@ class AnnotationRoutes:
 
     async def annotate(self, request: web.Request) -> web.Response:
         said = msgspec.structs.asdict(await read_record(request, AnnotationRequest))
-        said["by"] = VISITOR.get() or who(given_token(request))
+        said["by"] = VISITOR.get() or who(given_token(request, password_too=False))
         store = self._service.store
         return answer(request, await store.run(store.annotate, path_id(request, "session_id"), said))
 
