@@ -36,11 +36,12 @@ from gangline.serving.app import serving
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app, open_tokenizer
 from gangline.training.collecting.admission import StalenessSettings
+from gangline.training.collecting.schedule import ScheduleSettings
 from gangline.training.collecting.task_stream import TaskStream
 from gangline.training.learning.algorithms import algorithm
 from gangline.training.learning.samples import Sample
 from gangline.training.run.log import StepRecord
-from gangline.training.run.trainer import ScheduleSettings, Trainer
+from gangline.training.run.trainer import Trainer
 from gangline.training.weights.update import Save, UpdateProfile
 
 NODE = Path(__file__).with_name("agent_node.py")

@@ -18,7 +18,6 @@ UNMENDED = {
     "cli/tasks/submit.py submit",
     "gateway/backends/pool.py BackendPool",
     "server/run.py serving",
-    "training/run/trainer.py Trainer",
 }
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

@@ -16,12 +16,13 @@ from gangline.training.collecting.coalition_runs import CoalitionRuns
 from gangline.training.collecting.coalitions import COALITION, CoalitionSettings, coalition_task
 from gangline.training.collecting.collector import PlainCollector
 from gangline.training.collecting.groups import CoalitionRewards, Group, ValiditySettings
+from gangline.training.collecting.schedule import ScheduleSettings
 from gangline.training.collecting.task_stream import TaskStream
 from gangline.training.learning.algorithms import algorithm
 from gangline.training.learning.credit.coalitions import asked_coalitions, group_shapley, player_factors
 from gangline.training.learning.samples import make_samples
 from gangline.training.run.log import StepRecord, read_records
-from gangline.training.run.trainer import ScheduleSettings, Trainer
+from gangline.training.run.trainer import Trainer
 from support.training.fakes import Engines, Killed, Learner
 from support.training.samples import session
 from support.training.service import FakeService, tasks

@@ -16,6 +16,7 @@ from gangline.domain.errors import Failure, InvalidGroup, InvalidRequest, Server
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import Submitted, TaskView
+from gangline.training.collecting.schedule import ScheduleSettings
 from gangline.training.collecting.selection import Selection
 from gangline.training.collecting.task_stream import TaskStream
 from gangline.training.learning.algorithms import algorithm
@@ -30,7 +31,7 @@ from gangline.training.run.log import (
     read_evaluations,
     read_records,
 )
-from gangline.training.run.trainer import ScheduleSettings, Trainer
+from gangline.training.run.trainer import Trainer
 from support.training.fakes import Engines, Killed, Learner, Service
 from support.training.samples import session, trace
 from support.training.service import FakeService

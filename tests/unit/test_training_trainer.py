@@ -24,6 +24,7 @@ from gangline.training.collecting.sampling.choosing import DifficultyPools
 from gangline.training.collecting.sampling.history import SamplingHistory
 from gangline.training.collecting.sampling.sampler import TaskSampler
 from gangline.training.collecting.sampling.settings import DifficultyPoolSettings
+from gangline.training.collecting.schedule import ScheduleSettings
 from gangline.training.collecting.selection import Selection
 from gangline.training.collecting.task_stream import TaskStream
 from gangline.training.learning.algorithms import algorithm
@@ -31,7 +32,7 @@ from gangline.training.learning.mask_settings import FullMask, GroupMasks, Progr
 from gangline.training.learning.samples import Sample
 from gangline.training.run.controls import controlled_mask, shuffled_rewards
 from gangline.training.run.log import StepRecord, read_records
-from gangline.training.run.trainer import ScheduleSettings, Trainer
+from gangline.training.run.trainer import Trainer
 from support.training.fakes import PROFILE, Engines, Killed, Learner, Service, step_record
 from support.training.samples import group, scored, session
 from support.training.service import DULL, GOOD
@@ -230,7 +231,7 @@ async def test_engines_that_served_another_run_get_the_first_weights_under_a_new
 
 
 async def test_an_engine_that_is_down_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gangline.training.run.trainer._AGAIN_S", 0.0)
+    monkeypatch.setattr("gangline.training.weights.upkeep._AGAIN_S", 0.0)
     engines = Engines()
     engines.num_down = 3
     await trainer(tmp_path, engines, Service(engines), Learner(), steps=1).run()
@@ -255,7 +256,7 @@ async def test_an_engine_that_stays_down_ends_the_run_and_a_later_one_goes_on(tm
 async def test_an_engine_that_was_restarted_gets_its_weights_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gangline.training.run.trainer._LOOK_S", 0.0)
+    monkeypatch.setattr("gangline.training.weights.upkeep._LOOK_S", 0.0)
     engines = Engines()
     service = Service(engines)
     service.rewards.clear()

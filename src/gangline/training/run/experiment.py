@@ -16,6 +16,7 @@ from gangline.domain.mistakes import Problems, mistakes
 from gangline.training.collecting.coalitions import CoalitionSettings
 from gangline.training.collecting.degenerates import DegenerateSettings
 from gangline.training.collecting.sampling.settings import SamplerSettings
+from gangline.training.collecting.schedule import ScheduleSettings
 from gangline.training.learning.algorithms import Algorithm, algorithm
 from gangline.training.learning.learner_settings import LearnerSettings
 from gangline.training.learning.mask_settings import FullMask, MaskSettings
@@ -25,7 +26,6 @@ from gangline.training.run.evaluation import EvaluationSettings
 from gangline.training.run.hooks import HookSettings, load_hooks
 from gangline.training.run.service_settings import ServiceSettings
 from gangline.training.run.tracking import TrackerName, TrackingSettings, check_trackers
-from gangline.training.run.trainer import ScheduleSettings
 from gangline.training.run.vetted import Vetted
 
 __all__ = [
