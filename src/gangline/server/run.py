@@ -139,45 +139,41 @@ async def serving(
     names = OwnNames(host, public_url=public_url, allowed_hosts=allowed_hosts)
     folder = data_dir / "server"
     await asyncio.to_thread(_open_folders, data_dir, folder)
-    with _only_server(folder):
+    async with AsyncExitStack() as stack:
+        stack.enter_context(_only_server(folder))
         target = storage.database_url or database_path(data_dir)
         store = await asyncio.to_thread(lambda: TaskStore(target, lease_s=lease_s, retry_base_s=retry_base_s))
-        try:
-            results = await asyncio.to_thread(_results, storage, data_dir)
-            service = RolloutService(store, results, check_task=check_task, sweep_every_s=sweep_every_s)
-            await service.start()
-            engines = NodeEngines(service, control_token)
-            polar = PolarDispatch(service, control_token)
-            app = create_app(
-                service,
-                engines=engines,
-                polar=polar,
-                control_token=control_token,
-                names=names,
-                handlers_folder=folder / "handlers",
-                actions=ActionLog(folder / "actions", where="server"),
-                visitors=Visitors(await asyncio.to_thread(_page_secret, folder), control_token),
-                index_path=folder / "find.db",
-            )
-            async with AsyncExitStack() as stack:
-                listener = listening(app, shutdown_s=2.0, host=host, port=port)
-                _, bound_port = await stack.enter_async_context(listener)
-                stack.callback(service.stop)
-                own_url = reachable_url(host, bound_port, public_url)
-                callback_sender = CallbackSender(
-                    Outbox(store.database),
-                    service.notifier,
-                    public_url=own_url,
-                    polar_task=partial(polar_task, service),
-                    control_token=control_token,
-                    base_s=callback_base_s,
-                )
-                watch = None if on_task_ended is None else TaskWatch(service, on_task_ended)
-                own_work = [engines.hand_out_forever(), polar.send_forever(own_url)]
-                async with _background(service, callback_sender, own_work, storage.keep, watch) as work:
-                    yield Running(local_url(host, bound_port), work)
-        finally:
-            await asyncio.to_thread(store.close)
+        stack.push_async_callback(asyncio.to_thread, store.close)
+        results = await asyncio.to_thread(_results, storage, data_dir)
+        service = RolloutService(store, results, check_task=check_task, sweep_every_s=sweep_every_s)
+        await service.start()
+        engines, polar = NodeEngines(service, control_token), PolarDispatch(service, control_token)
+        app = create_app(
+            service,
+            engines=engines,
+            polar=polar,
+            control_token=control_token,
+            names=names,
+            handlers_folder=folder / "handlers",
+            actions=ActionLog(folder / "actions", where="server"),
+            visitors=Visitors(await asyncio.to_thread(_page_secret, folder), control_token),
+            index_path=folder / "find.db",
+        )
+        _, bound_port = await stack.enter_async_context(listening(app, shutdown_s=2.0, host=host, port=port))
+        stack.callback(service.stop)
+        own_url = reachable_url(host, bound_port, public_url)
+        callback_sender = CallbackSender(
+            Outbox(store.database),
+            service.notifier,
+            public_url=own_url,
+            polar_task=partial(polar_task, service),
+            control_token=control_token,
+            base_s=callback_base_s,
+        )
+        watch = None if on_task_ended is None else TaskWatch(service, on_task_ended)
+        own_work = [engines.hand_out_forever(), polar.send_forever(own_url)]
+        work = await stack.enter_async_context(_background(service, callback_sender, own_work, storage.keep, watch))
+        yield Running(local_url(host, bound_port), work)
 
 
 @asynccontextmanager

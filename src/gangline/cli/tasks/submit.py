@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from gangline.cli.tasks.imported import (
@@ -22,6 +22,20 @@ from gangline.cli.tasks.imported import (
     TerminalBenchOption,
     TestCommandOption,
     import_tasks,
+)
+from gangline.cli.tasks.overrides import (
+    AllowNoModelCallOption,
+    CommandOption,
+    EvaluatorOption,
+    FilesOption,
+    HarnessOption,
+    InstructionOption,
+    Overrides,
+    PythonOption,
+    RuntimeOption,
+    SamplesOption,
+    TaskIdOption,
+    TimeoutOption,
 )
 from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json, run
@@ -45,42 +59,17 @@ def submit(
     source: Annotated[
         str | None, typer.Argument(metavar="[FILE|-]", help="JSON or TOML: one task, or a list of them.")
     ] = None,
-    instruction: Annotated[str | None, typer.Option("--instruction", help="The problem to solve.")] = None,
-    harness: Annotated[str | None, typer.Option("--harness", help="Agent program: shell, pi, ...")] = None,
-    command: Annotated[str | None, typer.Option("--command", help="Command of the shell harness.")] = None,
-    allow_no_model_call: Annotated[
-        bool,
-        typer.Option("--allow-no-model-call", help="Grade sessions whose agent never calls the model, too."),
-    ] = False,
-    samples: Annotated[int | None, typer.Option("--samples", help="Sessions in the group.")] = None,
-    runtime: Annotated[str | None, typer.Option("--runtime", help="Runtime: sandbox, process, ...")] = None,
-    file: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--file",
-            metavar="LOCAL[=INSIDE]",
-            help="File or folder to write into the working folder before the agent starts; repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    python: Annotated[
-        Path | None,
-        typer.Option(
-            "--python",
-            metavar="VENV",
-            help="Python environment of the node's machine that the agent runs with; sandboxes see it read-only.",
-            show_default=False,
-        ),
-    ] = None,
-    evaluator: Annotated[str | None, typer.Option("--evaluator", help="Evaluator that computes the reward.")] = None,
-    timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds the agent may run.")] = None,
-    task_id: Annotated[
-        str | None,
-        typer.Option(
-            "--task-id",
-            help="Task id, which makes a repeated submission harmless; for imported tasks, the prefix of their ids.",
-        ),
-    ] = None,
+    instruction: InstructionOption = None,
+    harness: HarnessOption = None,
+    command: CommandOption = None,
+    allow_no_model_call: AllowNoModelCallOption = False,
+    samples: SamplesOption = None,
+    runtime: RuntimeOption = None,
+    file: FilesOption = None,
+    python: PythonOption = None,
+    evaluator: EvaluatorOption = None,
+    timeout: TimeoutOption = None,
+    task_id: TaskIdOption = None,
     harbor: HarborOption = None,
     terminal_bench: TerminalBenchOption = None,
     swe_bench: SweBenchOption = None,
@@ -102,7 +91,6 @@ def submit(
     With --wait the exit code is 1 if the infrastructure lost a session, a session was cancelled, or no session of a
     task completed.
     """
-    from gangline.cli.tasks.files import read_tasks, sent_along, validated
     from gangline.client.running import find_service
 
     imports = ImportRequest(
@@ -117,50 +105,63 @@ def submit(
         test_command=test_command,
         log_parser=log_parser,
     )
-    bodies: list[dict[str, Any]]
-    if imports.names_tasks:
-        bodies = _imported(imports, source, runtime, task_id)
-        task_id = None
-    else:
-        bodies = [{}] if source is None else read_tasks(source)
-        if source is None and (instruction is None or (harness is None and command is None)):
-            raise InvalidRequest("nothing to submit: give a FILE, or --instruction with --harness or --command.")
-    options = _Overrides(
+    overrides = Overrides(
         instruction, harness, command, allow_no_model_call, samples, runtime, python, evaluator, timeout, task_id
     )
-    files = [action for named in file or () for action in sent_along(named)]
-    written = [_with_files(options.applied_to(body), files) for body in bodies]
-    if imports.names_tasks and not all("harness" in body.get("agent", {}) for body in written):
-        raise InvalidRequest("say which agent is to solve them: --harness NAME, --command, or --oracle.")
-    tasks = [validated(body, source or "the options") for body in written]
+    tasks = _wanted(source, imports, overrides, file or [])
     if dry_run:
         print_json([task.model_dump(mode="json", exclude_defaults=True) for task in tasks])
         return
     address = find_service(data, server)
-    failed = [task for task in run(_submit(address, tasks, wait=wait, as_json=as_json)) if _has_failed(task)]
-    if failed:
-        which = failed[0].task_id
-        notes().print(
-            f"{len(failed)} of {len(tasks)} tasks failed, {which} among them: see `gangline status {which}`, and for "
-            f"one session `gangline show {which}.0` and `gangline logs {which}.0`.",
-            markup=False,
-            soft_wrap=True,
-        )
-        raise typer.Exit(Exit.FAILED)
+    _fail_by(run(_submit(address, tasks, wait=wait, as_json=as_json)), len(tasks))
+
+
+def _wanted(source: str | None, imports: ImportRequest, overrides: Overrides, files: list[str]) -> list[TaskRequest]:
+    """Tasks that the command line names, with its overrides and files. Raises: InvalidRequest."""
+    from gangline.cli.tasks.files import read_tasks, sent_along, validated
+
+    bodies: list[dict[str, Any]]
+    if imports.names_tasks:
+        bodies = _imported(imports, source, overrides)
+        overrides = msgspec.structs.replace(overrides, task_id=None)
+    elif source is not None:
+        bodies = read_tasks(source)
+    elif overrides.makes_task:
+        bodies = [{}]
+    else:
+        raise InvalidRequest("nothing to submit: give a FILE, or --instruction with --harness or --command.")
+    actions = [action for named in files for action in sent_along(named)]
+    written = [_with_files(overrides.applied_to(body), actions) for body in bodies]
+    if imports.names_tasks and not all("harness" in body.get("agent", {}) for body in written):
+        raise InvalidRequest("say which agent is to solve them: --harness NAME, --command, or --oracle.")
+    return [validated(body, source or "the options") for body in written]
+
+
+def _fail_by(ended: list[TaskView], num_tasks: int) -> None:
+    """Exit with an error where a task failed."""
+    failed = [task for task in ended if _has_failed(task)]
+    if not failed:
+        return
+    which = failed[0].task_id
+    notes().print(
+        f"{len(failed)} of {num_tasks} tasks failed, {which} among them: see `gangline status {which}`, and for "
+        f"one session `gangline show {which}.0` and `gangline logs {which}.0`.",
+        markup=False,
+        soft_wrap=True,
+    )
+    raise typer.Exit(Exit.FAILED)
 
 
 def _has_failed(task: TaskView) -> bool:
     return "completed" not in task.outcomes or bool(set(task.outcomes) & {"infra_error", "cancelled"})
 
 
-def _imported(
-    imports: ImportRequest, source: str | None, runtime: str | None, task_id: str | None
-) -> list[dict[str, Any]]:
-    """Bodies of the field's tasks; `task_id` begins the id of each."""
+def _imported(imports: ImportRequest, source: str | None, overrides: Overrides) -> list[dict[str, Any]]:
+    """Bodies of the field's tasks; the task id among the options begins the id of each."""
     if source is not None:
         raise InvalidRequest("give a FILE, or tasks from the field, not both.")
-    found = import_tasks(imports, runtime)
-    if task_id is None:
+    found = import_tasks(imports, overrides.runtime)
+    if (task_id := overrides.task_id) is None:
         return [one.body for one in found]
     return [{**one.body, "task_id": f"{task_id}-{re.sub(r'[^A-Za-z0-9._-]+', '-', one.name)}"} for one in found]
 
@@ -171,46 +172,6 @@ def _with_files(body: dict[str, Any], files: list[dict[str, Any]]) -> dict[str, 
         runtime = body.setdefault("runtime", {})
         runtime["prepare"] = [*files, *runtime.get("prepare", ())]
     return body
-
-
-class _Overrides:
-    """Options that stand in for fields of a task."""
-
-    def __init__(
-        self,
-        instruction: str | None,
-        harness: str | None,
-        command: str | None,
-        allow_no_model_call: bool,
-        samples: int | None,
-        runtime: str | None,
-        python: Path | None,
-        evaluator: str | None,
-        timeout_s: float | None,
-        task_id: str | None,
-    ) -> None:
-        self._fields: tuple[tuple[tuple[str, ...], Any], ...] = (
-            (("instruction",), instruction),
-            (("agent", "harness"), harness if harness or command is None else "shell"),
-            (("agent", "settings", "command"), command),
-            (("agent", "allow_no_model_call"), allow_no_model_call or None),
-            (("num_samples",), samples),
-            (("runtime", "backend"), runtime),
-            (("runtime", "python"), None if python is None else str(python.absolute())),
-            (("evaluator", "strategy"), evaluator),
-            (("timeout_seconds",), timeout_s),
-            (("task_id",), task_id),
-        )
-
-    def applied_to(self, body: dict[str, Any]) -> dict[str, Any]:
-        for path, value in self._fields:
-            if value is None:
-                continue
-            inner = body
-            for step in path[:-1]:
-                inner = inner.setdefault(step, {})
-            inner[path[-1]] = value
-        return body
 
 
 async def _submit(address: Service, tasks: list[TaskRequest], *, wait: bool, as_json: bool) -> list[TaskView]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, aclosing
+from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.errors import EngineUnavailable
 from gangline.domain.tokens import TokenIds
-from gangline.engines.contract import Engine, EngineCapabilities, EngineChoice, EngineDelta, EngineReply, EngineRequest
+from gangline.engines.contract import EngineCapabilities, EngineChoice, EngineDelta, EngineReply, EngineRequest
 from gangline.gateway.backends.records import Assignment, Backend
 
 __all__ = ["PooledEngine"]
@@ -27,9 +27,7 @@ class Backends(Protocol):
 
     async def backend_of(self, assignment: Assignment) -> Backend: ...
 
-    def in_use(self, backend: Backend) -> AbstractContextManager[Engine]: ...
-
-    async def is_lost(self, backend: Backend, error: EngineUnavailable) -> bool: ...
+    async def is_lost(self, backend: Backend) -> bool: ...
 
 
 class PooledEngine:
@@ -58,7 +56,7 @@ class PooledEngine:
             started = False
             is_known = backend.weights_known
             try:
-                with self._pool.in_use(backend) as engine:
+                with backend.in_use() as engine:
                     async with aclosing(engine.stream(request)) as deltas:
                         async for delta in deltas:
                             if not started:
@@ -66,8 +64,8 @@ class PooledEngine:
                                 delta = msgspec.structs.replace(delta, metadata=delta.metadata | self._take_moves())
                             yield delta if is_known else _of_unknown_weights(delta)
                 return
-            except EngineUnavailable as error:
-                is_lost = await self._pool.is_lost(backend, error)
+            except EngineUnavailable:
+                is_lost = await self._pool.is_lost(backend)
                 if started or not is_lost or attempt + 1 == _MAX_BACKENDS_PER_CALL:
                     raise
 
@@ -97,10 +95,10 @@ class PooledEngine:
         while True:
             backend = await self._pool.backend_of(self._assignment)
             try:
-                with self._pool.in_use(backend):
+                with backend.in_use():
                     return await call(backend)
-            except EngineUnavailable as error:
-                if not await self._pool.is_lost(backend, error) or attempt == _MAX_BACKENDS_PER_CALL:
+            except EngineUnavailable:
+                if not await self._pool.is_lost(backend) or attempt == _MAX_BACKENDS_PER_CALL:
                     raise
             attempt += 1
 

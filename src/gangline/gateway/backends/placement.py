@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 from collections import Counter
 from collections.abc import Mapping
 
-from gangline.gateway.backends.least_loaded import LeastAssigned
-from gangline.gateway.backends.records import Assignment, Backend
+from gangline.gateway.backends.records import Assignment, Backend, Rank
 
-__all__ = ["Placement"]
+__all__ = ["LeastAssigned", "Placement"]
 
 log = logging.getLogger("gangline.backends")
+
+
+class LeastAssigned:
+    """Keys by their number of assignments, in a min-heap whose entries are renewed, not moved.
+
+    An update costs O(log n); outdated entries are dropped when they surface.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Rank, str]] = []
+        self._ranks: dict[str, Rank] = {}
+
+    def put(self, key: str, rank: Rank) -> None:
+        """Insert, or renew."""
+        self._ranks[key] = rank
+        heapq.heappush(self._heap, (rank, key))
+        if len(self._heap) > 64 + 4 * len(self._ranks):
+            self._heap = [(rank, key) for key, rank in self._ranks.items()]
+            heapq.heapify(self._heap)
+
+    def drop(self, key: str) -> None:
+        self._ranks.pop(key, None)
+
+    def least(self) -> str | None:
+        """None when empty."""
+        while self._heap:
+            rank, key = self._heap[0]
+            if self._ranks.get(key) == rank:
+                return key
+            heapq.heappop(self._heap)
+        return None
 
 
 class Placement:

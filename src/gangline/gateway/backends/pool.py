@@ -14,22 +14,18 @@ Laws
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
-from collections.abc import Callable, Collection, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
-from gangline import plugins
-from gangline.domain.conversation import Message, Text
-from gangline.domain.errors import Conflict, EngineError, EngineUnavailable, GanglineError, NotFound, TooManyFiles
+from gangline.domain.errors import EngineUnavailable, NotFound
 from gangline.domain.node_views import BackendState, BackendView
 from gangline.engines.contract import Engine, EngineCapabilities
-from gangline.engines.weights import engine_weights
+from gangline.gateway.backends.clients import EngineClients, Identity, refuse_difference
 from gangline.gateway.backends.engine import PooledEngine
+from gangline.gateway.backends.health import HealthChecks
 from gangline.gateway.backends.locality import is_on_this_machine
-from gangline.gateway.backends.options import make_engine
 from gangline.gateway.backends.placement import Placement
 from gangline.gateway.backends.records import Assignment, Backend, BackendSpec
 from gangline.settings import read_secret
@@ -37,12 +33,6 @@ from gangline.settings import read_secret
 __all__ = ["BackendPool"]
 
 log = logging.getLogger("gangline.backends")
-
-_TEXT_KINDS = ("auto", "openai_text")
-"""Engine plug-ins that can work without token ids."""
-
-_SAMPLE = (Message("system", (Text("Be brief."),)), Message("user", (Text("Größe? 12 🙂"),)))
-"""Rendered by each backend: the same ids mean the same tokenizer and template."""
 
 
 class BackendPool:
@@ -69,15 +59,19 @@ class BackendPool:
         capture: `text` accepts servers that report no token ids.
         read_secret: the key behind the name of an environment variable; raises InvalidRequest.
         """
-        self._probe_interval_s = probe_interval_s
         self._clock = clock
         self._wait_s = wait_s
         self._check_timeout_s = check_timeout_s
-        self._probe_timeout_s = probe_timeout_s
-        self._max_failures = max_failures
-        self._capture = capture
-        self._read_secret = read_secret
         self._backends: dict[str, Backend] = {}
+        self._clients = EngineClients(capture=capture, read_secret=read_secret, probe_timeout_s=probe_timeout_s)
+        self._health = HealthChecks(
+            self._backends,
+            self._clients,
+            self._set_state,
+            every_s=probe_interval_s,
+            timeout_s=check_timeout_s,
+            max_failures=max_failures,
+        )
         self._num_added = 0
         self._placement = Placement(self._backends, affinity_slack=affinity_slack)
         self._node = node
@@ -110,9 +104,9 @@ class BackendPool:
         if self._closed:
             raise EngineUnavailable("the node is stopping")
         spec = BackendSpec(_base(url), kind, label, api_key_env, dict(options or {}))
-        engine = self._client(url, spec)
+        engine = self._clients.make(url, spec)
         try:
-            capabilities, identity = await self._probe(engine, url)
+            capabilities, identity = await self._clients.probe(engine, url)
             is_near = label == self._node if label else await asyncio.to_thread(is_on_this_machine, spec.url)
             known = self._known(url)
             if known is None:
@@ -123,14 +117,6 @@ class BackendPool:
             raise
         await engine.close()
         return known.view()
-
-    def _client(self, url: str, spec: BackendSpec) -> Engine:
-        given: dict[str, str] = {}
-        if self._capture == "text" and spec.kind in _TEXT_KINDS:
-            given["capture"] = "text"
-        if spec.api_key_env is not None:
-            given["api_key"] = self._read_secret(spec.api_key_env)
-        return make_engine(plugins.load("engine", spec.kind), spec.kind, url, given, spec.options)
 
     async def remove(self, backend_id: str, drain: bool = True) -> None:
         """Its sessions move at their next call. `drain` waits for the calls in flight; else they fail over.
@@ -180,27 +166,12 @@ class BackendPool:
         self._letting_go = asyncio.create_task(self._let_all_go())
 
     async def _let_all_go(self) -> None:
-        await asyncio.gather(*(self._let_go(backend) for backend in list(self._backends.values())))
-
-    async def _let_go(self, backend: Backend) -> None:
-        key = backend.spec.api_key_env
-        try:
-            weights = engine_weights(backend.capabilities.engine, backend.url, key and self._read_secret(key))
-        except GanglineError:
-            return  # nothing can be loaded into it, so nobody held it
-        try:
-            async with asyncio.timeout(self._check_timeout_s):
-                await weights.let_go()
-        except (GanglineError, TimeoutError) as error:
-            log.warning("backend.not_let_go backend=%s url=%s error=%s", backend.backend_id, backend.url, error)
-        finally:
-            await weights.close()
+        backends = list(self._backends.values())
+        await asyncio.gather(*(self._clients.let_go(backend, self._check_timeout_s) for backend in backends))
 
     async def check(self) -> None:
         """One round of health checks; the pool makes one every `probe_interval_s`."""
-        async with asyncio.TaskGroup() as group:
-            for backend in list(self._backends.values()):
-                group.create_task(self._check(backend))
+        await self._health.round()
 
     async def close(self) -> None:
         """Calls that wait, or are in flight, fail. Idempotent."""
@@ -244,58 +215,11 @@ class BackendPool:
             raise EngineUnavailable("the node is stopping" if self._closed else "the session is over")
         return self._placement.settle(assignment)
 
-    @contextmanager
-    def in_use(self, backend: Backend) -> Generator[Engine]:
-        backend.num_calls += 1
-        backend.idle.clear()
-        try:
-            yield backend.engine
-        finally:
-            backend.num_calls -= 1
-            if backend.num_calls == 0:
-                backend.idle.set()
-
-    async def is_lost(self, backend: Backend, error: EngineUnavailable) -> bool:
+    async def is_lost(self, backend: Backend) -> bool:
         """Whether a call failed because its backend is dead or gone, rather than by itself."""
         if backend.state == "healthy":
-            try:
-                await backend.engine.check_health(self._check_timeout_s)
-            except EngineError:
-                self._set_state(backend, "unhealthy", error.message)
+            await self._health.check_now(backend)
         return backend.state != "healthy"
-
-    # -- health --------------------------------------------------------------------------------------------------
-
-    async def _check_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(self._probe_interval_s)
-            try:
-                await self.check()
-            except* Exception:
-                log.exception("backend.check_broken")
-
-    async def _check(self, backend: Backend) -> None:
-        if backend.state == "draining":
-            return
-        try:
-            await backend.engine.check_health(self._check_timeout_s)
-            if backend.state == "unhealthy":
-                await self._welcome_back(backend)
-        except TooManyFiles:
-            return  # this node's fault: the backend may be as it was
-        except GanglineError as error:
-            backend.num_failures += 1
-            if backend.state == "unhealthy" or backend.num_failures >= self._max_failures:
-                self._set_state(backend, "unhealthy", error.message)
-        else:
-            backend.num_failures = 0
-
-    async def _welcome_back(self, backend: Backend) -> None:
-        """Raises: Conflict when it serves something else now; EngineError."""
-        capabilities, identity = await self._probe(backend.engine, backend.url)
-        _refuse_difference(backend.url, identity, backend.identity, "before it failed")
-        backend.capabilities = capabilities
-        self._set_state(backend, "healthy", None)
 
     def _set_state(self, backend: Backend, state: BackendState, error: str | None) -> None:
         if backend.state == "draining":
@@ -316,31 +240,21 @@ class BackendPool:
 
     # -- who is in -----------------------------------------------------------------------------------------------
 
-    async def _probe(self, engine: Engine, url: str) -> tuple[EngineCapabilities, dict[str, Any]]:
-        try:
-            async with asyncio.timeout(self._probe_timeout_s):
-                found = await engine.probe()
-                ids = (await engine.render(_SAMPLE)).tobytes() if found.renders else None
-        except TimeoutError:
-            raise EngineUnavailable(f"engine {url} did not answer a probe in {self._probe_timeout_s:g} s") from None
-        tokenizer = None if ids is None else hashlib.blake2b(ids, digest_size=8).hexdigest()
-        return found, {"model": found.model, "tokenizer": tokenizer, "kind of log-probs": found.logprob_kind}
-
     def _known(self, url: str) -> Backend | None:
         same = (other for other in self._backends.values() if other.url == _base(url) and other.state != "draining")
         return next(same, None)
 
-    def _refuse_another(self, url: str, identity: dict[str, Any]) -> None:
+    def _refuse_another(self, url: str, identity: Identity) -> None:
         for other in self._backends.values():
             if other.state != "draining":
-                _refuse_difference(url, identity, other.identity, f"as {other.url} has it")
+                refuse_difference(url, identity, other.identity, f"as {other.url} has it")
 
     def _take_in(
         self,
         spec: BackendSpec,
         engine: Engine,
         capabilities: EngineCapabilities,
-        identity: dict[str, Any],
+        identity: Identity,
         is_near: bool,
     ) -> Backend:
         self._num_added += 1
@@ -360,7 +274,7 @@ class BackendPool:
         self._backends[backend_id] = backend
         self._set_state(backend, "healthy", None)
         if self._checking is None:
-            self._checking = asyncio.create_task(self._check_for_ever())
+            self._checking = asyncio.create_task(self._health.run())
         return backend
 
     def _nobody(self) -> EngineUnavailable:
@@ -374,13 +288,3 @@ class BackendPool:
 
 def _base(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
-
-
-def _refuse_difference(url: str, found: dict[str, Any], wanted: dict[str, Any], as_what: str) -> None:
-    """Raises: Conflict."""
-    for name, value in wanted.items():
-        if found[name] != value:
-            raise Conflict(
-                f"backend {url} has another {name} ({found[name]}) than {as_what} ({value}): the sessions of a node "
-                "must get one model from all of its backends. Clear the others first, or start it as they are."
-            )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +65,18 @@ class Backend:
     @property
     def rank(self) -> Rank:
         return self.num_sessions, self.num_assigned, self.number
+
+    @contextmanager
+    def in_use(self) -> Generator[Engine]:
+        """Counts a call in flight while the block lasts."""
+        self.num_calls += 1
+        self.idle.clear()
+        try:
+            yield self.engine
+        finally:
+            self.num_calls -= 1
+            if self.num_calls == 0:
+                self.idle.set()
 
     def view(self) -> BackendView:
         return BackendView(

@@ -1,0 +1,104 @@
+"""Options of `gangline submit` that make a task, or stand in for fields of the tasks of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+__all__ = [
+    "AllowNoModelCallOption",
+    "CommandOption",
+    "EvaluatorOption",
+    "FilesOption",
+    "HarnessOption",
+    "InstructionOption",
+    "Overrides",
+    "PythonOption",
+    "RuntimeOption",
+    "SamplesOption",
+    "TaskIdOption",
+    "TimeoutOption",
+]
+
+InstructionOption = Annotated[str | None, typer.Option("--instruction", help="The problem to solve.")]
+HarnessOption = Annotated[str | None, typer.Option("--harness", help="Agent program: shell, pi, ...")]
+CommandOption = Annotated[str | None, typer.Option("--command", help="Command of the shell harness.")]
+AllowNoModelCallOption = Annotated[
+    bool,
+    typer.Option("--allow-no-model-call", help="Grade sessions whose agent never calls the model, too."),
+]
+SamplesOption = Annotated[int | None, typer.Option("--samples", help="Sessions in the group.")]
+RuntimeOption = Annotated[str | None, typer.Option("--runtime", help="Runtime: sandbox, process, ...")]
+FilesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--file",
+        metavar="LOCAL[=INSIDE]",
+        help="File or folder to write into the working folder before the agent starts; repeatable.",
+        show_default=False,
+    ),
+]
+PythonOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--python",
+        metavar="VENV",
+        help="Python environment of the node's machine that the agent runs with; sandboxes see it read-only.",
+        show_default=False,
+    ),
+]
+EvaluatorOption = Annotated[str | None, typer.Option("--evaluator", help="Evaluator that computes the reward.")]
+TimeoutOption = Annotated[float | None, typer.Option("--timeout", help="Seconds the agent may run.")]
+TaskIdOption = Annotated[
+    str | None,
+    typer.Option(
+        "--task-id",
+        help="Task id, which makes a repeated submission harmless; for imported tasks, the prefix of their ids.",
+    ),
+]
+
+
+class Overrides(msgspec.Struct, frozen=True):
+    """Fields of a task that were given as options; None, or False, where one was not."""
+
+    instruction: str | None
+    harness: str | None
+    command: str | None
+    allow_no_model_call: bool
+    samples: int | None
+    runtime: str | None
+    python: Path | None
+    evaluator: str | None
+    timeout_s: float | None
+    task_id: str | None
+    """The prefix of their ids, for imported tasks."""
+
+    @property
+    def makes_task(self) -> bool:
+        """Whether they are enough for a task without a file."""
+        return self.instruction is not None and not (self.harness is None and self.command is None)
+
+    def applied_to(self, body: dict[str, Any]) -> dict[str, Any]:
+        fields: tuple[tuple[tuple[str, ...], Any], ...] = (
+            (("instruction",), self.instruction),
+            (("agent", "harness"), self.harness if self.harness or self.command is None else "shell"),
+            (("agent", "settings", "command"), self.command),
+            (("agent", "allow_no_model_call"), self.allow_no_model_call or None),
+            (("num_samples",), self.samples),
+            (("runtime", "backend"), self.runtime),
+            (("runtime", "python"), None if self.python is None else str(self.python.absolute())),
+            (("evaluator", "strategy"), self.evaluator),
+            (("timeout_seconds",), self.timeout_s),
+            (("task_id",), self.task_id),
+        )
+        for path, value in fields:
+            if value is None:
+                continue
+            inner = body
+            for step in path[:-1]:
+                inner = inner.setdefault(step, {})
+            inner[path[-1]] = value
+        return body
