@@ -17,7 +17,7 @@ log = logging.getLogger("gangline.backends")
 
 
 class HealthChecks:
-    """Of the backends in a pool, which sets their states."""
+    """Periodic checks of a pool's backends. The pool sets their states."""
 
     def __init__(
         self,
