@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
-from gangline.domain.errors import RuntimeUnavailable
+from gangline.domain.contracts import RuntimeStart
+from gangline.domain.errors import ActionServerFailed, RuntimeUnavailable
+from gangline.domain.ids import new_id
 from gangline.domain.lifecycle import is_infrastructure_fault, may_retry
 from gangline.domain.session import SessionResult
+from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.gateway.sessions.attempt import Attempt
 from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
+from gangline.tools.action_server import ActionServer, ActionServerOptions
 from support.node.attempt import lease_of, node_parts
 
 MEMORY_BYTES = 128 << 20
@@ -72,3 +76,22 @@ async def test_a_prepare_action_killed_by_the_limit_says_so(tmp_path: Path) -> N
     assert result.failure is not None
     assert (result.outcome, result.failure.code) == ("infra_error", "prepare_failed")
     assert "was killed: more than 128 MiB of memory" in result.failure.message
+
+
+async def test_a_tool_process_killed_by_the_limit_says_so(tmp_path: Path) -> None:
+    """A server of the agent's tools, which is a channel's command."""
+    runtime = SandboxRuntime()
+    try:
+        await runtime.check()
+    except RuntimeUnavailable as error:
+        pytest.skip(error.message)
+    spec = RuntimeSpec(network="none", limits=LimitsSpec(memory_bytes=MEMORY_BYTES))
+    handle = await runtime.start(RuntimeStart(runtime_id="r", owner=new_id("test"), spec=spec, folder=tmp_path / "r"))
+    try:
+        if "cgroup" not in (told := handle.limits()["memory_bytes"]):
+            pytest.skip(f"does not apply: memory is limited by {told}")
+        await handle.upload("python", f"#!/bin/sh\nexec {HOG}\n".encode(), mode=0o755)
+        with pytest.raises(ActionServerFailed, match="it was killed: more than 128 MiB of memory"):
+            await ActionServer.start(handle, options=ActionServerOptions(python=f"{handle.workdir}/python"))
+    finally:
+        await handle.stop()

@@ -205,5 +205,7 @@ def _line(id_: str, do: str, order: Mapping[str, Any]) -> bytes:
 
 def _described(end: ExecResult) -> str:
     how = f"it was ended by signal {end.signal}" if end.signal is not None else f"it ended with code {end.exit_code}"
+    if end.memory_kill:
+        how = f"it was {end.memory_kill} (limits.memory_bytes)"
     said = end.stderr[-_MAX_SAID:].decode(errors="replace").strip()
     return f"{how} ({said})" if said else how

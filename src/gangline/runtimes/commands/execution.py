@@ -25,7 +25,7 @@ from gangline.domain.contracts import ExecResult, OutputSink
 from gangline.domain.errors import RuntimeFailed
 from gangline.runtimes.commands.channel import LocalChannel
 from gangline.runtimes.commands.foreman import Foreman
-from gangline.runtimes.shared.accounts import Spent
+from gangline.runtimes.shared.accounts import MemoryWatch, Spent
 
 __all__ = ["EndAll", "Executions", "Order"]
 
@@ -36,6 +36,8 @@ _PIECE_BYTES = 1 << 16
 _STARTED = b"started\n"
 _NUM_LINES = 3
 """How many an answer has, after that one."""
+_KILLED_BY_ANOTHER = ("signal 9", "exit 137")
+"""Its first process was killed, not by its supervisor; or a shell passes on that its last one was."""
 _KILL_GRACE_S = 10.0
 """How long a supervisor may take to kill a tree before the whole sandbox is ended instead."""
 _START_S = 30.0
@@ -79,6 +81,7 @@ class Executions:
         order: Order,
         *,
         end_all: EndAll,
+        memory: MemoryWatch,
         stdin: bytes | None = None,
         timeout_s: float | None = None,
         on_output: OutputSink | None = None,
@@ -89,7 +92,7 @@ class Executions:
         `end_all` is called when a supervisor was killed, cannot keep up with its tree, or did not begin.
         Raises: RuntimeFailed when no command can be started in the sandbox.
         """
-        execution = self._begin(foreman, order, stdin, on_output, max_output_bytes)
+        execution = self._begin(foreman, order, memory, stdin, on_output, max_output_bytes)
         timed_out = False
         try:
             async with asyncio.timeout(timeout_s):
@@ -110,6 +113,7 @@ class Executions:
         order: Order,
         *,
         end_all: EndAll,
+        memory: MemoryWatch,
         max_output_bytes: int,
         on_ended: Callable[[], None],
     ) -> LocalChannel:
@@ -126,7 +130,7 @@ class Executions:
             on_failure.enter_context(ours)
             on_failure.callback(on_ended)
             with theirs:
-                execution = self._begin(foreman, order, None, None, max_output_bytes, theirs.fileno())
+                execution = self._begin(foreman, order, memory, None, None, max_output_bytes, theirs.fileno())
             task = asyncio.create_task(self._channel_ended(execution, end_all))
             on_failure.pop_all()
             on_failure.enter_context(ours)
@@ -156,6 +160,7 @@ class Executions:
         self,
         foreman: Foreman,
         order: Order,
+        memory: MemoryWatch,
         stdin: bytes | None,
         on_output: OutputSink | None,
         max_bytes: int,
@@ -163,7 +168,7 @@ class Executions:
     ) -> _Execution:
         pipes = tuple(_Pipe(name, on_output, max_bytes, self._pipes.discard) for name in ("stdout", "stderr"))
         try:
-            execution = _Execution(foreman, order, stdin, pipes, files)
+            execution = _Execution(foreman, order, memory, stdin, pipes, files)
         except OSError as error:
             for pipe in pipes:
                 pipe.abandon()
@@ -231,12 +236,19 @@ class _Execution:
     """A command under its supervisor."""
 
     def __init__(
-        self, foreman: Foreman, order: Order, stdin: bytes | None, pipes: Sequence[_Pipe], files: Sequence[int]
+        self,
+        foreman: Foreman,
+        order: Order,
+        memory: MemoryWatch,
+        stdin: bytes | None,
+        pipes: Sequence[_Pipe],
+        files: Sequence[int],
     ) -> None:
         """`files`: the command's further descriptors, from number 3 on. Raises: OSError."""
         self._loop = asyncio.get_running_loop()
         self._began_at = self._loop.time()
         self._foreman = foreman
+        self._memory = memory
         self.pipes = pipes
         self.spent = ""
         """The supervisor's account of the command, once it has answered."""
@@ -308,6 +320,7 @@ class _Execution:
             stderr=bytes(self.pipes[1].kept),
             truncated=any(pipe.truncated for pipe in self.pipes),
             duration_s=self._loop.time() - self._began_at,
+            memory_limit_bytes=self._memory.limit_that_killed() if answer in _KILLED_BY_ANOTHER else None,
         )
 
 

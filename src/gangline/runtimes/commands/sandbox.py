@@ -9,13 +9,10 @@ Laws
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
-
-import msgspec
 
 from gangline.domain.contracts import Channel, Checkpoint, ExecResult, OutputSink
 from gangline.domain.errors import RuntimeFailed, RuntimeFault, RuntimeUnavailable
@@ -24,7 +21,7 @@ from gangline.domain.usage import Usage
 from gangline.runtimes.commands.execution import EndAll, Executions, Order
 from gangline.runtimes.commands.foreman import Foreman
 from gangline.runtimes.layers.stack import Layers
-from gangline.runtimes.shared.accounts import Accounts, Traffic, memory_kills
+from gangline.runtimes.shared.accounts import Accounts, MemoryWatch, Traffic
 from gangline.runtimes.shared.disk import DiskWatch
 from gangline.runtimes.shared.files import SharedFolders
 from gangline.runtimes.shared.handle import ExecRequest, Handle, SandboxFacts
@@ -33,7 +30,6 @@ from gangline.runtimes.shared.threads import run_to_end
 __all__ = ["Entry", "Life", "SandboxHandle", "begun"]
 
 _T = TypeVar("_T")
-_KILLED = signal.SIGKILL
 
 
 class Entry(NamedTuple):
@@ -172,12 +168,11 @@ class SandboxHandle(Handle):
     async def execute(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
         entry = await self._entry(request)
         try:
-            groups = self._life.group_folders()
-            kills = memory_kills(groups)
-            result = await self._executions.run(
+            return await self._executions.run(
                 entry.foreman,
                 entry.order,
                 end_all=entry.end_all,
+                memory=self._memory(),
                 stdin=request.stdin,
                 timeout_s=request.timeout_s,
                 on_output=on_output,
@@ -185,10 +180,6 @@ class SandboxHandle(Handle):
             )
         finally:
             self._num_commands -= 1
-        was_killed = _KILLED in (result.signal, (result.exit_code or 0) - 128)
-        if was_killed and memory_kills(groups).began_since(kills):
-            return msgspec.structs.replace(result, memory_limit_bytes=self._life.asked_limits.memory_bytes)
-        return result
 
     async def open_channel(self, request: ExecRequest) -> Channel:
         entry = await self._entry(request)
@@ -196,9 +187,13 @@ class SandboxHandle(Handle):
             entry.foreman,
             entry.order,
             end_all=entry.end_all,
+            memory=self._memory(),
             max_output_bytes=request.max_output_bytes,
             on_ended=self._command_ended,
         )
+
+    def _memory(self) -> MemoryWatch:
+        return MemoryWatch(self._life.group_folders(), self._life.asked_limits.memory_bytes)
 
     def _command_ended(self) -> None:
         self._num_commands -= 1

@@ -18,7 +18,7 @@ import msgspec
 
 from gangline.domain.usage import AMOUNTS, Amount, Usage
 
-__all__ = ["Accounts", "MemoryKills", "Spent", "Traffic", "cpu_s", "memory_kills", "peak_memory_bytes"]
+__all__ = ["Accounts", "MemoryKills", "MemoryWatch", "Spent", "Traffic", "cpu_s", "memory_kills", "peak_memory_bytes"]
 
 _COMMANDS = "processes of its commands, once they have ended, without those that a command left behind"
 _LARGEST = "the largest process of its commands that have ended"
@@ -60,6 +60,20 @@ def _num_times_full_v1(folder: Path, num_killed: int) -> int:
     if limit is not None and limit == with_swap and peak is not None and peak >= limit - _NEARLY_BYTES:
         return num_killed
     return sum(_number(folder, name) or 0 for name in ("memory.failcnt", "memory.memsw.failcnt"))
+
+
+class MemoryWatch:
+    """Whether a sandbox's own limit of memory kills any of its processes from here on."""
+
+    def __init__(self, folders: Sequence[Path], limit_bytes: int | None) -> None:
+        """folders: of its control groups."""
+        self._folders = folders
+        self._before = memory_kills(folders)
+        self._limit_bytes = limit_bytes
+
+    def limit_that_killed(self) -> int | None:
+        """In bytes; None where it killed none."""
+        return self._limit_bytes if memory_kills(self._folders).began_since(self._before) else None
 
 
 def cpu_s(folder: Path) -> float | None:

@@ -78,6 +78,19 @@ async def a_command_killed_for_memory_says_so_and_only_that_one(bench: Bench) ->
 
 
 @CHECKS.add
+async def a_channels_command_killed_for_memory_says_so_and_only_that_one(bench: Bench) -> None:
+    handle = await bench.start(limits=LimitsSpec(memory_bytes=_MEMORY_BYTES))
+    if "per process" in (how := promised(handle, "memory_bytes")):
+        raise unittest.SkipTest(f"does not apply: the runtime says that memory is limited by {how}")
+    greedy = await (await handle.channel(_take(_MEMORY_BYTES * 2))).ended()
+    assert (greedy.signal, greedy.memory_limit_bytes) == (9, _MEMORY_BYTES)
+    survivor = await handle.channel(f"{shlex.join(_take(_MEMORY_BYTES * 2))}; echo lives >&3; exec sleep 100000")
+    assert await survivor.read() == b"lives\n"
+    await survivor.close()
+    assert (await survivor.ended()).memory_kill == "", "closed, after its child was killed for memory"
+
+
+@CHECKS.add
 async def memory_is_limited_for_all_processes_together(bench: Bench) -> None:
     handle = await bench.start(limits=LimitsSpec(memory_bytes=_MEMORY_BYTES))
     if "per process" in (how := promised(handle, "memory_bytes")):
