@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from support.requirements import TOOLS, need
 __all__ = ["ordinary_user", "run_tests_as_a_user"]
 
 USER = "gangline-test"
+_GONE_S = 60.0
 REPOSITORY = Path(__file__).parents[3]
 _REACHED = (REPOSITORY, Path(sys.base_prefix), Path(sys.prefix), TOOLS.resolve())
 
@@ -31,15 +33,38 @@ def ordinary_user() -> Generator[Path]:
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         subprocess.run(["useradd", "--create-home", "--home-dir", folder, USER], check=True)
-        uid = folder.stat().st_uid
         try:
             yield folder
         finally:
-            for pid in filter(str.isdigit, os.listdir("/proc")):
-                with suppress(OSError):
-                    if Path("/proc", pid).stat().st_uid == uid:
-                        os.kill(int(pid), signal.SIGKILL)
+            _end_all(_ids(folder.stat().st_uid))
             subprocess.run(["userdel", "--remove", USER], check=True, capture_output=True)
+
+
+def _ids(uid: int) -> tuple[range, ...]:
+    """The user's id, and those of its containers' processes: `userdel` refuses while a process has one of them."""
+    subordinate = Path("/etc/subuid")
+    lines = [line.split(":") for line in (subordinate.read_text() if subordinate.exists() else "").splitlines()]
+    return range(uid, uid + 1), *(range(int(a), int(a) + int(n)) for name, a, n in lines if name in (USER, str(uid)))
+
+
+def _end_all(ids: tuple[range, ...]) -> None:
+    """Kill until there is none: one that is being killed is still there for a moment, and can still start another."""
+    deadline = time.monotonic() + _GONE_S
+    while found := [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _has_one_of(ids, pid)]:
+        assert time.monotonic() < deadline, f"processes of {USER} do not end: {found}"
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def _has_one_of(ids: tuple[range, ...], pid: int) -> bool:
+    try:
+        status = Path("/proc", str(pid), "status").read_text()
+    except OSError:
+        return False
+    uids = next(line for line in status.splitlines() if line.startswith("Uid:")).split()[1:]
+    return any(int(uid) in some for uid in uids for some in ids)
 
 
 def _opened(paths: tuple[Path, ...]) -> list[str]:
