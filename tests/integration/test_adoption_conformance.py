@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
+from gangline.domain.contracts import Runtime
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
 from gangline.testing.adoption_conformance import AdoptionCheck, adoption_checks, in_keeper, run_adoption_check
 from gangline.testing.runtime_conformance import Check, checks, run_check
 
 
-@pytest.fixture(autouse=True)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
 async def _sandbox_works() -> None:
     try:
         await SandboxRuntime().check()
@@ -20,13 +23,19 @@ async def _sandbox_works() -> None:
         pytest.skip(error.message)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def kept(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Runtime]:
+    """One keeper for all checks, as a node has one for all its sandboxes."""
+    async with in_keeper("sandbox", tmp_path_factory.mktemp("keeper")) as runtime:
+        yield runtime
+
+
 @pytest.mark.parametrize("check", adoption_checks(), ids=lambda check: check.__name__)
 async def test_adoption(check: AdoptionCheck, tmp_path: Path) -> None:
     await run_adoption_check(check, "sandbox", tmp_path)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("check", checks(isolated=True), ids=lambda check: check.__name__)
-async def test_a_sandbox_in_the_keeper(check: Check, tmp_path: Path) -> None:
-    (tmp_path / "root").mkdir()
-    async with in_keeper("sandbox", tmp_path / "keeper") as runtime:
-        await run_check(check, runtime, tmp_path / "root", isolated=True)
+async def test_a_sandbox_in_the_keeper(check: Check, kept: Runtime, tmp_path: Path) -> None:
+    await run_check(check, kept, tmp_path, isolated=True)
