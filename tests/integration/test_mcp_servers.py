@@ -108,7 +108,7 @@ async def test_a_server_that_does_not_answer_is_given_up_and_killed(context: Too
     [
         (McpServer(command=("no-such-program",)), "did not start"),
         (McpServer(command=("sh", "-c", "echo broken >&2; exit 4")), r"exit code 4 \(broken\)"),
-        (McpServer(url="http://127.0.0.1/mcp"), "uses servers with a command only"),
+        (McpServer(url="http://127.0.0.1/mcp"), "Add http://127.0.0.1/mcp to the node's `mcp_servers`"),
     ],
 )
 async def test_a_server_that_does_not_start_is_named(context: ToolContext, server: McpServer, why: str) -> None:

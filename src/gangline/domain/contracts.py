@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from gangline.domain.completion import CompletionTree
 from gangline.domain.lifecycle import Outcome
+from gangline.domain.mcp_source import McpSource
 from gangline.domain.search_source import SearchSource
 from gangline.domain.session import HarnessExit
 from gangline.domain.task import McpServer, NetworkPolicy, RuntimeSpec
@@ -365,6 +366,8 @@ class HarnessContext(msgspec.Struct, frozen=True, kw_only=True):
     """The task's policy for its sandbox."""
     search_sources: Mapping[str, SearchSource] = {}
     """Places that the node's operator lets tasks search, for an agent that runs in the node."""
+    mcp_sources: Mapping[str, McpSource] = {}
+    """MCP servers over HTTP that the node's operator lets such an agent use."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):

@@ -163,7 +163,8 @@ class McpServer(_Spec):
     env: dict[str, str] = Field(default_factory=dict)
     """Environment of the command."""
     url: str | None = Field(default=None, pattern=r"^https?://[^\s\x00]+$")
-    """URL of a server that speaks streamable HTTP. The runtime's network policy must let the agent reach it."""
+    """URL of a server that speaks streamable HTTP. The runtime's network policy must let the agent reach it; for an
+    agent in the node, its operator must have named it in `mcp_servers`."""
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> McpServer:

@@ -21,6 +21,7 @@ from gangline import plugins
 from gangline.client.server import ServerClient
 from gangline.domain.contracts import GraderEngine
 from gangline.domain.errors import EngineUnavailable, GanglineError, StoreError
+from gangline.domain.mcp_source import McpSource
 from gangline.domain.node_views import NodeStatus
 from gangline.domain.search_source import SearchSource
 from gangline.domain.session import SessionResult
@@ -94,6 +95,7 @@ async def serve(
     sampling: SamplingPolicy | None = None,
     grader_engines: Mapping[str, GraderEngine] | None = None,
     search_sources: Mapping[str, SearchSource] | None = None,
+    mcp_sources: Mapping[str, McpSource] | None = None,
     reward_functions: Sequence[str] = (),
     call_limits: CallLimits | None = None,
     host: str = "127.0.0.1",
@@ -128,6 +130,7 @@ async def serve(
     sampling: the operator's policy, applied after a task's own.
     grader_engines, reward_functions: models, and functions as `module:function`, that evaluators may name.
     search_sources: places that tools of agents may search, beside those that are part of the package.
+    mcp_sources: MCP servers over HTTP that agents in the node may use.
     call_limits: limits of one model call; None is the usual ones.
     stuck_after_s: seconds beyond its budget after which a session is reported as stuck.
     disk_reserve_bytes: see `DiskGuard`.
@@ -201,6 +204,7 @@ async def serve(
             sampling=sampling,
             grader_engines=grader_engines or {},
             search_sources={**shipped_sources(), **(search_sources or {})},
+            mcp_sources=mcp_sources or {},
             reward_functions=frozenset(reward_functions),
             metrics=metrics,
             on_result=on_result,

@@ -12,6 +12,7 @@ from gangline.settings.fields import Setting
 
 if TYPE_CHECKING:
     from gangline.domain.contracts import GraderEngine
+    from gangline.domain.mcp_source import McpSource
     from gangline.domain.search_source import SearchSource
     from gangline.domain.task import SamplingPolicy
 
@@ -99,6 +100,25 @@ def _sources_are_valid(sources: dict[str, _JsonTable]) -> dict[str, _JsonTable]:
     return sources
 
 
+def _read_mcp_source(source: _JsonTable) -> McpSource:
+    """Raises: ValueError."""
+    from gangline.domain.mcp_source import McpSource  # noqa: PLC0415 - as above
+
+    given = msgspec.convert(source, McpSource)
+    if (problem := given.problem()) is not None:
+        raise ValueError(problem)
+    return given
+
+
+def _mcp_sources_are_valid(sources: dict[str, _JsonTable]) -> dict[str, _JsonTable]:
+    for name, source in sources.items():
+        try:
+            _read_mcp_source(source)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    return sources
+
+
 class NodeSettings(BaseModel):
     """Settings of `gangline node`, in the table [node]."""
 
@@ -130,6 +150,9 @@ class NodeSettings(BaseModel):
     search_sources: Annotated[dict[str, _JsonTable], AfterValidator(_sources_are_valid)] = {}
     """Places that tools of agents may search, as JSON: {"papers": {"kind": "local", "path": "/data/papers"},
     "web": {"kind": "tavily", "key_env": "TAVILY_API_KEY", "fetch_pages": true}}."""
+    mcp_servers: Annotated[dict[str, _JsonTable], AfterValidator(_mcp_sources_are_valid)] = {}
+    """MCP servers over HTTP whose URLs tasks may name for an agent in the node, as JSON: {"notes": {"url":
+    "https://host/mcp", "key_env": "NOTES_KEY"}}."""
     reward_functions: Annotated[tuple[str, ...], Setting(option="--reward-function", words=True)] = ()
     """Python functions, as module:function, that tasks may name for their reward; the option is repeatable."""
     call_limits: CallLimits = CallLimits()
@@ -194,6 +217,10 @@ class NodeSettings(BaseModel):
     def sources_of_search(self) -> dict[str, SearchSource]:
         """`search_sources`, as the gateway uses them."""
         return {name: _read_source(source) for name, source in self.search_sources.items()}
+
+    def sources_of_mcp(self) -> dict[str, McpSource]:
+        """`mcp_servers`, as the gateway uses them."""
+        return {name: _read_mcp_source(source) for name, source in self.mcp_servers.items()}
 
     def disk_reserve_bytes(self) -> int | None:
         return None if self.disk_reserve_gib is None else int(self.disk_reserve_gib * (1 << 30))

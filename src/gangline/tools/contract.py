@@ -16,6 +16,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict
 
 from gangline.domain.contracts import RuntimeHandle
+from gangline.domain.mcp_source import McpSource
 from gangline.domain.search_source import SearchSource
 from gangline.domain.task import NetworkPolicy
 from gangline.tools.action_server import ActionServer
@@ -56,6 +57,8 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     """The task's policy for its sandbox."""
     search_sources: Mapping[str, SearchSource] = {}
     """Places that the node's operator lets tasks search."""
+    mcp_sources: Mapping[str, McpSource] = {}
+    """MCP servers over HTTP that the node's operator lets tasks use."""
 
 
 class NoConfig(BaseModel):

@@ -81,6 +81,7 @@ def _arguments(wanted: NodeSettings) -> dict[str, Any]:
         "sampling": wanted.policy(),
         "grader_engines": wanted.engines_of_graders(),
         "search_sources": wanted.sources_of_search(),
+        "mcp_sources": wanted.sources_of_mcp(),
         "sizes": PoolSizes(**{name: getattr(wanted, name) for name in PoolSizes.model_fields}),
         "breaker": Breaker(wanted.breaker_faults, pause_s=wanted.breaker_pause_s),
         "disk_reserve_bytes": wanted.disk_reserve_bytes(),

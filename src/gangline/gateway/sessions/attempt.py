@@ -237,6 +237,7 @@ class Attempt:
             skills=task.agent.skills,
             network=task.runtime.network,
             search_sources=parts.search_sources,
+            mcp_sources=parts.mcp_sources,
         )
         return Prepared(handle=handle, session=session, harness=harness, launch=await harness.prepare(context))
 

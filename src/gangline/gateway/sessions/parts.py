@@ -10,6 +10,7 @@ import msgspec
 from gangline import plugins
 from gangline.domain.completion import Completion
 from gangline.domain.contracts import GraderEngine, RuntimeHandle, RuntimeStart
+from gangline.domain.mcp_source import McpSource
 from gangline.domain.search_source import SearchSource
 from gangline.domain.session import SessionResult
 from gangline.domain.task import SamplingPolicy
@@ -52,6 +53,8 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     """Models that evaluators may name."""
     search_sources: Mapping[str, SearchSource] = {}
     """Places that tools of agents may search."""
+    mcp_sources: Mapping[str, McpSource] = {}
+    """MCP servers over HTTP that agents in the node may use."""
     reward_functions: frozenset[str] = frozenset()
     """Functions that evaluators may name, as `module:function`."""
     verdicts: Verdicts = msgspec.field(default_factory=Verdicts)

@@ -69,6 +69,7 @@ class NativeHarness:
             max_output_bytes=config.max_output_bytes,
             network=context.network,
             search_sources=context.search_sources,
+            mcp_sources=context.mcp_sources,
         )
         try:
             async with (
