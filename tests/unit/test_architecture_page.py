@@ -17,6 +17,17 @@ STEPS = re.findall(r"`([\w/]+\.py)`(?:: `([\w.]+)`)?", JOURNEYS)
 BESIDE = re.findall(r"`([\w/]+\.py)`: `[\w.]+`[^`\n]*`([A-Za-z_]\w*)`", JOURNEYS)
 """A second name after the first one, of the same file."""
 
+PLACES = PAGE[PAGE.index("## Where is ...?") : PAGE.index("## A task's journey")]
+ANSWERS = re.findall(r"`([\w/]+(?:\.py|/))`(?:: `([\w.]+)`)?", PLACES)
+QUESTIONS = {
+    "a Gemini tool call is parsed": "dialects/google/tools.py",
+    "a prompt is stitched": "gateway/truth/stitch.py",
+    "a lease is given, renewed and expires": "store/sql/leasing.py",
+    "a reward is written into traces": "trajectories/rewards.py",
+    "a sandbox's memory limit is set": "runtimes/confinement/cgroups.py",
+}
+"""Questions of newcomers, which names of files have to answer."""
+
 PACKAGES = sorted(path.parent for path in SOURCE.rglob("__init__.py"))
 EXCEPTIONS = {
     ".": "the rooms themselves",
@@ -40,6 +51,17 @@ def defined(file: Path) -> set[str]:
 def test_every_step_names_what_is_there(file: str, name: str) -> None:
     assert (SOURCE / file).is_file()
     assert not name or name in defined(SOURCE / file)
+
+
+@pytest.mark.parametrize(("place", "name"), ANSWERS, ids=lambda value: value)
+def test_every_answer_names_what_is_there(place: str, name: str) -> None:
+    assert (SOURCE / place).exists()
+    assert not name or name in defined(SOURCE / place)
+
+
+@pytest.mark.parametrize(("question", "file"), QUESTIONS.items(), ids=lambda value: value)
+def test_questions_of_newcomers_are_answered(question: str, file: str) -> None:
+    assert re.search(rf"^\| {question} \| `{file}`: `", PLACES, re.M)
 
 
 def test_both_journeys_are_told_in_numbered_steps() -> None:

@@ -4,7 +4,6 @@ Laws
 - One turn of the model is one assistant message, however many `model` contents or parts it was echoed in (the SDKs keep
   one per streamed chunk).
 - Each `functionResponse` is a tool message; the parts beside it in its content keep their place.
-- A call without an id gets one, and so does the response that answers it: the first open call of its name.
 - A `thoughtSignature` on a text or a call belongs to the thought before it; without one, to an empty thought.
 """
 
@@ -12,18 +11,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any
-
-import msgspec
 
 from gangline.dialects.google.fields import Fields, invalid
 from gangline.dialects.google.signature import normal_signature
+from gangline.dialects.google.tools import ToolCalls
 from gangline.domain.conversation import Document, Image, Message, Part, Text, Thinking, ToolCall, ToolResult
 
-__all__ = ["MALFORMED_ARGUMENTS", "ContentReader"]
-
-MALFORMED_ARGUMENTS = "_malformed_arguments"
-"""The one argument under which arguments travel that were no JSON object: Google's `args` can hold nothing else."""
+__all__ = ["ContentReader"]
 
 _DATA = ("text", "inlineData", "fileData", "functionCall", "functionResponse")
 _HOSTED = ("executableCode", "codeExecutionResult", "toolCall", "toolResponse")
@@ -37,9 +31,7 @@ class ContentReader:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.dropped: list[str] = []
-        self._open_calls: list[tuple[str, str]] = []
-        """(id, name) of calls that no response answered yet."""
-        self._num_unnamed = 0
+        self._calls = ToolCalls(self.dropped)
 
     def add_system(self, value: object, where: str) -> None:
         """Raises: InvalidRequest."""
@@ -122,37 +114,13 @@ class ContentReader:
             case "text":
                 return Text(fields.text(name) or "")
             case "functionCall":
-                return self._call(Fields(fields.take(name), fields.at(name)))
+                return self._calls.call(Fields(fields.take(name), fields.at(name)))
             case "functionResponse":
-                return self._result(Fields(fields.take(name), fields.at(name)))
+                response = Fields(fields.take(name), fields.at(name))
+                media = [self._result_media(Fields(entry, where)) for entry, where in response.items("parts")]
+                return self._calls.result(response, media)
             case _:
                 return self._media(name, Fields(fields.take(name), fields.at(name)))
-
-    def _call(self, fields: Fields) -> ToolCall:
-        name = _name(fields)
-        call_id = _bare_id(fields.text("id"), name)
-        if not call_id:
-            call_id = f"call_{self._num_unnamed}_{name}"
-            self._num_unnamed += 1
-        self._open_calls.append((call_id, name))
-        arguments = _arguments(fields.raw_object("args") or {})
-        self.dropped += fields.left()
-        return ToolCall(call_id, name, arguments)
-
-    def _result(self, fields: Fields) -> ToolResult:
-        name = _name(fields)
-        call_id = _bare_id(fields.text("id"), name) or self._open_call(name, fields.where)
-        self._open_calls = [call for call in self._open_calls if call[0] != call_id]
-        response = fields.raw_object("response") or {}
-        media = [self._result_media(Fields(entry, where)) for entry, where in fields.items("parts")]
-        self.dropped += fields.left()
-        return ToolResult(call_id, (*_result_texts(response), *media), is_error=_is_error(response))
-
-    def _open_call(self, name: str, where: str) -> str:
-        for call_id, called in self._open_calls:
-            if called == name:
-                return call_id
-        raise invalid(where, f"There is no function call of the name {name!r} before it that is not answered yet.")
 
     def _result_media(self, fields: Fields) -> Image | Document:
         for name in ("inlineData", "fileData"):
@@ -172,40 +140,6 @@ class ContentReader:
         if mime_type.startswith(_DOCUMENTS):
             return Document(url, display_name)
         raise invalid(fields.at("mimeType"), f"Unsupported MIME type: {mime_type!r}. Images and documents are carried.")
-
-
-def _name(fields: Fields) -> str:
-    name = fields.text("name")
-    if not name:
-        raise invalid(fields.at("name"), "Name cannot be empty.")
-    return name
-
-
-def _bare_id(call_id: str | None, name: str) -> str:
-    """Gemini CLI puts `NAME__` in front of every id that it is given."""
-    return (call_id or "").removeprefix(f"{name.strip() or 'generic_tool'}__")
-
-
-def _arguments(args: dict[str, Any]) -> str:
-    """JSON text; for arguments that were no JSON object when they went out, the model's own text."""
-    text = args.get(MALFORMED_ARGUMENTS)
-    if len(args) == 1 and isinstance(text, str):
-        return text
-    return msgspec.json.encode(args).decode()
-
-
-def _result_texts(response: dict[str, Any]) -> tuple[Text, ...]:
-    """Google: `output` is the output and `error` the error; with neither, the whole response is the output."""
-    if not response:
-        return ()
-    value: Any = next(iter(response.values())) if len(response) == 1 else None
-    if isinstance(value, str) and next(iter(response)) in ("output", "error", "result"):
-        return (Text(value),)
-    return (Text(msgspec.json.encode(response).decode()),)
-
-
-def _is_error(response: dict[str, Any]) -> bool:
-    return response.get("error") not in (None, "", False)
 
 
 def _data_url(fields: Fields, mime_type: str) -> str:

@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from gangline.dialects.google.contents import MALFORMED_ARGUMENTS
 from gangline.dialects.google.errors import google_error
 from gangline.dialects.google.signature import reply_signature
+from gangline.dialects.google.tools import MALFORMED_ARGUMENTS
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, Usage
 from gangline.domain.errors import GanglineError
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, TokenLogprob

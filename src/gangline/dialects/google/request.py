@@ -15,7 +15,8 @@ from gangline.dialects.declared import DeclaredFields
 from gangline.dialects.google.contents import ContentReader
 from gangline.dialects.google.fields import Fields, decode_body, invalid
 from gangline.dialects.google.schema import json_schema
-from gangline.domain.conversation import ModelCall, SamplingParams, ToolChoice, ToolDefinition
+from gangline.dialects.google.tools import read_tool_choice, read_tools
+from gangline.domain.conversation import ModelCall, SamplingParams
 from gangline.domain.errors import InvalidRequest
 
 __all__ = ["GOOGLE_CONFIG_FIELDS", "GOOGLE_FIELDS", "parse_google_call", "parse_google_count"]
@@ -96,10 +97,10 @@ def _call(body: Fields, request: RawRequest, *, streams: bool = False, as_array:
     body.take("model")  # the path has it
     _refuse(body, GOOGLE_FIELDS)
     reader = _contents(body)
-    tools, hosted = _tools(body)
+    tools, hosted = read_tools(body)
     config = body.object("generationConfig") or Fields({}, "generationConfig")
     _refuse(config, GOOGLE_CONFIG_FIELDS)
-    allowed, choice, choice_dropped = _tool_choice(body, tools)
+    allowed, choice, choice_dropped = read_tool_choice(body, tools)
     shows_thoughts, template_kwargs, thinking_dropped = _thinking(config)
     sampling, num_choices, num_top_logprobs = _sampling(config), _num_choices(config), _num_top_logprobs(config)
     response_format = _response_format(config)
@@ -140,68 +141,6 @@ def _contents(body: Fields) -> ContentReader:
     for content, where in contents:
         reader.add(content, where)
     return reader
-
-
-# -- tools -------------------------------------------------------------------------------------------------------
-
-
-def _tools(body: Fields) -> tuple[tuple[ToolDefinition, ...], list[str]]:
-    """The functions, and the names of the other tools."""
-    tools: dict[str, ToolDefinition] = {}
-    dropped: list[str] = []
-    for entry, where in body.items("tools"):
-        fields = Fields(entry, where)
-        for declaration, at in fields.items("functionDeclarations"):
-            tool = _function(Fields(declaration, at), dropped)
-            if tool.name in tools:
-                raise invalid(f"{at}.name", f"Duplicate function declaration found: {tool.name}")
-            tools[tool.name] = tool
-        dropped += [f"{where}: {path.removeprefix(where + '.')}" for path in fields.left()]
-    return tuple(tools.values()), dropped
-
-
-def _function(fields: Fields, dropped: list[str]) -> ToolDefinition:
-    name = fields.text("name")
-    if not name:
-        raise invalid(fields.at("name"), "Invalid function name. It must not be empty.")
-    parameters, schema = fields.raw_object("parametersJsonSchema"), fields.take("parameters")
-    if parameters is None and schema is not None:
-        parameters = json_schema(schema, fields.at("parameters"))
-    tool = ToolDefinition(name, fields.text("description"), parameters)
-    dropped += fields.left()
-    return tool
-
-
-def _tool_choice(
-    body: Fields, tools: tuple[ToolDefinition, ...]
-) -> tuple[tuple[ToolDefinition, ...], ToolChoice | None, list[str]]:
-    """The allowed tools, the choice among them, and the names of the dropped fields."""
-    config = body.object("toolConfig")
-    calling = config.object("functionCallingConfig") if config else None
-    if config is None or calling is None:
-        return tools, None, config.left() if config else []
-    mode, names = (calling.text("mode") or "AUTO").upper(), set(calling.texts("allowedFunctionNames"))
-    dropped = [*config.left(), *calling.left()]
-    unknown = names - {tool.name for tool in tools}
-    if unknown:
-        raise invalid(calling.at("allowedFunctionNames"), f"No such function is declared: {sorted(unknown)}.")
-    allowed = tuple(tool for tool in tools if not names or tool.name in names)
-    match mode:
-        case "AUTO" | "MODE_UNSPECIFIED" | "VALIDATED":
-            # VALIDATED also constrains the arguments; that is the engine's to do, or not.
-            validated = [f"{calling.at('mode')}: VALIDATED"] if mode == "VALIDATED" else []
-            return allowed, ToolChoice("auto"), dropped + validated
-        case "NONE":
-            return tools, ToolChoice("none"), dropped
-        case "ANY" if len(names) == 1:
-            return tools, ToolChoice("named", names.pop()), dropped
-        case "ANY":
-            return allowed, ToolChoice("required"), dropped
-        case _:
-            raise invalid(calling.at("mode"), f"Invalid value {mode!r}; it is AUTO, ANY, NONE or VALIDATED.")
-
-
-# -- generation config -------------------------------------------------------------------------------------------
 
 
 def _sampling(config: Fields) -> SamplingParams:

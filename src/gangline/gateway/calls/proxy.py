@@ -34,8 +34,8 @@ from gangline.domain.errors import (
 )
 from gangline.domain.open_files import out_of_files
 from gangline.engines.contract import EngineCapabilities
+from gangline.gateway.calls.bounds import BytesInFlight, TakenBytes, too_many_bytes
 from gangline.gateway.calls.dialect_routes import DialectRoutes, Match
-from gangline.gateway.calls.limits import BytesInFlight, TakenBytes, too_many_bytes
 from gangline.gateway.calls.reading.body import CallRead, is_large, read_here
 from gangline.gateway.calls.reading.pool import Readers
 from gangline.gateway.calls.retries import Answering, Subscription

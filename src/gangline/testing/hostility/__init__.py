@@ -29,11 +29,11 @@ from gangline.testing.hostility.attack import Attack, Attacks, Verdict
 from gangline.testing.hostility.grounds import Grounds, attacked_grounds
 from gangline.testing.hostility.suites import (
     channels,
+    exhaustion,
     forwarding,
     kernel_doors,
     keyrings,
     leftovers,
-    limits,
     machine_files,
     network,
     privileges,
@@ -49,7 +49,7 @@ _PARTS: tuple[Attacks, ...] = tuple(
     part.ATTACKS
     for part in (
         keyrings, processes, channels, privileges, kernel_doors, machine_files, network, forwarding,
-        survivors, transfers, leftovers, limits, tools,
+        survivors, transfers, leftovers, exhaustion, tools,
     )
 )  # fmt: skip
 

@@ -14,7 +14,7 @@ import numpy as np
 from gangline.dialects.contract import Dialect, RawRequest
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import InvalidRequest, LimitExceeded
-from gangline.gateway.calls.limits import check_body, check_call
+from gangline.gateway.calls.bounds import check_body, check_call
 from gangline.gateway.calls.retries import AGENT_ROLE, CallMark, mark_of
 from gangline.gateway.truth.placing import Digests, meaning_of, unknown
 from gangline.gateway.truth.volatile import VolatileText
