@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from playwright.async_api import Browser, expect
 
 from gangline.client.server import ServerClient
+from gangline.domain.errors import Failure
 from support.page.browser import Visit, signed_in
 from support.service.running import FakeNode, request
 
@@ -61,3 +64,52 @@ async def test_a_read_only_page_reads(browser: Browser, control: ServerClient) -
         await visit.open("sessions/task-1.1")
         await expect(visit.page.locator("#call-0")).to_be_visible()
     assert msgspec.structs.asdict(await control.task("task-1")) == before
+
+
+READ_STATE = """async () => {
+  const [status, tasks, sessions] = await Promise.all(
+    ["status", "tasks", "sessions"].map(async (name) => (await fetch(`/v1/${name}`)).json()));
+  return { status, tasks: tasks.tasks, sessions: sessions.sessions };
+}"""
+APPLY = """async ([state, events]) => {
+  const main = document.querySelector("script[type=module]").src;
+  const { afterEvent } = await import(new URL("./after_event.js", main).href);
+  return events.reduce(afterEvent, state);
+}"""
+SHOWN = {
+    "tasks": ("task_id", "status", "num_samples", "num_open", "outcomes"),
+    "sessions": ("session_id", "state", "stage", "outcome", "reward", "attempt", "node_id", "failure"),
+}
+
+
+def shown(state: dict[str, Any]) -> dict[str, list[list[Any]]]:
+    return {part: [[row[name] for name in names] for row in state[part]] for part, names in SHOWN.items()}
+
+
+async def test_events_change_what_was_read_to_what_is_read_later(visit: Visit, control: ServerClient) -> None:
+    """A page reads a busy service's state every few seconds, and applies events meanwhile."""
+    node = FakeNode(control)
+    await control.submit(request("live", num_samples=4))
+    before = await visit.page.evaluate(READ_STATE)
+    leases = await node.lease()
+    await node.beat(leases)
+    failure = Failure(boundary="node", code="lost", message="the node lost it", retryable=True)
+    await node.finish([leases[0]])
+    await node.finish([leases[1]], outcome="infra_error", failure=failure, reward=None)
+    await control.release("n1", session_id=leases[2].session_id, fence=leases[2].fence)
+    middle = await visit.page.evaluate(READ_STATE)
+    await control.cancel("live")
+    await control.submit(request("live-2", num_samples=1))
+    after = await visit.page.evaluate(READ_STATE)
+    since = list[Any]()
+    async for event in control.events(after=0):
+        if event.at > before["status"]["at"]:
+            since.append(msgspec.to_builtins(event))
+        if event.kind == "task.submitted" and event.task_id == "live-2":
+            break
+    for state in (before, middle):  # what was read already may be told again
+        found = shown(await visit.page.evaluate(APPLY, [state, since]))
+        expected = shown(after)
+        unread = [row for row in expected["sessions"] if row[0].startswith("live-2")]
+        assert found["tasks"] == expected["tasks"]
+        assert found["sessions"] == [row for row in expected["sessions"] if row not in unread]

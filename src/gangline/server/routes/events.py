@@ -4,8 +4,9 @@
     event: session.ended
     data: {"seq":42, ...}
 
-With `calls=1`, `session.calls` tells when a session that somebody looks at has more recorded calls. It has no id: it is
-not stored, and a client that missed one is told the newest state when it is back.
+With `calls=1`, for pages, `session.calls` tells when a session that somebody looks at has more recorded calls. It has
+no id: it is not stored, and a client that missed one is told the newest state when it is back. Such a stream reads
+stored events four times a second at most, so that watching a busy service costs it little.
 
 A stream begins with a bare `id:` line, so that a client which lost it before any event still resumes where it began.
 """
@@ -13,7 +14,8 @@ A stream begins with a bare `id:` line, so that a client which lost it before an
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import starmap
 
@@ -30,6 +32,8 @@ from gangline.server.service.running import RunningSessions
 __all__ = ["EventRoutes"]
 
 _PAGE = 500
+_REST_S = 0.25
+"""Between two readings of stored events for a stream with `calls=1`."""
 MAX_STREAMS = 1000
 """Event streams of one server."""
 
@@ -69,15 +73,20 @@ class EventRoutes:
     async def _stream(self, response: web.StreamResponse, after: int, task_id: str | None, *, with_calls: bool) -> None:
         store = self._service.store
         told: Mapping[str, tuple[int, int]] = {}
+        read_at = 0.0
         with self._service.notifier.listen(EVENTS) as listener:
             while not self._service.stopping:
-                page = await store.query(partial(store.events, after=after, limit=_PAGE, task_id=task_id))
+                page: Sequence[Event] = ()
+                rest_s = read_at + _REST_S - time.monotonic() if with_calls else 0.0
+                if rest_s <= 0:
+                    page = await store.query(partial(store.events, after=after, limit=_PAGE, task_id=task_id))
+                    read_at, rest_s = time.monotonic(), 0.0
                 before, told = told, self._running.num_calls() if with_calls else told
                 grown = {one: counts for one, counts in told.items() if before.get(one) != counts}
                 if page or grown:
                     await response.write(b"".join([*map(_render, page), *starmap(_calls, grown.items())]))
                     after = page[-1].seq if page else after
-                elif not await listener.wait(self._keep_alive_s):
+                elif not await listener.wait(rest_s or self._keep_alive_s) and not rest_s:
                     await response.write(b": still here\n\n")
 
     def routes(self) -> list[Route]:

@@ -1,6 +1,8 @@
 // One stream of events for all open pages of a browser: a browser opens at most six connections to a server over
-// HTTP/1.1, and twenty pages would take them all. The worker also reads the service's state once for all of them, at
-// most once a second, and only while a page is in view.
+// HTTP/1.1, and twenty pages would take them all. The worker also keeps the service's state for all of them: it applies
+// each event, and reads the whole state only while a page is in view, and the more rarely the longer a reading takes.
+
+import { afterEvent } from "./after_event.js";
 
 const KINDS = [
   "task.submitted", "task.started", "task.ended", "session.leased", "session.stage", "session.requeued",
@@ -8,6 +10,8 @@ const KINDS = [
 ];
 const LEAST_MS = 1000;
 const MOST_MS = 10_000;
+/** A reading is followed by a hundred times its own length without one, so that it costs the service a hundredth. */
+const REST = 100;
 
 /** @typedef {{port: MessagePort, visible: boolean}} Viewer */
 
@@ -16,11 +20,13 @@ const viewers = new Set();
 /** @type {EventSource | null} */
 let stream = null;
 let lastEvent = "";
-let readAt = 0;
+let mayReadAt = 0;
 let timer = 0;
+let shownAt = 0;
+let showing = 0;
 let reading = false;
 let again = false;
-/** @type {object | null} */
+/** @type {import("./live.js").State | null} */
 let latest = null;
 
 /** @param {object} message */
@@ -49,8 +55,19 @@ function attend() {
 /** @param {MessageEvent<string>} event */
 function happened(event) {
   lastEvent = event.lastEventId;
-  broadcast({ event: JSON.parse(event.data) });
-  plan(Math.max(0, readAt + LEAST_MS - Date.now()));
+  /** @type {import("./types").ServiceEvent} */
+  const what = JSON.parse(event.data);
+  broadcast({ event: what });
+  if (latest !== null) latest = afterEvent(latest, what);
+  showing ||= setTimeout(show, Math.max(0, shownAt + LEAST_MS - Date.now()));
+  plan(Math.max(0, mayReadAt - Date.now()));
+}
+
+/** Give the state to all pages, once a second at most. */
+function show() {
+  showing = 0;
+  shownAt = Date.now();
+  if (latest !== null) broadcast({ state: latest });
 }
 
 /** @param {number} delay Milliseconds. */
@@ -65,7 +82,7 @@ async function read() {
     return;
   }
   reading = true;
-  readAt = Date.now();
+  const began = Date.now();
   try {
     const paths = ["/v1/status", "/v1/tasks?limit=100", "/v1/sessions?limit=300"];
     const answers = await Promise.all(paths.map((path) => fetch(path, { headers: { Accept: "application/json" } })));
@@ -75,13 +92,15 @@ async function read() {
     } else {
       const [status, tasks, sessions] = await Promise.all(answers.map((answer) => answer.json()));
       latest = { status, tasks: tasks.tasks, sessions: sessions.sessions };
-      broadcast({ state: latest });
+      show();
     }
   } catch (error) {
     broadcast({ problem: `The server does not answer (${error}).` });
   }
   reading = false;
-  if (stream !== null) plan(again ? LEAST_MS : MOST_MS);
+  const rest = Math.min(MOST_MS, Math.max(LEAST_MS, REST * (Date.now() - began)));
+  mayReadAt = Date.now() + rest;
+  if (stream !== null) plan(again ? rest : MOST_MS);
   again = false;
 }
 

@@ -138,6 +138,16 @@ export interface TaskSummary {
   mean_reward: number | null;
 }
 
+export interface ServiceEvent {
+  seq: number;
+  at: number;
+  kind: string;
+  task_id: string | null;
+  session_id: string | null;
+  /** Its fields depend on the kind. */
+  data: Record<string, any>;
+}
+
 export interface TaskView extends TaskSummary {
   rewards: (number | null)[];
   sessions: SessionView[];
