@@ -83,6 +83,24 @@ def _bare(one: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in one.items() if name != "seconds"}
 
 
+def test_another_evaluator_may_stand_in_for_the_tasks_own(up: UpProcess, tmp_path: Path) -> None:
+    path = tasks(tmp_path / "two.jsonl", set())
+    path.write_text("".join(path.read_text().splitlines(True)[:2]))
+    other = tmp_path / "evaluator.json"
+    other.write_text(json.dumps({"strategy": "session_completed"}))
+    assert evaluated(up, path, "lenient", "--evaluator", f"@{other}")["whole"]["reward"]["mean"] == 1.0
+    assert "unknown evaluator 'lenient'" in gangline("eval", path, "--evaluator", "lenient").stderr
+
+
+def test_a_submission_takes_another_evaluator_whole(tmp_path: Path) -> None:
+    own = {"strategy": "script", "config": {"command": "true", "reward_file": "reward.txt"}}
+    other = {"strategy": "test_on_output", "config": {"checks": [{"kind": "contains", "value": "hello"}]}}
+    task = {"instruction": "x", "agent": {"harness": "shell", "settings": {"command": "true"}}, "evaluator": own}
+    (tmp_path / "task.json").write_text(json.dumps(task))
+    done = gangline("submit", tmp_path / "task.json", "--dry-run", "--evaluator", json.dumps(other))
+    assert json.loads(done.stdout)[0]["evaluator"] == other, done.stderr
+
+
 def test_killed_and_resumed_it_reports_as_if_undisturbed_and_compare_finds_what_differs(
     up: UpProcess, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ from gangline.cli.evals.options import (
     SamplesOption,
 )
 from gangline.cli.evals.view import as_table, report_tables, write_html, write_markdown
+from gangline.cli.options.evaluator import EvaluatorOption, evaluator_fields
 from gangline.cli.options.settings import UP
 from gangline.cli.service.through import with_own, with_running
 from gangline.cli.service.up import plan_of
@@ -56,6 +57,7 @@ def evaluate(
     name: NameOption = None,
     samples: SamplesOption = 1,
     harness: HarnessOption = None,
+    evaluator: EvaluatorOption = None,
     ks: KOption = None,
     bar: PassOption = 1.0,
     by: ByOption = None,
@@ -84,7 +86,7 @@ def evaluate(
     priced = _prices(prices)
     if max_cost is not None and priced is None:
         raise InvalidRequest("--max-cost needs --prices IN,OUT: the prices of a million prompt and sampled tokens.")
-    spec = _spec(source, name, samples, tuple(harness or ()))
+    spec = _spec(source, name, samples, tuple(harness or ()), evaluator)
     budget = Budget(max_cost=max_cost, prices=priced, max_s=None if max_hours is None else 3600 * max_hours)
     data_dir = (data or Settings.from_environ().data_dir).absolute()
     folder = data_dir / "evals" / spec.name
@@ -154,11 +156,14 @@ class _EvaluationCommand:
         return evaluation
 
 
-def _spec(source: str, name: str | None, num_samples: int, harnesses: tuple[str, ...]) -> EvaluationSpec:
+def _spec(
+    source: str, name: str | None, num_samples: int, harnesses: tuple[str, ...], evaluator: str | None
+) -> EvaluationSpec:
     """Every task with every harness. Raises: InvalidRequest, UnknownPlugin."""
     from gangline.evals.run import EvaluationSpec
 
-    found = [_named(body, at) for at, body in enumerate(read_tasks(source))]
+    graded = {} if evaluator is None else {"evaluator": evaluator_fields(evaluator)}
+    found = [_named({**body, **graded}, at) for at, body in enumerate(read_tasks(source))]
     if len({named for named, _ in found}) < len(found):
         raise InvalidRequest(f"{source}: two tasks have the same task_id.")
     crossed = [_with_harness(named, body, one, harnesses) for named, body in found for one in harnesses or (None,)]

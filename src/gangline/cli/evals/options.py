@@ -12,7 +12,6 @@ __all__ = [
     "CaptureOption",
     "EngineKeyOption",
     "EngineOption",
-    "EvaluatorOption",
     "HarnessOption",
     "HtmlOption",
     "InFlightOption",
@@ -75,15 +74,6 @@ CaptureOption = Annotated[
 EngineKeyOption = Annotated[
     str | None,
     typer.Option("--engine-key-env", help="Variable with the engine's API key.", rich_help_panel=_SERVICE),
-]
-EvaluatorOption = Annotated[
-    str | None,
-    typer.Option(
-        "--evaluator",
-        metavar="NAME|JSON|@FILE",
-        help="What grades: an evaluator's name, or a task's `evaluator` as JSON. Default: each task's own.",
-        show_default=False,
-    ),
 ]
 TasksFileOption = Annotated[
     Path | None,

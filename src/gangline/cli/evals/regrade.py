@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gangline.cli.evals.options import EvaluatorOption, RegradeNameOption, TasksFileOption
+from gangline.cli.evals.options import RegradeNameOption, TasksFileOption
+from gangline.cli.options.evaluator import EvaluatorOption, checked_evaluator, given_evaluator
 from gangline.cli.results.choosing import Choice
 from gangline.cli.results.export_options import LeastRewardOption, OfOutcomeOption, WhereTaskOption
 from gangline.cli.results.records import find_results_of, open_records, regrades_file
@@ -84,11 +84,11 @@ def regrade(
 def _choosing(evaluator: str | None, tasks: Path | None, request_of: RequestOf) -> Callable[[str], EvaluatorSpec]:
     """Task id -> the evaluator that grades its sessions. Raises: InvalidRequest, UnknownPlugin."""
     if evaluator is not None:
-        given = _evaluator(evaluator)
+        given = given_evaluator(evaluator)
         return lambda _task_id: given
     if tasks is not None:
         changed = {
-            str(body.get("task_id")): _checked(body.get("evaluator") or {}, f"{tasks}, {body.get('task_id')}")
+            str(body.get("task_id")): checked_evaluator(body.get("evaluator") or {}, f"{tasks}, {body.get('task_id')}")
             for body in read_tasks(str(tasks))
         }
 
@@ -106,36 +106,6 @@ def _choosing(evaluator: str | None, tasks: Path | None, request_of: RequestOf) 
         return task.evaluator
 
     return recorded
-
-
-def _evaluator(text: str) -> EvaluatorSpec:
-    """A strategy, JSON, or a file of JSON. Raises: InvalidRequest, UnknownPlugin."""
-    if text.startswith("@"):
-        try:
-            text = Path(text[1:]).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"--evaluator: cannot read {text[1:]}: {error}") from error
-    if not text.lstrip().startswith("{"):
-        return _checked({"strategy": text.strip()}, "--evaluator")
-    try:
-        return _checked(json.loads(text), "--evaluator")
-    except json.JSONDecodeError as error:
-        raise InvalidRequest(f"--evaluator is no JSON: {error}") from error
-
-
-def _checked(fields: Any, where: str) -> EvaluatorSpec:
-    """Raises: InvalidRequest, UnknownPlugin."""
-    from pydantic import ValidationError
-
-    from gangline.domain.task import EvaluatorSpec
-    from gangline.plugins import check_evaluator, explain
-
-    try:
-        spec = EvaluatorSpec.model_validate(cast("dict[str, Any]", fields))
-    except ValidationError as error:
-        raise InvalidRequest(f"{where}: {explain(error, EvaluatorSpec)}") from error
-    check_evaluator(spec)
-    return spec
 
 
 def _candidate(result: SessionResult, evaluator_of: Callable[[str], EvaluatorSpec]) -> Candidate:

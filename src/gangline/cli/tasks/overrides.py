@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from gangline.cli.options.evaluator import evaluator_fields
+
 __all__ = [
     "AllowNoModelCallOption",
     "CommandOption",
-    "EvaluatorOption",
     "FilesOption",
     "HarnessOption",
     "InstructionOption",
@@ -50,7 +51,6 @@ PythonOption = Annotated[
         show_default=False,
     ),
 ]
-EvaluatorOption = Annotated[str | None, typer.Option("--evaluator", help="Evaluator that computes the reward.")]
 TimeoutOption = Annotated[float | None, typer.Option("--timeout", help="Seconds the agent may run.")]
 TaskIdOption = Annotated[
     str | None,
@@ -72,6 +72,7 @@ class Overrides(msgspec.Struct, frozen=True):
     runtime: str | None
     python: Path | None
     evaluator: str | None
+    """As `given_evaluator` takes it."""
     timeout_s: float | None
     task_id: str | None
     """The prefix of their ids, for imported tasks."""
@@ -82,6 +83,7 @@ class Overrides(msgspec.Struct, frozen=True):
         return self.instruction is not None and not (self.harness is None and self.command is None)
 
     def applied_to(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Raises: InvalidRequest, UnknownPlugin, of the evaluator."""
         fields: tuple[tuple[tuple[str, ...], Any], ...] = (
             (("instruction",), self.instruction),
             (("agent", "harness"), self.harness if self.harness or self.command is None else "shell"),
@@ -90,7 +92,7 @@ class Overrides(msgspec.Struct, frozen=True):
             (("num_samples",), self.samples),
             (("runtime", "backend"), self.runtime),
             (("runtime", "python"), None if self.python is None else str(self.python.absolute())),
-            (("evaluator", "strategy"), self.evaluator),
+            (("evaluator",), None if self.evaluator is None else evaluator_fields(self.evaluator)),
             (("timeout_seconds",), self.timeout_s),
             (("task_id",), self.task_id),
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from gangline.cli.options.evaluator import EvaluatorOption
 from gangline.cli.tasks.imported import (
     HarborOption,
     ImageOption,
@@ -26,7 +27,6 @@ from gangline.cli.tasks.imported import (
 from gangline.cli.tasks.overrides import (
     AllowNoModelCallOption,
     CommandOption,
-    EvaluatorOption,
     FilesOption,
     HarnessOption,
     InstructionOption,
