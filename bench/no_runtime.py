@@ -78,7 +78,7 @@ class NoHandle:
     async def clear(self, path: str) -> None:
         return
 
-    async def kill(self) -> None:
+    async def kill(self, *, grace_s: float = 0.0) -> None:
         return
 
     async def checkpoint(self, name: str = "") -> Checkpoint:

@@ -75,9 +75,9 @@ class Held(FolderRuntime):
             return ExecResult(exit_code=0)
         return await super().exec(command, **options)
 
-    async def kill(self) -> None:
+    async def kill(self, *, grace_s: float = 0.0) -> None:
         await self._sandboxes.kills_end.wait()
-        await super().kill()
+        await super().kill(grace_s=grace_s)
 
 
 @pytest.fixture

@@ -263,8 +263,11 @@ class RuntimeHandle(Protocol):
         """
         ...
 
-    async def kill(self) -> None:
-        """Kill every process in the sandbox and keep its files; a later `exec` works."""
+    async def kill(self, *, grace_s: float = 0.0) -> None:
+        """Kill every process in the sandbox and keep its files; a later `exec` works.
+
+        With a `grace_s`, the processes of commands that run get SIGTERM first, and those seconds to end by themselves.
+        """
         ...
 
     async def checkpoint(self, name: str = "") -> Checkpoint:

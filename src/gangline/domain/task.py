@@ -206,6 +206,9 @@ class AgentSpec(_Spec):
     max_repeated_actions: int | None = Field(default=None, ge=2, le=100)
     """How often in a row the agent may do the same with the same result: after so many times the next call ends the
     session with outcome `agent_loop`. A cycle of up to four actions counts too. None is no limit."""
+    grace_seconds: float = Field(default=0.0, ge=0, le=60)
+    """How long the agent's processes have between SIGTERM and SIGKILL, such as to write their logs, when its time, a
+    limit or a cancellation ends the session. They reach no model then."""
     allow_no_model_call: bool = False
     """Whether an agent that ends by itself without a model call has completed its task, and is graded: for reference
     solutions and other programs that need no model. Otherwise its outcome is `no_model_call`, without a reward."""

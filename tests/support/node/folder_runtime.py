@@ -108,7 +108,7 @@ class FolderRuntime:
     async def reset(self, checkpoint: Checkpoint | None = None) -> None:
         raise RuntimeUnavailable("checkpoints are not supported here.")
 
-    async def kill(self) -> None:
+    async def kill(self, *, grace_s: float = 0.0) -> None:
         self.log.append("kill")
 
     async def stop(self) -> None:

@@ -191,6 +191,14 @@ class Executions:
         await asyncio.shield(task)
         return "killed"
 
+    async def ask_to_end(self, grace_s: float) -> None:
+        """SIGTERM for all running processes. Returns when their commands have ended, or the grace is over."""
+        running = tuple(self._running)
+        for execution in running:
+            execution.order_end(grace_s)
+        if running:
+            await asyncio.wait([execution.ended for execution in running], timeout=grace_s)
+
     async def close(self) -> None:
         """Kill running processes, and close every channel and pipe."""
         for execution in tuple(self._running):

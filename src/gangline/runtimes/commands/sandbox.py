@@ -252,8 +252,10 @@ class SandboxHandle(Handle):
         if self._stopped:
             raise RuntimeFailed(f"sandbox {self.runtime_id} was stopped.")
 
-    async def kill(self) -> None:
+    async def kill(self, *, grace_s: float = 0.0) -> None:
         async with self._lock:
+            if grace_s > 0:
+                await self._executions.ask_to_end(grace_s)
             await self._end()
 
     async def _end(self, *, is_last: bool = False) -> None:

@@ -330,8 +330,8 @@ class KeptHandle(Handle):
     async def clear(self, path: str) -> None:
         await self._link.ask(wire.Clear(runtime_id=self.runtime_id, path=path), None)
 
-    async def kill(self) -> None:
-        await self._link.ask(wire.Kill(runtime_id=self.runtime_id), None)
+    async def kill(self, *, grace_s: float = 0.0) -> None:
+        await self._link.ask(wire.Kill(runtime_id=self.runtime_id, grace_s=grace_s), None)
 
     async def checkpoint(self, name: str = "") -> Checkpoint:
         return await self._link.ask(wire.TakeCheckpoint(runtime_id=self.runtime_id, name=name), Checkpoint)

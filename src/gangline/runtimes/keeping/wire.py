@@ -62,7 +62,7 @@ __all__ = [
     "write_message",
 ]
 
-VERSION = 8
+VERSION = 9
 """A node ends a keeper that speaks another one, as it would have died with the node."""
 
 _LENGTH_BYTES = 4
@@ -171,6 +171,7 @@ class Clear(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     runtime_id: str
+    grace_s: float = 0.0
 
 
 class TakeCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag=True):

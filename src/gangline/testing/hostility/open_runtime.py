@@ -152,7 +152,7 @@ class _OpenHandle:
     async def reset(self, checkpoint: Checkpoint | None = None) -> None:
         raise RuntimeUnavailable("checkpoints are not supported here.")
 
-    async def kill(self) -> None:
+    async def kill(self, *, grace_s: float = 0.0) -> None:
         for child in tuple(self._children):
             with suppress(ProcessLookupError):
                 child.kill()

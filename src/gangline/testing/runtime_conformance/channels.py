@@ -213,6 +213,21 @@ async def a_grace_ends(bench: Bench) -> None:
 
 
 @CHECKS.add
+async def a_kill_with_a_grace_lets_all_commands_write_what_they_have(bench: Bench) -> None:
+    handle = await bench.start()
+    running = asyncio.create_task(handle.exec(_FLUSHES))
+    other = "trap 'echo flushed > also; exit 0' TERM; echo ready >&3; while :; do sleep 0.02; done"
+    channel = await handle.channel(other)
+    assert await channel.read() == b"ready\n"
+    await until_present(handle, "ready")
+    await handle.kill(grace_s=30.0)
+    assert (await running).exit_code is None
+    assert [await handle.download(name) for name in ("flushed", "also")] == [b"flushed\n"] * 2
+    await channel.close()
+    assert (await handle.exec("echo again")).stdout == b"again\n"
+
+
+@CHECKS.add
 async def kill_waits_for_no_grace(bench: Bench) -> None:
     handle = await bench.start()
     running = asyncio.create_task(handle.exec("trap '' TERM; touch ready; sleep 100000", grace_s=3600.0))

@@ -82,8 +82,10 @@ async def a_channels_command_killed_for_memory_says_so_and_only_that_one(bench: 
     handle = await bench.start(limits=LimitsSpec(memory_bytes=_MEMORY_BYTES))
     if "per process" in (how := promised(handle, "memory_bytes")):
         raise unittest.SkipTest(f"does not apply: the runtime says that memory is limited by {how}")
-    greedy = await (await handle.channel(_take(_MEMORY_BYTES * 2))).ended()
-    assert (greedy.signal, greedy.memory_limit_bytes) == (9, _MEMORY_BYTES)
+    greedy = await handle.channel(_take(_MEMORY_BYTES * 2))
+    end = await greedy.ended()
+    assert (end.signal, end.memory_limit_bytes) == (9, _MEMORY_BYTES)
+    await greedy.close()
     survivor = await handle.channel(f"{shlex.join(_take(_MEMORY_BYTES * 2))}; echo lives >&3; exec sleep 100000")
     assert await survivor.read() == b"lives\n"
     await survivor.close()

@@ -1,7 +1,8 @@
 """RUN of one attempt: the harness at work, until it ends or its budget, a limit or the node's disk ends it.
 
-When RUN ends, for any reason: first the session's key is fenced, then every process of the sandbox is killed. So
-nothing is sampled or written while a session is graded, and tokens sampled before are kept.
+When RUN ends, for any reason: first the session's key is fenced, then every process of the sandbox is killed, after a
+grace where the task grants one. So nothing is sampled or written while a session is graded, and tokens sampled before
+are kept.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from gangline.gateway.sessions.adoption import AttemptNote, RunClock, RunEnd, an
 from gangline.gateway.sessions.failures import failure_of
 from gangline.gateway.sessions.harness.logs import collect_logs
 from gangline.gateway.sessions.sandboxes import describe_end, usage_of
+from gangline.runtimes.shared.handle import kill
 
 __all__ = ["HarnessRun", "Prepared", "over_limit"]
 
@@ -122,17 +124,23 @@ class HarnessRun:
         finally:
             limit.cancel()
             budget.cancel()
-            if not is_over:
+            grace_s = self._task.agent.grace_seconds if self._has_processes else 0.0
+            if not is_over and not grace_s:
                 execution.cancel()
             await session.fence("the session has ended")
             if not execution.done():  # what the kill makes of it would be mistaken for its own end
                 await annotate(handle, None)
-            await handle.kill()
+            await kill(handle, grace_s if not execution.done() else 0.0)
             # What it wrote until then is kept where its budget or a limit ended it; the kill has ended it already.
             await asyncio.wait({execution}, timeout=_KILL_GRACE_S)
             execution.cancel()
             await asyncio.wait({execution, limit, budget})
         return result or _cut_short(execution)
+
+    @property
+    def _has_processes(self) -> bool:
+        """Whether the agent is a program in the sandbox; one in the node is cancelled."""
+        return self._prepared.launch is None or isinstance(self._prepared.launch, Launch)
 
     async def _execute(self) -> ExecResult:
         if self._prepared.launch is None:

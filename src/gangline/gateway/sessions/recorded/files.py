@@ -101,7 +101,7 @@ class AbsentFiles:
     async def reset(self, checkpoint: Checkpoint | None = None) -> None:
         self._refuse()
 
-    async def kill(self) -> None:
+    async def kill(self, *, grace_s: float = 0.0) -> None:
         """Nothing runs."""
 
     async def stop(self) -> None:
