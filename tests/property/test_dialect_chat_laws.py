@@ -38,7 +38,7 @@ _almost = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     st.binary(max_size=40)
     | _json.map(lambda value: json.dumps(value).encode())

@@ -127,7 +127,7 @@ def test_the_body_that_is_mutated_is_valid() -> None:
     assert len(GOOGLE.parse_call(request).messages) == 4
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(_mutated())
 def test_any_mutation_of_a_body_is_a_call_or_a_400_in_shape(body: bytes) -> None:
     _check(body)
