@@ -31,8 +31,10 @@ export GANGLINE_TOOLS ?= $(abspath $(TOOLS))
 # Tests start hundreds of processes: without bytecode each would compile Gangline once more.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Most tests wait for processes. `worksteal` keeps neighbours together, and with them the services that a module shares.
-PARALLEL := -n $(WORKERS) --dist worksteal
+# Most tests wait for processes. A file stays with one worker, and with it the services that its tests share.
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Where one file has most of the tests, it is shared out.
+SHARED_OUT := -n $(WORKERS) --dist worksteal
 
 # vLLM for CPUs, and a small model for it: an environment of its own, 3.5 GB, in two minutes.
 VLLM := .venv-vllm
@@ -116,10 +118,10 @@ test: .venv/.dev sandbox
 
 test-programs: .venv/.dev sandbox
 	@$(MAKE) --no-print-directory tools
-	$(BIN)/python -m pytest $(PARALLEL) $(or $(TESTS),tests/programs)
+	$(BIN)/python -m pytest $(SHARED_OUT) $(or $(TESTS),tests/programs)
 
 test-chaos: .venv/.dev sandbox
-	$(BIN)/python -m pytest $(PARALLEL) $(or $(TESTS),tests/chaos)
+	$(BIN)/python -m pytest $(SHARED_OUT) $(or $(TESTS),tests/chaos)
 
 # Where there is no Python 3.12, those that need one go into a root file system that has it.
 test-slow: .venv/.dev sandbox
