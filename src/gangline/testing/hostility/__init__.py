@@ -41,6 +41,7 @@ from gangline.testing.hostility.suites import (
     survivors,
     tools,
     transfers,
+    waiting,
 )
 
 __all__ = ["Attack", "Grounds", "Verdict", "assert_held", "attacked_grounds", "attacks"]
@@ -48,7 +49,7 @@ __all__ = ["Attack", "Grounds", "Verdict", "assert_held", "attacked_grounds", "a
 _PARTS: tuple[Attacks, ...] = tuple(
     part.ATTACKS
     for part in (
-        keyrings, processes, channels, privileges, kernel_doors, machine_files, network, forwarding,
+        keyrings, processes, waiting, channels, privileges, kernel_doors, machine_files, network, forwarding,
         survivors, transfers, leftovers, exhaustion, tools,
     )
 )  # fmt: skip

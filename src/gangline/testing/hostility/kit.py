@@ -130,6 +130,21 @@ def pids() -> list[int]:
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
+def waiting(given: Given) -> list[int]:
+    """Children of our command's supervisor that are not the command. Raises: Absent."""
+    others = [pid for pid in pids() if pid != os.getppid()]
+    found = [pid for pid in others if _parent(pid) == given["supervisor"]]
+    if not found:
+        raise Absent("no process waits beside the command")
+    return found
+
+
+def _parent(pid: int) -> int:
+    """0: it is gone."""
+    fields = contents(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return int(fields[1]) if fields else 0
+
+
 def contents(path: str, max_bytes: int = 1 << 20) -> bytes:
     """The content of a file, or nothing when it cannot be read. Never blocks."""
     try:
