@@ -43,6 +43,11 @@ async def test_a_saved_session_is_read_without_a_server(browser: Browser, tmp_pa
     )
     await page.keyboard.press("Escape")
     await page.locator("#call-1").focus()
+    for key in ("j", "j", "j", "d"):
+        await page.keyboard.press(key)
+    await expect(page.get_by_role("region", name="Drift of call 4")).to_contain_text(
+        "Rendered by the engine's template"
+    )
     await page.keyboard.press("e")
     await expect(page.get_by_role("region", name="Reward and evidence")).to_contain_text("add(-1, 1) is -2, not 0")
     assert complaints == []

@@ -82,6 +82,27 @@ async def test_chains_show_the_sub_agent_and_the_split(visit: Visit) -> None:
     await expect(visit.page.locator("#call-4")).to_contain_text("does not continue call 3 at id 9: bpe_merge")
 
 
+async def test_how_a_call_departs_from_the_one_before(visit: Visit) -> None:
+    await visit.open("sessions/task-1.0?call=4")
+    call = visit.page.locator("#call-4")
+    await expect(call).to_have_attribute("aria-current", "true")
+    await visit.keys("d")
+    drift = call.get_by_role("region", name="Drift of call 4")
+    await expect(drift.get_by_role("heading", name="Cause: bpe merge")).to_be_visible()
+    await expect(drift).to_contain_text("1 failed: test_add_negative")  # sent by the harness
+    await expect(drift).to_contain_text("Token 9 of 55, prompted in call 0")
+    await expect(drift).to_contain_text("Nothing was stitched: the engine takes no token ids.")
+    headings = drift.get_by_role("heading", level=4)
+    await expect(headings).to_have_text(
+        ["Recorded up to call 3, what stitching keeps", "Rendered by the engine's template for call 4"]
+    )
+    assert await drift.locator(".ids").count() == 2
+    await visit.keys("d")
+    await expect(drift).to_have_count(0)
+    await visit.keys("k", "d")
+    await expect(visit.page.get_by_role("region", name="Drift")).to_have_count(0)  # an exact call has none
+
+
 async def test_a_session_that_is_not_there_is_a_sentence(visit: Visit) -> None:
     await visit.open("sessions/none.0")
     await expect(visit.page.get_by_role("alert")).to_contain_text("none.0")

@@ -132,6 +132,16 @@ async def test_a_page_of_another_site_gets_nothing_by_the_cookie(
     assert await status_of(browser, "POST", "/v1/page/links", **body) == 403  # no browser leaves `Origin` out
 
 
+async def test_the_drift_of_a_call(
+    control: ServerClient, browser: aiohttp.ClientSession, result: SessionResult
+) -> None:
+    await sign_in(control, browser)
+    async with browser.get(f"{SESSION}/drift?call=4") as answer:
+        drift = await answer.json()
+    assert (drift["cause"], drift["tokens"]["first"], drift["tokens"]["in_call"]) == ("bpe_merge", 9, 0)
+    assert await status_of(browser, "GET", f"{SESSION}/drift?call=5") == 404
+
+
 async def test_a_read_only_browser_reads_all_and_changes_nothing(
     control: ServerClient, browser: aiohttp.ClientSession, result: SessionResult
 ) -> None:

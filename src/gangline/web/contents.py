@@ -17,7 +17,7 @@ from gangline.domain.conversation import (
 )
 from gangline.web.outline import OpenedSession
 
-__all__ = ["MAX_PART_CHARS", "CallContent", "call_contents"]
+__all__ = ["MAX_PART_CHARS", "CallContent", "call_contents", "shortened"]
 
 MAX_PART_CHARS = 200_000
 """Characters of one part of a message, unless all of it is asked for."""
@@ -51,6 +51,11 @@ def call_contents(session: OpenedSession, first: int, limit: int, *, full: bool 
             )
         )
     return contents
+
+
+def shortened(message: Message) -> Message:
+    """The message with long texts cut in the middle."""
+    return _Cutter(MAX_PART_CHARS).message(message)
 
 
 class _Cutter:

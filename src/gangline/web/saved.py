@@ -18,6 +18,7 @@ import msgspec
 from gangline.domain.tokens import encode_json
 from gangline.web.columns import encode_columns
 from gangline.web.contents import call_contents
+from gangline.web.drift import call_drift, drifts
 from gangline.web.files import page_sources
 from gangline.web.outline import OpenedSession
 from gangline.web.tokens import TokenBytes, token_columns
@@ -95,6 +96,12 @@ def _answers(session: OpenedSession, known: TokenBytes) -> Iterator[tuple[str, s
         seen |= new.keys()
         columns = encode_columns(token_columns(session, number, 1, new))
         yield f"{path}/tokens?first={number}&limit=1", "application/vnd.gangline.columns", columns
+    for line in filter(drifts, outline.calls):
+        yield (
+            f"{path}/drift?call={line.number}",
+            "application/json",
+            encode_json(call_drift(session, line.number, known)),
+        )
     for name, content in session.files.items():
         named = quote(name, safe=_URI_COMPONENT)
         address = f"{path}/file?name={named}&attempt={outline.attempt}"

@@ -81,7 +81,7 @@ class Talk:
             response=Message("assistant", tuple(reply)),
             tools=_TOOLS if after is None else (),
             certificate=Certificate(
-                prompt_source="engine" if after is None else "stitched",
+                prompt_source="engine" if after is None or diverged_at is not None else "stitched",
                 context="first" if after is None else "exact" if diverged_at is None else "diverged",
                 logprobs="processed",
                 finish_reason="tool_calls" if any(isinstance(part, ToolCall) for part in reply) else "stop",

@@ -5,6 +5,7 @@ The parts of a large session are read by ranges of calls. Everything is JSON; to
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 import msgspec
@@ -19,6 +20,7 @@ from gangline.server.service.opened import OpenedSessions
 from gangline.web.alignment import AlignedSamples
 from gangline.web.columns import COLUMNS, encode_columns
 from gangline.web.contents import CallContent, call_contents
+from gangline.web.drift import CallDrift, call_drift
 from gangline.web.outline import OpenedSession, SessionOutline
 from gangline.web.tokens import token_columns
 
@@ -70,6 +72,15 @@ class ViewRoutes:
             return await answer_large(request, COLUMNS, lambda: encode_columns(columns()))
         return await answer_large(request, JSON, lambda: encode_json(columns()))
 
+    async def drift(self, request: web.Request) -> web.Response:
+        session, number = await self._session(request), _CALL.read(request)
+        if number >= len(session.calls):
+            raise NotFound(
+                f"session {session.outline.session_id} has no call {number}, but {len(session.calls)} calls."
+            )
+        known = await self._sessions.bytes_of_tokens(session)
+        return await _answer(request, await asyncio.to_thread(call_drift, session, number, known))
+
     async def aligned(self, request: web.Request) -> web.Response:
         first, limit = _FIRST_SAMPLE.read(request), _SAMPLES.read(request)
         return await _answer(request, await self._sessions.aligned(path_id(request, "task_id"), first, limit))
@@ -101,6 +112,8 @@ class ViewRoutes:
                   query=(_FIRST, _LIMIT, _FULL, _ATTEMPT), errors=errors),
             Route("GET", f"{one}/tokens", self.tokens, "Tokens of some of its calls, as JSON or as columns.",
                   answer=TokenColumns, answer_types=(JSON, COLUMNS), query=(_FIRST, _LIMIT, _ATTEMPT), errors=errors),
+            Route("GET", f"{one}/drift", self.drift, "How a call departs from the call that it goes on from.",
+                  answer=CallDrift, query=(_CALL, _ATTEMPT), errors=errors),
             Route("GET", "/v1/tasks/{task_id}/aligned", self.aligned, "Samples of a task from where they differ.",
                   answer=AlignedSamples, query=(_FIRST_SAMPLE, _SAMPLES), errors=(400, 401, 404)),
             Route("GET", f"{one}/file", self.file, "One file that was kept with its result, byte for byte.",
@@ -110,6 +123,7 @@ class ViewRoutes:
 
 _ATTEMPT = Whole("attempt", "Number of an attempt; left out, the one that counted.", low=1, high=2**31 - 1)
 _FIRST = Whole("first", "Number of the first call; 0 is the session's first.", high=2**31 - 1)
+_CALL = Whole("call", "Number of the call; 0 is the session's first.", high=2**31 - 1)
 _LIMIT = Whole("limit", "How many calls.", default=16, low=1, high=_MAX_CALLS)
 _FIRST_SAMPLE = Whole("first", "Index of the first sample.", high=2**31 - 1)
 _SAMPLES = Whole("limit", "How many samples.", default=8, low=1, high=16)

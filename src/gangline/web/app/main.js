@@ -14,6 +14,7 @@ const HELP = [
   ["Enter", "open"],
   ["t", "tokens of the call"],
   ["arrows, u", "in tokens: move, next unlikely token"],
+  ["d", "drift of a call: how it departs from the call before"],
   ["c", "colour of tokens"],
   ["f", "follow a running session: the newest call, with its tokens"],
   ["e", "why this reward, and files"],

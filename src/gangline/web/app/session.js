@@ -3,6 +3,7 @@
 import { SessionActions } from "./actions.js";
 import { json } from "./api.js";
 import { ChainTree } from "./chains.js";
+import { drifts } from "./drift.js";
 import { Evidence } from "./evidence.js";
 import { calls, follow, latest } from "./live.js";
 import { number, SCALES } from "./scales.js";
@@ -43,6 +44,8 @@ export class Session extends Component {
     this.asked = new Set();
     /** @type {Set<number>} */
     this.opened = new Set();
+    /** @type {Set<number>} Calls whose drift is shown. */
+    this.compared = new Set();
     this.openedByKey = -1;
     /** @type {VirtualList | null} */
     this.list = null;
@@ -168,6 +171,13 @@ export class Session extends Component {
     this.forceUpdate();
   }
 
+  /** @param {number} call */
+  compare(call) {
+    if (!drifts(this.state.outline?.calls[call])) return;
+    if (!this.compared.delete(call)) this.compared.add(call);
+    this.forceUpdate();
+  }
+
   /** @param {KeyboardEvent} event */
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target instanceof HTMLInputElement) return;
@@ -183,6 +193,9 @@ export class Session extends Component {
       case "t":
         this.openedByKey = this.state.selected;
         this.toggle(this.state.selected);
+        break;
+      case "d":
+        this.compare(this.state.selected);
         break;
       case "c":
         this.nextScale();
@@ -297,9 +310,12 @@ export class Session extends Component {
       content=${this.contents.get(number_)}
       selected=${this.state.selected === number_}
       opened=${this.opened.has(number_)}
+      compared=${this.compared.has(number_)}
+      path=${this.path}
       waited=${before === null ? null : call.started_at - before.finished_at}
       onSelect=${() => this.state.selected !== number_ && this.setState({ selected: number_ })}
       onToggle=${() => this.toggle(number_)}
+      onCompare=${() => this.compare(number_)}
       strip=${{
         tokens: this.tokens,
         scale: this.state.scale,

@@ -1,5 +1,6 @@
 // One model call in the timeline: what was new in its request, what the model answered, and its tokens on demand.
 
+import { Drift, drifts } from "./drift.js";
 import { Messages } from "./parts.js";
 import { duration, number } from "./scales.js";
 import { Strip } from "./strip_view.js";
@@ -14,12 +15,15 @@ import { html } from "./ui.js";
  * @param {import("./types").CallContent | undefined} props.content
  * @param {boolean} props.selected
  * @param {boolean} props.opened Whether its tokens are shown.
+ * @param {boolean} props.compared Whether its drift is shown.
+ * @param {string} props.path Of the session's route.
  * @param {number | null} props.waited Seconds since the call before ended: the agent's own work.
  * @param {() => void} props.onSelect
  * @param {() => void} props.onToggle
+ * @param {() => void} props.onCompare
  * @param {Omit<import("./strip_view.js").StripProps, "call">} props.strip
  */
-export function Turn({ call, content, selected, opened, waited, onSelect, onToggle, strip }) {
+export function Turn({ call, content, selected, opened, compared, path, waited, onSelect, onToggle, onCompare, strip }) {
   const warnings = warningsOf(call);
   return html`<article
     class=${`turn${selected ? " selected" : ""}`}
@@ -35,9 +39,11 @@ export function Turn({ call, content, selected, opened, waited, onSelect, onTogg
       <ul class="facts">
         ${factsOf(call, waited).map((fact) => html`<li>${fact}</li>`)}
       </ul>
+      ${drifts(call) && html`<button type="button" aria-expanded=${compared} onClick=${onCompare}>drift</button>`}
       <button type="button" aria-expanded=${opened} onClick=${onToggle}>tokens</button>
     </header>
     ${warnings.map((warning) => html`<p class="warning">${warning}</p>`)}
+    ${compared && html`<${Drift} call=${call.number} path=${path} />`}
     ${content === undefined
       ? html`<p class="preview">${visible(call.preview) || "..."}</p>`
       : html`<${Messages} messages=${[...content.new_messages, content.response]} />

@@ -109,6 +109,32 @@ export interface CallContent {
   num_cut_chars: number;
 }
 
+export interface Stretch {
+  ids: number[];
+  text: string;
+  num_left_out: number;
+}
+
+export interface CallDrift {
+  number: number;
+  parent: number | null;
+  prompt_source: "engine" | "stitched" | "rendered";
+  cause: string | null;
+  fallback: string | null;
+  num_known_messages: number;
+  sent: Message[];
+  tokens: {
+    first: number;
+    in_call: number;
+    is_sampled: boolean;
+    num_context_ids: number;
+    alike: Stretch;
+    recorded: Stretch;
+    prompted: Stretch;
+  } | null;
+  change: { origin: number; index: number | null; recorded: Message | null; sent: Message | null; tools: string[] } | null;
+}
+
 export interface SessionView {
   session_id: string;
   task_id: string;
