@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline import plugins
+from gangline.dialects.bodies import LONE_SURROGATES
 from gangline.dialects.contract import RawRequest
-from gangline.dialects.lone_surrogates import LONE_SURROGATES
 from gangline.domain.conversation import ModelCall, Text, ToolResult
 from gangline.domain.errors import InvalidRequest
 

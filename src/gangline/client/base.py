@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from io import BytesIO
 from typing import Any, Self, TypeVar
 
 import aiohttp
 import msgspec
 
-from gangline.domain.errors import GanglineError, InvalidRequest, ServerUnavailable
+from gangline.domain.errors import GanglineError, InvalidRequest, ServerUnavailable, errors_by_code
 from gangline.domain.tokens import decode_msgpack
 
 __all__ = ["GRADING_WAIT_S", "MSGPACK", "HttpClient", "error_of"]
@@ -118,12 +118,6 @@ class _Problem(msgspec.Struct):
     details: dict[str, str | int | float | None] = {}
 
 
-def _error_classes(root: type[GanglineError] = GanglineError) -> Iterator[type[GanglineError]]:
-    yield root
-    for child in root.__subclasses__():
-        yield from _error_classes(child)
-
-
 def error_of(status: int, data: bytes, url: str) -> GanglineError:
     """The error that the server raised, as one of ours: by its code, else by its status."""
     try:
@@ -132,7 +126,7 @@ def error_of(status: int, data: bytes, url: str) -> GanglineError:
         text = data[:200].decode(errors="replace")
         kind = ServerUnavailable if status >= 500 else InvalidRequest
         return kind(f"{url} answered HTTP {status}, and not as a Gangline server would: {text}")
-    known = {kind.code: kind for kind in _error_classes() if kind.__module__.startswith("gangline.")}
+    known = {code: kind for code, kind in errors_by_code().items() if kind.__module__.startswith("gangline.")}
     kind = known.get(problem.code, InvalidRequest if status < 500 else ServerUnavailable)
     return kind(problem.detail, **problem.details)
 

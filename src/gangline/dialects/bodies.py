@@ -1,5 +1,10 @@
-"""Bodies as they come, for every dialect: halves of characters are mended, and integers that no record can hold are
+r"""Bodies as they come, for every dialect: halves of characters are mended, and integers that no record can hold are
 refused, before anything is sampled.
+
+Clients in JavaScript cut tool output anywhere, also inside an emoji, and the rest of it goes out as a lone escape
+(`"\ud83d"`), which is no character and which strict decoders reject. An agent must not die of that: each lone half
+becomes U+FFFD, and `dropped` reports it. The same half is replaced in the same way when it comes back as history, so
+the conversation stays one. A body without one costs nothing: the search runs only on rejected bodies.
 
 Records and engines hold integers of 64 bits. In the arguments of tool calls longer ones are carried: those are text, as
 the model wrote them, and an agent that echoes its own history must not be refused. Dropped fields are not looked at.
@@ -13,11 +18,18 @@ from typing import Any, cast
 
 import msgspec
 
-from gangline.dialects.lone_surrogates import parse_mended
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["parse_body", "role_in"]
+__all__ = ["LONE_SURROGATES", "parse_body", "parse_mended", "role_in"]
+
+LONE_SURROGATES = "lone surrogates"
+"""Names in `ModelCall.dropped` that halves of characters were replaced."""
+
+# Every escape is matched, so that an escaped backslash before a `u` begins none. Whole pairs come before halves.
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
 
 _LONG = re.compile(rb"\d{19}")
 """Without one there is no such integer; with one there may be, or it is a part of a text."""
@@ -44,6 +56,23 @@ def parse_body(parse: Callable[[bytes], ModelCall], body: bytes, *, index: str =
                 where = (path or "").removeprefix(".") or "body"
                 raise InvalidRequest(f"{where}: an integer of more than 64 bits cannot be carried.", param=where)
     return call
+
+
+def parse_mended(parse: Callable[[bytes], ModelCall], body: bytes) -> ModelCall:
+    """The call that `parse` returns for the body, with lone halves replaced where it has any. Raises: the errors of
+    `parse`."""
+    try:
+        return parse(body)
+    except InvalidRequest:
+        mended = _mended(body)
+        if mended == body:
+            raise
+    call = parse(mended)
+    return msgspec.structs.replace(call, dropped=(*call.dropped, LONE_SURROGATES))
+
+
+def _mended(body: bytes) -> bytes:
+    return _ESCAPE.sub(lambda escape: escape[0] if escape[1] is None else rb"\ufffd", body)
 
 
 def _recorded(call: ModelCall) -> list[Any]:

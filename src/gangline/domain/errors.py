@@ -113,6 +113,7 @@ __all__ = [
     "UnsupportedMediaType",
     "UpgradeRefused",
     "WeightsNotLoaded",
+    "errors_by_code",
 ]
 
 Boundary = Literal["caller", "engine", "runtime", "harness", "builder", "evaluator", "store", "node"]
@@ -434,3 +435,15 @@ class ServerUnavailable(NodeError):
 class ClusterUnavailable(NodeError):
     code = "cluster_unavailable"
     status = 503
+
+
+def errors_by_code() -> dict[str, type[GanglineError]]:
+    """All error classes that are loaded, those of plug-ins too. A class that inherits its code stands behind its
+    parent."""
+    found: dict[str, type[GanglineError]] = {}
+    waiting: list[type[GanglineError]] = [GanglineError]
+    while waiting:
+        kind = waiting.pop()
+        found.setdefault(kind.code, kind)
+        waiting.extend(kind.__subclasses__())
+    return found

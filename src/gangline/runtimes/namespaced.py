@@ -10,11 +10,13 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Protocol
 
-from gangline.domain.contracts import RuntimeStart, RuntimeUser
+from gangline.domain.contracts import ExecResult, Runtime, RuntimeStart, RuntimeUser
 from gangline.domain.errors import InvalidRequest
-from gangline.domain.ids import validated_id
+from gangline.domain.ids import new_id, validated_id
+from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.runtimes.commands.execution import Order
 from gangline.runtimes.commands.foreman import Foreman
 from gangline.runtimes.commands.holder import Holder, Launch
@@ -43,6 +45,7 @@ __all__ = [
     "grader_folder",
     "inner_uid",
     "namespaced",
+    "try_out",
 ]
 
 HOME = "/home/agent"
@@ -322,3 +325,21 @@ def can_give_users() -> bool:
     first, _outside, count = map(int, Path("/proc/self/uid_map").read_text().split()[:3])
     has_uids = first <= FIRST_UID and first + count >= FIRST_UID + 2 * NUM_UIDS
     return bool(int(status["CapEff"], 16) >> _CAP_SYS_ADMIN & 1) and has_uids
+
+
+async def try_out(runtime: Runtime) -> ExecResult:
+    """Run `true` in a sandbox without network and limits. Raises: errors of `start` and `exec`."""
+    with TemporaryDirectory(prefix="gangline-check-") as folder:
+        start = RuntimeStart(
+            runtime_id=new_id("check"),
+            owner=new_id("check"),
+            spec=RuntimeSpec(
+                backend=runtime.name, network="none", limits=LimitsSpec(**dict.fromkeys(LimitsSpec.model_fields))
+            ),
+            folder=Path(folder) / "sandbox",
+        )
+        handle = await runtime.start(start)
+        try:
+            return await handle.exec(["true"])
+        finally:
+            await handle.stop()

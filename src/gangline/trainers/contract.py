@@ -73,6 +73,25 @@ class TrainerRow:
     trace: Trace
     """For other fields that a trainer can use. Its prompt is whole, its mask the row's."""
 
+    @classmethod
+    def of(cls, trace: Trace, session: SessionResult, task_id: str) -> TrainerRow:
+        """trace: with its whole prompt. session: one that has a reward."""
+        assert session.reward is not None
+        return cls(
+            task_id=task_id,
+            session_id=session.session_id,
+            trace_id=trace.trace_id,
+            prompt_ids=trace.prompt_ids,
+            response_ids=trace.response_ids,
+            loss_mask=trace.loss_mask,
+            logprobs=trace.response_logprobs,
+            versions=trace.response_versions,
+            reward=session.reward if trace.reward is None else trace.reward,
+            session_reward=session.reward,
+            outcome=session.outcome,
+            trace=trace,
+        )
+
 
 class GroupSource(Protocol):
     """A collector (`gangline.training.collecting.collector`)."""
@@ -124,23 +143,9 @@ def _require_temperature(row: TrainerRow, temperature: float) -> None:
 
 
 def _rows(task_id: str, session: SessionResult) -> Iterator[TrainerRow]:
-    if session.reward is None:
-        return
-    for trace in trainable_traces(session):
-        yield TrainerRow(
-            task_id=task_id,
-            session_id=session.session_id,
-            trace_id=trace.trace_id,
-            prompt_ids=trace.prompt_ids,
-            response_ids=trace.response_ids,
-            loss_mask=trace.loss_mask,
-            logprobs=trace.response_logprobs,
-            versions=trace.response_versions,
-            reward=session.reward if trace.reward is None else trace.reward,
-            session_reward=session.reward,
-            outcome=session.outcome,
-            trace=trace,
-        )
+    if session.reward is not None:
+        for trace in trainable_traces(session):
+            yield TrainerRow.of(trace, session, task_id)
 
 
 class Gate(Protocol):

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from gangline.domain.errors import GanglineError, NodeError, PortUnavailable
+from gangline.domain.errors import GanglineError, NodeError, PortUnavailable, errors_by_code
 from gangline.private import open_private
 from gangline.settings.service import FROM_STDIN
 
@@ -26,16 +26,6 @@ __all__ = ["Child"]
 
 _TAIL_LINES = 8
 _END_AFTER_EOF_S = 2.0
-
-
-def _known_errors() -> dict[str, type[GanglineError]]:
-    found: dict[str, type[GanglineError]] = {}
-    waiting: list[type[GanglineError]] = [GanglineError]
-    while waiting:
-        kind = waiting.pop()
-        found.setdefault(kind.code, kind)
-        waiting.extend(kind.__subclasses__())
-    return found
 
 
 class Child:
@@ -146,7 +136,7 @@ class Child:
             end = f"The end of {self.log_path}:\n{said}" if said else "It gave no reason."
             raise NodeError(f"the {self.name} did not start: it {how}. {end}") from None
         if error := document.get("error"):
-            raise _known_errors().get(error["code"], NodeError)(f"the {self.name} did not start: {error['message']}")
+            raise errors_by_code().get(error["code"], NodeError)(f"the {self.name} did not start: {error['message']}")
         return document
 
     async def _drain(self, process: asyncio.subprocess.Process) -> None:

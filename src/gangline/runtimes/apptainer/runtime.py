@@ -19,13 +19,10 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 from gangline.domain.contracts import Checkpoint, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import GanglineError, RuntimeFailed, RuntimeUnavailable
-from gangline.domain.ids import new_id
-from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.runtimes.apptainer.command_line import (
     ApptainerLaunch,
     View,
@@ -41,7 +38,7 @@ from gangline.runtimes.commands.zygote import run_helper
 from gangline.runtimes.confinement.cgroups import remove_owned
 from gangline.runtimes.confinement.masks import refuse_hidden_image
 from gangline.runtimes.layers.records import release
-from gangline.runtimes.namespaced import HOME, can_give_users, checked_folders, grader_folder, namespaced
+from gangline.runtimes.namespaced import HOME, can_give_users, checked_folders, grader_folder, namespaced, try_out
 from gangline.runtimes.network.loopback import LoopbackAddress
 from gangline.runtimes.shared.environment import PythonEnvironment, exposed_folders, image_environment
 from gangline.runtimes.shared.leftovers import Mark, kill_mounted, reap
@@ -70,23 +67,10 @@ class ApptainerRuntime:
     async def check(self) -> None:
         """Start a container with the host's programs and run `true` in it. Raises: RuntimeUnavailable."""
         self._check_program()
-        with TemporaryDirectory(prefix="gangline-check-") as folder:
-            start = RuntimeStart(
-                runtime_id=new_id("check"),
-                owner=new_id("check"),
-                spec=RuntimeSpec(
-                    backend=self.name, network="none", limits=LimitsSpec(**dict.fromkeys(LimitsSpec.model_fields))
-                ),
-                folder=Path(folder) / "sandbox",
-            )
-            try:
-                handle = await self.start(start)
-                try:
-                    result = await handle.exec(["true"])
-                finally:
-                    await handle.stop()
-            except GanglineError as error:
-                raise RuntimeUnavailable(f"a container does not start: {error.message}") from error
+        try:
+            result = await try_out(self)
+        except GanglineError as error:
+            raise RuntimeUnavailable(f"a container does not start: {error.message}") from error
         if not result.ok:
             raise RuntimeUnavailable(f"`true` fails in a container: {result.stderr.decode(errors='replace')}")
 

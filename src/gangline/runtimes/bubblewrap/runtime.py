@@ -19,13 +19,10 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 from gangline.domain.contracts import Checkpoint, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import GanglineError, RuntimeUnavailable
-from gangline.domain.ids import new_id
-from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.runtimes.bubblewrap.command_line import RESERVED, BubblewrapLaunch, View, arguments, private_files
 from gangline.runtimes.bubblewrap.obstacles import obstacle
 from gangline.runtimes.commands.holder import Launch
@@ -39,6 +36,7 @@ from gangline.runtimes.namespaced import (
     grader_folder,
     inner_uid,
     namespaced,
+    try_out,
 )
 from gangline.runtimes.shared.environment import PythonEnvironment, clean_environment, exposed_folders
 from gangline.runtimes.shared.leftovers import reap
@@ -61,21 +59,10 @@ class SandboxRuntime:
 
     async def check(self) -> None:
         """Start a sandbox and run `true` in it. Raises: RuntimeUnavailable, with the line to run."""
-        with TemporaryDirectory(prefix="gangline-check-") as folder:
-            start = RuntimeStart(
-                runtime_id=new_id("check"),
-                owner=new_id("check"),
-                spec=RuntimeSpec(network="none", limits=LimitsSpec(**dict.fromkeys(LimitsSpec.model_fields))),
-                folder=Path(folder) / "sandbox",
-            )
-            try:
-                handle = await self.start(start)
-                try:
-                    result = await handle.exec(["true"])
-                finally:
-                    await handle.stop()
-            except GanglineError as error:
-                raise RuntimeUnavailable(obstacle(error.message)) from error
+        try:
+            result = await try_out(self)
+        except GanglineError as error:
+            raise RuntimeUnavailable(obstacle(error.message)) from error
         if not result.ok:
             raise RuntimeUnavailable(obstacle(result.stderr.decode(errors="replace")))
 

@@ -15,7 +15,7 @@ import msgspec
 from pydantic import BaseModel
 
 from gangline.domain.contracts import Checkpoint, RuntimeStart
-from gangline.domain.errors import GanglineError, RuntimeFailed
+from gangline.domain.errors import GanglineError, RuntimeFailed, errors_by_code
 from gangline.runtimes.shared.handle import ExecRequest, SandboxFacts
 
 __all__ = [
@@ -281,22 +281,12 @@ class Output(msgspec.Struct, frozen=True, tag=True):
 ToNode = Answered | Refused | Output
 
 
-def _kinds() -> dict[str, type[GanglineError]]:
-    found: dict[str, type[GanglineError]] = {}
-    waiting: list[type[GanglineError]] = [GanglineError]
-    while waiting:
-        kind = waiting.pop()
-        found.setdefault(kind.code, kind)
-        waiting.extend(kind.__subclasses__())
-    return found
-
-
 def refusal(number: int, error: GanglineError) -> Refused:
     return Refused(number, error.code, error.message, error.details)
 
 
 def error_of(refused: Refused) -> GanglineError:
-    return _kinds().get(refused.code, RuntimeFailed)(refused.message, **refused.details)
+    return errors_by_code().get(refused.code, RuntimeFailed)(refused.message, **refused.details)
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------

@@ -70,24 +70,10 @@ def validation_rows(prompt: Prompt, sessions: Sequence[SessionResult], order: Se
 
 def _all_traces(session: SessionResult) -> Iterator[TrainerRow]:
     traces = () if session.trajectory is None else session.trajectory.traces
-    assert session.reward is not None
     for trace in with_whole_prompts(traces):
         if len(trace.response_ids) == 0:
             continue
-        yield TrainerRow(
-            task_id=session.task_id,
-            session_id=session.session_id,
-            trace_id=trace.trace_id,
-            prompt_ids=trace.prompt_ids,
-            response_ids=trace.response_ids,
-            loss_mask=trace.loss_mask,
-            logprobs=trace.response_logprobs,
-            versions=trace.response_versions,
-            reward=session.reward if trace.reward is None else trace.reward,
-            session_reward=session.reward,
-            outcome=session.outcome,
-            trace=trace,
-        )
+        yield TrainerRow.of(trace, session, session.task_id)
 
 
 def _queued(
