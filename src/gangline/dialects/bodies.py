@@ -21,7 +21,7 @@ import msgspec
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["LONE_SURROGATES", "parse_body", "parse_mended", "role_in"]
+__all__ = ["LONE_SURROGATES", "decoded", "parse_body", "parse_mended", "role_in"]
 
 LONE_SURROGATES = "lone surrogates"
 """Names in `ModelCall.dropped` that halves of characters were replaced."""
@@ -73,6 +73,16 @@ def parse_mended(parse: Callable[[bytes], ModelCall], body: bytes) -> ModelCall:
 
 def _mended(body: bytes) -> bytes:
     return _ESCAPE.sub(lambda escape: escape[0] if escape[1] is None else rb"\ufffd", body)
+
+
+def decoded(body: bytes | msgspec.Raw, kind: Any, refusal: Callable[[msgspec.ValidationError], InvalidRequest]) -> Any:
+    """The JSON as `kind`. refusal: the provider's error for another type. Raises: InvalidRequest."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise refusal(error) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise InvalidRequest(f"The request body is not valid JSON: {error}") from None
 
 
 def _recorded(call: ModelCall) -> list[Any]:

@@ -20,6 +20,7 @@ import msgspec
 from gangline.dialects.anthropic.content import assistant_parts, system_parts, user_messages
 from gangline.dialects.anthropic.tools import Toolbox, read_tools, tool_choice
 from gangline.dialects.anthropic.wire import Body, MessageParam, ThreadContinue
+from gangline.dialects.bodies import decoded
 from gangline.dialects.declared import DeclaredFields
 from gangline.domain.conversation import Message, ModelCall, SamplingParams
 from gangline.domain.errors import InvalidRequest
@@ -51,7 +52,7 @@ _INDEX = re.compile(r"\[(\d+)\]")
 
 def parse_messages_call(body: bytes) -> ModelCall:
     """Raises: InvalidRequest; its details name the field as `param`."""
-    request = _decode(body, Body)
+    request = decoded(body, Body, _invalid)
     if request.max_tokens is None:
         raise InvalidRequest("max_tokens: Field required", param="max_tokens")
     return _call(body, request)
@@ -59,7 +60,7 @@ def parse_messages_call(body: bytes) -> ModelCall:
 
 def parse_messages_count(body: bytes) -> ModelCall:
     """The body of count_tokens: a call without its sampling. Raises: InvalidRequest."""
-    return _call(body, _decode(body, Body))
+    return _call(body, decoded(body, Body, _invalid))
 
 
 def _call(body: bytes, request: Body) -> ModelCall:
@@ -92,10 +93,10 @@ def _call(body: bytes, request: Body) -> ModelCall:
 
 def _unread(body: bytes) -> dict[str, msgspec.Raw]:
     """The fields that `Body` does not have. Raises: InvalidRequest for one that cannot be left out."""
-    fields: dict[str, msgspec.Raw] = _decode(body, dict[str, msgspec.Raw])
+    fields: dict[str, msgspec.Raw] = decoded(body, dict[str, msgspec.Raw], _invalid)
     unread = {name: value for name, value in fields.items() if name not in MESSAGES_FIELDS.served}
     for name in MESSAGES_FIELDS.refused.keys() & unread.keys():
-        if MESSAGES_FIELDS.refuses(name, _decode(unread[name], Any)):
+        if MESSAGES_FIELDS.refuses(name, decoded(unread[name], Any, _invalid)):
             raise InvalidRequest(f"{name}: It is not supported here; leave it out.", param=name)
     return {name: value for name, value in unread.items() if name not in MESSAGES_FIELDS.refused}
 
@@ -108,15 +109,6 @@ def _previous_message(request: Body) -> str | None:
         if getattr(request, name) is not None:
             raise InvalidRequest(f"{name}: The thread has it from its beginning; leave it out.", param=name)
     return request.thread.previous_message_id
-
-
-def _decode(body: bytes | msgspec.Raw, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise _invalid(error) from None
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise InvalidRequest(f"The request body is not valid JSON: {error}") from None
 
 
 def _invalid(error: msgspec.ValidationError) -> InvalidRequest:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
-from gangline.dialects.bodies import role_in
+from gangline.dialects.bodies import decoded, role_in
 from gangline.dialects.chat.parts import content_parts
 from gangline.dialects.chat.tools import ChatTool, read_allowed, read_tool_choice, read_tools, shimmed
 from gangline.dialects.declared import DeclaredFields
@@ -166,19 +166,10 @@ def _read(body: bytes) -> tuple[_Body, dict[str, msgspec.Raw]]:
     try:
         return msgspec.json.decode(body, type=_KnownBody), {}  # one pass, for nearly all there are
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        fields: dict[str, msgspec.Raw] = _decode(body, dict[str, msgspec.Raw])
+        fields: dict[str, msgspec.Raw] = decoded(body, dict[str, msgspec.Raw], _invalid)
     _refuse_what_cannot_be_carried(fields)
     read = CHAT_FIELDS.served | CHAT_FIELDS.refused.keys()
-    return _decode(body, _Body), {name: value for name, value in fields.items() if name not in read}
-
-
-def _decode(body: bytes | msgspec.Raw, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise _invalid(error) from None
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise InvalidRequest(f"The request body is not valid JSON: {error}") from None
+    return decoded(body, _Body, _invalid), {name: value for name, value in fields.items() if name not in read}
 
 
 def _invalid(error: msgspec.ValidationError) -> InvalidRequest:
@@ -194,7 +185,7 @@ def _invalid(error: msgspec.ValidationError) -> InvalidRequest:
 
 def _refuse_what_cannot_be_carried(fields: dict[str, msgspec.Raw]) -> None:
     for name in CHAT_FIELDS.refused.keys() & fields.keys():
-        if CHAT_FIELDS.refuses(name, _decode(fields[name], Any)):
+        if CHAT_FIELDS.refuses(name, decoded(fields[name], Any, _invalid)):
             raise InvalidRequest(f"{name!r} is not supported here; leave it out.", param=name)
 
 

@@ -196,10 +196,6 @@ def way_to(host: str, port: int) -> str:
         return f"a route from {asking.getsockname()[0]}"
 
 
-def told_secret(given: Given, answer: bytes) -> str | None:
-    return f"it answered {answer[:80]!r}" if str(given["secret"]).encode() in answer else None
-
-
 def asked_of_proxy(*pieces: bytes) -> str | None:
     """Send pieces to the sandbox's forward proxy, one after each answer; evidence when it went where it may not."""
     host, _, port = os.environ["HTTP_PROXY"].rpartition("/")[2].partition(":")
