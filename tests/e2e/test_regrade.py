@@ -98,6 +98,8 @@ def test_verdicts_stand_beside_the_recorded_grades_and_give_other_rows(up: UpPro
     lines = [json.loads(line) for line in Path(found["path"]).read_text().splitlines()]
     assert {one["before"]["reward"] for one in lines} == {0.0}
     assert json.loads(call(up, "show", "count-0.0", "--json").stdout)["reward"] == 0.0
+    shown = json.loads(call(up, "show", "count-0", "--verdicts", "right", "--json").stdout)
+    assert [one["reward"] for one in shown] == [1.0, 1.0]
 
     call(up, "export", "count-*", "--out", tmp_path, "--name", "rows", "--verdicts", "right")
     rows = pq.read_table(tmp_path / "rows.parquet").to_pylist()

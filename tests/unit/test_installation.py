@@ -84,3 +84,14 @@ def test_extras_in_pages_exist_and_wheels_have_this_version() -> None:
         for extras in re.findall(r"(?:\.|gangline|\.whl)\[([a-z0-9, ]+)\]", text):
             assert {extra.strip() for extra in extras.split(",")} <= project["optional-dependencies"].keys(), page
         assert set(re.findall(r"gangline-([0-9][^-]*)-py3-none-any\.whl", text)) <= {__version__}, page
+
+
+def test_pages_name_the_wheel_and_the_image_of_this_version():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    named = {
+        (path.name, version)
+        for path in pages
+        for version in re.findall(r"gangline[-:](\d+\.\d+\.\d+)", path.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert {version for _, version in named} == {__version__}, named

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gangline.cli.results.export_options import VerdictsOption
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def show(
         Path | None,
         typer.Option("--html", help="Save the session's page in this file, with every token.", show_default=False),
     ] = None,
+    verdicts: VerdictsOption = None,
     data: DataOption = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
@@ -51,7 +53,7 @@ def show(
     from gangline.cli.results.records import find_results, open_records
     from gangline.domain.errors import InvalidRequest
 
-    results = find_results(open_records(data, server), name)
+    results = find_results(open_records(data, server, verdicts), name)
     session = next(results, None)
     if session is None or session.session_id != name:  # a task's sessions, taken one at a time: they may be many
         results = chain([] if session is None else [session], results)
