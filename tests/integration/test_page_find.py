@@ -68,6 +68,10 @@ async def test_sessions_are_found_by_words_and_by_how_they_ended(control: Server
     assert await found(control, 3, cause="harness_error", words="agent.py") == ["broken.0"]
     assert await found(control, 3, outcome="agent_error", task_id="wrong") == []
     assert await found(control, 3, words='" * ( NEAR') == []
+    assert len(await found(control, 3, harness="shell")) == 3
+    assert await found(control, 3, harness="other") == []
+    assert set(await found(control, 3, version="2")) == {"wrong.0", "right.0"}
+    assert await found(control, 3, version="12") == []
     (session,) = (await ask(control, words="sign wrong"))["sessions"][:1]
     (hit,) = session["hits"]
     assert (hit["call"], hit["kind"]) == (1, "assistant")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,8 +22,8 @@ from support.page.sessions import Talk, working_session
 def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("find") / "find.db"
     with closing(open_index(path)) as opened:
-        add_session(opened, working_session("t.0"))
-        add_session(opened, working_session("t.1", reward=1.0))
+        add_session(opened, working_session("t.0"), "shell")
+        add_session(opened, working_session("t.1", reward=1.0), "shell")
         yield path
 
 
@@ -42,14 +43,25 @@ def test_a_session_is_found_by_each_of_its_words(index: Path, words: list[str]) 
 def test_what_is_dropped_leaves_nothing_behind(tmp_path: Path) -> None:
     with closing(open_index(tmp_path / "find.db")) as opened:
         for _ in range(2):  # the second one replaces the first
-            add_session(opened, working_session("t.0"))
-        add_session(opened, working_session("t.1", reward=1.0))
+            add_session(opened, working_session("t.0"), "shell")
+        add_session(opened, working_session("t.1", reward=1.0), "shell")
         drop_session(opened, "t.0")
         assert len(find(tmp_path / "find.db", Wanted(words="sign"), 0).sessions) == 1
         drop_session(opened, "t.1")
         for table in ("sessions", "places", "digests", "texts"):
             assert opened.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
         opened.execute("INSERT INTO texts(texts) VALUES ('integrity-check')")  # raises where it is not whole
+
+
+@pytest.mark.parametrize(
+    ("patches", "expected"),
+    [({"patch.diff": b" \n"}, True), ({"patch.diff": b"diff --git"}, False), ({"other": b""}, False)],
+)
+def test_an_empty_patch_is_found(tmp_path: Path, patches: dict[str, bytes], expected: bool) -> None:
+    with closing(open_index(tmp_path / "find.db")) as opened:
+        add_session(opened, msgspec.structs.replace(working_session("t.0"), artifacts=patches), "shell")
+    found = find(tmp_path / "find.db", Wanted(rule="empty_patch"), 0).sessions
+    assert bool(found) == expected
 
 
 @pytest.mark.parametrize(

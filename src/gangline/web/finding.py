@@ -18,17 +18,18 @@ from gangline.domain.lifecycle import Outcome
 
 __all__ = ["MARKS", "FindAnswer", "Found", "Rule", "Wanted", "find", "indexed_attempts", "open_index"]
 
-VERSION = 1
+VERSION = 2
 """An index of another version is made anew."""
 
-Rule = Literal["tool_error", "cut_at_length", "repeated_action", "git_history", "test_edited"]
+Rule = Literal["tool_error", "cut_at_length", "repeated_action", "git_history", "test_edited", "empty_patch"]
 MARKS = ("\x02", "\x03")
 """Around each word that was found."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions(
   id INTEGER PRIMARY KEY, session_id TEXT UNIQUE NOT NULL, task_id TEXT NOT NULL, attempt INTEGER NOT NULL,
-  outcome TEXT NOT NULL, reward REAL, cause TEXT NOT NULL, rules TEXT NOT NULL, num_calls INTEGER NOT NULL);
+  outcome TEXT NOT NULL, reward REAL, cause TEXT NOT NULL, rules TEXT NOT NULL, num_calls INTEGER NOT NULL,
+  harness TEXT NOT NULL, versions TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS digests(id INTEGER PRIMARY KEY, digest BLOB UNIQUE NOT NULL);
 CREATE TABLE IF NOT EXISTS places(
   text INTEGER NOT NULL, session INTEGER NOT NULL, call INTEGER NOT NULL, kind TEXT NOT NULL,
@@ -49,6 +50,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
     """Code of the failure."""
     rule: Rule | None = None
+    harness: str = ""
+    version: int | None = None
+    """Policy version that sampled at least one of the session's tokens."""
     task_id: str | None = None
     min_reward: float | None = None
     max_reward: float | None = None
@@ -76,6 +80,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     rules: tuple[Rule, ...]
     num_calls: int
+    harness: str
+    versions: tuple[int, ...]
+    """Policy versions that sampled its tokens, the oldest first."""
     hits: tuple[Hit, ...]
     """At most 5; none where no words were given."""
 
@@ -164,7 +171,7 @@ def _check_version(index: sqlite3.Connection, allowed: tuple[int, ...]) -> None:
 def _found(index: sqlite3.Connection, wanted: Wanted) -> Iterable[Found]:
     """One more than the limit, where there are more."""
     conditions, values = _conditions(wanted)
-    columns = "s.id, s.session_id, s.task_id, s.outcome, s.reward, s.cause, s.rules, s.num_calls"
+    columns = "s.id, s.session_id, s.task_id, s.outcome, s.reward, s.cause, s.rules, s.num_calls, s.harness, s.versions"
     terms = _terms(wanted.words)
     if not terms:
         rows = index.execute(
@@ -214,7 +221,7 @@ class _Snippets:
 
 
 def _session(row: tuple[Any, ...], hits: tuple[Hit, ...]) -> Found:
-    _, session_id, task_id, outcome, reward, cause, rules, num_calls = row
+    _, session_id, task_id, outcome, reward, cause, rules, num_calls, harness, versions = row
     return Found(
         session_id=session_id,
         task_id=task_id,
@@ -223,6 +230,8 @@ def _session(row: tuple[Any, ...], hits: tuple[Hit, ...]) -> Found:
         cause=cause,
         rules=tuple(rules.split()),
         num_calls=num_calls,
+        harness=harness,
+        versions=tuple(map(int, versions.split())),
         hits=hits,
     )
 
@@ -232,6 +241,8 @@ def _conditions(wanted: Wanted) -> tuple[str, list[object]]:
         ("s.outcome = ?", wanted.outcome),
         ("s.cause = ?", wanted.cause or None),
         ("' ' || s.rules || ' ' LIKE ?", None if wanted.rule is None else f"% {wanted.rule} %"),
+        ("s.harness = ?", wanted.harness or None),
+        ("' ' || s.versions || ' ' LIKE ?", None if wanted.version is None else f"% {wanted.version} %"),
         ("s.task_id = ?", wanted.task_id),
         ("s.reward >= ?", wanted.min_reward),
         ("s.reward <= ?", wanted.max_reward),

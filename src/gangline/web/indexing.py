@@ -2,7 +2,7 @@
 
 Run as `python -m gangline.web.indexing INDEX` it reads frames from stdin, and writes a line for each that is done:
 
-    +  uint32, big-endian   MessagePack of a `SessionResult`
+    +  uint32, big-endian   MessagePack of [harness, `SessionResult`]
     -  uint32               id of a session that is no more
 """
 
@@ -18,13 +18,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
+import msgspec
+
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import decode_msgpack
 from gangline.web.finding import Rule, open_index
 
-__all__ = ["add_session", "drop_session", "found_rules", "frame"]
+__all__ = ["add_session", "drop_session", "found_rules", "frame", "session_frame"]
 
 log = logging.getLogger("gangline.web")
 
@@ -32,6 +34,7 @@ MAX_TEXT_CHARS = 100_000
 """Characters of one text that are indexed."""
 _REPEATED = 3
 _FAILURE_CALL = -1
+_PATCH = "patch.diff"
 _NICE = 10
 
 _GIT_HISTORY = re.compile(r"\bgit\s+(?:-\S+\s+)*(?:log|show|reflog|blame|whatchanged)\b")
@@ -46,20 +49,29 @@ def frame(kind: bytes, data: bytes) -> bytes:
     return kind + len(data).to_bytes(4, "big") + data
 
 
-def add_session(index: sqlite3.Connection, result: SessionResult) -> None:
+def session_frame(harness: str, data: bytes) -> bytes:
+    """data: MessagePack of a `SessionResult`, which is passed on as it is."""
+    return frame(b"+", msgspec.msgpack.encode((harness, msgspec.Raw(data))))
+
+
+def add_session(index: sqlite3.Connection, result: SessionResult, harness: str) -> None:
     """Replaces what the index has of the session. Raises: ValueError where the calls are no tree."""
     calls = list(CompletionTree(result.completions))
+    spans = (span for call in calls for span in call.certificate.version_spans)
+    versions = sorted({span.version for span in spans if span.end > span.start})
     index.execute("BEGIN")
     try:
         drop_session(index, result.session_id)
         row = index.execute(
-            "INSERT INTO sessions(session_id, task_id, attempt, outcome, reward, cause, rules, num_calls)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO sessions(session_id, task_id, attempt, outcome, reward, cause, rules, num_calls, harness,"
+            " versions) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(result.session_id, result.task_id, result.attempt, result.outcome, result.reward),
                 "" if result.failure is None else result.failure.code,
-                " ".join(found_rules(calls)),
+                " ".join(sorted((*found_rules(calls), *(["empty_patch"] if _has_empty_patch(result) else [])))),
                 len(calls),
+                harness,
+                " ".join(map(str, versions)),
             ),
         ).lastrowid
         for call, kind, text in _texts(result, calls):
@@ -106,6 +118,12 @@ def found_rules(calls: Iterable[Completion]) -> list[Rule]:
         if any(_edits_test(action) for action in actions):
             found.add("test_edited")
     return sorted(found)
+
+
+def _has_empty_patch(result: SessionResult) -> bool:
+    """Whether the evaluator kept the agent's patch, and it changes nothing."""
+    patches = [content for name, content in result.artifacts.items() if name.endswith(_PATCH)]
+    return bool(patches) and not any(map(bytes.strip, patches))
 
 
 def _edits_test(action: ToolCall) -> bool:
@@ -159,7 +177,8 @@ def _main(path: Path, frames: BinaryIO) -> None:
         data = frames.read(int.from_bytes(head[1:], "big"))
         try:
             if head[:1] == b"+":
-                add_session(index, decode_msgpack(data, SessionResult))
+                harness, result = decode_msgpack(data, tuple[str, SessionResult])
+                add_session(index, result, harness)
             else:
                 drop_session(index, data.decode())
         except ValueError as error:  # of another version, or damaged; msgspec's are ValueErrors

@@ -26,6 +26,8 @@ class FindRoutes:
             outcome=_OUTCOME.read(request),
             cause=_CAUSE.read(request),
             rule=_RULE.read(request),
+            harness=_HARNESS.read(request),
+            version=None if _VERSION.text(request) is None else _VERSION.read(request),
             task_id=_TASK_ID.read(request) or None,
             min_reward=None if _MIN.text(request) is None else _MIN.read(request),
             max_reward=None if _MAX.text(request) is None else _MAX.read(request),
@@ -36,7 +38,8 @@ class FindRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("GET", "/v1/find", self.find, "Ended sessions by words, rewards, causes and rules.",
-                  answer=FindAnswer, query=(_WORDS, _OUTCOME, _CAUSE, _RULE, _TASK_ID, _MIN, _MAX, _LIMIT)),
+                  answer=FindAnswer, query=(_WORDS, _OUTCOME, _CAUSE, _RULE, _HARNESS, _VERSION, _TASK_ID, _MIN, _MAX,
+                                            _LIMIT)),
         ]  # fmt: skip
 
 
@@ -44,6 +47,8 @@ _WORDS = Name("words", "Words, and phrases in quotes; `word*` is the beginning o
 _OUTCOME = Choice("outcome", "Only sessions with this outcome.", get_args(Outcome))
 _CAUSE = Name("cause", "Only sessions whose failure has this code.")
 _RULE = Choice("rule", "Only sessions in which this rule found something.", get_args(Rule))
+_HARNESS = Name("harness", "Only sessions of this harness.")
+_VERSION = Whole("version", "Only sessions of which this policy version sampled a token.", high=2**63 - 1)
 _TASK_ID = Text("task_id", "Only sessions of this task.")
 _MIN = Number("min_reward", "Only rewards from here on.", low=-1e300, high=1e300)
 _MAX = Number("max_reward", "Only rewards up to here.", low=-1e300, high=1e300)

@@ -13,7 +13,7 @@ from gangline.domain.errors import GanglineError
 from gangline.domain.views import SessionView
 from gangline.server.service.core import EVENTS, RolloutService
 from gangline.web.finding import FindAnswer, Wanted, find, indexed_attempts
-from gangline.web.indexing import frame
+from gangline.web.indexing import frame, session_frame
 
 __all__ = ["Finder"]
 
@@ -37,6 +37,8 @@ class Finder:
         self._task: asyncio.Task[None] | None = None
         self._num_sent = 0
         self._num_done = 0
+        self._harness = ("", "")
+        """(task id, its harness) of the last session that was sent: a group's sessions follow each other."""
         self._is_listed = asyncio.Event()
         """Set once it is known which sessions are missing."""
 
@@ -126,8 +128,16 @@ class Finder:
                 raise FileNotFoundError
             read = partial(self._service.results.read_bytes, session.task_id, session.session_id, attempt)
             data = await asyncio.to_thread(read)
+            harness = await self._harness_of(session.task_id)
         except (GanglineError, FileNotFoundError):  # cancelled before it had one, or forgotten meanwhile
             self._num_sent -= 1
             return
-        index.write(frame(b"+", data))
+        index.write(session_frame(harness, data))
         await index.drain()
+
+    async def _harness_of(self, task_id: str) -> str:
+        """Raises: NotFound."""
+        if self._harness[0] != task_id:
+            request = await self._service.store.query(self._service.store.request, task_id)
+            self._harness = (task_id, request.agent.harness)
+        return self._harness[1]

@@ -14,6 +14,7 @@ const RULES = {
   repeated_action: "same action repeated",
   git_history: "git history read",
   test_edited: "test edited",
+  empty_patch: "empty patch",
 };
 const FIELDS = [
   ["words", "Words"],
@@ -21,6 +22,8 @@ const FIELDS = [
   ["max_reward", "to"],
   ["outcome", "Outcome"],
   ["cause", "Cause"],
+  ["harness", "Harness"],
+  ["version", "Policy version"],
   ["task_id", "Task"],
 ];
 
@@ -83,6 +86,8 @@ function Results({ found }) {
               `reward ${number(session.reward)}`,
               session.outcome.replaceAll("_", " "),
               visible(session.cause),
+              visible(session.harness),
+              session.versions.length === 0 ? "" : `version ${session.versions.join(", ")}`,
               ...session.rules.map((rule) => RULES[/** @type {keyof typeof RULES} */ (rule)] ?? rule),
             ]
               .filter((fact) => fact !== "")

@@ -195,6 +195,8 @@ export interface FindAnswer {
     cause: string;
     rules: string[];
     num_calls: number;
+    harness: string;
+    versions: number[];
     hits: Hit[];
   }[];
   has_more: boolean;
