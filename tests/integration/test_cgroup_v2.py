@@ -13,6 +13,7 @@ from gangline.domain.task import LimitsSpec
 from gangline.runtimes.commands.execution import Executions, Order
 from gangline.runtimes.commands.foreman import Foreman
 from gangline.runtimes.confinement.cgroups import Cgroups, group_name, make_groups, remove_owned
+from gangline.runtimes.shared.accounts import MemoryWatch
 from support.requirements import DOES_NOT_APPLY, need
 
 _FILES = {"memory_bytes": "memory.max", "max_pids": "pids.max", "cpus": "cpu.max"}
@@ -35,12 +36,16 @@ def group(root: Path) -> Iterator[Path]:
     except OSError as error:
         pytest.skip(f"{DOES_NOT_APPLY} no group can be made here: {error}")
     yield folder
-    assert not folder.exists()
+    if folder.exists():
+        (folder / "cgroup.kill").write_text("1")
+        asyncio.run(remove_owned("test", frozenset(), root=root))
+        pytest.fail(f"{folder.name} was left behind")
 
 
 def test_what_is_said_to_be_enforced_is_what_the_kernel_holds(root: Path) -> None:
     limits = LimitsSpec(memory_bytes=64 << 20, max_pids=7, cpus=0.5)
-    groups = make_groups(group_name("test", new_id("group")), limits, root=root)
+    name = group_name("test", new_id("group"))
+    groups = make_groups(name, limits, root=root)
     try:
         held = {limit: (groups.folders[0] / _FILES[limit]).read_text().strip() for limit in groups.enforced}
         expected = {"memory_bytes": str(64 << 20), "max_pids": "7", "cpus": "50000 100000"}
@@ -48,7 +53,11 @@ def test_what_is_said_to_be_enforced_is_what_the_kernel_holds(root: Path) -> Non
         assert bool(groups.folders) == bool(groups.enforced)
     finally:
         asyncio.run(groups.remove())
-    assert list(root.rglob("gangline@test@*")) == []
+    assert list(root.rglob(name)) == []
+
+
+async def _end_nothing() -> None:
+    """The group is killed by the test."""
 
 
 async def test_a_command_joins_its_group_and_the_group_goes_when_its_processes_are_gone(group: Path) -> None:
@@ -62,10 +71,12 @@ async def test_a_command_joins_its_group_and_the_group_goes_when_its_processes_a
         env={"PATH": "/usr/bin:/bin"},
         cgroup_procs=groups.procs,
     )
-    result = await executions.run(foreman, order, end_all=lambda: None, max_output_bytes=4096)
+    memory = MemoryWatch([group], None)
+    result = await executions.run(foreman, order, end_all=_end_nothing, memory=memory, max_output_bytes=4096)
     assert f"0::/{group.name}" in result.stdout.decode().splitlines()[-2]
-    (left,) = (group / "cgroup.procs").read_text().split()
-    assert left == result.stdout.decode().split()[-1], "its child is in the group too"
+    while len(left := (group / "cgroup.procs").read_text().split()) > 1:
+        await asyncio.sleep(0.01)  # the shell is on its way out
+    assert left[0] == result.stdout.decode().split()[-1], "its child is in the group too"
     with pytest.raises(OSError, match="busy"):
         group.rmdir()
     (group / "cgroup.kill").write_text("1")
