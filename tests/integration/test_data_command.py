@@ -16,6 +16,7 @@ from gangline.domain.conversation import ToolCall
 from gangline.domain.errors import Failure, GanglineError, InvalidRequest, NotFound
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
+from gangline.store.sql.tasks import TaskStore
 from support.engines.conversations import Talk, said, user
 from support.requirements import need_module
 from support.store.recorded import TOOLS, session, session_of, task, write_data
@@ -237,6 +238,35 @@ def test_an_earlier_datasets_files_do_not_stay(data: Path, tmp_path: Path) -> No
     call(data, "--out", tmp_path / "set")
     names = sorted(path.relative_to(tmp_path / "set").as_posix() for path in (tmp_path / "set").rglob("*.*"))
     assert names == ["README.md", "messages/test.parquet", "messages/train.parquet", "provenance.json"]
+
+
+def test_annotations_choose_the_sessions_of_a_dataset(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    tasks, sessions = recorded()
+    write_data(data, tasks, sessions)
+    with TaskStore(data / "server" / "gangline.db") as store:
+        for session_id, verdict, dataset in (
+            ("swe-00.0", None, "liked"),  # of reward 1
+            ("swe-00.1", "good", "liked"),  # of reward 0
+            ("swe-01.0", "bad", "liked"),  # of reward 1
+            ("swe-01.1", "bad", "liked"),
+            ("swe-01.1", "good", "liked"),  # a second thought
+            ("swe-01.1", None, "liked"),
+            ("swe-02.0", None, "liked"),  # of reward 0
+            ("swe-02.3", "good", "liked"),  # of no reward
+            ("swe-03.0", "good", "other"),
+        ):
+            store.annotate(session_id, {"verdict": verdict, "note": "", "dataset": dataset, "by": "me"})
+        store.submit([task("open")])
+        store.annotate("open.0", {"verdict": "good", "note": "", "dataset": "liked", "by": "me"})  # it has not ended
+    dataset = made(data, tmp_path / "set", "--annotated", "liked", "--test-share", 0)
+    assert dataset["reasons"] == {"rejected: annotated as bad": 1, "rejected: reward": 1, "left out: not graded": 1}
+    assert sum(one["num_accepted"] for one in dataset["strata"]) == 3
+    assert dataset["provenance"]["selection"]["annotated"] == "liked"
+    with pytest.raises(NotFound, match="no annotation"):
+        made(data, tmp_path / "none", "--annotated", "nobody")
+    with pytest.raises(InvalidRequest, match="not both"):
+        made(data, tmp_path / "none", "swe-00", "--annotated", "liked")
 
 
 def test_cheats_and_unresolved_patches_are_rejected(tmp_path: Path) -> None:

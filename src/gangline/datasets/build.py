@@ -148,7 +148,7 @@ def read_manifest(folder: Path) -> Dataset:
 def _entry(spec: DatasetSpec, recorded: Recorded) -> Entry:
     result, metadata = recorded.result, recorded.metadata
     talk = main_conversation(result.completions)
-    verdict = judged(spec.selection, result, talk)
+    verdict = judged(spec.selection, recorded, talk)
     return Entry(
         task_id=result.task_id,
         session_id=result.session_id,

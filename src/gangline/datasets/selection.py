@@ -11,6 +11,7 @@ from gangline.datasets.conversation import Conversation
 from gangline.domain.lifecycle import UNGRADED
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
+from gangline.domain.views import Verdict as PersonsVerdict
 from gangline.engines.fields import media_in
 
 __all__ = ["Recorded", "Selection", "Standing", "Verdict", "is_wanted", "judged", "metadata_value"]
@@ -25,6 +26,8 @@ class Recorded(msgspec.Struct, frozen=True):
     result: SessionResult
     task: TaskRequest | None
     """None when nobody knows the task any more."""
+    said: PersonsVerdict | None = None
+    """A person's verdict on the session, from an annotation of `Selection.annotated`."""
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -34,6 +37,9 @@ class Recorded(msgspec.Struct, frozen=True):
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """What makes a session accepted. Everything that is given must hold."""
 
+    annotated: str | None = None
+    """Name of a dataset that annotations put sessions into; others are not looked at. A verdict `good` accepts a graded
+    session whatever its reward, and `bad` rejects it."""
     min_reward: float = 1.0
     outcomes: tuple[str, ...] = ("completed",)
     """Outcomes of accepted sessions."""
@@ -70,10 +76,13 @@ def metadata_value(metadata: object, key: str) -> str | None:
     return None if metadata is None else str(metadata)
 
 
-def judged(selection: Selection, result: SessionResult, conversation: Conversation | None) -> Verdict:
+def judged(selection: Selection, recorded: Recorded, conversation: Conversation | None) -> Verdict:
+    result = recorded.result
     if (why := _why_left_out(selection, result, conversation)) is not None:
         return Verdict("left_out", why)
-    why = next(_why_rejected(selection, result), None)
+    if recorded.said == "good":
+        return Verdict("accepted")
+    why = "annotated as bad" if recorded.said == "bad" else next(_why_rejected(selection, result), None)
     return Verdict("accepted") if why is None else Verdict("rejected", why)
 
 

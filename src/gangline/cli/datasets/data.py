@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import typer
 from rich.table import Table
 
 from gangline.cli.datasets.options import (
+    AnnotatedOption,
     ByOption,
     CheatsOption,
     DatasetNameOption,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from gangline.cli.results.records import Records, RequestOf
     from gangline.datasets.build import Dataset, DatasetSpec
     from gangline.datasets.selection import Recorded
+    from gangline.domain.views import Annotation
 
 __all__ = ["RecordsSource", "register"]
 
@@ -52,6 +55,7 @@ def data(
     out: OutOption = Path("dataset"),
     kind: KindOption = None,
     where: WhereOption = None,
+    annotated: AnnotatedOption = None,
     min_reward: MinRewardOption = 1.0,
     outcome: OutcomeOption = None,
     resolved: ResolvedOption = False,
@@ -88,6 +92,7 @@ def data(
         name=name or out.absolute().name,
         kinds=tuple(dict.fromkeys(kind or ())) or (Kind.messages,),
         selection=Selection(
+            annotated=annotated,
             min_reward=min_reward,
             outcomes=checked_outcomes(outcome or ("completed",)),
             resolved=resolved,
@@ -102,14 +107,31 @@ def data(
         test_share=test_share,
         seed=seed,
     )
-    made = _build(spec, open_records(data, server, verdicts), names or ("*",), out)
+    records = open_records(data, server, verdicts)
+    said = None if annotated is None else _annotations(records, annotated, names)
+    made = _build(spec, records, names or ("*",), said, out)
     write_card(made, out, license_name=license_name)
     _show(made, out, as_json=as_json)
     if push is not None:
         _push(made, out, push, token, public=public)
 
 
-def _build(spec: DatasetSpec, records: Records, names: Sequence[str], out: Path) -> Dataset:
+def _annotations(records: Records, dataset: str, names: Sequence[str] | None) -> dict[str, Annotation]:
+    """session id -> the newest annotation with a verdict, else the newest. Raises: InvalidRequest, NotFound."""
+    if names:
+        raise InvalidRequest("name tasks and sessions, or a dataset of annotations with --annotated, but not both.")
+    found: dict[str, Annotation] = {}
+    for one in records.annotations(dataset):
+        if one.session_id not in found or (found[one.session_id].verdict is None and one.verdict is not None):
+            found[one.session_id] = one
+    if not found:
+        raise NotFound(f"no annotation puts a session into the dataset {dataset!r}.")
+    return dict(sorted(found.items(), key=lambda item: (item[1].task_id, item[0])))
+
+
+def _build(
+    spec: DatasetSpec, records: Records, names: Sequence[str], said: Mapping[str, Annotation] | None, out: Path
+) -> Dataset:
     """Counts the sessions on the terminal meanwhile."""
     from gangline.datasets.build import build
 
@@ -121,23 +143,35 @@ def _build(spec: DatasetSpec, records: Records, names: Sequence[str], out: Path)
             num += 1
             status.update(f"session {num}")
 
-        return build(spec, RecordsSource(records, request_of, names), out, on_session=count)
+        return build(spec, RecordsSource(records, request_of, names, said), out, on_session=count)
 
 
 class RecordsSource:
-    """Sessions of the named tasks. `request_of` must outlive it."""
+    """Sessions of the named tasks, or the annotated ones instead. `request_of` must outlive it."""
 
-    def __init__(self, records: Records, request_of: RequestOf, names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        records: Records,
+        request_of: RequestOf,
+        names: Sequence[str],
+        said: Mapping[str, Annotation] | None = None,
+    ) -> None:
         self._records = records
         self._request_of = lru_cache(maxsize=8)(request_of)
         self._names = names
+        self._said = said
 
     def sessions(self) -> Iterator[Recorded]:
         from gangline.cli.results.records import find_results_of
         from gangline.datasets.selection import Recorded
 
-        for result in find_results_of(self._records, self._names):
-            yield Recorded(result, self._request_of(result.task_id))
+        if self._said is None:
+            for result in find_results_of(self._records, self._names):
+                yield Recorded(result, self._request_of(result.task_id))
+            return
+        for session_id, one in self._said.items():
+            with suppress(NotFound):  # it has not ended, or is no more
+                yield self.read(one.task_id, session_id)
 
     def read(self, task_id: str, session_id: str) -> Recorded:
         from gangline.datasets.selection import Recorded
@@ -145,7 +179,8 @@ class RecordsSource:
         result = self._records.read(task_id, session_id)
         if result is None:
             raise NotFound(f"session {session_id} was removed while the dataset was made.")
-        return Recorded(result, self._request_of(task_id))
+        said = None if self._said is None else self._said[session_id].verdict
+        return Recorded(result, self._request_of(task_id), said)
 
 
 def _token(push: str | None, dry_run: bool) -> str | None:

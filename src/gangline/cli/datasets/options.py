@@ -10,6 +10,7 @@ import typer
 from gangline.datasets.kinds import Kind
 
 __all__ = [
+    "AnnotatedOption",
     "ByOption",
     "CheatsOption",
     "DatasetNameOption",
@@ -59,6 +60,16 @@ LicenseOption = Annotated[
 WhereOption = Annotated[
     list[str] | None,
     typer.Option("--where", metavar="KEY=VALUE", help="Only tasks with this value in their metadata; repeatable."),
+]
+AnnotatedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--annotated",
+        metavar="DATASET",
+        help="Only sessions that an annotation, such as the page's, puts into this dataset. Verdicts good and bad take "
+        "the place of the reward.",
+        show_default=False,
+    ),
 ]
 MinRewardOption = Annotated[
     float, typer.Option("--min-reward", help="Reward from which a session is accepted.", rich_help_panel=_ACCEPT)

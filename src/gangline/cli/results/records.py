@@ -18,6 +18,7 @@ from gangline.settings import Settings
 if TYPE_CHECKING:
     from gangline.domain.session import SessionResult
     from gangline.domain.task import TaskRequest
+    from gangline.domain.views import Annotation
 
 __all__ = [
     "FileRecords",
@@ -57,6 +58,10 @@ class Records(Protocol):
 
     def requests(self) -> AbstractContextManager[RequestOf]:
         """For looking up many tasks."""
+        ...
+
+    def annotations(self, dataset: str) -> list[Annotation]:
+        """What was said of the sessions of a dataset, newest first."""
         ...
 
 
@@ -175,6 +180,20 @@ class FileRecords:
 
             yield request_of
 
+    def annotations(self, dataset: str) -> list[Annotation]:
+        from gangline.store.sql.reader import TaskReader
+
+        database = self._folder.parent / "gangline.db"
+        if not database.is_file():
+            return []
+        with TaskReader(database) as reader:
+            page = reader.annotations(limit=_PAGE, dataset=dataset)
+            found = [*page.annotations]
+            while page.next is not None:
+                page = reader.annotations(limit=_PAGE, before=page.next, dataset=dataset)
+                found += page.annotations
+        return found
+
     def read(self, task_id: str, session_id: str) -> SessionResult | None:
         attempts = self._store.attempts(task_id, session_id)
         return self._store.read(task_id, session_id, attempts[-1]) if attempts else None
@@ -206,6 +225,20 @@ class ServerRecords:
     @contextmanager
     def requests(self) -> Generator[RequestOf]:
         yield lambda task_id: run(self._request(task_id))
+
+    def annotations(self, dataset: str) -> list[Annotation]:
+        return run(self._annotations(dataset))
+
+    async def _annotations(self, dataset: str) -> list[Annotation]:
+        from gangline.client.server import ServerClient
+
+        async with ServerClient(self._address.server_url, self._address.control_token) as client:
+            page = await client.annotations(limit=_PAGE, dataset=dataset)
+            found = [*page.annotations]
+            while page.next is not None:
+                page = await client.annotations(limit=_PAGE, before=page.next, dataset=dataset)
+                found += page.annotations
+        return found
 
     async def _task_ids(self) -> list[str]:
         from gangline.client.server import ServerClient
@@ -277,6 +310,9 @@ class RegradedRecords:
 
     def requests(self) -> AbstractContextManager[RequestOf]:
         return self._records.requests()
+
+    def annotations(self, dataset: str) -> list[Annotation]:
+        return self._records.annotations(dataset)
 
     def _changed(self, result: SessionResult | None) -> SessionResult | None:
         from gangline.evals.regrading import regraded
