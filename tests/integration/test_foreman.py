@@ -62,24 +62,15 @@ class Forks(NamedTuple):
 
     foreman: int
     supervisor: int | None = None
-    forker: int | None = None
-    """The supervisor's, which forks what becomes the next command."""
     waiting: int | None = None
-    """That fork."""
+    """The supervisor's, which becomes the next command."""
 
 
-async def forks_of(owner: str, number: int = 4) -> Forks:
+async def forks_of(owner: str, number: int) -> Forks:
     async with asyncio.timeout(30):
-        while len(found := helpers(owner)) != number or (number == 4 and not any(map(leads_session, found))):
+        while len(found := helpers(owner)) != number:
             await asyncio.sleep(0.01)
-    return Forks(
-        *sorted(found, key=lambda pid: (parent(pid) in found, parent(parent(pid)) in found, leads_session(pid)))
-    )
-
-
-def leads_session(pid: int) -> bool:
-    """As the waiting fork does, like the command that it becomes."""
-    return os.getsid(pid) == pid
+    return Forks(*sorted(found, key=lambda pid: (parent(pid) in found, parent(parent(pid)) in found)))
 
 
 async def gone(pid: int) -> None:
@@ -111,13 +102,13 @@ async def test_a_thousand_actions_leave_nothing_behind(runtime: Runtime, tmp_pat
     try:
         await asyncio.gather(*(act(5) for _ in range(4)))
         assert (await handle.exec("true")).ok  # it leaves nothing behind, so that its supervisor rests
-        foreman = (await forks_of(owner)).foreman
+        foreman = (await forks_of(owner, 3)).foreman
         places = [f"/proc/{pid}/fd" for pid in (os.getpid(), zygote_pid(), foreman)]
         before = [len(os.listdir(place)) for place in places]
         memory = [private_bytes(pid) for pid in (zygote_pid(), foreman)]
         await asyncio.gather(*(act(NUM_ACTIONS // 4) for _ in range(4)))
         assert (await handle.exec("true")).ok
-        assert (await forks_of(owner)).foreman == foreman
+        assert (await forks_of(owner, 3)).foreman == foreman
         async with asyncio.timeout(30):  # until the pipes of the last commands are closed
             while any(len(os.listdir(place)) > number for place, number in zip(places, before, strict=True)):
                 await asyncio.sleep(0.01)
@@ -182,12 +173,12 @@ async def test_a_supervisor_takes_one_command_after_another(runtime: Runtime, tm
     handle, owner = await start(runtime, tmp_path)
     try:
         assert (await handle.exec("exit 3")).exit_code == 3
-        before = await forks_of(owner)
+        before = await forks_of(owner, 3)
         for number in range(20):
             result = await handle.exec(f"cat; echo {number} >&2; kill -9 $$", stdin=b"given", cwd="/", env={"A": "b"})
             assert (result.signal, result.stdout, result.stderr) == (9, b"given", f"{number}\n".encode())
-        after = await forks_of(owner)
-        assert after[:3] == before[:3]
+        after = await forks_of(owner, 3)
+        assert (after.foreman, after.supervisor) == (before.foreman, before.supervisor)
         assert after.waiting != before.waiting
     finally:
         await handle.stop()
@@ -197,7 +188,7 @@ async def test_only_one_supervisor_rests(runtime: Runtime, tmp_path: Path) -> No
     handle, owner = await start(runtime, tmp_path)
     try:
         assert all(one.ok for one in await asyncio.gather(*(handle.exec("sleep 0.1") for _ in range(5))))
-        await forks_of(owner)
+        await forks_of(owner, 3)
     finally:
         await handle.stop()
 
@@ -208,7 +199,7 @@ async def test_a_supervisor_whose_command_was_killed_or_left_a_process_ends(runt
         left = await handle.exec("sleep 1000 >/dev/null 2>&1 & echo $!")
         await forks_of(owner, 1)
         assert (await handle.exec(f"kill -0 {int(left.stdout)}")).ok, "it lives on"
-        await forks_of(owner)
+        await forks_of(owner, 3)
         assert (await handle.exec("sleep 1000", timeout_s=0.1)).timed_out
         await forks_of(owner, 1)
         heard = bytearray()
@@ -232,30 +223,13 @@ async def test_a_killed_waiting_fork_is_replaced_by_the_next_order(runtime: Runt
     handle, owner = await start(runtime, tmp_path)
     try:
         assert (await handle.exec("true")).ok
-        before = await forks_of(owner)
+        before = await forks_of(owner, 3)
         assert before.waiting is not None
         os.kill(before.waiting, signal.SIGKILL)
         await gone(before.waiting)
-        assert await forks_of(owner, 3) == (*before[:3], None), "and not before it comes"
+        assert await forks_of(owner, 2) == (*before[:2], None), "and not before it comes"
         assert (await handle.exec("echo again")).stdout == b"again\n"
-        assert (await forks_of(owner))[:3] == before[:3]
-    finally:
-        await handle.stop()
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_lost_forker_is_replaced(runtime: Runtime, tmp_path: Path, number: signal.Signals) -> None:
-    handle, owner = await start(runtime, tmp_path)
-    try:
-        assert (await handle.exec("true")).ok
-        before = await forks_of(owner)
-        assert before.forker is not None
-        os.kill(before.forker, number)
-        for _ in range(3):
-            assert (await handle.exec("echo again")).stdout == b"again\n"
-        after = await forks_of(owner)
-        assert after[:2] == before[:2]
-        assert after.forker != before.forker
+        assert (await forks_of(owner, 3))[:2] == before[:2]
     finally:
         await handle.stop()
 
@@ -264,7 +238,7 @@ async def test_a_killed_resting_supervisor_harms_its_own_sandbox_only(runtime: R
     handle, owner = await start(runtime, tmp_path)
     try:
         assert (await handle.exec("true")).ok
-        supervisor = (await forks_of(owner)).supervisor
+        supervisor = (await forks_of(owner, 3)).supervisor
         assert supervisor is not None
         os.kill(supervisor, signal.SIGKILL)
         await gone(supervisor)

@@ -1,8 +1,8 @@
 """Become a command: the part of a supervisor's child, which is forked before anybody knows the command.
 
 Laws:
-- What is the same for all commands of a sandbox is done before the order comes (see `forker`). It belongs to the
-  agent's groups then, but not yet to the agent's user, and cannot be traced.
+- What is the same for all commands of a sandbox is done before the order comes: joining a control group alone can take
+  ten milliseconds. It belongs to the agent's groups then, but not yet to the agent's user, and cannot be traced.
 - The order comes from our own node on the control socket, marshalled, with the command's descriptors. This process
   takes it, lets its supervisor know, and says `started`.
 - Nothing of ours is open any more when the command begins, nor when others of its user may trace this process.
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 else:
     import _signal
 
-__all__ = ["become_command", "prepared"]
+__all__ = ["become_command"]
 
 _LENGTH_BYTES = 4
 
 
-def become_command(control: _socket.socket, told: tuple[int, bytes], failure: OSError | None) -> NoReturn:
+def become_command(
+    control: _socket.socket, told: tuple[int, bytes], cgroup_fds: Sequence[int], user_fd: int | None
+) -> NoReturn:
     """Wait for the order, and become what it names. Like a shell's, 127 is 'not found' and 126 'cannot be run'.
 
     told: a descriptor, and what to write there when the order is taken.
-    failure: why no command can begin here: see `prepared`.
+    cgroup_fds, user_fd: see `supervisor.supervise`.
     """
-    _restore_signals()
-    os.setsid()
-    os.umask(0o022)
+    failure = _prepared(cgroup_fds, user_fd)
     order, files = _received_order(control)
     try:
         os.write(*told)
@@ -79,9 +79,11 @@ def become_command(control: _socket.socket, told: tuple[int, bytes], failure: OS
     os._exit(126)
 
 
-def prepared(cgroup_fds: Sequence[int], user_fd: int | None) -> OSError | None:
-    """Join the groups, and enter the user namespace: see `supervisor.supervise`. Why no command can begin here; None
-    when one can."""
+def _prepared(cgroup_fds: Sequence[int], user_fd: int | None) -> OSError | None:
+    """Why no command can begin here; None when one can."""
+    _restore_signals()
+    os.setsid()
+    os.umask(0o022)
     try:
         for fd in cgroup_fds:
             os.write(fd, b"0")

@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 __all__ = [
     "become_subreaper",
     "become_user",
-    "can_fork_unseen",
     "enter",
     "enter_user",
     "filter_system_calls",
     "forbid_new_privileges",
-    "fork_unseen",
     "hide_from_tracers",
     "leave_session_keyring",
     "make_user_namespace",
@@ -45,10 +43,6 @@ _CLONE_NEWUSER = 0x10000000
 _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 2, 4, 32
 _KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
-_CLONE = {"x86_64": 56, "aarch64": 220, "riscv64": 220}
-_CLONE_PARENT = 0x8000
-_in_python = ctypes.PyDLL(None, use_errno=True)
-"""For calls that go on in Python on both sides: the interpreter's lock is not let go meanwhile."""
 
 
 def _checked(result: int, what: str) -> None:
@@ -127,27 +121,6 @@ def leave_session_keyring() -> None:
 def become_subreaper() -> None:
     """Orphans among our descendants become our children, however they daemonise."""
     _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl subreaper")
-
-
-def can_fork_unseen() -> bool:
-    """Whether we know how, on this machine's processor."""
-    return os.uname().machine in _CLONE
-
-
-def fork_unseen(*, as_sibling: bool = False) -> int:
-    """Like `os.fork`, but no signal tells of this child's end, and waiting for any child does not see it.
-
-    `exec` makes it a child like others, and so does its parent's death. Where that is not possible, it is one from the
-    beginning. as_sibling: a child of our own parent, seen as we are; only where it is possible. No hooks for forks are
-    run: this process must have no other thread. Raises: OSError.
-    """
-    if (number := _CLONE.get(os.uname().machine)) is None:
-        return os.fork()
-    pid = _in_python.syscall(number, _CLONE_PARENT if as_sibling else 0, None, None, None, None)
-    if pid < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"clone: {os.strerror(code)}")
-    return pid
 
 
 def become_user(uid: int) -> None:

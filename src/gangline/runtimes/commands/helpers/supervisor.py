@@ -8,9 +8,9 @@ Laws:
 - Once inside the sandbox nothing is imported: its files are the agent's.
 - A process left behind by a command that ended by itself lives on, as a child of the sandbox's first process: this
   supervisor ends then. Only one without any child takes another command, so trees of different commands never mix.
-- A fork waits to become the next command (see `forker` and `command`), so that a command costs its caller no fork. It
-  takes the order off the control socket itself. Nobody replaces a killed one before an order comes: that would be work
-  without end for an agent that kills it again and again.
+- A fork waits to become the next command (see `command`), so that a command costs its caller no fork. It takes the
+  order off the control socket itself. Nobody replaces a killed one before an order comes: that would be work without
+  end for an agent that kills it again and again.
 
 `command` answers `started`. Our answer is two lines: `exit N`, `signal N`, `killed`, or `stuck` (processes multiply
 faster than we kill them, the node must end the whole sandbox), then the processor time, memory and output of the
@@ -26,7 +26,7 @@ import resource
 import select
 import time
 
-from gangline.runtimes.commands.helpers.forker import WALL, Forker
+from gangline.runtimes.commands.helpers.command import become_command
 from gangline.runtimes.commands.helpers.namespaces import become_subreaper
 
 TYPE_CHECKING = False  # see `zygote`
@@ -52,10 +52,9 @@ def supervise(control_fd: int, cgroup_fds: Sequence[int], user_fd: int | None) -
     try:
         become_subreaper()
         wakes = _Wakes(control_fd)
-        forker = Forker(control, wakes.left_to_child, cgroup_fds, user_fd)
         before, is_free = resource.getrusage(resource.RUSAGE_CHILDREN), True
         while is_free:
-            end = _supervised(control, wakes, forker)
+            end = _supervised(control, wakes, cgroup_fds, user_fd)
             is_free = end not in ("killed", "stuck") and not _have_children()
             spent = resource.getrusage(resource.RUSAGE_CHILDREN)
             control.send(f"{end}\n{_difference(before, spent)}\n{'free' if is_free else 'last'}\n".encode())
@@ -77,22 +76,8 @@ class _Wakes:
         _signal.signal(_signal.SIGCHLD, _noted)
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
-        self._child_fd = -1
         self.is_taken = False
         """Whether the waiting child has its order."""
-
-    def watch(self, pid: int) -> None:
-        """Wake up at that child's end too; before `exec`, no signal tells of it."""
-        self.forget_child()
-        self._child_fd = os.pidfd_open(pid)
-        self._poll.register(self._child_fd, select.POLLIN)
-
-    def forget_child(self) -> None:
-        """The one that was watched. Idempotent."""
-        if self._child_fd >= 0:
-            self._poll.unregister(self._child_fd)
-            os.close(self._child_fd)
-            self._child_fd = -1
 
     def wait(self, *, hears: bool, timeout_ms: float | None = None) -> int:
         """The events of the control socket: what the node says only where `hears`, and that it is gone."""
@@ -102,12 +87,11 @@ class _Wakes:
             self.look()
         return events.get(self._control_fd, 0)
 
-    def left_to_child(self) -> tuple[int, bytes]:
-        """In a child: where it tells that it has its order, which fails once nobody waits; and what it writes there."""
+    def left_to_child(self) -> int:
+        """In a child: where it tells that it has its order, which fails once nobody waits."""
         _signal.set_wakeup_fd(-1)
         os.close(self._fd)
-        self.forget_child()
-        return self._told_fd, _TAKEN
+        return self._told_fd
 
     def look(self) -> None:
         """Whether it is taken by now."""
@@ -122,33 +106,33 @@ def _noted(_number: int, _frame: object) -> None:
     """The wakeup descriptor has reported it already; without a handler there would be no wakeup."""
 
 
-def _supervised(control: _socket.socket, wakes: _Wakes, forker: Forker) -> str:
+def _supervised(control: _socket.socket, wakes: _Wakes, cgroup_fds: Sequence[int], user_fd: int | None) -> str:
     """The first line of the answer to the next order."""
     wakes.is_taken = False
-    command = _listening(wakes, forker)
+    command = _forked(control, wakes, cgroup_fds, user_fd)
     while True:
         events = wakes.wait(hears=wakes.is_taken or not command)
-        if wakes.is_taken:
-            forker.prepare()
-        if (status := _status(command)) is not None:
+        while (ended := _reap()) is not None:
+            if ended[0] != command:
+                continue
             wakes.look()
-            wakes.forget_child()
             if wakes.is_taken:
-                return _told(status)
+                return _told(ended[1])
             command = 0
         if events & _GONE:
             return _kill_tree() if wakes.is_taken else _dismissed(command)
         if events and not command:
-            command = _listening(wakes, forker)
+            command = _forked(control, wakes, cgroup_fds, user_fd)
         elif events:
             _ask_to_end(control, wakes)
             return _kill_tree()
 
 
-def _listening(wakes: _Wakes, forker: Forker) -> int:
+def _forked(control: _socket.socket, wakes: _Wakes, cgroup_fds: Sequence[int], user_fd: int | None) -> int:
     """A child that waits to become the command."""
-    command = forker.listening()
-    wakes.watch(command)
+    command = os.fork()
+    if command == 0:
+        become_command(control, (wakes.left_to_child(), _TAKEN), cgroup_fds, user_fd)
     return command
 
 
@@ -156,7 +140,7 @@ def _dismissed(command: int) -> str:
     """Kill a child that waits, or has just taken its order."""
     if command:
         os.kill(command, _signal.SIGKILL)
-        os.waitpid(command, WALL)
+        os.waitpid(command, 0)
     return _kill_tree() if _have_children() else "killed"
 
 
@@ -179,15 +163,6 @@ def _ask_to_end(control: _socket.socket, wakes: _Wakes) -> None:
     while _have_children() and (left_s := end_at - time.monotonic()) > 0:
         if wakes.wait(hears=True, timeout_ms=1000 * left_s):
             return
-
-
-def _status(command: int) -> int | None:
-    """The wait status of that child, once it has ended. Reaps all others that have."""
-    found = os.waitpid(command, os.WNOHANG | WALL) if command else (0, 0)
-    while (other := _reap()) is not None:
-        if other[0] == command:
-            found = other
-    return found[1] if found[0] else None
 
 
 def _reap() -> tuple[int, int] | None:
