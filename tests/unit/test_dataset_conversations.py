@@ -135,10 +135,10 @@ def test_the_digest_ignores_ids_of_calls_and_nothing_else() -> None:
 
 
 def test_an_image_is_seen() -> None:
-    from gangline.datasets.selection import Selection, judged
+    from gangline.datasets.selection import Recorded, Selection, judged
     from support.store.recorded import session_of
 
     talk = Talk()
     talk.turn((Message("user", (Image("https://a/b.png"),)),), said("A cat."))
     made = session_of(talk.tree, "t", 0, 1.0)
-    assert judged(Selection(), made, found(talk)).why == "has images"
+    assert judged(Selection(), Recorded(made, None), found(talk)).why == "has images"

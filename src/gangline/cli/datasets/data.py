@@ -84,7 +84,6 @@ def data(
     """
     from gangline.cli.results.records import open_records
     from gangline.datasets.build import DatasetSpec
-    from gangline.datasets.card import write_card
     from gangline.datasets.selection import Selection
 
     token = _token(push, dry_run)
@@ -107,10 +106,7 @@ def data(
         test_share=test_share,
         seed=seed,
     )
-    records = open_records(data, server, verdicts)
-    said = None if annotated is None else _annotations(records, annotated, names)
-    made = _build(spec, records, names or ("*",), said, out)
-    write_card(made, out, license_name=license_name)
+    made = _build(spec, open_records(data, server, verdicts), names, out, license_name)
     _show(made, out, as_json=as_json)
     if push is not None:
         _push(made, out, push, token, public=public)
@@ -130,11 +126,14 @@ def _annotations(records: Records, dataset: str, names: Sequence[str] | None) ->
 
 
 def _build(
-    spec: DatasetSpec, records: Records, names: Sequence[str], said: Mapping[str, Annotation] | None, out: Path
+    spec: DatasetSpec, records: Records, names: Sequence[str] | None, out: Path, license_name: str | None
 ) -> Dataset:
-    """Counts the sessions on the terminal meanwhile."""
+    """Rows and card. Counts the sessions on the terminal meanwhile."""
     from gangline.datasets.build import build
+    from gangline.datasets.card import write_card
 
+    annotated = spec.selection.annotated
+    said = None if annotated is None else _annotations(records, annotated, names)
     with records.requests() as request_of, notes().status("") as status:
         num = 0
 
@@ -143,7 +142,9 @@ def _build(
             num += 1
             status.update(f"session {num}")
 
-        return build(spec, RecordsSource(records, request_of, names, said), out, on_session=count)
+        made = build(spec, RecordsSource(records, request_of, names or ("*",), said), out, on_session=count)
+    write_card(made, out, license_name=license_name)
+    return made
 
 
 class RecordsSource:
