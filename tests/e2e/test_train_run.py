@@ -82,7 +82,7 @@ def until_step(number: int, run: Path, running: subprocess.Popen[bytes]) -> None
         assert running.poll() is None, running.communicate()
         return len(read_records(run / "metrics.jsonl")) >= number
 
-    wait_for(is_there)
+    wait_for(is_there, give_up_s=180)  # a training of four processes on a busy machine
 
 
 def test_a_run_goes_on_after_ctrl_c_and_after_a_kill_and_trains_on_no_group_twice(tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ def wait_until_gone(pid: int) -> bool:
         os.close(descriptor)
 
 
-def wait_for(condition: Callable[[], object]) -> None:
+def wait_for(condition: Callable[[], object], give_up_s: float = GIVE_UP_S) -> None:
     """Look again and again, where nothing tells."""
-    deadline = time.monotonic() + GIVE_UP_S
+    deadline = time.monotonic() + give_up_s
     while not condition():
         assert time.monotonic() < deadline, "it never came"
         time.sleep(0.02)
