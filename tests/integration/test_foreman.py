@@ -155,7 +155,7 @@ async def test_a_stopped_foreman_holds_no_caller_up(
 
 async def test_a_killed_zygote_is_replaced_and_foremen_live_on(runtime: Runtime, tmp_path: Path) -> None:
     handle, owner = await start(runtime, tmp_path)
-    before, old = helpers(owner), zygote_pid()
+    before, old = {(await forks_of(owner, 1)).foreman}, zygote_pid()
     os.kill(old, signal.SIGKILL)
     await gone(old)  # reaped before anybody needs another
     other, _ = await start(runtime, tmp_path)

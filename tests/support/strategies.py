@@ -159,7 +159,7 @@ def _child_prompt(
     if how == "changed":
         context[at] += 10
     elif how == "cut":
-        context = [*context[:at], 20]  # no sampled id, so never exact by chance
+        context = [*context[:at], max(20, max(context) + 1)]  # not in the parent, so never exact by chance
         messages = (*sample.messages[parent_id], news)
     return context + draw(ids_lists) + draw(placeholders) + [1], messages
 
