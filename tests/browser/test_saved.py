@@ -36,8 +36,10 @@ async def test_a_saved_session_is_read_without_a_server(browser: Browser, tmp_pa
     page.on("request", lambda request: asked.append(request.url))
     await page.goto(f"file://{tmp_path}/session.html")
     await expect(page.locator("#call-0")).to_contain_text("Make the tests pass.")
-    for key in ("j", "t", "u"):
+    for key in ("j", "t"):
         await page.keyboard.press(key)
+    await expect(page.locator("#call-1 .strip-rows")).to_be_focused()
+    await page.keyboard.press("u")
     await expect(page.locator("#call-1 .token-line")).to_contain_text(
         "“ sign” · bytes 20 73 69 67 6e · log-prob -6.500"
     )
