@@ -114,3 +114,15 @@ async def test_events_change_what_was_read_to_what_is_read_later(visit: Visit, c
         unread = [row for row in expected["sessions"] if row[0].startswith("live-2")]
         assert found["tasks"] == expected["tasks"]
         assert found["sessions"] == [row for row in expected["sessions"] if row not in unread]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(150.4, "150"), (100.02, "100"), (0.5, "0.5"), (0.6667, "0.667"), (-2.46e-10, "-2.46e-10"), (1500, "1,500")],
+)
+async def test_numbers_keep_their_zeros(visit: Visit, value: float, text: str) -> None:
+    shown_as = """async (value) => {
+      const main = document.querySelector("script[type=module]").src;
+      return (await import(new URL("./scales.js", main).href)).number(value);
+    }"""
+    assert await visit.page.evaluate(shown_as, value) == text

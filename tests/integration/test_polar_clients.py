@@ -9,7 +9,8 @@ import asyncio
 import json
 import math
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -137,11 +138,9 @@ async def test_the_bridge_of_slime_reads_a_poll_as_its_models_do(http: httpx.Asy
     assert task["results"][0]["trajectory"]["traces"][0]["response_logprobs"] == [-0.25, -0.5, 0.0]
 
 
-async def test_the_listener_of_the_bridge_reads_a_callback_as_its_models_do(
-    http: httpx.AsyncClient, client: ServerClient
-):
-    """`slime_bridge/rollout.py` `_start_callback_listener`, 01bc72d: it answers 200 to all, and drops what it cannot
-    read."""
+@asynccontextmanager
+async def listener() -> AsyncGenerator[tuple[str, asyncio.Queue[Any]]]:
+    """The bridge's: its URL, and the callbacks that came."""
     told: asyncio.Queue[Any] = asyncio.Queue()
 
     async def take(call: web.Request) -> web.Response:
@@ -151,7 +150,16 @@ async def test_the_listener_of_the_bridge_reads_a_callback_as_its_models_do(
     app = web.Application()
     app.router.add_post("/callback/task_result", take)
     async with listening(app, shutdown_s=1.0, host="127.0.0.1", port=0) as (host, port, *_):
-        task = TASK | {"callback_url": f"http://{host}:{port}/callback/task_result"}
+        yield f"http://{host}:{port}/callback/task_result", told
+
+
+async def test_the_listener_of_the_bridge_reads_a_callback_as_its_models_do(
+    http: httpx.AsyncClient, client: ServerClient
+):
+    """`slime_bridge/rollout.py` `_start_callback_listener`, 01bc72d: it answers 200 to all, and drops what it cannot
+    read."""
+    async with listener() as (callback_url, told):
+        task = TASK | {"callback_url": callback_url}
         assert (await http.post("/rollout/task/submit", json=task)).status_code == 200
         await finished(client)
         body = await asyncio.wait_for(told.get(), 30)
@@ -389,17 +397,9 @@ async def test_a_trainer_that_starts_again_uses_its_ids_again(http: httpx.AsyncC
     """`slime_bridge/config.py` `task_id_template`, 01bc72d: ids count from 0 in each run of the trainer.
     `rollout/manager.py` `submit_task`, 063c948: only the id of a running task is taken."""
     path = f"/rollout/task/{TASK['task_id']}"
-    told: asyncio.Queue[Any] = asyncio.Queue()
-
-    async def take(call: web.Request) -> web.Response:
-        await told.put(await call.json())
-        return web.json_response({"ok": True})
-
-    app = web.Application()
-    app.router.add_post("/callback/task_result", take)
-    async with listening(app, shutdown_s=1.0, host="127.0.0.1", port=0) as (host, port, *_):
+    async with listener() as (callback_url, told):
         for step, reward in enumerate((0.0, 0.5, 1.0)):
-            again = {"callback_url": f"http://{host}:{port}/callback/task_result", "metadata": {"rollout_step": step}}
+            again = {"callback_url": callback_url, "metadata": {"rollout_step": step}}
             submitted = await http.post("/rollout/task/submit", json=TASK | again)
             assert (submitted.status_code, submitted.json()["task_id"]) == (200, TASK["task_id"])
             assert (

@@ -325,3 +325,24 @@ async def test_a_session_that_a_gateway_cannot_read_fails_with_its_answer(
     (session,) = task.sessions
     assert session.failure is not None
     assert (session.failure.code, "Internal Server Error" in session.failure.message) == ("polar_refused", True)
+
+
+@pytest.mark.parametrize(
+    ("missing", "why"),
+    [("response_logprobs", "the gateway sent no log-probs"), ("loss_mask", "the gateway sent no loss mask")],
+)
+async def test_a_trace_that_lacks_what_training_needs_is_not_trained_on(
+    http: httpx.AsyncClient, client: ServerClient, missing: str, why: str
+):
+    """Log-probs of 0 would say that each token was certain, and a mask of ones that the agent said all of it."""
+    gateway = Gateway(http)
+    async with gateway.registered():
+        await http.post("/rollout/task/submit", json=TASK)
+        session = await gateway.next()
+        result = result_of(session)
+        result["trajectory"]["traces"][0].pop(missing)
+        assert (await http.post(session["callback_url"], json=result)).status_code == 200
+        (kept,) = await client.result(session["task_id"], partial=True)
+    assert kept.trajectory is not None
+    (trace,) = kept.trajectory.traces
+    assert (trace.untrainable, trace.loss_mask.tolist()) == (why, [0, 0])

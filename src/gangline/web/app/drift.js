@@ -88,7 +88,7 @@ function Tokens({ drift, tokens }) {
     <p>
       ${`Token ${number(first)} of ${number(tokens.num_context_ids)}, ${tokens.is_sampled ? "sampled in" : "prompted in"} call ${tokens.in_call}: `}
       ${recorded.ids.length === 0 ? "no id" : `id ${recorded.ids[0]}`} there, ${prompted.ids.length === 0 ? "no id" : `id ${prompted.ids[0]}`} here.
-      ${drift.prompt_source !== "stitched" && ` Nothing was stitched: ${visible(drift.fallback ?? "the engine takes no token ids")}.`}
+      ${drift.prompt_source !== "stitched" && ` Nothing was stitched: ${visible(drift.fallback ?? "the engine was sent messages")}.`}
     </p>
     <div class="versus">
       <div><h4>Recorded up to call ${drift.parent}, what stitching keeps</h4><${Stretch} alike=${alike} rest=${recorded} /></div>

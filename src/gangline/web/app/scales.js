@@ -50,7 +50,7 @@ function shade(logprob) {
 /** @param {number | null | undefined} value */
 export function number(value) {
   if (value === null || value === undefined) return "–";
-  return Number.isInteger(value) ? value.toLocaleString("en") : value.toPrecision(3).replace(/\.?0+$/, "");
+  return Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(3)));
 }
 
 /** @param {number} bytes */

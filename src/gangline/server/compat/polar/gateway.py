@@ -34,12 +34,10 @@ class GatewayCalls:
     """control_token: the gateways' own, which is the server's. Use as a context manager."""
 
     def __init__(self, control_token: str | None) -> None:
-        named = {"X-Polar-Control-Token": control_token, "Authorization": f"Bearer {control_token}"}
-        headers = {} if control_token is None else named
-        self._http = aiohttp.ClientSession(
-            headers={name: str(value) for name, value in headers.items()},
-            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
-        )
+        headers = dict[str, str]()
+        if control_token is not None:
+            headers = {"X-Polar-Control-Token": control_token, "Authorization": f"Bearer {control_token}"}
+        self._http = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
 
     async def __aenter__(self) -> GatewayCalls:
         return self

@@ -102,7 +102,8 @@ def session_result(told: PolarSessionResult, session: SessionView) -> SessionRes
 def _trace(told: PolarTrace, result: PolarSessionResult, index: int) -> Trace:
     """It has no certificates, since another gateway's capture was not observed here. Raises: InvalidRequest."""
     length = len(told.response_ids)
-    mask = told.loss_mask or [1] * length
+    untrainable = _why_untrainable(told)
+    mask = told.loss_mask if untrainable is None else [0] * length
     logprobs = told.response_logprobs or [0.0] * length
     if len(mask) != length or len(logprobs) != length:
         raise InvalidRequest(
@@ -123,8 +124,18 @@ def _trace(told: PolarTrace, result: PolarSessionResult, index: int) -> Trace:
         finish_reason=told.finish_reason or "stop",
         reward=None if result.status == "ERROR" or _is_masked(told) else told.reward,
         certificates=(),
+        untrainable=untrainable,
         metadata=told.metadata,
     )
+
+
+def _why_untrainable(told: PolarTrace) -> str | None:
+    """Without a mask nobody knows what was sampled. Without log-probs each token would count as certain."""
+    if told.response_ids and not told.loss_mask:
+        return "the gateway sent no loss mask"
+    if any(told.loss_mask) and not told.response_logprobs:
+        return "the gateway sent no log-probs"
+    return None
 
 
 def _is_masked(told: PolarTrace) -> bool:
