@@ -38,7 +38,7 @@ from gangline.domain.errors import GanglineError, InvalidRequest, RuntimeFailed
 from gangline.domain.open_files import out_of_files
 from gangline.runtimes.keeping import wire
 from gangline.runtimes.keeping.link import forget, peer_uid
-from gangline.runtimes.shared.handle import exec_request, kill, open_channel
+from gangline.runtimes.shared.handle import exec_request, open_channel
 from gangline.telemetry.logs import LineFormatter
 
 __all__ = ["KeeperOrder", "main"]
@@ -292,7 +292,7 @@ class _Service:
             case wire.Clear():
                 await self._sandbox(request.runtime_id).handle.clear(request.path)
             case wire.Kill():
-                await kill(self._sandbox(request.runtime_id).handle, request.grace_s)
+                await self._sandbox(request.runtime_id).handle.kill(grace_s=request.grace_s)
             case wire.TakeCheckpoint():
                 made = await self._sandbox(request.runtime_id).handle.checkpoint(request.name)
                 self._keeper.checkpoints[made.checkpoint_id] = made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +10,7 @@ import msgspec
 from gangline.domain.contracts import Channel, ExecResult, OutputSink, RuntimeHandle, RuntimeUser
 from gangline.domain.errors import RuntimeUnavailable
 
-__all__ = ["ExecRequest", "Handle", "SandboxFacts", "exec_request", "kill", "open_channel"]
+__all__ = ["ExecRequest", "Handle", "SandboxFacts", "exec_request", "open_channel"]
 
 
 class SandboxFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,14 +62,6 @@ async def open_channel(handle: RuntimeHandle, request: ExecRequest) -> Channel:
             "gangline.domain.contracts.RuntimeHandle. Use another runtime, such as `sandbox`."
         )
     return await handle.channel(request.command, cwd=request.cwd, env=request.env, user=request.user)
-
-
-async def kill(handle: RuntimeHandle, grace_s: float) -> None:
-    """Kill all by any handle, also by a third party's from before there was a grace, which then gives none."""
-    if grace_s > 0 and "grace_s" in inspect.signature(handle.kill).parameters:
-        await handle.kill(grace_s=grace_s)
-    else:
-        await handle.kill()
 
 
 class Handle(ABC):

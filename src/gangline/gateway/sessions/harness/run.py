@@ -27,7 +27,6 @@ from gangline.gateway.sessions.adoption import AttemptNote, RunClock, RunEnd, an
 from gangline.gateway.sessions.failures import failure_of
 from gangline.gateway.sessions.harness.logs import collect_logs
 from gangline.gateway.sessions.sandboxes import describe_end, usage_of
-from gangline.runtimes.shared.handle import kill
 
 __all__ = ["HarnessRun", "Prepared", "over_limit"]
 
@@ -130,7 +129,7 @@ class HarnessRun:
             await session.fence("the session has ended")
             if not execution.done():  # what the kill makes of it would be mistaken for its own end
                 await annotate(handle, None)
-            await kill(handle, grace_s if not execution.done() else 0.0)
+            await handle.kill(grace_s=grace_s if not execution.done() else 0.0)
             # What it wrote until then is kept where its budget or a limit ended it; the kill has ended it already.
             await asyncio.wait({execution}, timeout=_KILL_GRACE_S)
             execution.cancel()
