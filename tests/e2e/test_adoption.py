@@ -169,7 +169,8 @@ class Service:
         left = [*processes_with(str(self.folder)).values(), *processes_with(f"GANGLINE_RUNTIME={owner}/").values()]
         left += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.folder) in line]
         left += os.listdir(self.folder / "runtimes")
-        left += [str(path) for path in self.folder.rglob("socket")]
+        # `os.walk` passes over folders that go meanwhile; `rglob` fails on them.
+        left += [f"{folder}/socket" for folder, _names, files in os.walk(self.folder) if "socket" in files]
         for folder, names, _files in os.walk("/sys/fs/cgroup"):
             left += [f"{folder}/{name}" for name in names if f"@{owner}@" in name]
         return left

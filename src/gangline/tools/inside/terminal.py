@@ -74,7 +74,6 @@ class Terminal:
         os.close(wake_theirs)
         os.close(marks_theirs)
         self._modes = termios.tcgetattr(self.master)
-        self._modes[1] &= ~termios.OPOST
         os.set_blocking(self.master, False)
         loop.read(self.master, self._readable)
         loop.read(self._marks, self._marked_now)
@@ -198,6 +197,9 @@ def _spawn(size: tuple[int, int], kind: _Kind, descriptors: tuple[int, int, int]
     except OSError as error:
         raise Refused("no_terminal", f"the sandbox gives no pseudo-terminal: {error}") from error
     _set_size(slave, *size)
+    modes = termios.tcgetattr(slave)
+    modes[1] &= ~termios.OPOST
+    termios.tcsetattr(slave, termios.TCSANOW, modes)  # before the shell: bash restores what it found after a signal
     pid = os.fork()
     if pid == 0:
         try:
