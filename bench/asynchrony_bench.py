@@ -32,6 +32,7 @@ from service_bench import served
 
 from gangline.client.node import NodeClient
 from gangline.client.server import ServerClient
+from gangline.runs.records import StepRecord, UpdateProfile
 from gangline.serving.app import serving
 from gangline.serving.scripted.script import Script
 from gangline.serving.scripted.server import ScriptedSampler, create_scripted_app, open_tokenizer
@@ -40,9 +41,8 @@ from gangline.training.collecting.schedule import ScheduleSettings
 from gangline.training.collecting.task_stream import TaskStream
 from gangline.training.learning.algorithms import algorithm
 from gangline.training.learning.samples import Sample
-from gangline.training.run.log import StepRecord
 from gangline.training.run.trainer import Trainer
-from gangline.training.weights.update import Save, UpdateProfile
+from gangline.training.weights.update import Save
 
 NODE = Path(__file__).with_name("agent_node.py")
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "asynchrony.png"

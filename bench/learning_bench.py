@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gangline.cli.learning.view import draw_curves
-from gangline.training.run.log import EvaluationRecord, StepRecord, read_evaluations, read_records
+from gangline.runs.log import read_evaluations, read_records
+from gangline.runs.records import EvaluationRecord, StepRecord
 
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "learning.png"
 TIMEOUT_S = 3600

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from gangline.training.run.log import EvaluationRecord, StepRecord, read_evaluations, read_records
+from gangline.runs.log import read_evaluations, read_records
+from gangline.runs.records import EvaluationRecord, StepRecord
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "math_preset"
 NUM_TRAINED, NUM_HELD_OUT = 64, 32

@@ -22,7 +22,8 @@ import openai
 from gangline.client.node import NodeClient
 from gangline.client.server import ServerClient
 from gangline.language.models import resolve_model
-from gangline.training.weights.update import ServiceWeights, UpdateProfile
+from gangline.runs.records import UpdateProfile
+from gangline.training.weights.update import ServiceWeights
 
 NUM_NODES, NUM_AGENTS, NUM_UPDATES = 2, 2, 5
 PHASES = ("transfer_s", "pause_s", "drain_s", "load_s", "resume_s")

@@ -20,10 +20,10 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from gangline.language.models import resolve_tokenizer
+from gangline.runs.log import read_evaluations, read_records
+from gangline.runs.records import Life, Results
 from gangline.training.collecting.sampling.history import SamplingHistory
 from gangline.training.run.checkpoint import Checkpoints
-from gangline.training.run.lineage import Life, Results
-from gangline.training.run.log import read_evaluations, read_records
 from support.engines.models import CONFIGS
 from support.requirements import need_module
 from support.sdk.talking_agent import tasks

@@ -20,12 +20,12 @@ from gangline.gateway.backends.records import BackendSpec
 from gangline.gateway.external.store import ExternalState, ExternalStore
 from gangline.gateway.identity import node_identity
 from gangline.gateway.sessions.leases.delivery import Delivery
+from gangline.runs.log import RunLog, read_records
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
 from gangline.store.results.files import ResultStore
 from gangline.trainers.callbacks import receiving
 from gangline.training.collecting.buffer import BufferState
 from gangline.training.run.checkpoint import Checkpoints, TrainerState
-from gangline.training.run.log import RunLog, read_records
 from support.store.completions import completion
 from support.store.power_cut import PowerCut
 from support.training.fakes import step_record

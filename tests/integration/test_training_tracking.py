@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gangline.domain.errors import InvalidRequest
-from gangline.training.run.log import EvaluationRecord
+from gangline.runs.records import EvaluationRecord
 from gangline.training.run.tracking import TrackerName, Tracking, TrackingSettings
 from support.requirements import need_module
 from support.service.cli_process import wait_for

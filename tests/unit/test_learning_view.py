@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from gangline.cli.learning.view import LearningView, draw_curves, notes_on, remaining_s, reward_chart, shown_reward
-from gangline.training.run.log import EvaluationRecord, StepRecord
+from gangline.runs.records import EvaluationRecord, StepRecord
 from support.training.fakes import PROFILE
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from gangline.domain.errors import InvalidGroup, OutOfTasks
 from gangline.domain.task import AgentSpec, TaskRequest
+from gangline.runs.log import read_records
+from gangline.runs.records import StepRecord
 from gangline.training.collecting.coalition_runs import CoalitionRuns
 from gangline.training.collecting.coalitions import COALITION, CoalitionSettings, coalition_task
 from gangline.training.collecting.collector import PlainCollector
@@ -21,7 +23,6 @@ from gangline.training.collecting.task_stream import TaskStream
 from gangline.training.learning.algorithms import algorithm
 from gangline.training.learning.credit.coalitions import asked_coalitions, group_shapley, player_factors
 from gangline.training.learning.samples import make_samples
-from gangline.training.run.log import StepRecord, read_records
 from gangline.training.run.trainer import Trainer
 from support.training.fakes import Engines, Killed, Learner
 from support.training.samples import session

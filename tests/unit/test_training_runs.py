@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 from gangline.cli.main import build_app
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.durable import acquire
+from gangline.runs.log import RunLog
+from gangline.runs.records import EvaluationRecord, StepRecord
+from gangline.runs.store import compare_runs, read_run, read_runs
 from gangline.training.run.experiment import Experiment
 from gangline.training.run.lineage import begin_life, write_results
-from gangline.training.run.log import EvaluationRecord, RunLog, StepRecord
-from gangline.training.run.store import compare_runs, read_run, read_runs
 from support.training.fakes import step_record
 
 NUM_STEPS = 2

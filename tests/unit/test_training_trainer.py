@@ -18,6 +18,8 @@ from gangline.domain.session import SessionResult
 from gangline.domain.task import CaptureSpec
 from gangline.domain.trajectory import Trace
 from gangline.domain.views import Submitted
+from gangline.runs.log import read_records
+from gangline.runs.records import StepRecord
 from gangline.training.collecting.admission import StalenessSettings
 from gangline.training.collecting.groups import Group
 from gangline.training.collecting.sampling.choosing import DifficultyPools
@@ -31,7 +33,6 @@ from gangline.training.learning.algorithms import algorithm
 from gangline.training.learning.mask_settings import FullMask, GroupMasks, ProgressiveMask, TurnSelectiveMask
 from gangline.training.learning.samples import Sample
 from gangline.training.run.controls import controlled_mask, shuffled_rewards
-from gangline.training.run.log import StepRecord, read_records
 from gangline.training.run.trainer import Trainer
 from support.training.fakes import PROFILE, Engines, Killed, Learner, Service, step_record
 from support.training.samples import group, scored, session

@@ -24,6 +24,7 @@ from gangline.telemetry.logs import LineFormatter
 
 if TYPE_CHECKING:
     from gangline.client.server import ServerClient
+    from gangline.runs.records import EvaluationRecord, Results, StepRecord
     from gangline.training.collecting.sampling.sampler import TaskSampler
     from gangline.training.collecting.selection import Selection
     from gangline.training.collecting.task_stream import TaskStream
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from gangline.training.learning.mask_settings import GroupMasks
     from gangline.training.run.evaluation import Evaluation
     from gangline.training.run.experiment import Experiment
-    from gangline.training.run.lineage import Results
-    from gangline.training.run.log import EvaluationRecord, StepRecord
     from gangline.training.run.tracking import Tracking
 
 __all__ = ["Ran", "run_experiment", "selection_of", "stream_of", "train_through", "with_service"]
@@ -164,7 +163,7 @@ def _sampler(folder: Path, experiment: Experiment, tasks: Sequence[Mapping[str, 
 
 
 def _view(folder: Path, experiment: Experiment, evaluation: Evaluation | None, num_done: int) -> LearningView:
-    from gangline.training.run.log import read_evaluations, read_records
+    from gangline.runs.log import read_evaluations, read_records
 
     steps = experiment.schedule.steps
     return LearningView(

@@ -13,8 +13,8 @@ from gangline.cli.terminal.output import DataOption, JsonOption, console, notes,
 from gangline.settings import Settings
 
 if TYPE_CHECKING:
-    from gangline.training.run.log import PairedDifference
-    from gangline.training.run.store import Arm, Comparison, Run, RunSummary
+    from gangline.runs.records import PairedDifference
+    from gangline.runs.store import Arm, Comparison, Run, RunSummary
 
 __all__ = ["register"]
 
@@ -27,7 +27,7 @@ _LIVES_SHOWN = 5
 @runs.command("list")
 def list_runs(data: DataOption = None, as_json: JsonOption = False) -> None:
     """List the runs, the latest first, with their rewards on held-out tasks."""
-    from gangline.training.run.store import read_runs
+    from gangline.runs.store import read_runs
 
     found = [run.summary for run in read_runs(_data_dir(data))]
     if as_json:
@@ -42,7 +42,7 @@ def list_runs(data: DataOption = None, as_json: JsonOption = False) -> None:
 @runs.command()
 def show(name: NameArgument, data: DataOption = None, as_json: JsonOption = False) -> None:
     """Show a run: its curve, its result, each start with versions and commit."""
-    from gangline.training.run.store import read_run
+    from gangline.runs.store import read_run
 
     run = read_run(_data_dir(data), name)
     if as_json:
@@ -67,7 +67,7 @@ def compare(
 
     The difference is that of the last evaluations from the first arm's, task by task, with its standard error.
     """
-    from gangline.training.run.store import compare_runs, read_run
+    from gangline.runs.store import compare_runs, read_run
 
     found = [read_run(_data_dir(data), name) for name in dict.fromkeys(names)]
     comparison = compare_runs(found)

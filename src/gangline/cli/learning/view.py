@@ -19,7 +19,7 @@ from gangline.domain.errors import InvalidRequest
 from gangline.installation import extra_command
 
 if TYPE_CHECKING:
-    from gangline.training.run.log import EvaluationRecord, StepRecord
+    from gangline.runs.records import EvaluationRecord, StepRecord
 
 
 __all__ = ["LearningView", "draw_curves", "notes_on", "remaining_s", "reward_chart", "shown_reward"]
@@ -34,7 +34,7 @@ def reward_chart(records: Sequence[StepRecord], evaluations: Sequence[Evaluation
     """Steps as rows, the mean reward of each as a bar, and evaluations where they were made. A bar is full at the
     largest reward, or at 1.
     """
-    from gangline.training.run.log import StepRecord
+    from gangline.runs.records import StepRecord
 
     largest = max([1.0, *(record.reward_mean for record in (*records, *evaluations))])
     rows = sorted([*records, *evaluations], key=lambda record: record.step)

@@ -13,7 +13,8 @@ import msgspec
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.seeds import derived_seed
-from gangline.training.collecting.sampling.sampler import SamplerMetrics, TaskSampler
+from gangline.runs.records import SamplerMetrics
+from gangline.training.collecting.sampling.sampler import TaskSampler
 
 __all__ = ["TaskStream", "seeded_task"]
 

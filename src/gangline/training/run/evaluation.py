@@ -31,12 +31,12 @@ from pydantic import Field
 from gangline.domain.errors import GanglineError, InvalidGroup, InvalidRequest
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
+from gangline.runs.records import EvaluationRecord
 from gangline.training.collecting.admission import lag_of
 from gangline.training.collecting.groups import why_without_reward
 from gangline.training.collecting.service import RolloutClient, answered
 from gangline.training.collecting.task_stream import seeded_task
 from gangline.training.options import TrainingOptions
-from gangline.training.run.log import EvaluationRecord
 
 __all__ = ["Evaluation", "EvaluationSettings", "require_disjoint"]
 

@@ -22,57 +22,12 @@ from gangline import __version__, plugins
 from gangline.domain.errors import Conflict
 from gangline.durable import write_whole
 from gangline.private import make_private_folder
+from gangline.runs.records import EvaluationRecord, Life, Results, StepRecord, paired_difference
 from gangline.training.run.experiment import Experiment, digest_of, resolved_settings
-from gangline.training.run.log import EvaluationRecord, PairedDifference, StepRecord, paired_difference
 
-__all__ = ["Life", "Results", "begin_life", "key_of", "write_results"]
+__all__ = ["begin_life", "key_of", "write_results"]
 
 _PACKAGES = ("torch", "transformers", "peft", "numpy", "safetensors")
-
-
-class Life(msgspec.Struct, frozen=True, kw_only=True):
-    """One start of a run."""
-
-    key: str
-    """Key of the run; in the ids of its tasks. The service may still have the tasks of a run whose folder was removed,
-    and would answer with results of other weights."""
-    started_at: str
-    """UTC, ISO 8601."""
-    first_step: int
-    """That is done next; above 1 where the run goes on."""
-    experiment_digest: str
-    tasks_digest: str
-    held_out_digest: str | None
-    """Digest of the tasks that it is evaluated on."""
-    model_digest: str
-    """Digest of the initial weights' files and their configuration."""
-    gangline: str
-    commit: str | None
-    """Commit of the code's checkout, followed by `+` where files were changed; None: it is no checkout."""
-    python: str
-    machine: str
-    packages: dict[str, str]
-    hooks: dict[str, str] = {}
-    """Hook's name -> distribution and version that it came from."""
-
-
-class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of a run that has completed all steps."""
-
-    num_steps: int
-    last_version: int
-    first_reward: float
-    last_reward: float
-    """Means over the first and the last fifth of the steps."""
-    first_evaluation: float | None
-    last_evaluation: float | None
-    """Mean rewards on held-out tasks; None where there are none."""
-    held_out_difference: PairedDifference | None
-    """The last evaluation against the first, task by task: the result of the run."""
-    wall_s: float
-    """Evaluations included."""
-    weights: str
-    """Folder of the last weights."""
 
 
 def key_of(folder: Path) -> str:

@@ -19,8 +19,8 @@ import msgspec
 from gangline.domain.errors import InvalidRequest
 from gangline.durable import write_whole
 from gangline.installation import package_command
+from gangline.runs.records import EvaluationRecord, StepRecord
 from gangline.training.options import TrainingOptions
-from gangline.training.run.log import EvaluationRecord, StepRecord
 
 __all__ = ["TrackerName", "Tracking", "TrackingSettings", "check_trackers"]
 

@@ -23,6 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
+from gangline.runs.log import RunLog
+from gangline.runs.records import EvaluationRecord, StepRecord
 from gangline.training.collecting.admission import lag_histogram
 from gangline.training.collecting.batches import Batches
 from gangline.training.collecting.coalition_runs import CoalitionRuns
@@ -40,7 +42,6 @@ from gangline.training.learning.mask_settings import FullMask, GroupMasks, Phase
 from gangline.training.run.checkpoint import Checkpoints, TrainerState
 from gangline.training.run.evaluation import Evaluation
 from gangline.training.run.lessons import Learning, Lessons
-from gangline.training.run.log import EvaluationRecord, RunLog, StepRecord
 from gangline.training.run.reward_parts import mean_reward_parts
 from gangline.training.weights.upkeep import Weights, WeightsUpkeep
 

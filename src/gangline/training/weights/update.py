@@ -25,40 +25,16 @@ from typing import Protocol
 import msgspec
 
 from gangline.domain.errors import EngineError, EngineIncapable, InvalidRequest, WeightsNotLoaded
+from gangline.runs.records import UpdateProfile
 from gangline.training.weights.fleet import Failed, Fleet, FleetEngine, Mode, Roster, open_fleet
 from gangline.training.weights.folders import WeightFolders, num_bytes
 
-__all__ = ["LostEngine", "Save", "ServiceWeights", "UpdateProfile", "WeightUpdater"]
+__all__ = ["LostEngine", "Save", "ServiceWeights", "WeightUpdater"]
 
 _log = logging.getLogger("gangline.training")
 
 Save = Callable[[Path], None]
 """Writes a Hugging Face folder of safetensors into an empty folder. Blocking; it is called in a thread."""
-
-
-class UpdateProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """Durations of one update."""
-
-    version: int
-    transfer_s: float
-    """Writing the weights; sampling goes on. 0 when they were there."""
-    pause_s: float
-    """Closing all gates."""
-    drain_s: float
-    """Until no call was in flight; 0 under `keep`."""
-    load_s: float
-    """Holding the engines and loading, all at once."""
-    resume_s: float
-    """Telling the version, letting the engines go, opening the gates."""
-    total_s: float
-    num_engines: int
-    num_nodes: int
-    num_bytes: int
-
-    @property
-    def closed_s(self) -> float:
-        """How long model calls waited at most."""
-        return self.pause_s + self.drain_s + self.load_s + self.resume_s
 
 
 class LostEngine(msgspec.Struct, frozen=True):

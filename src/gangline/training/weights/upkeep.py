@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from gangline.domain.errors import EngineError, GanglineError, NodeError, ServerUnavailable
-from gangline.training.weights.update import Save, UpdateProfile, WeightUpdater
+from gangline.runs.records import UpdateProfile
+from gangline.training.weights.update import Save, WeightUpdater
 
 __all__ = ["Weights", "WeightsUpkeep"]
 

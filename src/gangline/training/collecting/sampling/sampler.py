@@ -10,25 +10,11 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
+from gangline.runs.records import SamplerMetrics
 from gangline.training.collecting.sampling.choosing import Chooser
 from gangline.training.collecting.sampling.history import Measurement, SamplingHistory
 
-__all__ = ["SamplerMetrics", "TaskSampler"]
-
-
-class SamplerMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sampler has done, as of one step."""
-
-    drawn: dict[str, int]
-    """Pool or label -> groups of the step that were drawn from it."""
-    sizes: dict[str, int]
-    """Pool or label -> its tasks now."""
-    stage: int | None
-    """Stage of the last draw, from 1; None without stages."""
-    num_never_drawn: int
-    """Tasks."""
+__all__ = ["TaskSampler"]
 
 
 class TaskSampler:

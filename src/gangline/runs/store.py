@@ -15,15 +15,8 @@ import msgspec
 import numpy as np
 
 from gangline.domain.errors import InvalidRequest, NotFound
-from gangline.training.run.lineage import Life, Results
-from gangline.training.run.log import (
-    EvaluationRecord,
-    PairedDifference,
-    StepRecord,
-    paired_difference,
-    read_evaluations,
-    read_records,
-)
+from gangline.runs.log import read_evaluations, read_records
+from gangline.runs.records import EvaluationRecord, Life, PairedDifference, Results, StepRecord, paired_difference
 
 __all__ = ["Arm", "Comparison", "Run", "RunSummary", "compare_runs", "read_run", "read_runs"]
 

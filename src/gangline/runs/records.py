@@ -1,31 +1,60 @@
-"""A run's own records: a line of JSON per step, and one per evaluation."""
+"""The records of a training run: its steps, evaluations, starts and result."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import numpy as np
 
-from gangline.durable import append, write_whole
-from gangline.private import make_private_folder
-from gangline.training.collecting.sampling.sampler import SamplerMetrics
-from gangline.training.weights.update import UpdateProfile
-
 __all__ = [
     "EvaluationRecord",
+    "Life",
     "PairedDifference",
-    "RunLog",
+    "Results",
+    "SamplerMetrics",
     "StepRecord",
+    "UpdateProfile",
     "paired_difference",
-    "read_evaluations",
-    "read_records",
 ]
 
-R = TypeVar("R", bound="StepRecord | EvaluationRecord")
+
+class SamplerMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sampler has done, as of one step."""
+
+    drawn: dict[str, int]
+    """Pool or label -> groups of the step that were drawn from it."""
+    sizes: dict[str, int]
+    """Pool or label -> its tasks now."""
+    stage: int | None
+    """Stage of the last draw, from 1; None without stages."""
+    num_never_drawn: int
+    """Tasks."""
+
+
+class UpdateProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """Durations of one update."""
+
+    version: int
+    transfer_s: float
+    """Writing the weights; sampling goes on. 0 when they were there."""
+    pause_s: float
+    """Closing all gates."""
+    drain_s: float
+    """Until no call was in flight; 0 under `keep`."""
+    load_s: float
+    """Holding the engines and loading, all at once."""
+    resume_s: float
+    """Telling the version, letting the engines go, opening the gates."""
+    total_s: float
+    num_engines: int
+    num_nodes: int
+    num_bytes: int
+
+    @property
+    def closed_s(self) -> float:
+        """How long model calls waited at most."""
+        return self.pause_s + self.drain_s + self.load_s + self.resume_s
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +186,51 @@ class PairedDifference(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.mean:+.2f}{error}"
 
 
+class Life(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of a run."""
+
+    key: str
+    """Key of the run; in the ids of its tasks. The service may still have the tasks of a run whose folder was removed,
+    and would answer with results of other weights."""
+    started_at: str
+    """UTC, ISO 8601."""
+    first_step: int
+    """That is done next; above 1 where the run goes on."""
+    experiment_digest: str
+    tasks_digest: str
+    held_out_digest: str | None
+    """Digest of the tasks that it is evaluated on."""
+    model_digest: str
+    """Digest of the initial weights' files and their configuration."""
+    gangline: str
+    commit: str | None
+    """Commit of the code's checkout, followed by `+` where files were changed; None: it is no checkout."""
+    python: str
+    machine: str
+    packages: dict[str, str]
+    hooks: dict[str, str] = {}
+    """Hook's name -> distribution and version that it came from."""
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """Results of a run that has completed all steps."""
+
+    num_steps: int
+    last_version: int
+    first_reward: float
+    last_reward: float
+    """Means over the first and the last fifth of the steps."""
+    first_evaluation: float | None
+    last_evaluation: float | None
+    """Mean rewards on held-out tasks; None where there are none."""
+    held_out_difference: PairedDifference | None
+    """The last evaluation against the first, task by task: the result of the run."""
+    wall_s: float
+    """Evaluations included."""
+    weights: str
+    """Folder of the last weights."""
+
+
 def paired_difference(before: EvaluationRecord, after: EvaluationRecord) -> PairedDifference | None:
     """None where no task counts in both. Source: Miller, Adding error bars to evals (arXiv 2411.00640), 4."""
     both = zip(before.task_means, after.task_means, strict=True)
@@ -165,48 +239,3 @@ def paired_difference(before: EvaluationRecord, after: EvaluationRecord) -> Pair
         return None
     error = float(np.std(gains, ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else None
     return PairedDifference(mean=float(np.mean(gains)), standard_error=error, num_tasks=len(gains))
-
-
-class RunLog:
-    """`metrics.jsonl` and `evaluations.jsonl` in the run's folder."""
-
-    def __init__(self, folder: Path, *, last_step: int = 0) -> None:
-        """last_step: step of the checkpoint; records of later steps are removed, since those steps are repeated."""
-        make_private_folder(folder)
-        self._metrics, self._evaluations = folder / "metrics.jsonl", folder / "evaluations.jsonl"
-        _keep(self._metrics, [record for record in read_records(self._metrics) if record.step <= last_step])
-        evaluations = [record for record in read_evaluations(self._evaluations) if record.step <= last_step]
-        _keep(self._evaluations, evaluations)
-        self.evaluated_steps = {record.step for record in evaluations}
-
-    def write(self, record: StepRecord) -> None:
-        """Durable on return."""
-        append(self._metrics, msgspec.json.encode(record) + b"\n")
-
-    def write_evaluation(self, record: EvaluationRecord) -> None:
-        """Durable on return."""
-        append(self._evaluations, msgspec.json.encode(record) + b"\n")
-        self.evaluated_steps.add(record.step)
-
-
-def read_records(path: Path) -> list[StepRecord]:
-    """Records of a `metrics.jsonl`; an incomplete last line is left out."""
-    return _read(path, StepRecord)
-
-
-def read_evaluations(path: Path) -> list[EvaluationRecord]:
-    """Records of an `evaluations.jsonl`; an incomplete last line is left out."""
-    return _read(path, EvaluationRecord)
-
-
-def _read(path: Path, kind: type[R]) -> list[R]:
-    if not path.exists():
-        return []
-    *lines, _cut_off = path.read_bytes().split(b"\n")
-    return [msgspec.json.decode(line, type=kind) for line in lines]
-
-
-def _keep(path: Path, records: Sequence[StepRecord | EvaluationRecord]) -> None:
-    """Reduce a file, where it exists, to these records."""
-    if path.exists():
-        write_whole(path, b"".join(msgspec.json.encode(record) + b"\n" for record in records))
