@@ -70,6 +70,8 @@ async def test_it_trains_pushes_and_writes_every_step(tmp_path: Path, mode: str)
     assert [record.version for record in told] == [1, 2, 3]
     assert all(record.reward_mean == 0.5 and record.num_sessions == 4 for record in told)
     assert all(record.update == PROFILE and record.learner == {"loss": 0.0} for record in told)
+    assert [len(record.groups) for record in told] == [2, 2, 2]
+    assert {task_id for record in told for task_id in record.groups} == set(learner.seen)
 
 
 async def test_sync_trains_on_nothing_but_the_newest_policy(tmp_path: Path) -> None:
@@ -387,6 +389,7 @@ def test_a_record_is_read_as_it_was_written_and_a_cut_line_is_left_out(tmp_path:
     assert read_records(tmp_path / "metrics.jsonl") == [record]
     assert record.scalars()["rollout/lag_mean"] == 0.25
     assert record.scalars()["update/total_s"] == 0.5
+    assert record.scalars()["rollout/trained_tokens_per_session"] == 2.0
 
 
 async def test_what_the_selection_leaves_out_is_counted_and_other_groups_come_instead(tmp_path: Path) -> None:

@@ -72,6 +72,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Mean over the groups of each one's deviation."""
     collected_reward_mean: float | None
     """Over all whole groups that ended since the step before, those that were not admitted included."""
+    groups: tuple[str, ...] = ()
+    """[num_groups] ids of the tasks whose sessions were trained on; empty in records of earlier versions."""
     num_groups: int
     num_one_reward: int
     """Groups in which no session did better than another: there is nothing to learn from them. 0 under a critic, which
@@ -129,6 +131,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
             found["sampler/num_never_drawn"] = float(self.sampler.num_never_drawn)
             if self.sampler.stage is not None:
                 found["sampler/stage"] = float(self.sampler.stage)
+        if self.num_sessions:
+            found["rollout/trained_tokens_per_session"] = self.num_trained_tokens / self.num_sessions
         found["rollout/num_degenerate"] = float(sum(self.degenerate.values()))
         total = sum(self.lag.values())
         if total:

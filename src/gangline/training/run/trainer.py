@@ -189,6 +189,7 @@ class Trainer:
             reward_mean=float(np.mean(rewards)),
             reward_deviation=float(np.mean([group.deviation for group in groups])),
             collected_reward_mean=collected.reward_mean,
+            groups=tuple(group.task_id for group in groups),
             num_groups=len(groups),
             num_one_reward=learned.num_one_reward,
             num_sessions=len(sessions),
