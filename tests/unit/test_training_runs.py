@@ -6,70 +6,15 @@ import json
 import os
 import random
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from gangline.cli.main import build_app
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.durable import acquire
-from gangline.runs.log import RunLog
-from gangline.runs.records import EvaluationRecord, StepRecord
 from gangline.runs.store import compare_runs, read_run, read_runs
-from gangline.training.run.experiment import Experiment
-from gangline.training.run.lineage import begin_life, write_results
-from support.training.fakes import step_record
-
-NUM_STEPS = 2
-TASKS = 40
-
-
-def evaluation(step: int, means: list[float]) -> EvaluationRecord:
-    return EvaluationRecord(
-        step=step,
-        version=step,
-        wall_s=60.0,
-        reward_mean=sum(means) / len(means),
-        standard_error=0.1,
-        task_means=tuple(means),
-        num_tasks=len(means),
-        num_sessions=len(means),
-        num_invalid=0,
-        took_s=1.0,
-    )
-
-
-def write_run(
-    data: Path, name: str, after: list[float] | None = None, *, seed: int = 0, held_out: str = "h", **changes: Any
-) -> Path:
-    """A run of two steps, finished where `after` has the tasks' last rewards."""
-    folder, model = data / "runs" / name, data / "model"
-    model.mkdir(parents=True, exist_ok=True)
-    (model / "config.json").write_text("{}")
-    document = {
-        "name": name,
-        "model": "m",
-        "data": {"tasks": "t.jsonl"},
-        "schedule": {"steps": NUM_STEPS},
-        "seed": seed,
-    }
-    experiment = Experiment.model_validate(document | changes)
-    begin_life(
-        folder, experiment, key="0a", tasks_digest="t", held_out_digest=held_out, model_folder=model, first_step=1
-    )
-    log = RunLog(folder)
-    log.write_evaluation(evaluation(0, [0.0] * TASKS))
-    records: list[StepRecord] = []
-    for step in range(1, NUM_STEPS + 1 if after else NUM_STEPS):
-        records.append(msgspec.structs.replace(step_record(), step=step))
-        log.write(records[-1])
-    if after is not None:
-        last = evaluation(NUM_STEPS, after)
-        log.write_evaluation(last)
-        write_results(folder, records, [evaluation(0, [0.0] * TASKS), last], last_version=2, weights=folder)
-    return folder
+from support.training.recorded_runs import TASKS, write_run
 
 
 def test_runs_are_listed_with_their_state_and_result(tmp_path: Path) -> None:

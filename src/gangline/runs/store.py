@@ -18,12 +18,25 @@ from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.runs.log import read_evaluations, read_records
 from gangline.runs.records import EvaluationRecord, Life, PairedDifference, Results, StepRecord, paired_difference
 
-__all__ = ["Arm", "Comparison", "Run", "RunSummary", "compare_runs", "read_run", "read_runs"]
+__all__ = [
+    "Arm",
+    "Comparison",
+    "Run",
+    "RunSummary",
+    "compare_runs",
+    "read_folder",
+    "read_run",
+    "read_runs",
+    "run_folders",
+    "state_of_files",
+]
 
 _NOT_COMPARED = {"name", "seed", "report_to"}
 """Settings that make no difference between arms."""
 _NO_TABLES = ("service.", "tracking.")
 """The same for whole tables."""
+
+_RECORDS = ("lineage.json", "metrics.jsonl", "evaluations.jsonl", "results.json")
 
 State = Literal["running", "stopped", "done"]
 
@@ -92,16 +105,20 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_runs(data_dir: Path) -> list[Run]:
     """Every run of a data folder, the latest first. Raises: InvalidRequest for a folder that cannot be read."""
-    folders = [path.parent for path in (data_dir / "runs").glob("*/lineage.json")]
-    return sorted(map(_read, folders), key=lambda run: run.summary.updated_at, reverse=True)
+    return sorted(map(read_folder, run_folders(data_dir)), key=lambda run: run.summary.updated_at, reverse=True)
+
+
+def run_folders(data_dir: Path) -> list[Path]:
+    """Folders of all runs of a data folder, by name."""
+    return sorted(path.parent for path in (data_dir / "runs").glob("*/lineage.json"))
 
 
 def read_run(data_dir: Path, name: str) -> Run:
     """name: of a run, or the path of its folder. Raises: NotFound, InvalidRequest."""
     for folder in (data_dir / "runs" / name, Path(name)):
         if (folder / "lineage.json").exists():
-            return _read(folder)
-    there = sorted(path.parent.name for path in (data_dir / "runs").glob("*/lineage.json"))
+            return read_folder(folder)
+    there = [path.name for path in run_folders(data_dir)]
     raise NotFound(f"there is no run {name!r} in {data_dir / 'runs'}. There are: {', '.join(there) or 'none'}.")
 
 
@@ -165,8 +182,14 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if any(one.get(name) != settings[0].get(name) for one in settings)]
 
 
-def _read(folder: Path) -> Run:
-    """Raises: InvalidRequest."""
+def state_of_files(folder: Path) -> tuple[object, ...]:
+    """Changes whenever `read_folder` would return another run."""
+    found = [folder / name for name in (*_RECORDS, "experiment.json") if (folder / name).exists()]
+    return (_is_locked(folder / "run.lock"), *((one.name, one.stat().st_mtime_ns, one.stat().st_size) for one in found))
+
+
+def read_folder(folder: Path) -> Run:
+    """The run of one folder. Raises: InvalidRequest."""
     try:
         lives = msgspec.json.decode((folder / "lineage.json").read_bytes(), type=list[Life])
         experiment = msgspec.json.decode((folder / "experiment.json").read_bytes(), type=dict[str, Any])
@@ -207,8 +230,7 @@ def _read(folder: Path) -> Run:
 
 
 def _updated_at(folder: Path) -> str:
-    names = ("lineage.json", "metrics.jsonl", "evaluations.jsonl", "results.json")
-    newest = max((folder / name).stat().st_mtime for name in names if (folder / name).exists())
+    newest = max((folder / name).stat().st_mtime for name in _RECORDS if (folder / name).exists())
     return datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds")
 
 

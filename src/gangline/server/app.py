@@ -26,11 +26,13 @@ from gangline.server.routes.page import PageRoutes
 from gangline.server.routes.regrading import Regrading, RegradingRoutes
 from gangline.server.routes.sessions import CallerSessionRoutes, CallerSessions
 from gangline.server.routes.tasks import UserRoutes
+from gangline.server.routes.training_runs import RunRoutes
 from gangline.server.routes.views import ViewRoutes
 from gangline.server.service.core import RolloutService
 from gangline.server.service.finder import Finder
 from gangline.server.service.opened import OpenedSessions
 from gangline.server.service.running import RunningSessions
+from gangline.server.service.training_runs import TrainingRuns
 from gangline.store.audit import ActionLog
 
 __all__ = ["TITLE", "all_routes", "create_app"]
@@ -51,6 +53,7 @@ def create_app(
     actions: ActionLog | None = None,
     visitors: Visitors | None = None,
     index_path: Path | None = None,
+    data_dir: Path | None = None,
     max_task_bytes: int = MAX_TASK_BYTES,
     max_result_bytes: int = MAX_RESULT_BYTES,
     keep_alive_s: float = 15.0,
@@ -65,6 +68,7 @@ def create_app(
     actions: the log of every change, and of every rejected request.
     visitors: browsers that are signed in; None keeps them for as long as the application lives.
     index_path: the file for the index of Find; None finds nothing.
+    data_dir: has the training runs that are shown; None shows none.
     max_task_bytes, max_result_bytes: of one request's body.
     keep_alive_s: between comments on an event stream on which nothing happens.
     """
@@ -78,6 +82,7 @@ def create_app(
         opened=opened,
         running=running,
         finder=finder,
+        runs=TrainingRuns(service, data_dir),
         control_token=control_token,
         handlers_folder=handlers_folder,
         engines=engines,
@@ -108,6 +113,7 @@ def all_routes(
     visitors: Visitors | None = None,
     running: RunningSessions | None = None,
     finder: Finder | None = None,
+    runs: TrainingRuns | None = None,
     opened: OpenedSessions | None = None,
     max_task_bytes: int = MAX_TASK_BYTES,
     max_result_bytes: int = MAX_RESULT_BYTES,
@@ -122,6 +128,7 @@ def all_routes(
         *ViewRoutes(opened or OpenedSessions(service, running)).routes(),
         *AnnotationRoutes(service).routes(),
         *FindRoutes(finder or Finder(service, None)).routes(),
+        *RunRoutes(runs or TrainingRuns(service, None)).routes(),
         *EventRoutes(service, running, keep_alive_s=keep_alive_s).routes(),
         *NodeRoutes(service, max_result_bytes=max_result_bytes).routes(),
         *CallerSessionRoutes(CallerSessions(service, control_token)).routes(),

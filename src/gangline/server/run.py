@@ -158,6 +158,7 @@ async def serving(
             actions=ActionLog(folder / "actions", where="server"),
             visitors=Visitors(await asyncio.to_thread(_page_secret, folder), control_token),
             index_path=folder / "find.db",
+            data_dir=data_dir,
         )
         _, bound_port = await stack.enter_async_context(listening(app, shutdown_s=2.0, host=host, port=port))
         stack.callback(service.stop)

@@ -48,7 +48,7 @@ _OUTCOME = Choice("outcome", "Only sessions with this outcome.", get_args(Outcom
 _CAUSE = Name("cause", "Only sessions whose failure has this code.")
 _RULE = Choice("rule", "Only sessions in which this rule found something.", get_args(Rule))
 _HARNESS = Name("harness", "Only sessions of this harness.")
-_VERSION = Whole("version", "Only sessions of which this policy version sampled a token.", high=2**63 - 1)
+_VERSION = Whole("version", "Only sessions of which this policy version sampled a token.", high=2**53)
 _TASK_ID = Text("task_id", "Only sessions of this task.")
 _MIN = Number("min_reward", "Only rewards from here on.", low=-1e300, high=1e300)
 _MAX = Number("max_reward", "Only rewards up to here.", low=-1e300, high=1e300)
