@@ -14,13 +14,15 @@ import { fileURLToPath } from "node:url";
 const HERE = dirname(fileURLToPath(import.meta.url));
 const TARGET = join(HERE, "../src/gangline/web/vendor");
 
-/** @type {Record<string, {package: string, file: string, types: string}>} By the name of the copy. */
+/** @type {Record<string, {package: string, file: string, types?: string}>} By the name of the copy. */
 const LIBRARIES = {
   "preact.mjs": { package: "preact", file: "dist/preact.mjs", types: "preact" },
   "hooks.mjs": { package: "preact", file: "hooks/dist/hooks.mjs", types: "preact/hooks" },
   "htm.mjs": { package: "htm", file: "dist/htm.mjs", types: "htm" },
   "signals.mjs": { package: "@preact/signals", file: "dist/signals.mjs", types: "@preact/signals" },
   "signals-core.mjs": { package: "@preact/signals-core", file: "dist/signals-core.mjs", types: "@preact/signals-core" },
+  "uplot.mjs": { package: "uplot", file: "dist/uPlot.esm.js", types: "uplot" },
+  "uplot.css": { package: "uplot", file: "dist/uPlot.min.css" },
 };
 
 /** Imports in the packages, and the copies that they mean. */
@@ -44,8 +46,11 @@ function wanted() {
       source = source.replaceAll(`from"${bare}"`, `from"${path}"`).replaceAll(`from "${bare}"`, `from "${path}"`);
     }
     files[name] = source;
-    files[name.replace(".mjs", ".d.mts")] =
-      `export * from "${types}";\n` + (name === "htm.mjs" ? `export { default } from "${types}";\n` : "");
+    if (types !== undefined) {
+      const all = types === "uplot" ? "" : `export * from "${types}";\n`;
+      const one = types === "uplot" || types === "htm" ? `export { default } from "${types}";\n` : "";
+      files[name.replace(".mjs", ".d.mts")] = all + one;
+    }
     const terms = readFileSync(join(folder, "LICENSE"), "utf8");
     const known = Object.keys(files).find((other) => other.startsWith("LICENSE-") && files[other] === terms);
     const licence = known ?? `LICENSE-${owner.replace("@", "").replace("/", "-")}`;

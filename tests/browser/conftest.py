@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -26,12 +27,16 @@ async def browser() -> AsyncGenerator[Browser]:
         yield running
 
 
+@pytest.fixture(scope="package")
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("page")
+
+
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def control(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[ServerClient]:
+async def control(data_folder: Path) -> AsyncGenerator[ServerClient]:
     """A server with a group of three: rewards 0, 1 and 0; and three sessions that failed, two of them alike."""
-    folder = tmp_path_factory.mktemp("page")
     async with (
-        serving(data_dir=folder, control_token=TOKEN, check_task=any_plugin) as server,
+        serving(data_dir=data_folder, control_token=TOKEN, check_task=any_plugin) as server,
         ServerClient(server.url, TOKEN) as client,
     ):
         await client.submit(request("task-1", num_samples=3))

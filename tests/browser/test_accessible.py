@@ -11,6 +11,7 @@ from playwright.async_api import expect
 
 from support.page.browser import Visit
 from support.requirements import need
+from support.training.recorded_runs import write_learning_run
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -18,10 +19,19 @@ AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min
 PARTS = {
     "now": ("", "h1", ()),
     "task": ("tasks/task-1", "table", ()),
+    "runs": ("runs", "table", ()),
+    "run": ("runs/base?with=fast", ".chart canvas", ("j",)),
+    "drift": ("sessions/task-1.0?call=4", "#call-4", ("d",)),
     "find": ("find?words=sign", "[role=status]", ()),
     "calls": ("sessions/task-1.0", "article", ("j", "t", "?")),
     "evidence": ("sessions/task-1.0", "article", ("e",)),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runs(data_folder: Path) -> None:
+    write_learning_run(data_folder, "base", 20, groups=("task-1", "gone"))
+    write_learning_run(data_folder, "fast", 30, learner={"learning_rate": 1e-5})
 
 
 @pytest.mark.parametrize("part", PARTS)

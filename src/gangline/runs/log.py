@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, Generic, TypeVar
 
 import msgspec
 
@@ -13,6 +13,7 @@ from gangline.private import make_private_folder
 from gangline.runs.records import EvaluationRecord, StepRecord
 
 __all__ = [
+    "GrowingRecords",
     "RunLog",
     "read_evaluations",
     "read_records",
@@ -43,21 +44,52 @@ class RunLog:
         self.evaluated_steps.add(record.step)
 
 
+class GrowingRecords(Generic[R]):
+    """The records of a file to which a trainer appends: what was read is not read again."""
+
+    def __init__(self, path: Path, kind: type[R]) -> None:
+        self._path = path
+        self._kind = kind
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._records: list[R] = []
+        self._last_line = b""
+        self._end = 0
+
+    def read(self) -> list[R]:
+        """All records; an incomplete last line is left out. Empty where there is no file.
+
+        Raises: OSError, msgspec.MsgspecError.
+        """
+        try:
+            with self._path.open("rb") as file:
+                self._read_on(file)
+        except FileNotFoundError:
+            self._begin_anew()
+        return self._records.copy()
+
+    def _read_on(self, file: BinaryIO) -> None:
+        """A trainer that goes on from a checkpoint writes the file anew: then the last line is not where it was."""
+        file.seek(self._end - len(self._last_line))
+        if file.read(len(self._last_line)) != self._last_line:
+            self._begin_anew()
+            file.seek(0)
+        *lines, _cut_off = file.read().split(b"\n")
+        self._records += [msgspec.json.decode(line, type=self._kind) for line in lines]
+        if lines:
+            self._end += sum(map(len, lines)) + len(lines)
+            self._last_line = lines[-1] + b"\n"
+
+
 def read_records(path: Path) -> list[StepRecord]:
     """Records of a `metrics.jsonl`; an incomplete last line is left out."""
-    return _read(path, StepRecord)
+    return GrowingRecords(path, StepRecord).read()
 
 
 def read_evaluations(path: Path) -> list[EvaluationRecord]:
     """Records of an `evaluations.jsonl`; an incomplete last line is left out."""
-    return _read(path, EvaluationRecord)
-
-
-def _read(path: Path, kind: type[R]) -> list[R]:
-    if not path.exists():
-        return []
-    *lines, _cut_off = path.read_bytes().split(b"\n")
-    return [msgspec.json.decode(line, type=kind) for line in lines]
+    return GrowingRecords(path, EvaluationRecord).read()
 
 
 def _keep(path: Path, records: Sequence[StepRecord | EvaluationRecord]) -> None:

@@ -116,11 +116,13 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     def scalars(self) -> dict[str, float]:
         """Every number, by its name in trackers."""
         found = dict[str, float]()
-        for name, value in msgspec.to_builtins(self).items():
-            if name in ("update", "learner"):
-                found |= {f"{name}/{inner}": float(one) for inner, one in dict[str, float](value or {}).items()}
-            elif isinstance(value, int | float) and name not in ("step", "version"):
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, int | float) and name not in ("step", "version"):
                 found[f"rollout/{name}"] = float(value)
+        update = {} if self.update is None else msgspec.structs.asdict(self.update)
+        found |= {f"update/{name}": float(value) for name, value in update.items()}
+        found |= {f"learner/{name}": float(value) for name, value in self.learner.items()}
         found["rollout/num_left_out_tokens"] = float(sum(self.left_out.values()))
         found |= {f"rollout/role_reward_mean/{role}": mean for role, mean in self.role_reward_mean.items()}
         found |= {f"shapley/{player}": mean for player, mean in self.shapley.items()}

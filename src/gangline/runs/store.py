@@ -15,16 +15,16 @@ import msgspec
 import numpy as np
 
 from gangline.domain.errors import InvalidRequest, NotFound
-from gangline.runs.log import read_evaluations, read_records
+from gangline.runs.log import GrowingRecords
 from gangline.runs.records import EvaluationRecord, Life, PairedDifference, Results, StepRecord, paired_difference
 
 __all__ = [
     "Arm",
     "Comparison",
     "Run",
+    "RunReader",
     "RunSummary",
     "compare_runs",
-    "read_folder",
     "read_run",
     "read_runs",
     "run_folders",
@@ -105,7 +105,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_runs(data_dir: Path) -> list[Run]:
     """Every run of a data folder, the latest first. Raises: InvalidRequest for a folder that cannot be read."""
-    return sorted(map(read_folder, run_folders(data_dir)), key=lambda run: run.summary.updated_at, reverse=True)
+    runs = (RunReader(folder).read() for folder in run_folders(data_dir))
+    return sorted(runs, key=lambda run: run.summary.updated_at, reverse=True)
 
 
 def run_folders(data_dir: Path) -> list[Path]:
@@ -117,7 +118,7 @@ def read_run(data_dir: Path, name: str) -> Run:
     """name: of a run, or the path of its folder. Raises: NotFound, InvalidRequest."""
     for folder in (data_dir / "runs" / name, Path(name)):
         if (folder / "lineage.json").exists():
-            return read_folder(folder)
+            return RunReader(folder).read()
     there = [path.name for path in run_folders(data_dir)]
     raise NotFound(f"there is no run {name!r} in {data_dir / 'runs'}. There are: {', '.join(there) or 'none'}.")
 
@@ -183,24 +184,51 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def state_of_files(folder: Path) -> tuple[object, ...]:
-    """Changes whenever `read_folder` would return another run."""
+    """Changes whenever a `RunReader` would return another run."""
     found = [folder / name for name in (*_RECORDS, "experiment.json") if (folder / name).exists()]
     return (_is_locked(folder / "run.lock"), *((one.name, one.stat().st_mtime_ns, one.stat().st_size) for one in found))
 
 
-def read_folder(folder: Path) -> Run:
-    """The run of one folder. Raises: InvalidRequest."""
-    try:
-        lives = msgspec.json.decode((folder / "lineage.json").read_bytes(), type=list[Life])
-        experiment = msgspec.json.decode((folder / "experiment.json").read_bytes(), type=dict[str, Any])
-        records, evaluations = read_records(folder / "metrics.jsonl"), read_evaluations(folder / "evaluations.jsonl")
-        path = folder / "results.json"
-        results = msgspec.json.decode(path.read_bytes(), type=Results) if path.exists() else None
-    except (OSError, msgspec.MsgspecError) as error:
-        raise InvalidRequest(f"{folder} is not the folder of a run that this version can read: {error}.") from error
+class RunReader:
+    """Reads one run's folder, again and again while its trainer writes: records that were read are kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._records = GrowingRecords(folder / "metrics.jsonl", StepRecord)
+        self._evaluations = GrowingRecords(folder / "evaluations.jsonl", EvaluationRecord)
+
+    def read(self) -> Run:
+        """Raises: InvalidRequest."""
+        folder = self._folder
+        try:
+            lives = msgspec.json.decode((folder / "lineage.json").read_bytes(), type=list[Life])
+            experiment = msgspec.json.decode((folder / "experiment.json").read_bytes(), type=dict[str, Any])
+            records, evaluations = self._records.read(), self._evaluations.read()
+            path = folder / "results.json"
+            results = msgspec.json.decode(path.read_bytes(), type=Results) if path.exists() else None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise InvalidRequest(f"{folder} is not the folder of a run that this version can read: {error}.") from error
+        return Run(
+            summary=_summary(folder, experiment, lives, records, evaluations, results),
+            settings=dict(_flat(experiment)),
+            lives=lives,
+            records=records,
+            evaluations=evaluations,
+            results=results,
+        )
+
+
+def _summary(
+    folder: Path,
+    experiment: Mapping[str, Any],
+    lives: Sequence[Life],
+    records: Sequence[StepRecord],
+    evaluations: Sequence[EvaluationRecord],
+    results: Results | None,
+) -> RunSummary:
     num_steps, done = experiment["schedule"]["steps"], len(records)
     difference = paired_difference(evaluations[0], evaluations[-1]) if len(evaluations) > 1 else None
-    summary = RunSummary(
+    return RunSummary(
         name=experiment["name"],
         state="running" if _is_locked(folder / "run.lock") else "done" if results and done >= num_steps else "stopped",
         model=experiment["model"],
@@ -218,14 +246,6 @@ def read_folder(folder: Path) -> Run:
         held_out_difference=difference,
         wall_s=max((one.wall_s for one in (*records[-1:], *evaluations[-1:])), default=0.0),
         folder=str(folder),
-    )
-    return Run(
-        summary=summary,
-        settings=dict(_flat(experiment)),
-        lives=lives,
-        records=records,
-        evaluations=evaluations,
-        results=results,
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["CONTENT_SECURITY_POLICY", "PageFile", "PageFiles", "page_files", "page_sources"]
+__all__ = ["CONTENT_SECURITY_POLICY", "LAZY", "PageFile", "PageFiles", "page_files", "page_sources"]
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -43,6 +43,10 @@ _TYPES = {
 """Suffixes of served files. Others, such as type declarations and licences, are not served."""
 
 
+LAZY = ("vendor/uplot.mjs", "vendor/uplot.css")
+"""Files that only the parts with curves ask for."""
+
+
 class PageFile(msgspec.Struct, frozen=True):
     """One file, as it travels."""
 
@@ -64,7 +68,7 @@ class PageFiles:
         modules = (
             f'<link rel="modulepreload" href="/page/{self.digest}/{name}">'
             for name in sorted(files)
-            if name.endswith(("js",)) and "worker" not in name
+            if name.endswith("js") and "worker" not in name and name not in LAZY
         )
         index = index.replace("{page}", f"/page/{self.digest}").replace("{modules}", "\n".join(modules))
         self.index = _file(index.encode(), "text/html; charset=utf-8")

@@ -19,7 +19,7 @@ from gangline.domain.tokens import encode_json
 from gangline.web.columns import encode_columns
 from gangline.web.contents import call_contents
 from gangline.web.drift import call_drift, drifts
-from gangline.web.files import page_sources
+from gangline.web.files import LAZY, page_sources
 from gangline.web.outline import OpenedSession
 from gangline.web.tokens import TokenBytes, token_columns
 
@@ -48,7 +48,7 @@ def saved_page(session: OpenedSession, known: TokenBytes) -> bytes:
     sources = page_sources()
     style = sources["app/style.css"].decode()
     policy = _POLICY.format(script=_hash(_LOADER), style=_hash(style))
-    modules = {name: content.decode() for name, content in sources.items() if name.endswith("js")}
+    modules = {name: content.decode() for name, content in sources.items() if name.endswith("js") and name not in LAZY}
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',

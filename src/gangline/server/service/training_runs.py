@@ -19,9 +19,9 @@ from gangline.runs.records import EvaluationRecord, StepRecord
 from gangline.runs.store import (
     Comparison,
     Run,
+    RunReader,
     RunSummary,
     compare_runs,
-    read_folder,
     run_folders,
     state_of_files,
 )
@@ -78,8 +78,9 @@ class TrainingRuns:
         self._data_dir = data_dir
         self._reading = asyncio.Lock()
         self._summaries: dict[Path, tuple[object, RunSummary]] = {}
-        self._runs: OrderedDict[Path, tuple[object, Run]] = OrderedDict()
-        """folder -> (state of its files, the run), the last used one last"""
+        """folder -> (state of its files, summary)"""
+        self._readers: OrderedDict[Path, RunReader] = OrderedDict()
+        """The last used one last: a run that is looked at while it trains is read on, not anew."""
 
     async def summaries(self) -> tuple[RunSummary, ...]:
         """All runs, the latest first. Folders that cannot be read are left out."""
@@ -131,7 +132,7 @@ class TrainingRuns:
             try:
                 state = state_of_files(folder)
                 if self._summaries.get(folder, (None,))[0] != state:
-                    self._summaries[folder] = (state, read_folder(folder).summary)
+                    self._summaries[folder] = (state, self._read(folder).summary)
             except (GanglineError, OSError):  # of another version, or removed meanwhile
                 self._summaries.pop(folder, None)
         return [summary for _, summary in self._summaries.values()]
@@ -139,14 +140,11 @@ class TrainingRuns:
     def _read(self, folder: Path) -> Run:
         if not (folder / "lineage.json").exists():
             raise NotFound(f"there is no run {folder.name!r} in the server's data folder.")
-        state = state_of_files(folder)
-        held = self._runs.get(folder)
-        if held is None or held[0] != state:
-            held = self._runs[folder] = (state, read_folder(folder))
-        self._runs.move_to_end(folder)
-        while len(self._runs) > _MAX_RUNS:
-            self._runs.popitem(last=False)
-        return held[1]
+        reader = self._readers.pop(folder, None) or RunReader(folder)
+        self._readers[folder] = reader
+        while len(self._readers) > _MAX_RUNS:
+            self._readers.popitem(last=False)
+        return reader.read()
 
 
 def _curves(run: Run, max_points: int) -> RunCurves:

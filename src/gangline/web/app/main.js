@@ -2,6 +2,8 @@
 
 import { Find } from "./find.js";
 import { Now } from "./now.js";
+import { Run } from "./run.js";
+import { Runs } from "./runs.js";
 import { isSaved, saved } from "./saved.js";
 import { Session } from "./session.js";
 import { Task } from "./task.js";
@@ -9,6 +11,7 @@ import { html, render, useEffect, useState } from "./ui.js";
 
 const HELP = [
   ["g n", "now: tasks and sessions"],
+  ["g r", "training runs"],
   ["/", "find sessions"],
   ["j, k", "next, previous"],
   ["Enter", "open"],
@@ -39,6 +42,7 @@ function Page() {
     const key = (/** @type {KeyboardEvent} */ event) => {
       if (event.target instanceof HTMLInputElement || event.ctrlKey || event.metaKey || event.altKey) return;
       if (leads && event.key === "n") location.hash = "#/";
+      if (leads && event.key === "r") location.hash = "#/runs";
       if (event.key === "/") {
         location.hash = "#/find";
         event.preventDefault();
@@ -60,6 +64,7 @@ function Page() {
   return html`<header class="top">
       <a href="#/">Gangline</a>
       <span>${at.kind === "" ? "now" : at.kind.replace(/s$/, "")} ${at.id}</span>
+      <a href="#/runs">Runs (g r)</a>
       <a href="#/find">Find (/)</a>
       <button type="button" aria-expanded=${help} onClick=${() => setHelp(!help)}>Keys (?)</button>
     </header>
@@ -70,6 +75,7 @@ function Page() {
 function part({ kind, id, call, query }) {
   if (kind === "find") return html`<${Find} key=${query} query=${query} />`;
   if (kind === "sessions") return html`<${Session} key=${id} id=${id} call=${call} />`;
+  if (kind === "runs") return id === "" ? html`<${Runs} />` : html`<${Run} key=${id} name=${id} query=${query} />`;
   if (kind === "tasks") return html`<${Task} key=${id} id=${id} />`;
   return html`<${Now} />`;
 }

@@ -239,6 +239,59 @@ export interface Annotation {
   position: number;
 }
 
+export interface Difference {
+  mean: number;
+  standard_error: number | null;
+  num_tasks: number;
+}
+
+export interface RunSummary {
+  name: string;
+  state: "running" | "stopped" | "done";
+  model: string;
+  algorithm: string;
+  control: string;
+  seed: number;
+  num_done: number;
+  num_steps: number;
+  started_at: string;
+  updated_at: string;
+  num_lives: number;
+  reward_mean: number | null;
+  first_evaluation: number | null;
+  last_evaluation: number | null;
+  held_out_difference: Difference | null;
+  wall_s: number;
+  folder: string;
+}
+
+export interface RunCurves {
+  summary: RunSummary;
+  every: number;
+  steps: number[];
+  versions: number[];
+  wall_s: number[];
+  curves: Record<string, (number | null)[]>;
+  evaluations: { step: number; version: number; reward_mean: number; standard_error: number | null; num_tasks: number }[];
+}
+
+export interface RunStep {
+  run: string;
+  record: { step: number; num_groups: number; num_sessions: number };
+  groups: { task_id: string; is_known: boolean; mean_reward: number | null; rewards: (number | null)[]; sessions: string[] }[];
+}
+
+export interface Comparison {
+  arms: {
+    runs: string[];
+    seeds: number[];
+    settings: Record<string, unknown>;
+    reward_mean: number | null;
+    deviation_of_seeds: number | null;
+    difference: Difference | null;
+  }[];
+}
+
 export interface NodeView {
   node_id: string;
   url: string;

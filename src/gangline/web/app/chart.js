@@ -1,0 +1,195 @@
+// A chart of a run: lines over steps, drawn by uPlot, which is loaded with the first one. The line of text below it has
+// the numbers of the chosen step, for people who cannot see the canvas.
+
+import { number } from "./scales.js";
+import { Component, html } from "./ui.js";
+
+/**
+ * @typedef {object} Line
+ * @property {string} label
+ * @property {number[]} steps
+ * @property {(number | null)[]} values One for each step.
+ * @property {number} hue Index of its colour.
+ * @property {boolean} dashed
+ * @property {boolean} points Whether it is measured at few steps, each of which gets a point.
+ */
+
+/** Hues that colour-blind people tell apart (Okabe and Ito), with enough contrast to the page. */
+const HUES = { light: ["#0072b2", "#c65400", "#007a59"], dark: ["#56b4e9", "#e69f00", "#2fc79a"] };
+const HEIGHT = 150;
+const DARK = matchMedia("(prefers-color-scheme: dark)");
+
+/** @type {Promise<typeof import("../vendor/uplot.mjs").default> | undefined} */
+let loaded;
+
+function uplot() {
+  if (loaded === undefined) {
+    const style = document.createElement("link");
+    style.rel = "stylesheet";
+    style.href = new URL("../vendor/uplot.css", import.meta.url).href;
+    document.head.append(style);
+    loaded = import("../vendor/uplot.mjs").then((module) => module.default);
+  }
+  return loaded;
+}
+
+/**
+ * Lines over the steps of all of them.
+ * @param {Line[]} lines
+ * @returns {[number[], ...(number | null)[][]]}
+ */
+export function aligned(lines) {
+  const steps = [...new Set(lines.flatMap((line) => line.steps))].sort((a, b) => a - b);
+  const place = new Map(steps.map((step, index) => [step, index]));
+  const columns = lines.map((line) => {
+    /** @type {(number | null)[]} */
+    const column = new Array(steps.length).fill(null);
+    line.steps.forEach((step, index) => (column[/** @type {number} */ (place.get(step))] = line.values[index]));
+    return column;
+  });
+  return [steps, ...columns];
+}
+
+/**
+ * The value at a step, or the last one before it.
+ * @param {Line} line
+ * @param {number} step
+ */
+function valueAt(line, step) {
+  let found = null;
+  for (let index = 0; index < line.steps.length && line.steps[index] <= step; index++) found = line.values[index] ?? found;
+  return found;
+}
+
+/**
+ * @typedef {object} ChartProps
+ * @property {string} title
+ * @property {Line[]} lines
+ * @property {number} step The chosen one.
+ * @property {(step: number) => void} onStep
+ */
+
+/** @extends {Component<ChartProps, {}>} */
+export class Chart extends Component {
+  /** @param {ChartProps} props */
+  constructor(props) {
+    super(props);
+    /** @type {HTMLElement | null} */
+    this.box = null;
+    /** @type {InstanceType<typeof import("../vendor/uplot.mjs").default> | null} */
+    this.plot = null;
+    this.drawn = "";
+    this.alive = true;
+    this.redraw = () => this.draw(true);
+    this.resize = new ResizeObserver(() => {
+      if (this.plot !== null && this.box !== null) this.plot.setSize({ width: this.box.clientWidth, height: HEIGHT });
+    });
+  }
+
+  /** @override */
+  componentDidMount() {
+    DARK.addEventListener("change", this.redraw);
+    this.draw(false);
+  }
+
+  /** @override */
+  componentDidUpdate() {
+    this.draw(false);
+  }
+
+  /** @override */
+  componentWillUnmount() {
+    this.alive = false;
+    DARK.removeEventListener("change", this.redraw);
+    this.resize.disconnect();
+    this.plot?.destroy();
+  }
+
+  /** @param {boolean} anew Whether the colours have changed. */
+  async draw(anew) {
+    const { lines } = this.props;
+    if (lines.length === 0) return;
+    const UPlot = await uplot();
+    if (!this.alive || this.box === null) return;
+    const shape = JSON.stringify(lines.map(({ label, hue, dashed }) => [label, hue, dashed]));
+    const data = /** @type {any} */ (aligned(lines));
+    if (this.plot !== null && shape === this.drawn && !anew) {
+      this.plot.setData(data);
+      return;
+    }
+    this.plot?.destroy();
+    this.drawn = shape;
+    this.resize.observe(this.box);
+    this.plot = new UPlot(/** @type {any} */ (this.options(lines)), data, this.box);
+  }
+
+  /** @param {Line[]} lines */
+  options(lines) {
+    const style = getComputedStyle(document.documentElement);
+    const faint = style.getPropertyValue("--faint").trim();
+    const axis = { stroke: faint, grid: { stroke: style.getPropertyValue("--line").trim(), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
+    const hues = HUES[DARK.matches ? "dark" : "light"];
+    return {
+      width: this.box?.clientWidth ?? 0,
+      height: HEIGHT,
+      legend: { show: false },
+      cursor: { y: false, sync: { key: "run" }, drag: { x: false, y: false } },
+      scales: { x: { time: false } },
+      axes: [{ ...axis, size: 28 }, { ...axis, size: 56 }],
+      series: [
+        {},
+        ...lines.map(({ label, hue, dashed, points }) => ({
+          label,
+          stroke: hues[hue % hues.length],
+          width: points ? 1 : 1.5,
+          dash: dashed ? [6, 4] : [],
+          points: points ? { show: true, size: 7 } : { show: false },
+          spanGaps: true,
+        })),
+      ],
+      hooks: { ready: [(/** @type {any} */ plot) => this.listen(plot)], draw: [(/** @type {any} */ plot) => this.mark(plot, faint)] },
+    };
+  }
+
+  /** @param {any} plot */
+  listen(plot) {
+    plot.over.addEventListener("click", () => {
+      if (plot.cursor.idx !== null && plot.cursor.idx !== undefined) this.props.onStep(Math.max(1, plot.data[0][plot.cursor.idx]));
+    });
+  }
+
+  /**
+   * A line at the chosen step.
+   * @param {any} plot
+   * @param {string} colour
+   */
+  mark(plot, colour) {
+    const x = Math.round(plot.valToPos(this.props.step, "x", true));
+    plot.ctx.fillStyle = colour;
+    plot.ctx.fillRect(x, plot.bbox.top, 1, plot.bbox.height);
+  }
+
+  /** @override */
+  render() {
+    const { title, lines, step } = this.props;
+    if (lines.length === 0) {
+      return html`<figure class="chart">
+        <figcaption>${title}</figcaption>
+        <p>The run does not record it.</p>
+      </figure>`;
+    }
+    const hues = HUES[DARK.matches ? "dark" : "light"];
+    return html`<figure class="chart" aria-label=${title}>
+      <figcaption>${title}</figcaption>
+      <div class="plot" aria-hidden="true" ref=${(/** @type {HTMLElement | null} */ box) => (this.box = box)}></div>
+      <p>
+        ${lines.map(
+          (line) => html`<span class="line" key=${line.label}>
+            <span aria-hidden="true" style=${{ color: hues[line.hue % hues.length] }}>${line.dashed ? "╌" : "━"}</span> ${line.label}
+            ${" "}<b>${number(valueAt(line, step))}</b>
+          </span> `,
+        )}
+      </p>
+    </figure>`;
+  }
+}
