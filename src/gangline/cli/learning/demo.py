@@ -157,6 +157,8 @@ async def _run(plan: Plan, name: str, wanted: _Wanted, *, as_json: bool) -> tupl
             learning = await _learn(live, client, plan, name, wanted, backend)
             if wanted.opens and not as_json:
                 _print_end(report, learning, plan)
+                shown = "with these sessions" if learning is None else "with the training's curves under Runs"
+                await _print_link(client, shown)
                 notes().print("The page is served until Ctrl-C")
                 await asyncio.Event().wait()
             return report, learning
@@ -166,10 +168,16 @@ async def _run(plan: Plan, name: str, wanted: _Wanted, *, as_json: bool) -> tupl
 
 async def _show_page(client: ServerClient, *, opens: bool) -> None:
     """A link to the page, while the service runs."""
-    url = client.url + (await client.page_link()).path
-    notes().print(f"[bold]The page[/] with these sessions, token by token; the link works once: {url}", soft_wrap=True)
+    url = await _print_link(client, "with these sessions, token by token")
     if opens:
         webbrowser.open(url)
+
+
+async def _print_link(client: ServerClient, what: str) -> str:
+    """The link, for one browser."""
+    url = client.url + (await client.page_link()).path
+    notes().print(f"[bold]The page[/] {what}; the link works once: {url}", soft_wrap=True)
+    return url
 
 
 async def _learn(

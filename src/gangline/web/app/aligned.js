@@ -84,7 +84,7 @@ function Leaving({ sample }) {
 function CallCell({ sample, row }) {
   const call = sample.calls[row];
   if (call === undefined) return null;
-  return html`<a href=${`#/sessions/${encodeURIComponent(sample.session_id)}?call=${call.number}`}>call ${call.number}</a>
-    ${visible(call.preview)}
+  return html`<a href=${`#/sessions/${encodeURIComponent(sample.session_id)}?call=${call.number}`}>call ${call.number}</a>${" "}
+    ${visible(call.preview)}${" "}
     ${call.tools.length > 0 && html`<small> calls ${visible(call.tools.join(", "))}</small>`}`;
 }

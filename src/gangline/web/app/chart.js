@@ -17,6 +17,8 @@ import { Component, html } from "./ui.js";
 /** Hues that colour-blind people tell apart (Okabe and Ito), with enough contrast to the page. */
 const HUES = { light: ["#0072b2", "#c65400", "#007a59"], dark: ["#56b4e9", "#e69f00", "#2fc79a"] };
 const HEIGHT = 150;
+/** Distances of the labels under a chart: there are no half steps. */
+const WHOLE = [1, 2, 5].flatMap((one) => [0, 1, 2, 3, 4, 5].map((power) => one * 10 ** power)).sort((a, b) => a - b);
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 
 /** @type {Promise<typeof import("../vendor/uplot.mjs").default> | undefined} */
@@ -135,7 +137,7 @@ export class Chart extends Component {
       legend: { show: false },
       cursor: { y: false, sync: { key: "run" }, drag: { x: false, y: false } },
       scales: { x: { time: false } },
-      axes: [{ ...axis, size: 28 }, { ...axis, size: 56 }],
+      axes: [{ ...axis, size: 28, incrs: WHOLE }, { ...axis, size: 56, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map(number) }],
       series: [
         {},
         ...lines.map(({ label, hue, dashed, points }) => ({

@@ -80,7 +80,7 @@ function Results({ found }) {
     <ul class="found">
       ${found.sessions.map(
         (session) => html`<li key=${session.session_id}>
-          <a href=${`#/sessions/${encodeURIComponent(session.session_id)}`}>${session.session_id}</a>
+          <a href=${`#/sessions/${encodeURIComponent(session.session_id)}`}>${session.session_id}</a>${" "}
           <span>
             ${[
               `reward ${number(session.reward)}`,
@@ -103,7 +103,7 @@ function Results({ found }) {
 function Hit({ id, hit }) {
   const address = `#/sessions/${encodeURIComponent(id)}${hit.call < 0 ? "" : `?call=${hit.call}`}`;
   return html`<p>
-    <a href=${address}>${hit.call < 0 ? "" : `call ${hit.call}, `}${hit.kind.replace("_", " ")}</a>:
+    <a href=${address}>${hit.call < 0 ? "" : `call ${hit.call}, `}${hit.kind.replace("_", " ")}</a>:${" "}
     ${hit.snippet.split("\u0002").flatMap((piece, index) => {
       if (index === 0) return [visible(piece)];
       const [word, ...rest] = piece.split("\u0003");
