@@ -113,6 +113,17 @@ async def test_a_model_that_only_writes_broken_calls_fails(tmp_path: Path) -> No
     assert result.artifacts["harness.stdout"] == b""
 
 
+async def test_a_reply_may_take_what_is_left_of_the_context_where_max_tokens_is_more(tmp_path: Path) -> None:
+    """Engines refuse such a call. The limit is left out from then on: the conversation only grows."""
+    lease = native(agent={"settings": {"max_tokens": 20_000}})
+    result = await lived(tmp_path, lease, FIRST | {"tool_calls": [{"run": "echo here"}]}, context_length=16_000)
+    assert (result.outcome, result.artifacts["harness.stdout"]) == ("completed", b"done"), result.failure
+    assert [one.certificate.sampling.max_tokens for one in result.completions] == [None, None]
+    small = native(agent={"settings": {"max_tokens": 100}})
+    result = await lived(tmp_path / "small", small, context_length=16_000)
+    assert [one.certificate.sampling.max_tokens for one in result.completions] == [100]
+
+
 async def test_a_full_context_ends_it_by_its_limit_of_tokens(tmp_path: Path) -> None:
     again = {"tool_calls": [{"run": "seq 2000"}]}
     result = await lived(tmp_path, native(), again, context_length=16_000)

@@ -112,6 +112,22 @@ def test_tokens_that_must_not_be_trained_on_are_named_with_the_reason() -> None:
     assert note == "step 1/2: 40 sampled tokens were not trained on: sampled with top_p 0.9: set it to 1"
 
 
+def test_sessions_that_did_not_complete_are_counted_by_cause() -> None:
+    """A reward of 0 may come from that."""
+    console = Console(file=io.StringIO(), width=200)
+    with LearningView(console, num_steps=2) as view:
+        view.add_evaluation(
+            msgspec.structs.replace(
+                EVALUATIONS[0], num_invalid=1, early_ends={"token_limit (full)": 60, "cancelled": 1}
+            )
+        )
+    assert isinstance(console.file, io.StringIO)
+    _, note = console.file.getvalue().splitlines()
+    assert note.endswith("step 0/2: 61 of 65 sessions did not complete: 1 cancelled, 60 token_limit (full)")
+    one = msgspec.structs.replace(STEPS[0], early_ends={"agent_error": 2})
+    assert notes_on(one) == ["2 of 4 sessions did not complete: 2 agent_error"]
+
+
 def test_groups_that_teach_nothing_are_counted_and_a_step_of_nothing_else_says_that_weights_stay() -> None:
     some = msgspec.structs.replace(STEPS[0], num_groups=10, num_one_reward=8)
     assert notes_on(some) == ["8 of 10 groups had one reward: nothing to learn"]

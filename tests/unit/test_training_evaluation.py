@@ -94,6 +94,20 @@ def test_what_is_trained_on_is_not_held_out() -> None:
             require_disjoint(trained, [held_out])
 
 
+async def test_sessions_that_did_not_complete_are_counted_by_cause() -> None:
+    """Those with a reward count all the same."""
+    full = Failure(boundary="harness", code="context_length_exceeded", message="", retryable=False)
+
+    class Cut(FakeService):
+        async def result(self, task_id: str) -> list[SessionResult]:
+            first, second = await super().result(task_id)
+            return [msgspec.structs.replace(first, outcome="token_limit", failure=full), second]
+
+    service = Cut(**dict.fromkeys(ids(), (0.0, 1.0)))
+    found = await evaluation(service).measure(0, 0, 0.0)
+    assert (found.num_sessions, found.early_ends) == (6, {"token_limit (context_length_exceeded)": 3})
+
+
 async def test_one_task_has_no_standard_error() -> None:
     service = FakeService(**{ids()[0]: (1.0, 0.0)})
     found = await evaluation(service, num_tasks=1).measure(0, 0, 0.0)

@@ -75,6 +75,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[str, ...] = ()
     """[num_groups] ids of the tasks whose sessions were trained on; empty in records of earlier versions."""
     num_groups: int
+    early_ends: dict[str, int] = {}
+    """Outcome other than `completed`, with the code of its failure -> sessions that were trained on."""
     num_one_reward: int
     """Groups in which no session did better than another: there is nothing to learn from them. 0 under a critic, which
     learns from these too."""
@@ -135,6 +137,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
                 found["sampler/stage"] = float(self.sampler.stage)
         if self.num_sessions:
             found["rollout/trained_tokens_per_session"] = self.num_trained_tokens / self.num_sessions
+        found["rollout/num_early_ends"] = float(sum(self.early_ends.values()))
         found["rollout/num_degenerate"] = float(sum(self.degenerate.values()))
         total = sum(self.lag.values())
         if total:
@@ -164,6 +167,8 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """That count."""
     num_invalid: int
     """Sessions without a reward, by faults of the infrastructure for example, and of other weights: not in the mean."""
+    early_ends: dict[str, int] = {}
+    """Outcome other than `completed`, with the code of its failure -> sessions, those that count included."""
     took_s: float
 
     def scalars(self) -> dict[str, float]:
@@ -172,7 +177,7 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True):
         return {
             f"evaluation/{name}": float(value)
             for name, value in numbers.items()
-            if name not in ("step", "version", "task_means") and value is not None
+            if name not in ("step", "version", "task_means", "early_ends") and value is not None
         }
 
 

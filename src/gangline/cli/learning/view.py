@@ -65,12 +65,21 @@ def _update_s(record: StepRecord) -> float:
 def notes_on(record: StepRecord) -> list[str]:
     """Remarks on a step beside its numbers."""
     notes = [f"{number} sampled tokens were not trained on: {why}" for why, number in record.left_out.items()]
+    notes += _early_ends(record, record.num_sessions)
     num_dull, num_all = record.num_one_reward + record.num_not_admitted, record.num_groups + record.num_not_admitted
     if num_dull:
         notes.append(f"{num_dull} of {num_all} groups had one reward: nothing to learn")
     if record.update is None:
         notes.append(f"no weights were pushed, the policy stays at version {record.version}")
     return notes
+
+
+def _early_ends(record: StepRecord | EvaluationRecord, num_sessions: int) -> list[str]:
+    """A remark where sessions did not end as `completed`: a reward of 0 may come from that."""
+    if not record.early_ends:
+        return []
+    counts = ", ".join(f"{number} {end}" for end, number in sorted(record.early_ends.items()))
+    return [f"{sum(record.early_ends.values())} of {num_sessions} sessions did not complete: {counts}"]
 
 
 def shown_reward(record: EvaluationRecord) -> str:
@@ -165,6 +174,10 @@ class LearningView:
             f"held out, after step {record.step}/{self._num_steps}: reward {shown_reward(record)}, "
             f"{record.num_sessions} sessions, {record.num_invalid} did not count, took {record.took_s:.1f} s"
         )
+        for note in _early_ends(record, record.num_sessions + record.num_invalid):
+            self._console.print(
+                f"held out, after step {record.step}/{self._num_steps}: {note}", markup=False, soft_wrap=True
+            )
 
     def _note(self, line: str) -> None:
         self._last_record_at = time.monotonic()

@@ -44,7 +44,7 @@ class NativeConfig(BaseModel):
     """`answer`: a reply without a tool call ends the session and is its answer. `submit`: a call of the tool `submit`
     does, which is offered beside `tools`."""
     max_tokens: int | None = Field(default=None, gt=0)
-    """Tokens asked for in each call; None leaves it to the engine."""
+    """Most tokens of a reply; where less of the context is left, what is left. None leaves it to the engine."""
     command_timeout_s: float = Field(default=120.0, gt=0)
     """Seconds that one action may take, where its call asks for no other time."""
     max_output_bytes: Annotated[int, Field(ge=256, le=1 << 20)] = 16_384

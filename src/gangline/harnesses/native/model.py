@@ -1,4 +1,9 @@
-"""The model of a native agent: OpenAI Chat over HTTP, whole replies."""
+"""The model of a native agent: OpenAI Chat over HTTP, whole replies.
+
+vLLM and SGLang refuse a call whose prompt and `max_tokens` together exceed the context, and give the rest of the
+context to one without `max_tokens`. The agent's `max_tokens` is a limit and no demand, so it is left out from the first
+such refusal on: the conversation only grows.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +24,7 @@ Message = dict[str, Any]
 """A message of the Chat API, sent back exactly as it came."""
 
 _PASSING = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS}
+_CONTEXT_EXCEEDED = "context_length_exceeded"
 _MAX_RETRIES = 2
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 60.0
@@ -71,13 +77,21 @@ class _Answer(msgspec.Struct):
     choices: list[_Choice]
 
 
+class _Told(msgspec.Struct):
+    code: str | None = None
+
+
+class _Refused(msgspec.Struct):
+    error: _Told = msgspec.field(default_factory=_Told)
+
+
 class ChatModel:
     """Use as a context manager. It has no timeouts of its own: the session's budget ends a call."""
 
     def __init__(self, base_url: str, api_key: str, fields: Message) -> None:
         """base_url: ends in `/v1`. fields: of each request, beside its messages."""
         self._url = f"{base_url}/chat/completions"
-        self._fields = fields
+        self._fields = dict(fields)
         self._http = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"},
             timeout=aiohttp.ClientTimeout(total=None),
@@ -97,6 +111,15 @@ class ChatModel:
 
         Raises: HarnessError when the call is rejected, or not answered.
         """
+        try:
+            return await self._patiently(messages)
+        except _ContextExceeded:
+            if self._fields.pop("max_tokens", None) is None:
+                raise
+            return await self._patiently(messages)
+
+    async def _patiently(self, messages: Sequence[Message]) -> ModelReply:
+        """Raises: HarnessError."""
         body = msgspec.json.encode({**self._fields, "messages": messages})
         pause_s = _FIRST_PAUSE_S
         for _ in range(_MAX_RETRIES):
@@ -139,11 +162,22 @@ class _Passing(HarnessError):
     retry_after_s: float | None = None
 
 
+class _ContextExceeded(HarnessError):
+    """Prompt and `max_tokens`, or the prompt alone, do not fit the model's context."""
+
+
 def _refusal(status: int, retry_after: str | None, answer: bytes) -> HarnessError:
     message = f"the model call was refused with {status}: {answer[:500].decode(errors='replace')}"
     if status not in _PASSING and status < HTTPStatus.INTERNAL_SERVER_ERROR:
-        return HarnessError(message)
+        return _ContextExceeded(message) if _code(answer) == _CONTEXT_EXCEEDED else HarnessError(message)
     passing = _Passing(message)
     if retry_after is not None and retry_after.isdecimal():
         passing.retry_after_s = min(float(retry_after), _LONGEST_PAUSE_S)
     return passing
+
+
+def _code(answer: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(answer, type=_Refused).error.code
+    except msgspec.MsgspecError:
+        return None

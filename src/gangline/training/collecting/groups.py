@@ -35,6 +35,7 @@ __all__ = [
     "Group",
     "ValiditySettings",
     "Verdict",
+    "early_ends",
     "judge_group",
     "tokens_left_out",
     "trainable_traces",
@@ -127,6 +128,15 @@ def _not_comparable(trace: Trace) -> Iterator[tuple[TurnSpan, str]]:
     for span, certificate in zip(trace.spans, trace.certificates, strict=True):
         if trace.loss_mask[span.start : span.end].any() and (why := why_not_trainable(certificate)) is not None:
             yield span, why
+
+
+def early_ends(sessions: Iterable[SessionResult]) -> dict[str, int]:
+    """Outcome other than `completed`, followed by the code of its failure where there is one -> sessions."""
+    found = Counter[str]()
+    for one in sessions:
+        if one.outcome != "completed":
+            found[one.outcome if one.failure is None else f"{one.outcome} ({one.failure.code})"] += 1
+    return dict(found)
 
 
 def tokens_left_out(sessions: Iterable[SessionResult]) -> dict[str, int]:

@@ -20,6 +20,7 @@ import itertools
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.runs.records import EvaluationRecord
 from gangline.training.collecting.admission import lag_of
-from gangline.training.collecting.groups import why_without_reward
+from gangline.training.collecting.groups import early_ends, why_without_reward
 from gangline.training.collecting.service import RolloutClient, answered
 from gangline.training.collecting.task_stream import seeded_task
 from gangline.training.options import TrainingOptions
@@ -62,6 +63,8 @@ class _Judged(NamedTuple):
     """Rewards of sessions that count."""
     reasons: dict[str, str]
     """session id -> why it does not count."""
+    early_ends: dict[str, int]
+    """See `EvaluationRecord`."""
 
 
 class Evaluation:
@@ -131,6 +134,7 @@ class Evaluation:
             num_tasks=len(means),
             num_sessions=num_sessions,
             num_invalid=len(self._tasks) * self._num_samples - num_sessions,
+            early_ends=dict(sum((Counter(one.early_ends) for one in judged), Counter[str]())),
             took_s=took_s,
         )
         _log.info("evaluation.measured step=%d version=%d reward=%.3f", step, version, record.reward_mean)
@@ -202,7 +206,7 @@ def _content(task: Mapping[str, Any]) -> bytes:
 def _judged(sessions: Sequence[SessionResult], version: int) -> _Judged:
     reasons = {one.session_id: why for one in sessions if (why := _why_not_counted(one, version)) is not None}
     rewards = [one.reward for one in sessions if one.session_id not in reasons and one.reward is not None]
-    return _Judged(rewards, reasons)
+    return _Judged(rewards, reasons, early_ends(sessions))
 
 
 def _why_not_counted(session: SessionResult, version: int) -> str | None:

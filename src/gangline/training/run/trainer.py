@@ -29,7 +29,7 @@ from gangline.training.collecting.admission import lag_histogram
 from gangline.training.collecting.batches import Batches
 from gangline.training.collecting.coalition_runs import CoalitionRuns
 from gangline.training.collecting.coalitions import CoalitionSettings
-from gangline.training.collecting.groups import Group, tokens_left_out, trainable_traces
+from gangline.training.collecting.groups import Group, early_ends, tokens_left_out, trainable_traces
 from gangline.training.collecting.schedule import ScheduleSettings
 from gangline.training.collecting.selection import Selection
 from gangline.training.collecting.service import RolloutClient
@@ -193,6 +193,7 @@ class Trainer:
             num_groups=len(groups),
             num_one_reward=learned.num_one_reward,
             num_sessions=len(sessions),
+            early_ends=early_ends(sessions),
             num_trained_tokens=learned.num_tokens,
             turn_score_mean=mean_turn_score(groups),
             role_reward_mean=mean_role_rewards(groups),
