@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
-import logging
 import subprocess
 import sys
 import tarfile
@@ -12,13 +12,15 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gangline import plugins
+from gangline.domain.child_work import Limits
 from gangline.domain.contracts import Reward
 from gangline.domain.errors import EvaluatorError, InvalidRequest
 from gangline.domain.ids import new_id
-from gangline.evaluators.untrusted.isolated import Limits, in_child
+from gangline.evaluators.untrusted.isolated import ForkServers, in_child
 from support.node.folder_runtime import FolderRuntime
 from support.requirements import need_module
 from support.training.evaluation_samples import a_context, a_trace, said
@@ -29,27 +31,23 @@ def _installed() -> None:
     need_module("math_verify", "pip install 'gangline[math]'")
 
 
+servers = ForkServers()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ended() -> Generator[None]:
+    yield
+    asyncio.run(servers.close())
+
+
 async def graded(tmp_path: Path, answer: str | list[str], text: str | None, **config: Any) -> Reward:
     evaluator = plugins.make_evaluator("math", {"answer": answer, **config})
     traces = () if text is None else (a_trace(said("assistant", text)),)
     runtime = FolderRuntime(tmp_path / new_id("runtime"))
-    return await evaluator.evaluate(a_context(runtime, traces=traces))
+    context = msgspec.structs.replace(a_context(runtime, traces=traces), child_work=servers)
+    return await evaluator.evaluate(context)
 
 
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """Compare here: a child imports SymPy, for a second of processor time. Tests without this have their child."""
-    from gangline.evaluators.math import comparing
-
-    async def here(_module: str, job: dict[str, Any], _limits: Limits) -> dict[str, Any]:
-        return comparing.work(comparing.prepare(job))
-
-    monkeypatch.setattr("gangline.evaluators.math.evaluator.in_child", here)
-    yield
-    logging.disable(logging.NOTSET)  # `prepare` has silenced what is a process of its own elsewhere
-
-
-@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     ("answer", "text", "reward"),
     [
@@ -84,7 +82,6 @@ async def test_an_answer_outside_of_a_box_may_be_none(tmp_path: Path) -> None:
     ).reward == 1.0
 
 
-@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     ("answer", "text", "tolerance", "reward"),
     [

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import msgspec
 from pydantic import BaseModel
 
+from gangline.domain.child_work import ChildWork
 from gangline.domain.completion import CompletionTree
 from gangline.domain.lifecycle import Outcome
 from gangline.domain.mcp_source import McpSource
@@ -506,6 +507,8 @@ class EvaluationContext(msgspec.Struct, frozen=True, kw_only=True):
     """Reward functions that the operator allows tasks to name, as `module:function`."""
     verdicts: MutableMapping[bytes, bytes] = msgspec.field(default_factory=dict[bytes, bytes])
     """Answers of models, by digests of the questions: a cache that the node's sessions share. It forgets."""
+    child_work: ChildWork | None = None
+    """Runs work on untrusted text in child processes; None where nobody keeps any ready."""
 
 
 class Evaluator(Protocol):

@@ -26,6 +26,7 @@ from gangline.domain.node_views import NodeStatus
 from gangline.domain.search_source import SearchSource
 from gangline.domain.session import SessionResult
 from gangline.domain.task import SamplingPolicy
+from gangline.evaluators.untrusted.isolated import ForkServers
 from gangline.gateway.backends.member_file import MemberFile
 from gangline.gateway.backends.pool import BackendPool
 from gangline.gateway.backends.records import BackendSpec
@@ -183,6 +184,8 @@ async def serve(
         journal.on_kept = metrics.kept
         readers = Readers()
         stack.push_async_callback(readers.close)
+        child_work = ForkServers()
+        stack.push_async_callback(child_work.close)
         checkpoints = Checkpoints(
             keeper.release, max_bytes=checkpoint_bytes, hold_s=checkpoint_hold_s, found=keeper.checkpoints
         )
@@ -206,6 +209,7 @@ async def serve(
             search_sources={**shipped_sources(), **(search_sources or {})},
             mcp_sources=mcp_sources or {},
             reward_functions=frozenset(reward_functions),
+            child_work=child_work,
             metrics=metrics,
             on_result=on_result,
             checkpoints=checkpoints,

@@ -15,9 +15,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field
 
+from gangline.domain.child_work import Limits, OverLimit
 from gangline.domain.contracts import EvaluationContext, Reward
 from gangline.evaluators.answers import AnswerSource, answer_of, without_thoughts
-from gangline.evaluators.untrusted.isolated import Limits, OverLimit, in_child
+from gangline.evaluators.untrusted.isolated import in_child
 
 if find_spec("math_verify") is None:  # used by the child alone, but a task should not need a session to find that out
     raise ModuleNotFoundError("No module named 'math_verify'", name="math_verify")
@@ -82,7 +83,7 @@ class MathEvaluator:
         if len(read) < len(text):
             details["read_chars"] = f"the last {len(read)} of {len(text)}"
         try:
-            found = await in_child(_CHILD, self._job(golds, read), self._limits())
+            found = await (context.child_work or in_child)(_CHILD, self._job(golds, read), self._limits())
         except OverLimit as error:
             return Reward(reward=0.0, details=details | {"why": f"the answer could not be compared: {error}"})
         return Reward(reward=float(found["correct"]), details=details | {"answer": found["answer"]})

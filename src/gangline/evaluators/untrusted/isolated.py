@@ -1,115 +1,155 @@
-"""Work on text that an agent wrote, in a child process with limits of time and memory.
+"""Work on text that an agent wrote, in child processes of a fork server that has the work's modules.
 
 Parsers and computer algebra can take for ever on the right text, hold the interpreter meanwhile, and cannot be stopped:
-inside the node one answer could stall every session. The work is a module with two functions of JSON values:
-`prepare(job)` for the part that the agent has no influence on, and `work(prepared)` for the rest. Only `work` is held
-to the limits of processor time and memory: a failure of `prepare`, or too little wall-clock time, is ours.
+inside the node one answer could stall every session. They also take longer to import than to compare an answer with:
+a process with SymPy is forked in milliseconds and starts in most of a second.
 
-The child has none of the node's environment.
+Neither server nor children have any of the node's environment.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
-import resource
 import signal
+import socket
+import subprocess
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
+from gangline.domain.child_work import Limits, OverLimit
 from gangline.domain.errors import EvaluatorError
+from gangline.evaluators.untrusted import fork_server
+from gangline.evaluators.untrusted.fork_server import OUT_OF_MEMORY, PREPARED
 
-__all__ = ["ENVIRONMENT", "Limits", "OverLimit", "in_child", "main"]
+__all__ = ["ENVIRONMENT", "ForkServers", "in_child"]
 
 ENVIRONMENT = {"PATH": os.defpath, "LANG": "C.UTF-8"}
-"""All that a child process has of the node's environment."""
+"""All that these processes have of the node's environment."""
 
 _MAX_SHOWN_CHARS = 500
-_PREPARED = b"prepared\n"
 _OURS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Signals that come from elsewhere: an operator, or a machine that is out of memory."""
+_FULL_S = 0.01
 
 
-class Limits(NamedTuple):
-    """Limits of one child."""
+class ForkServers:
+    """Implements `ChildWork`: a server for each module, started at its first job. `close` it; idempotent."""
 
-    cpu_s: int
-    """Processor time of `work`, in whole seconds."""
-    memory_bytes: int
-    """Address space that `work` may take beyond the prepared process."""
-    timeout_s: float
-    """Wall-clock time of everything; long, as a loaded machine is not the agent's fault."""
+    def __init__(self) -> None:
+        self._servers: dict[str, _ForkServer] = {}
 
+    async def __call__(self, module: str, job: Any, limits: Limits) -> Any:
+        """See `ChildWork`."""
+        server = self._running(module)
+        try:
+            async with asyncio.timeout(limits.timeout_s):
+                answer = await server.answer(json.dumps({"job": job, "limits": limits}).encode())
+        except TimeoutError:
+            raise EvaluatorError(
+                f"{module} was not done in {limits.timeout_s:g} s; the machine may be overloaded"
+            ) from None
+        return _result(module, answer, limits)
 
-class OverLimit(Exception):
-    """`work` took more than it may, or crashed: the doing of its input."""
+    def _running(self, module: str) -> _ForkServer:
+        server = self._servers.get(module)
+        if server is not None and not server.is_running:
+            server.close()
+            server = None
+        if server is None:
+            server = self._servers[module] = _ForkServer(module)
+        return server
+
+    async def close(self) -> None:
+        servers, self._servers = list(self._servers.values()), {}
+        await asyncio.gather(*(asyncio.to_thread(server.close) for server in servers))
 
 
 async def in_child(module: str, job: Any, limits: Limits) -> Any:
-    """The result of `module.work(module.prepare(job))`.
-
-    Raises: OverLimit; EvaluatorError when `prepare` fails, or wall-clock time runs out.
-    """
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-c", f"from {__name__} import main; main()"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=ENVIRONMENT,
-        cwd="/",
-        start_new_session=True,
-    )
+    """One piece of work with a server of its own. See `ChildWork`."""
+    servers = ForkServers()
     try:
-        async with asyncio.timeout(limits.timeout_s):
-            request = {"module": module, "job": job, "limits": limits}
-            stdout, stderr = await child.communicate(json.dumps(request).encode())
-    except TimeoutError:
-        raise EvaluatorError(
-            f"{module} was not done in {limits.timeout_s:g} s; the machine may be overloaded"
-        ) from None
+        return await servers(module, job, limits)
     finally:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
-    assert child.returncode is not None
-    if child.returncode == 0:
-        return json.loads(stdout.removeprefix(_PREPARED))
-    why = stderr.decode(errors="replace").strip()[-_MAX_SHOWN_CHARS:]
-    if stdout.startswith(_PREPARED) and -child.returncode not in _OURS:
-        raise OverLimit(_end_of(child.returncode, why, limits))
-    raise EvaluatorError(f"{module} ended with {child.returncode}: {why or 'no message'}")
+        await servers.close()
+
+
+class _ForkServer:
+    """The caller's side of `fork_server`."""
+
+    def __init__(self, module: str) -> None:
+        self._control, theirs = socket.socketpair()
+        self._control.setblocking(False)
+        with theirs:
+            call = f"from {fork_server.__name__} import main; main({theirs.fileno()}, {module!r})"
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", call],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=ENVIRONMENT,
+                cwd="/",
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    async def answer(self, request: bytes) -> bytes:
+        """All that a child and the server wrote about it. A child whose caller is cancelled is killed.
+
+        Raises: EvaluatorError when the server has ended.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            reader, writer = await asyncio.open_connection(sock=ours)
+            try:
+                await self._send(theirs)
+                theirs.close()
+                writer.write(request)
+                writer.write_eof()
+                return await reader.read()
+            except OSError as error:
+                raise EvaluatorError(f"the process that grades answers has ended: {error}") from error
+            finally:
+                writer.close()
+
+    async def _send(self, job: socket.socket) -> None:
+        while True:
+            try:
+                socket.send_fds(self._control, [b"j"], [job.fileno()])
+            except BlockingIOError:  # as many jobs wait as the socket holds
+                await asyncio.sleep(_FULL_S)
+            else:
+                return
+
+    def close(self) -> None:
+        """Its children are killed."""
+        self._control.close()
+        self._process.wait()
+
+
+def _result(module: str, answer: bytes, limits: Limits) -> Any:
+    """Raises: OverLimit, EvaluatorError."""
+    said, _, code_text = answer.rpartition(b"\n")
+    code = int(code_text) if code_text.removeprefix(b"-").isdigit() else None
+    if code is None:
+        raise EvaluatorError(f"{module} gave no answer: the process that grades answers has ended")
+    body = said.removeprefix(PREPARED)
+    if code == 0:
+        return json.loads(body)
+    why = "" if code < 0 else body.decode(errors="replace").strip()[:_MAX_SHOWN_CHARS]
+    if said.startswith(PREPARED) and -code not in _OURS:
+        raise OverLimit(_end_of(code, why, limits))
+    raise EvaluatorError(f"{module} ended with {code}: {why or 'no message'}")
 
 
 def _end_of(code: int, why: str, limits: Limits) -> str:
     if -code == signal.SIGXCPU:
         return f"it took more than {limits.cpu_s} s of processor time"
-    if "MemoryError" in why:
+    if code == OUT_OF_MEMORY:
         return f"it took more than {limits.memory_bytes >> 20} MiB of memory"
     return f"it crashed ({'signal ' + str(-code) if code < 0 else 'exit code ' + str(code)}): {why[-200:]}"
-
-
-def main() -> None:
-    """The child: a request on stdin, the result on stdout."""
-    request = json.load(sys.stdin)
-    limits = Limits(*request["limits"])
-    out = os.dup(1)
-    os.dup2(2, 1)  # whatever a library prints is no result
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    module = importlib.import_module(request["module"])
-    prepared = module.prepare(request["job"])
-    os.write(out, _PREPARED)
-    _hold_to(limits)
-    data = json.dumps(module.work(prepared)).encode()
-    with os.fdopen(out, "wb") as stream:
-        stream.write(data)
-
-
-def _hold_to(limits: Limits) -> None:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    cpu_s = int(used.ru_utime + used.ru_stime) + 1 + limits.cpu_s
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 5))
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        taken = int(statm.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + limits.memory_bytes, taken + limits.memory_bytes))

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from gangline import plugins
+from gangline.domain.child_work import ChildWork
 from gangline.domain.completion import Completion
 from gangline.domain.contracts import GraderEngine, RuntimeHandle, RuntimeStart
 from gangline.domain.mcp_source import McpSource
@@ -58,6 +59,8 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     reward_functions: frozenset[str] = frozenset()
     """Functions that evaluators may name, as `module:function`."""
     verdicts: Verdicts = msgspec.field(default_factory=Verdicts)
+    child_work: ChildWork | None = None
+    """Where graders read what agents wrote; None: each in processes of its own."""
     metrics: NodeMetrics = msgspec.field(default_factory=NodeMetrics)
     on_result: Callable[[SessionResult], None] | None = None
     """Called with the result of each attempt that ended."""

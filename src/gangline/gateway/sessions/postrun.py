@@ -164,6 +164,7 @@ class Postrun:
             engines=self._parts.engines_for_graders(),
             functions=self._parts.reward_functions,
             verdicts=self._parts.verdicts,
+            child_work=self._parts.child_work,
         )
 
     async def _evaluate(self, context: EvaluationContext) -> Reward:
