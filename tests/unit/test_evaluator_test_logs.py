@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 from gangline.domain.errors import EvaluatorError
-from gangline.evaluators.untrusted.test_logs import Status, read_log
+from gangline.evaluators.untrusted.test_logs import Status, last_exit_code, read_log, without_timing
 from support.requirements import need
 
 PYTEST = """
@@ -49,6 +49,42 @@ async def test_pytests_summary_and_its_verbose_lines() -> None:
     }
     assert expected.items() <= found.items()
     assert not any("indented" in name for name in found)
+
+
+R2E = """
+tests/test_a.py::TestX::test_old PASSED
+=========================== short test summary info ============================
+PASSED tests/test_a.py::TestX::test_one
+FAILED tests/test_a.py::test_two - AssertionError: no
+ERROR tests/test_b.py::test_setup
+SKIPPED [1] tests/test_a.py:12: not here
+"""
+
+
+async def test_names_of_r2e_gym_are_the_parts_behind_the_file() -> None:
+    found = await read_log("r2e", R2E, timeout_s=10)
+    assert found == {"TestX.test_one": "passed", "test_two": "failed", "test_setup": "failed"}
+
+
+@pytest.mark.parametrize(
+    ("name", "bare"),
+    [
+        ("it barks [1.34 ms]", "it barks"),
+        ("it barks [12 s ]", "it barks"),
+        ("it barks (0.021s)", "it barks"),
+        ("Botan in 29.08 msec", "Botan"),
+        ("Botan in 1 sec ran", "Botan ran"),
+        ("tests/a.py::test_x[1 ms or 2]", "tests/a.py::test_x[1 ms or 2]"),
+        ("test (1)", "test (1)"),
+    ],
+)
+def test_durations_are_no_part_of_a_name(name: str, bare: str) -> None:
+    assert without_timing(name) == without_timing(bare) == bare
+
+
+def test_the_last_line_of_a_name_has_the_exit_code() -> None:
+    assert last_exit_code("CODE=1\nCODE=0 \nXCODE=3\n CODE=4\n", "CODE") == 0
+    assert last_exit_code("CODE=\n", "CODE") is None
 
 
 async def test_unittests_lines() -> None:

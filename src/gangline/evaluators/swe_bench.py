@@ -36,8 +36,8 @@ from gangline.evaluators.agent_patch import (
     said,
     take_patch,
 )
-from gangline.evaluators.swe_bench_rows import SweBenchRow, grading_of
-from gangline.evaluators.untrusted.test_logs import Status, read_log
+from gangline.evaluators.swe_bench_rows import PROTECTED, SweBenchRow, grading_of
+from gangline.evaluators.untrusted.test_logs import Status, last_exit_code, read_log, without_timing
 from gangline.plugins import explain
 
 __all__ = ["SweBenchConfig", "SweBenchEvaluator"]
@@ -55,7 +55,6 @@ for file do
   else rm -rf -- "$file"; fi || exit
 done
 """
-_PROTECTED = ("conftest.py", "pytest.ini", ".pytest.ini", "sitecustomize.py", "usercustomize.py", "*.pth", "*.pyc")
 _BACK = """
 base=$1; shift
 git ls-files -z --deleted -- "$@" | xargs -0 -r git checkout -q "$base" --
@@ -77,10 +76,16 @@ class SweBenchConfig(BaseModel):
     instance: dict[str, Any] | None = None
     """A row of a SWE-bench style dataset (or its JSON, as a string): grading reads the settings from it that are not
     given here."""
-    fail_to_pass: tuple[str, ...] = Field(min_length=1)
+    fail_to_pass: tuple[str, ...] = ()
     """Names of tests that must pass, as the log has them."""
     pass_to_pass: tuple[str, ...] = ()
     """Names of tests that must pass still, or be skipped."""
+    expected_statuses: dict[str, Status] = Field(default_factory=dict)
+    """In place of both, as in R2E-Gym: the log must have these tests with these statuses, and no others."""
+    exit_code_line: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """In place of both, as in OpenSWE: the log's last line `NAME=CODE` of this name decides, and 0 is resolved."""
+    ignore_timings: bool = False
+    """Compare names of tests without durations in them, such as `[1.3 ms]`."""
     test_patch: str = ""
     """Applied before the tests run."""
     test_command: str | None = None
@@ -88,11 +93,11 @@ class SweBenchConfig(BaseModel):
     eval_script: str | None = None
     """In place of both: a dataset's own script for bash, which applies the test patch and runs the tests."""
     log_parser: str = "pytest"
-    """`pytest`, `unittest`, or the name of one of the `swebench` package, which must then be installed on the node."""
+    """`pytest`, `unittest`, `r2e`, or the name of one of the `swebench` package, which the node must then have."""
     timeout_seconds: float = Field(default=1800, gt=0)
     """Seconds that the tests may take."""
     max_patch_bytes: int = Field(default=16 << 20, gt=0)
-    protected: tuple[str, ...] = _PROTECTED
+    protected: tuple[str, ...] = PROTECTED
     """Names, with `*`, of files that stay as the repository has them, even if the agent's patch changes them: they run,
     or stand for tests, before any test does. `reward_details.not_applied` lists those that the patch had."""
 
@@ -118,6 +123,8 @@ class SweBenchConfig(BaseModel):
 
     @model_validator(mode="after")
     def _runs_something(self) -> SweBenchConfig:
+        if bool(self.fail_to_pass) + bool(self.expected_statuses) + (self.exit_code_line is not None) != 1:
+            raise ValueError("give one of `fail_to_pass`, `expected_statuses` and `exit_code_line`")
         if (self.test_command is None) == (self.eval_script is None):
             raise ValueError("give either `test_command` or `eval_script`")
         if self.eval_script is not None and self.test_patch:
@@ -222,15 +229,26 @@ class SweBenchEvaluator:
         )
 
     async def _graded(self, tests: ExecResult, details: dict[str, Any]) -> Reward:
-        log = tests.stdout.decode(errors="replace")
+        log = whole = tests.stdout.decode(errors="replace")
         if self._config.eval_script is not None and _START in log:
             log = log.split(_START, 1)[1].split(_END, 1)[0]
         details["output"] = log.strip()[-_MAX_SHOWN_CHARS:]
         if tests.timed_out:
             return _unresolved(f"the tests were not done in {self._config.timeout_seconds:g} s", details)
+        if self._config.exit_code_line is not None:
+            return _by_exit_code(last_exit_code(whole, self._config.exit_code_line), details)
         statuses = await read_log(self._config.log_parser, log, timeout_s=_PARSE_TIMEOUT_S)
-        failing = [name for name in self._config.fail_to_pass if statuses.get(name) != "passed"]
-        broken = [name for name in self._config.pass_to_pass if statuses.get(name) not in ("passed", "skipped")]
+        if self._config.expected_statuses:
+            return _by_statuses(self._config.expected_statuses, statuses, details)
+        return self._by_lists(tests, statuses, details)
+
+    def _by_lists(self, tests: ExecResult, statuses: dict[str, Status], details: dict[str, Any]) -> Reward:
+        fail_to_pass, pass_to_pass = self._config.fail_to_pass, self._config.pass_to_pass
+        if self._config.ignore_timings:
+            statuses = {without_timing(name): status for name, status in statuses.items()}
+            fail_to_pass, pass_to_pass = map(without_timing, fail_to_pass), map(without_timing, pass_to_pass)
+        failing = [name for name in fail_to_pass if statuses.get(name) != "passed"]
+        broken = [name for name in pass_to_pass if statuses.get(name) not in ("passed", "skipped")]
         details |= {
             "fail_to_pass": f"{len(self._config.fail_to_pass) - len(failing)}/{len(self._config.fail_to_pass)}",
             "pass_to_pass": f"{len(self._config.pass_to_pass) - len(broken)}/{len(self._config.pass_to_pass)}",
@@ -240,7 +258,7 @@ class SweBenchEvaluator:
             return _unresolved("tests fail", details)
         if self._lies(tests, statuses):
             return _unresolved("the tests' command failed while its log tells of no failure", details)
-        return Reward(reward=1.0, details={"resolved": True, **details})
+        return _resolved(details)
 
     def _lies(self, tests: ExecResult, statuses: dict[str, Status]) -> bool:
         """A patch can print results of its own; the exit code of a dataset's script is that of its last command."""
@@ -252,6 +270,23 @@ def _files_of(patch: str) -> list[str]:
     found = re.findall(r"^(?:--- a|\+\+\+ b|rename from|rename to)[/ ]([^\t\n]+)", patch, re.MULTILINE)
     found += [name for pair in re.findall(r"^diff --git a/(.+) b/(.+)$", patch, re.MULTILINE) for name in pair]
     return sorted(set(found))
+
+
+def _by_exit_code(code: int | None, details: dict[str, Any]) -> Reward:
+    if code is None:
+        return _unresolved("the tests' script did not reach its exit code", details)
+    return _resolved(details) if code == 0 else _unresolved(f"the tests' exit code is {code}", details)
+
+
+def _by_statuses(expected: dict[str, Status], statuses: dict[str, Status], details: dict[str, Any]) -> Reward:
+    names = {name for name in expected.keys() | statuses.keys() if name}
+    other = sorted(name for name in names if expected.get(name) != statuses.get(name))
+    details |= {"expected_statuses": f"{len(names) - len(other)}/{len(names)}", "failing": other[:_MAX_SHOWN_TESTS]}
+    return _unresolved("tests have other statuses than expected", details) if other else _resolved(details)
+
+
+def _resolved(details: dict[str, Any]) -> Reward:
+    return Reward(reward=1.0, details={"resolved": True, **details})
 
 
 def _unresolved(why: str, details: dict[str, Any] | None = None) -> Reward:

@@ -13,10 +13,15 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gangline.domain.errors import InvalidRequest
+from gangline.evaluators.untrusted.test_logs import Status
 
-__all__ = ["TEST_TIMEOUT_S", "SweBenchRow", "grading_of"]
+__all__ = ["PROTECTED", "TEST_TIMEOUT_S", "SweBenchRow", "grading_of"]
 
 TEST_TIMEOUT_S = 1800.0
+_OUR_PYTEST = ("parse_log_pytest", "parse_log_pytest_v2")
+"""Names of the parsers of `swebench` and of SWE-rebench for the formats that `pytest` reads."""
+PROTECTED = ("conftest.py", "pytest.ini", ".pytest.ini", "sitecustomize.py", "usercustomize.py", "*.pth", "*.pyc")
+"""Names of files that run, or stand for tests, before any test does."""
 _OTHER_RUNNERS = ("django/django", "sympy/sympy")
 """SWE-bench's repositories whose tests do not run under pytest."""
 _PYTEST = "PATH=/opt/miniconda3/envs/testbed/bin:$PATH python -m pytest -rA -p no:cacheprovider {tests}"
@@ -31,19 +36,24 @@ class SweBenchRow(BaseModel):
     instance_id: str = Field(min_length=1)
     repo: str
     test_patch: str = ""
-    fail_to_pass: tuple[str, ...] = Field(alias="FAIL_TO_PASS", min_length=1)
+    fail_to_pass: tuple[str, ...] = Field(default=(), alias="FAIL_TO_PASS")
     pass_to_pass: tuple[str, ...] = Field(default=(), alias="PASS_TO_PASS")
     eval_script: str | None = None
     log_parser: str | None = None
     test_cmd: str | None = None
     eval_type: str | None = None
     image_assets: Any = None
+    expected_statuses: dict[str, Status] = Field(default_factory=dict)
+    exit_code_line: str | None = None
+    ignore_timings: bool = False
+    test_files: tuple[str, ...] = ()
+    """Files of the tests, in place of those that `test_patch` brings."""
 
     @field_validator("fail_to_pass", "pass_to_pass", mode="before")
     @classmethod
     def _read_list(cls, given: Any) -> Any:
         """Many datasets keep lists as JSON in a string."""
-        return json.loads(given) if isinstance(given, str) else given
+        return json.loads(given) if isinstance(given, str) else given or ()
 
 
 def grading_of(row: SweBenchRow, *, test_command: str | None = None, log_parser: str | None = None) -> dict[str, Any]:
@@ -57,23 +67,33 @@ def grading_of(row: SweBenchRow, *, test_command: str | None = None, log_parser:
         raise InvalidRequest(
             f"{row.instance_id}: graded by its failures alone, or by files from elsewhere: neither is done here."
         )
-    config: dict[str, Any] = {
-        "fail_to_pass": list(row.fail_to_pass),
-        "pass_to_pass": list(row.pass_to_pass),
-        "log_parser": log_parser or _parser(row),
-        "timeout_seconds": TEST_TIMEOUT_S,
-    }
+    config: dict[str, Any] = {**_decision(row, log_parser), "timeout_seconds": TEST_TIMEOUT_S}
+    if row.test_files:
+        config["protected"] = [*PROTECTED, *row.test_files]
     if test_command is None and row.eval_script is not None:
         return {**config, "eval_script": row.eval_script}
     command = test_command or row.test_cmd or _PYTEST
-    files = dict.fromkeys(re.findall(r"^\+\+\+ b/([^\t\n]+)", row.test_patch, re.MULTILINE))
+    files = row.test_files or dict.fromkeys(re.findall(r"^\+\+\+ b/([^\t\n]+)", row.test_patch, re.MULTILINE))
     tests = " ".join(shlex.quote(name) for name in files if name.endswith(".py"))
     return {**config, "test_patch": row.test_patch, "test_command": command.replace("{tests}", tests)}
 
 
+def _decision(row: SweBenchRow, log_parser: str | None) -> dict[str, Any]:
+    """The fields that decide whether a log is of a resolved instance."""
+    if row.exit_code_line is not None:
+        return {"exit_code_line": row.exit_code_line}
+    if not (row.fail_to_pass or row.expected_statuses):
+        raise InvalidRequest("FAIL_TO_PASS: names no test")
+    parser = log_parser or _parser(row)
+    if row.expected_statuses:
+        return {"expected_statuses": row.expected_statuses, "log_parser": parser}
+    lists = {"fail_to_pass": list(row.fail_to_pass), "pass_to_pass": list(row.pass_to_pass), "log_parser": parser}
+    return {**lists, "ignore_timings": True} if row.ignore_timings else lists
+
+
 def _parser(row: SweBenchRow) -> str:
     if row.log_parser is not None:
-        return "pytest" if row.log_parser == "parse_log_pytest" else row.log_parser
+        return "pytest" if row.log_parser in _OUR_PYTEST else row.log_parser
     if row.repo in _OTHER_RUNNERS:
         raise InvalidRequest(
             f"{row.instance_id}: the tests of {row.repo} are not pytest's, and its row says neither how they run "

@@ -17,7 +17,7 @@ from gangline.domain.errors import EvaluatorError
 from gangline.evaluators.untrusted.isolated import ENVIRONMENT
 from gangline.installation import package_command
 
-__all__ = ["PARSERS", "Status", "read_log"]
+__all__ = ["PARSERS", "Status", "last_exit_code", "read_log", "without_timing"]
 
 Status = Literal["passed", "failed", "skipped"]
 """`passed`: also an expected failure. `failed`: also an error, and an unexpected success."""
@@ -30,6 +30,10 @@ _WORDS: dict[str, Status] = {
 }
 _PYTEST_SUMMARY = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS|SKIPPED) (\S.*)")
 _PYTEST_VERBOSE = re.compile(r"(\S+::.*) (PASSED|FAILED|ERROR|XFAIL|XPASS|SKIPPED)(?: +\[ *\d+%\])?")
+_TIMING = re.compile(r"(?:\[ ?\d{1,9}(?:\.\d{1,9})? ?m?s ?\]|\( ?\d{1,9}(?:\.\d{1,9})? ?m?s ?\))$", re.IGNORECASE)
+_INLINE_TIMING = re.compile(r"\sin \d{1,9}(?:\.\d{1,9})? m?sec\b", re.IGNORECASE)
+_R2E_SUMMARY = "short test summary info"
+_R2E_WORDS = ("PASSED", "FAILED", "ERROR")
 _UNITTEST_ENDS = ("ok", "FAIL", "ERROR", "expected failure", "unexpected success")
 
 _CHILD = """
@@ -59,11 +63,30 @@ def _unittest_lines(text: str) -> Iterator[tuple[str, Status]]:
             yield name, _WORDS[end.split(" ")[0]]
 
 
+def _r2e_lines(text: str) -> Iterator[tuple[str, Status]]:
+    """Pytest's summary in R2E-Gym's names: the parts behind the file, joined by dots."""
+    for line in text.partition(_R2E_SUMMARY)[2].splitlines():
+        if word := next((word for word in _R2E_WORDS if word in line), None):
+            yield ".".join(line.split("::")[1:]).split(" - ")[0], _WORDS[word]
+
+
 PARSERS: dict[str, Callable[[str], Iterator[tuple[str, Status]]]] = {
     "pytest": _pytest_lines,
     "unittest": _unittest_lines,
+    "r2e": _r2e_lines,
 }
 """Name -> reader of (test, status), in the order of the text."""
+
+
+def without_timing(name: str) -> str:
+    """A test's name without a duration that its runner wrote into it: `[1.3 ms]`, `(0.2s)`, `in 29 msec`."""
+    return _INLINE_TIMING.sub("", _TIMING.sub("", name.strip())).strip()
+
+
+def last_exit_code(text: str, name: str) -> int | None:
+    """The code in the last line `NAME=CODE`; None without one."""
+    found = re.findall(rf"^{re.escape(name)}=(\d{{1,3}})\s*$", text, re.MULTILINE)
+    return int(found[-1]) if found else None
 
 
 async def read_log(parser: str, text: str, *, timeout_s: float) -> dict[str, Status]:
