@@ -43,7 +43,7 @@ def prepare(folder: Path) -> None:
     _run(sys.executable, str(EXAMPLE / "policy.py"), str(folder / "policy"))
     rows = _run(sys.executable, str(EXAMPLE / "rows.py"), "--rows", str(NUM_TRAINED + NUM_HELD_OUT))
     (folder / "rows.jsonl").write_text(rows)
-    tasks = _run(_program(), "preset", "tasks", "math", "--dataset", str(folder / "rows.jsonl")).splitlines(True)
+    tasks = _run(_program(), "tasks", "from", str(folder / "rows.jsonl"), "--preset", "math").splitlines(True)
     (folder / "tasks.jsonl").write_text("".join(tasks[:NUM_TRAINED]))
     (folder / "held_out.jsonl").write_text("".join(tasks[NUM_TRAINED:]))
     for name in ("experiment.yaml", "shuffled.yaml"):

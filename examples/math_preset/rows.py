@@ -2,7 +2,7 @@
 
     usage: rows.py [--rows N] [--seed N]
 
-Prints one JSON row a line. `gangline preset tasks math --dataset FILE` makes tasks of them.
+Prints one JSON row a line. `gangline tasks from FILE --preset math` makes tasks of them.
 """
 
 from __future__ import annotations

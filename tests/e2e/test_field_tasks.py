@@ -12,9 +12,16 @@ import pytest
 from gangline.client.server import ServerClient
 from support.requirements import need_command
 from support.service.cli_process import UpProcess, gangline
-from support.service.field_tasks import HARBOR_TOML, git, harbor_task, repository, terminal_bench_task
+from support.service.field_tasks import HARBOR_TOML, git, harbor_task, repository, terminal_bench_task, write
+from support.service.swe_rows import FAMILIES, family_row
 
 NOTHING = "true"
+RUN_R2E_TESTS = "PYTHONDONTWRITEBYTECODE=1 python3 -W ignore -m pytest -rA -p no:cacheprovider r2e_tests\n"
+LOOKS_FOR_THE_FIX = """
+git cat-file --batch-check --batch-all-objects | while read -r name kind size; do
+  [ "$kind" = blob ] && git cat-file blob "$name" | grep -q 'a + b' && git cat-file blob "$name" > kennel.py
+done; true
+"""
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +43,19 @@ def up(tmp_path_factory: pytest.TempPathFactory, clones: Path) -> Generator[UpPr
         service.close()
 
 
-def imported(*options: object) -> dict[str, Any]:
-    """The one task that `gangline submit` makes of them."""
-    done = gangline("submit", *options, "--dry-run")
+def imported(source: Path, *options: object) -> dict[str, Any]:
+    """The one task that `gangline tasks from` makes of a source."""
+    done = gangline("tasks", "from", source, *options)
     assert done.returncode == 0, done.stderr
-    (task,) = json.loads(done.stdout)
-    return task
+    return json.loads(done.stdout)
+
+
+def solved(task: dict[str, Any]) -> dict[str, Any]:
+    """The task as `gangline submit --oracle` takes it."""
+    done = gangline("submit", "-", "--oracle", "--dry-run", stdin=json.dumps(task))
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)
+    return found
 
 
 def with_command(task: dict[str, Any], command: str) -> dict[str, Any]:
@@ -60,8 +74,10 @@ async def ended(up: UpProcess, *tasks: dict[str, Any]) -> list[tuple[str, float 
 def test_the_oracle_of_a_folder_of_harbor_tasks_from_the_command_line(up: UpProcess, tmp_path: Path) -> None:
     for name in ("one", "two", "other"):
         harbor_task(tmp_path / "tasks" / name, HARBOR_TOML.replace("count-bytes", name))
-    chosen = ("--harbor", tmp_path / "tasks", "--only", "[ot][nw][eo]", "--oracle", "--task-id", "check")
-    done = gangline("submit", *chosen, "--data", up.data, "--wait", "--json")
+    file = tmp_path / "tasks.jsonl"
+    made = gangline("tasks", "from", tmp_path / "tasks", "--filter", "[ot][nw][eo]", "--prefix", "check", "--out", file)
+    assert (made.returncode, made.stdout) == (0, ""), made.stderr
+    done = gangline("submit", file, "--oracle", "--data", up.data, "--wait", "--json")
     assert done.returncode == 0, done.stderr
     tasks = [json.loads(line) for line in done.stdout.splitlines()]
     assert [task["rewards"] for task in tasks] == [[1.0], [1.0]]
@@ -69,7 +85,7 @@ def test_the_oracle_of_a_folder_of_harbor_tasks_from_the_command_line(up: UpProc
 
 
 async def test_harbor_grades_what_the_agent_left_and_not_what_it_planted(up: UpProcess, tmp_path: Path) -> None:
-    task = imported("--harbor", harbor_task(tmp_path / "task"), "--command", NOTHING, "--allow-no-model-call")
+    task = imported(harbor_task(tmp_path / "task"))
     answers = "echo 4 red > answer.txt"
     plants = "echo 1 > /logs/verifier/reward.txt; echo 9 > /logs/verifier/reward.json; echo x > /tests/conftest.py"
     tries = [with_command(task, command) for command in (NOTHING, plants, f"{answers}; {plants}")]
@@ -78,9 +94,9 @@ async def test_harbor_grades_what_the_agent_left_and_not_what_it_planted(up: UpP
 
 async def test_terminal_bench_grades_by_the_summary_of_its_tests(up: UpProcess, tmp_path: Path) -> None:
     folder = terminal_bench_task(tmp_path / "hello")
-    oracle = imported("--terminal-bench", folder, "--oracle")
+    oracle = solved(imported(folder))
     (folder / "run-tests.sh").write_text("curl no.such.host | sh\nuv run pytest\n")
-    unable = imported("--terminal-bench", folder, "--oracle")
+    unable = solved(imported(folder))
     said = await ended(up, oracle, with_command(oracle, NOTHING), {**unable, "max_attempts": 1})
     assert said == [("completed", 1.0), ("completed", 0.0), ("infra_error", None)]
 
@@ -91,7 +107,7 @@ async def test_swe_bench_grades_the_patch_of_the_source_with_its_own_tests(
     row = repository(clones / "dogs__kennel")
     fix = git(clones / "dogs__kennel", "rev-parse", "HEAD").strip()
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    oracle = imported("--swe-bench", tmp_path / "rows.jsonl", "--repositories", clones, "--oracle")
+    oracle = solved(imported(tmp_path / "rows.jsonl", "--repositories", clones))
     tests_only = "printf 'def test_add():\\n    pass\\n\\ndef test_double():\\n    pass\\n' > test_kennel.py"
     fixes = "sed -i 's/a - b/a + b/' kennel.py"
     commits = "git -c user.name=a -c user.email=a commit -qam x"
@@ -106,3 +122,30 @@ async def test_swe_bench_grades_the_patch_of_the_source_with_its_own_tests(
     }
     said = await ended(up, oracle, *(with_command(oracle, command) for command in tries))
     assert dict(zip(["oracle", *tries], said, strict=True)) == {"oracle": ("completed", 1.0), **tries}
+
+
+async def test_each_dataset_of_the_swe_family_gives_1_to_its_solution_and_0_to_nothing(
+    up: UpProcess, tmp_path: Path, clones: Path
+) -> None:
+    row = {**repository(clones / "pups__kennel"), "repo": "pups/kennel"}
+    # R2E-Gym's repository has the program that runs its tests, and SWE-smith's is sound, with its tests.
+    tests = (clones / "pups__kennel" / "test_kennel.py").read_text()
+    git(clones, "clone", "-q", clones / "pups__kennel", clones / "swesmith__dogs__kennel.01234567")
+    git(clones, "clone", "-q", clones / "pups__kennel", clones / "kennel")
+    git(clones / "kennel", "checkout", "-q", row["base_commit"])
+    write(clones / "kennel" / "run_tests.sh", RUN_R2E_TESTS)
+    git(clones / "kennel", "add", "run_tests.sh")
+    git(clones / "kennel", "commit", "-q", "-m", "Run the tests")
+    rows = [family_row(family, row, tests) for family in FAMILIES]
+    write(tmp_path / "rows.jsonl", "".join(json.dumps(one) + "\n" for one in rows))
+    made = gangline("tasks", "from", tmp_path / "rows.jsonl", "--format", "swe", "--repositories", clones)
+    assert made.returncode == 0, made.stderr
+    tasks = [{**json.loads(line), "task_id": FAMILIES[at]} for at, line in enumerate(made.stdout.splitlines())]
+    done = gangline("submit", "-", "--oracle", "--dry-run", stdin="".join(json.dumps(task) + "\n" for task in tasks))
+    oracles = json.loads(done.stdout)
+    nothing = [{**with_command(task, NOTHING), "task_id": f"{task['task_id']}-nothing"} for task in tasks]
+    searches = with_command(tasks[FAMILIES.index("swe-smith")], LOOKS_FOR_THE_FIX) | {"task_id": "looks"}
+    said = await ended(up, *oracles, *nothing, searches)
+    assert dict(zip(FAMILIES, said, strict=False)) == dict.fromkeys(FAMILIES, ("completed", 1.0))
+    assert dict(zip(FAMILIES, said[len(FAMILIES) :], strict=False)) == dict.fromkeys(FAMILIES, ("completed", 0.0))
+    assert said[-1] == ("completed", 0.0), "no object of the repository leads to the state before the bug"

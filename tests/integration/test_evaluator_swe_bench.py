@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import py_compile
 import sys
@@ -17,7 +16,7 @@ from gangline.domain.contracts import Reward
 from gangline.domain.errors import EvaluatorError, FilesNotKept
 from gangline.gateway.sessions.recorded.files import AbsentFiles
 from gangline.importers.imported import Choices
-from gangline.importers.swe_bench import InstanceChoices, read_instances
+from gangline.importers.swe import InstanceChoices, read_instance
 from support.node.folder_runtime import FolderRuntime
 from support.requirements import need_command
 from support.service.field_tasks import BROKEN, FIXED, git, repository
@@ -288,8 +287,7 @@ async def test_in_an_image_what_came_after_the_base_commit_is_forgotten(tmp_path
     folder = Path(image.workdir)
     git(tmp_path, "clone", "-q", str(tmp_path / "origin"), str(folder))
     git(folder, "checkout", "-q", "-b", "work", row["base_commit"])
-    (tmp_path / "row.jsonl").write_text(json.dumps(row))
-    (imported,) = read_instances(tmp_path / "row.jsonl", Choices(), InstanceChoices())
+    imported = read_instance(row, "row 1", Choices(), InstanceChoices())
     for again in range(2):
         (action,) = imported.body["runtime"]["prepare"]
         done = await image.exec(action["command"])
@@ -299,3 +297,27 @@ async def test_in_an_image_what_came_after_the_base_commit_is_forgotten(tmp_path
     assert (await image.exec(["git", "cat-file", "-e", row["base_commit"]])).ok
     assert not (await image.exec(["git", "cat-file", "-e", fix])).ok
     assert (folder / "kennel.py").read_text() == BROKEN
+
+
+@pytest.mark.parametrize(
+    ("script", "reward"),
+    [("echo CODE=0", 1.0), ("echo CODE=0; echo CODE=1", 0.0), ("exit 0", 0.0)],
+)
+async def test_the_exit_code_in_the_last_line_of_its_name_decides(kennel: Kennel, script: str, reward: float) -> None:
+    kennel.agents.file("kennel.py").write_text(FIXED)
+    instead = {"fail_to_pass": None, "pass_to_pass": None, "test_command": None, "test_patch": None}
+    assert (await kennel.graded(eval_script=script, exit_code_line="CODE", **instead)).reward == reward
+
+
+@pytest.mark.parametrize(
+    ("changes", "reward"),
+    [({}, 1.0), ({"test_more": "failed"}, 0.0), ({"test_double": "failed"}, 0.0), ({"test_double": None}, 0.0)],
+)
+async def test_all_tests_must_have_their_expected_statuses_and_no_others_run(
+    kennel: Kennel, changes: dict[str, str | None], reward: float
+) -> None:
+    kennel.agents.file("kennel.py").write_text(FIXED)
+    expected = {"test_add": "passed", "test_double": "passed", **changes}
+    statuses = {name: status for name, status in expected.items() if status is not None}
+    instead = {"fail_to_pass": None, "pass_to_pass": None, "log_parser": "r2e"}
+    assert (await kennel.graded(expected_statuses=statuses, **instead)).reward == reward

@@ -23,6 +23,7 @@ _COMMAND_MODULES = (
     "service.up",
     "service.down",
     "tasks.submit",
+    "tasks.task_files",
     "tasks.preset",
     "service.status",
     "tasks.listing",
@@ -59,6 +60,7 @@ _ELSEWHERE = {
     "cancel": "service.status",
     "list": "tasks.listing",
     "logs": "results.agent_logs",
+    "tasks": "tasks.task_files",
     "open": "results.page",
 }
 """Commands that are in a module of another name."""

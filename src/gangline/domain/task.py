@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from gangline.domain.ids import ID_PATTERN
 from gangline.domain.network import NetworkRule
 from gangline.domain.seeds import derived_seed
-from gangline.domain.vetting import SolutionSpec, TaskVerdict
+from gangline.domain.vetting import TaskVerdict
 
 __all__ = [
     "AgentSpec",
@@ -32,6 +32,7 @@ __all__ = [
     "PrepareAction",
     "RuntimeSpec",
     "SamplingPolicy",
+    "SolutionSpec",
     "SystemCall",
     "TaskRequest",
     "TextEncoding",
@@ -341,6 +342,38 @@ class EvaluatorSpec(_Spec):
     it out of its group. A grader that fails for another reason never gives one."""
 
 
+class SolutionSpec(_Spec):
+    """A task's reference solution, for `gangline vet` and `gangline submit --oracle`. No other agent sees it."""
+
+    command: Annotated[str, Field(min_length=1)] | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Solves the task in the working folder; a string goes to `sh -c`."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment of `command`."""
+    prepare: tuple[PrepareAction, ...] = ()
+    """Actions behind the task's own, such as those that write the files of `command`."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """Path in the working folder -> content of the finished file."""
+    patch: str | None = None
+    """A patch for `git apply` in the working folder."""
+    answer: str | None = None
+    """The text that an agent would answer."""
+    reward: float = 1.0
+    """Reward that it earns: the top of the task's range."""
+    floor: float = 0.0
+    """Reward of an agent that does nothing, at most."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> SolutionSpec:
+        given = [self.command is not None, bool(self.files), self.patch is not None, self.answer is not None]
+        if sum(given) != 1:
+            raise ValueError("give one of command, files, patch and answer")
+        if self.command is None and (self.env or self.prepare):
+            raise ValueError("env and prepare go with command")
+        if self.floor >= self.reward:
+            raise ValueError("floor must be below reward")
+        return self
+
+
 class TaskRequest(_Spec):
     """A task to solve: the body of `POST /v1/tasks`."""
 
@@ -374,7 +407,7 @@ class TaskRequest(_Spec):
     metadata: dict[str, Any] = Field(default_factory=dict)
     """The caller's own; never read by us."""
     solution: SolutionSpec | None = None
-    """The reference solution, which `gangline vet` runs. Agents never see it."""
+    """The reference solution, which `gangline vet` and `gangline submit --oracle` run. Agents never see it."""
     vetting: TaskVerdict | None = None
     """The verdict of `gangline vet`. It is in the details of each reward, as `stale` where the task was changed after
     its audit."""

@@ -8,7 +8,7 @@ from typing import Any
 from gangline.domain.errors import InvalidRequest
 from gangline.importers.files import hidden_files, written_folder
 
-__all__ = ["GRADING_MARGIN_S", "oracle", "script_evaluator", "tests_of"]
+__all__ = ["GRADING_MARGIN_S", "script_evaluator", "solution", "tests_of"]
 
 GRADING_MARGIN_S = 60.0
 """Seconds of the evaluation beside the tests' own time: to clear, upload and read."""
@@ -43,10 +43,10 @@ def script_evaluator(
     }
 
 
-def oracle(
-    files: dict[str, dict[str, Any]], command: list[str], env: dict[str, str]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The body's `agent` that runs the task's own solution, and the prepare actions that bring its files."""
-    actions = [{"type": "write", "path": path, **file} for path, file in files.items()]
-    agent = {"harness": "shell", "settings": {"command": command}, "env": env, "allow_no_model_call": True}
-    return agent, actions
+def solution(files: dict[str, dict[str, Any]], command: list[str], env: dict[str, str]) -> dict[str, Any]:
+    """The body's `solution`: a program that is written first."""
+    return {
+        "command": command,
+        "env": env,
+        "prepare": [{"type": "write", "path": path, **file} for path, file in files.items()],
+    }

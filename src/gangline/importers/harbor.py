@@ -13,9 +13,9 @@ from typing import Any
 from gangline.domain.errors import InvalidRequest
 from gangline.importers.environment import Environment, OwnFolders
 from gangline.importers.files import read_text, written_folder
-from gangline.importers.grading import GRADING_MARGIN_S, oracle, script_evaluator, tests_of
-from gangline.importers.harbor_config import HarborConfig, read_config, resolved
-from gangline.importers.imported import Choices, Imported
+from gangline.importers.grading import GRADING_MARGIN_S, script_evaluator, solution, tests_of
+from gangline.importers.harbor_config import HarborConfig, config_of, read_toml, resolved
+from gangline.importers.imported import Choices, Imported, plain
 
 __all__ = ["is_harbor_task", "read_harbor_task"]
 
@@ -33,7 +33,8 @@ def is_harbor_task(folder: Path) -> bool:
 
 def read_harbor_task(folder: Path, choices: Choices) -> Imported:
     """Raises: InvalidRequest, naming the missing or unsupported field."""
-    config = read_config(folder / "task.toml")
+    document = read_toml(folder / "task.toml")
+    config = config_of(document, folder / "task.toml")
     name = str((config.task or {}).get("name") or folder.name)
     _refuse_uncarried(folder, name, config)
     _refuse_unsaid_network(name, config, choices)
@@ -52,15 +53,14 @@ def read_harbor_task(folder: Path, choices: Choices) -> Imported:
         "runtime": runtime,
         "evaluator": _evaluator(folder, config),
         "evaluation_timeout_seconds": config.verifier.timeout_sec + GRADING_MARGIN_S,
-        "metadata": {"source": "harbor", "task": name, "harbor": config.metadata},
+        "metadata": {"source": "harbor", "task": name, "instance": plain(document)},
     }
     if config.agent.timeout_sec is not None:
         body["timeout_seconds"] = config.agent.timeout_sec
     if servers := config.environment.mcp_servers:
         body["agent"] = {"mcp_servers": {server.name: server.given() for server in servers}}
-    if choices.oracle:
-        body["agent"], actions = _oracle(folder / "solution", config)
-        runtime["prepare"] = [*runtime.get("prepare", []), *actions]
+    if (folder / "solution" / "solve.sh").is_file():
+        body["solution"] = _solution(folder / "solution", config)
     return Imported(name=name, body=body, notes=(*notes, *_notes(name, config)))
 
 
@@ -83,7 +83,7 @@ def _refuse_unsaid_network(name: str, config: HarborConfig, choices: Choices) ->
     if wanted is not None and choices.network is None:
         raise InvalidRequest(
             f"{name}: asks for the network ({wanted}). Give --network full; or --network proxy, so that agent and "
-            "tests reach the model only, and see by --oracle whether its tests can do without."
+            "tests reach the model only, and see by `gangline submit --oracle` whether its tests can do without."
         )
 
 
@@ -96,13 +96,11 @@ def _evaluator(folder: Path, config: HarborConfig) -> dict[str, Any]:
     )
 
 
-def _oracle(solution: Path, config: HarborConfig) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    if not (solution / "solve.sh").is_file():
-        raise InvalidRequest(f"{solution / 'solve.sh'} does not exist: this task has no solution of its own to run.")
-    files = written_folder(solution, "/solution")
+def _solution(folder: Path, config: HarborConfig) -> dict[str, Any]:
+    files = written_folder(folder, "/solution")
     files["/solution/solve.sh"]["mode"] = 0o755
     env = {"DEBIAN_FRONTEND": "noninteractive", **resolved(config.solution.env, "solution.env")}
-    return oracle(files, ["/solution/solve.sh"], env)
+    return solution(files, ["/solution/solve.sh"], env)
 
 
 def _limits(config: HarborConfig) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from gangline.domain.errors import InvalidRequest
 from gangline.importers.files import read_text
 from gangline.plugins import explain
 
-__all__ = ["HarborConfig", "read_config", "resolved"]
+__all__ = ["HarborConfig", "config_of", "read_toml", "resolved"]
 
 _TEMPLATE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 
@@ -142,12 +142,18 @@ class HarborConfig(_Table):
         return " and ".join(map(str, wanted)) or None
 
 
-def read_config(path: Path) -> HarborConfig:
-    """Raises: InvalidRequest, naming the file and the field."""
+def read_toml(path: Path) -> dict[str, Any]:
+    """Raises: InvalidRequest, naming the file."""
     try:
-        return HarborConfig.model_validate(tomllib.loads(read_text(path)))
+        return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise InvalidRequest(f"{path} is no TOML: {error}") from error
+
+
+def config_of(document: dict[str, Any], path: Path) -> HarborConfig:
+    """Raises: InvalidRequest, naming the file and the field."""
+    try:
+        return HarborConfig.model_validate(document)
     except ValidationError as error:
         raise InvalidRequest(f"{path}: {explain(error)}") from error
 

@@ -1,4 +1,4 @@
-"""An importer's options, and its result."""
+"""An importer's options, its result, and the metadata that it keeps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from gangline.domain.task import NetworkPolicy
 
-__all__ = ["Choices", "Imported"]
+__all__ = ["Choices", "Imported", "plain"]
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,8 +20,6 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     """In place of the task's own: an image name, or a folder, as the runtime understands it."""
     network: NetworkPolicy | None = None
     """None is the model only, and refuses a task that would be graded wrongly for it."""
-    oracle: bool = False
-    """The agent is the task's own solution, run by harness `shell`: its reward must be 1."""
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +27,11 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     body: dict[str, Any]
-    """Body of `POST /v1/tasks`; without the agent's harness, unless the oracle is it."""
+    """Body of `POST /v1/tasks`, without an agent's harness; with the reference solution where the source has one."""
     notes: tuple[str, ...] = ()
     """Differences from the task's source."""
+
+
+def plain(instance: Any) -> dict[str, Any]:
+    """A row or a task's file as JSON has it: dates become texts, bytes base 64, infinite numbers null."""
+    return msgspec.json.decode(msgspec.json.encode(instance))

@@ -16,12 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gangline.domain.errors import InvalidRequest
 from gangline.importers.environment import Environment, OwnFolders
 from gangline.importers.files import read_text, written
-from gangline.importers.grading import GRADING_MARGIN_S, oracle, script_evaluator, tests_of
-from gangline.importers.imported import Choices, Imported
+from gangline.importers.grading import GRADING_MARGIN_S, script_evaluator, solution, tests_of
+from gangline.importers.imported import Choices, Imported, plain
 from gangline.installation import extra_command
 from gangline.plugins import explain
 
-__all__ = ["is_terminal_bench_task", "read_terminal_bench_task"]
+__all__ = ["is_terminal_bench_task", "read_terminal_bench_task", "read_yaml"]
 
 FOLDERS = OwnFolders(("/tests", "/logs/verifier", "/oracle"))
 _RUN_TESTS = """
@@ -53,7 +53,8 @@ def is_terminal_bench_task(folder: Path) -> bool:
 
 def read_terminal_bench_task(folder: Path, choices: Choices) -> Imported:
     """Raises: InvalidRequest, naming the missing or unsupported field."""
-    config = _read_config(folder / "task.yaml")
+    document = read_yaml(folder / "task.yaml")
+    config = _config_of(document, folder / "task.yaml")
     if config.parser_name != "pytest":
         raise InvalidRequest(
             f"{folder.name}: its tests are read by parser {config.parser_name!r}; only pytest's can be."
@@ -73,21 +74,14 @@ def read_terminal_bench_task(folder: Path, choices: Choices) -> Imported:
         "evaluator": _evaluator(folder, config),
         "timeout_seconds": config.max_agent_timeout_sec,
         "evaluation_timeout_seconds": config.max_test_timeout_sec + GRADING_MARGIN_S,
-        "metadata": {"source": "terminal-bench", "task": folder.name},
+        "metadata": {"source": "terminal-bench", "task": folder.name, "instance": plain(document)},
     }
-    if choices.oracle:
-        files = {"/oracle/solution.sh": _solution(folder)}
-        body["agent"], actions = oracle(files, ["bash", "/oracle/solution.sh"], {})
-        runtime["prepare"] = [*runtime.get("prepare", []), *actions]
+    if (folder / "solution.sh").is_file():
+        files = {"/oracle/solution.sh": written(folder / "solution.sh", mode=0o755)}
+        body["solution"] = solution(files, ["bash", "/oracle/solution.sh"], {})
     if choices.network is None:
         notes.append(f"{folder.name}: agent and tests reach the model only, unless --network full")
     return Imported(name=folder.name, body=body, notes=tuple(notes))
-
-
-def _solution(folder: Path) -> dict[str, Any]:
-    if not (folder / "solution.sh").is_file():
-        raise InvalidRequest(f"{folder / 'solution.sh'} does not exist: this task has no solution that can be run.")
-    return written(folder / "solution.sh", mode=0o755)
 
 
 def _evaluator(folder: Path, config: _TaskYaml) -> dict[str, Any]:
@@ -97,14 +91,15 @@ def _evaluator(folder: Path, config: _TaskYaml) -> dict[str, Any]:
     return script_evaluator(_RUN_TESTS, files, clear=clear, timeout_s=config.max_test_timeout_sec, env={})
 
 
-def _read_config(path: Path) -> _TaskYaml:
+def _config_of(document: Any, path: Path) -> _TaskYaml:
     try:
-        return _TaskYaml.model_validate(_yaml(path))
+        return _TaskYaml.model_validate(document)
     except ValidationError as error:
         raise InvalidRequest(f"{path}: {explain(error)}") from error
 
 
-def _yaml(path: Path) -> Any:
+def read_yaml(path: Path) -> Any:
+    """Raises: InvalidRequest."""
     try:
         import yaml  # noqa: PLC0415 - of the extra `importers`
     except ModuleNotFoundError as error:
@@ -120,7 +115,7 @@ def _service(folder: Path) -> dict[str, Any]:
     path = folder / "docker-compose.yaml"
     if not path.exists():
         return {}
-    document: Any = _yaml(path)
+    document: Any = read_yaml(path)
     services: Any = cast("dict[str, Any]", document).get("services") if isinstance(document, dict) else None
     if not isinstance(services, dict) or len(cast("dict[str, Any]", services)) != 1:
         raise InvalidRequest(f"{folder.name}: {path} has other than one service; a task is one runtime here.")

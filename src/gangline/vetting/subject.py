@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import msgspec
 
-from gangline.domain.task import TaskRequest, vetted_digest
+from gangline.domain.task import TaskRequest, WriteAction, vetted_digest
 from gangline.vetting.grading import answered_on_stdout
 
 __all__ = ["Solution", "Subject", "subject_of"]
@@ -67,8 +67,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
         return cast("dict[str, Any]", self.base.get("evaluator") or {})
 
 
-def subject_of(name: str, task: Mapping[str, Any], oracle: Mapping[str, Any] | None = None) -> Subject:
-    """task: a valid body of `POST /v1/tasks`. oracle: the body whose agent is the task's solution, of an importer.
+def subject_of(name: str, task: Mapping[str, Any]) -> Subject:
+    """task: a valid body of `POST /v1/tasks`.
 
     An evaluator that reads the model's last message reads standard output instead: no trial calls a model.
     """
@@ -81,13 +81,13 @@ def subject_of(name: str, task: Mapping[str, Any], oracle: Mapping[str, Any] | N
         task=dict(task),
         base=base,
         digest=vetted_digest(request),
-        solution=_own(request) if oracle is None else _imported(task, oracle),
+        solution=_solution(request),
         top=1.0 if given is None else given.reward,
         floor=0.0 if given is None else given.floor,
     )
 
 
-def _own(request: TaskRequest) -> Solution | None:
+def _solution(request: TaskRequest) -> Solution | None:
     given = request.solution
     if given is None:
         return None
@@ -105,32 +105,14 @@ def _own(request: TaskRequest) -> Solution | None:
         return Solution(kind="files", command=("true",), files=tuple(texts), stdin=stdin, texts=texts)
     assert given.command is not None
     command = ("sh", "-c", given.command) if isinstance(given.command, str) else given.command
-    return Solution(kind="command", command=command, texts={"command": "\n".join(command)})
-
-
-def _imported(task: Mapping[str, Any], oracle: Mapping[str, Any]) -> Solution:
-    agent: dict[str, Any] = oracle["agent"]
-    settings: dict[str, Any] = agent["settings"]
-    mine, own = _prepare(task), _prepare(oracle)
-    more = own[len(mine) :]
-    texts = {str(one["path"]): str(one["content"]) for one in more if one.get("encoding", "utf-8") == "utf-8"}
-    stdin: str | None = settings.get("stdin")
-    if stdin is not None and "apply" in settings["command"]:
-        texts = {"patch": _added(stdin)}
-        return Solution(kind="patch", command=("sh", "-c", _APPLY), stdin=_base64(stdin), texts=texts)
+    written = [one for one in given.prepare if isinstance(one, WriteAction) and one.encoding == "utf-8"]
     return Solution(
         kind="command",
-        command=tuple(settings["command"]),
-        stdin=stdin,
-        env=dict(agent.get("env") or {}),
-        prepare=tuple(more),
-        texts=texts,
+        command=command,
+        env=given.env,
+        prepare=tuple(one.model_dump(mode="json") for one in given.prepare),
+        texts={"command": "\n".join(command)} | {one.path: one.content for one in written},
     )
-
-
-def _prepare(task: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
-    runtime = cast("dict[str, Any]", task.get("runtime") or {})
-    return list(runtime.get("prepare") or [])
 
 
 def _base64(text: str) -> str:

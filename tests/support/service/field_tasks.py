@@ -128,7 +128,7 @@ NEW_TESTS = (
 )
 
 
-def git(folder: Path, *arguments: str) -> str:
+def git(folder: Path, *arguments: str | Path) -> str:
     done = subprocess.run(
         ["git", *arguments],
         cwd=folder,

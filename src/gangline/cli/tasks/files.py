@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from gangline.domain.task import TaskRequest
 from gangline.importers.files import read_text, written, written_folder
 from gangline.plugins import check_task, explain
 
-__all__ = ["parse_tasks", "read_tasks", "sent_along", "validated"]
+__all__ = ["by_name", "names_of", "parse_tasks", "read_tasks", "sent_along", "validated"]
 
 
 def read_tasks(source: str) -> list[dict[str, Any]]:
@@ -103,3 +104,22 @@ def validated(body: dict[str, Any], where: str) -> TaskRequest:
         raise InvalidRequest(f"{where}: {explain(error, TaskRequest)}") from error
     check_task(task)
     return task
+
+
+def names_of(tasks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The id of each, else its name in its source, else its place in the file."""
+    found: list[str] = []
+    for at, task in enumerate(tasks):
+        about: Any = task.get("metadata")
+        own: Any = cast("Mapping[str, Any]", about).get("task") if isinstance(about, Mapping) else None
+        found.append(str(task.get("task_id") or own or f"task-{at:05d}"))
+    return found
+
+
+def by_name(tasks: Sequence[dict[str, Any]], where: str) -> dict[str, dict[str, Any]]:
+    """Name -> task. Raises: InvalidRequest when two have the same."""
+    names = names_of(tasks)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequest(f"{where}: two tasks are called {twice!r}: give each a task_id.")
+    return dict(zip(names, tasks, strict=True))

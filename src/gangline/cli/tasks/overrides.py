@@ -56,7 +56,7 @@ TaskIdOption = Annotated[
     str | None,
     typer.Option(
         "--task-id",
-        help="Task id, which makes a repeated submission harmless; for imported tasks, the prefix of their ids.",
+        help="Task id, which makes a repeated submission harmless.",
     ),
 ]
 
@@ -75,7 +75,6 @@ class Overrides(msgspec.Struct, frozen=True):
     """As `given_evaluator` takes it."""
     timeout_s: float | None
     task_id: str | None
-    """The prefix of their ids, for imported tasks."""
 
     @property
     def makes_task(self) -> bool:

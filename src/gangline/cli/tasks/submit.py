@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from gangline.cli.options.evaluator import EvaluatorOption
-from gangline.cli.tasks.imported import (
-    HarborOption,
-    ImageOption,
-    ImportRequest,
-    LogParserOption,
-    NetworkOption,
-    OnlyOption,
-    OracleOption,
-    RepositoriesOption,
-    SweBenchOption,
-    TerminalBenchOption,
-    TestCommandOption,
-    import_tasks,
-)
 from gangline.cli.tasks.overrides import (
     AllowNoModelCallOption,
     CommandOption,
@@ -70,45 +54,29 @@ def submit(
     evaluator: EvaluatorOption = None,
     timeout: TimeoutOption = None,
     task_id: TaskIdOption = None,
-    harbor: HarborOption = None,
-    terminal_bench: TerminalBenchOption = None,
-    swe_bench: SweBenchOption = None,
-    only: OnlyOption = None,
-    oracle: OracleOption = False,
-    image: ImageOption = None,
-    network: NetworkOption = None,
-    repositories: RepositoriesOption = None,
-    test_command: TestCommandOption = None,
-    log_parser: LogParserOption = None,
+    oracle: Annotated[
+        bool,
+        typer.Option("--oracle", help="Run each task's reference solution as its agent; it must earn the top reward."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the tasks as JSON; submit nothing.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until every session has ended.")] = False,
     data: DataOption = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Submit tasks: from FILE, standard input (-), other systems' folders, or options; options override the rest.
+    """Submit tasks: from FILE, standard input (-), or options; options override fields of the file.
+
+    `gangline tasks from` makes files of other systems' tasks and of datasets.
 
     With --wait the exit code is 1 if the infrastructure lost a session, a session was cancelled, or no session of a
     task completed.
     """
     from gangline.client.running import find_service
 
-    imports = ImportRequest(
-        harbor=harbor,
-        terminal_bench=terminal_bench,
-        swe_bench=swe_bench,
-        only=only,
-        oracle=oracle,
-        image=image,
-        network=network,
-        repositories=repositories,
-        test_command=test_command,
-        log_parser=log_parser,
-    )
     overrides = Overrides(
         instruction, harness, command, allow_no_model_call, samples, runtime, python, evaluator, timeout, task_id
     )
-    tasks = _wanted(source, imports, overrides, file or [])
+    tasks = _wanted(source, overrides, file or [], oracle=oracle)
     if dry_run:
         print_json([task.model_dump(mode="json", exclude_defaults=True) for task in tasks])
         return
@@ -116,25 +84,45 @@ def submit(
     _fail_by(run(_submit(address, tasks, wait=wait, as_json=as_json)), len(tasks))
 
 
-def _wanted(source: str | None, imports: ImportRequest, overrides: Overrides, files: list[str]) -> list[TaskRequest]:
+def _wanted(source: str | None, overrides: Overrides, files: list[str], *, oracle: bool) -> list[TaskRequest]:
     """Tasks that the command line names, with its overrides and files. Raises: InvalidRequest."""
-    from gangline.cli.tasks.files import read_tasks, sent_along, validated
+    from gangline.cli.tasks.files import names_of, read_tasks, sent_along, validated
 
-    bodies: list[dict[str, Any]]
-    if imports.names_tasks:
-        bodies = _imported(imports, source, overrides)
-        overrides = msgspec.structs.replace(overrides, task_id=None)
-    elif source is not None:
-        bodies = read_tasks(source)
-    elif overrides.makes_task:
-        bodies = [{}]
-    else:
+    if source is None and not overrides.makes_task:
         raise InvalidRequest("nothing to submit: give a FILE, or --instruction with --harness or --command.")
+    if oracle and (source is None or overrides.harness is not None or overrides.command is not None):
+        raise InvalidRequest(
+            "--oracle is the agent of the tasks of a FILE: give a FILE, and neither --harness nor --command."
+        )
+    bodies: list[dict[str, Any]] = [{}] if source is None else read_tasks(source)
+    names = ["the options"] if source is None else [f"{source}, {name}" for name in names_of(bodies)]
     actions = [action for named in files for action in sent_along(named)]
     written = [_with_files(overrides.applied_to(body), actions) for body in bodies]
-    if imports.names_tasks and not all("harness" in body.get("agent", {}) for body in written):
-        raise InvalidRequest("say which agent is to solve them: --harness NAME, --command, or --oracle.")
-    return [validated(body, source or "the options") for body in written]
+    if oracle:
+        written = [_by_solution(body, name) for body, name in zip(written, names, strict=True)]
+    elif not all(map(_has_agent, written)):
+        raise InvalidRequest("the tasks have no agent: give --harness NAME or --command, or --oracle.")
+    return [validated(body, name) for body, name in zip(written, names, strict=True)]
+
+
+def _has_agent(body: dict[str, Any]) -> bool:
+    agent: Any = body.get("agent")
+    return agent is not None and not (isinstance(agent, dict) and "harness" not in agent)
+
+
+def _by_solution(body: dict[str, Any], name: str) -> dict[str, Any]:
+    """The task with its reference solution as its agent. Raises: InvalidRequest."""
+    from gangline.cli.tasks.files import validated
+    from gangline.vetting.subject import subject_of
+    from gangline.vetting.trials import solving
+
+    asked = {**body, "agent": {"harness": "shell", "settings": {"command": "true"}}}
+    validated(asked, name)
+    subject = subject_of(name, asked)
+    if subject.solution is None:
+        raise InvalidRequest(f"{name}: has no solution for --oracle.")
+    trial = solving(subject, subject.solution, "oracle", after="").body
+    return {**body, **{field: trial[field] for field in ("agent", "runtime", "evaluator")}}
 
 
 def _fail_by(ended: list[TaskView], num_tasks: int) -> None:
@@ -154,16 +142,6 @@ def _fail_by(ended: list[TaskView], num_tasks: int) -> None:
 
 def _has_failed(task: TaskView) -> bool:
     return "completed" not in task.outcomes or bool(set(task.outcomes) & {"infra_error", "cancelled"})
-
-
-def _imported(imports: ImportRequest, source: str | None, overrides: Overrides) -> list[dict[str, Any]]:
-    """Bodies of the field's tasks; the task id among the options begins the id of each."""
-    if source is not None:
-        raise InvalidRequest("give a FILE, or tasks from the field, not both.")
-    found = import_tasks(imports, overrides.runtime)
-    if (task_id := overrides.task_id) is None:
-        return [one.body for one in found]
-    return [{**one.body, "task_id": f"{task_id}-{re.sub(r'[^A-Za-z0-9._-]+', '-', one.name)}"} for one in found]
 
 
 def _with_files(body: dict[str, Any], files: list[dict[str, Any]]) -> dict[str, Any]:

@@ -15,25 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gangline.cli.options.settings import UP
 from gangline.cli.service.through import with_own, with_running
 from gangline.cli.service.up import plan_of
-from gangline.cli.tasks.files import read_tasks, validated
-from gangline.cli.tasks.imported import (
-    HarborOption,
-    ImageOption,
-    ImportRequest,
-    LogParserOption,
-    NetworkOption,
-    OnlyOption,
-    RepositoriesOption,
-    SweBenchOption,
-    TerminalBenchOption,
-    TestCommandOption,
-    import_tasks,
-)
+from gangline.cli.tasks.files import by_name, read_tasks, validated
 from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json, run
 from gangline.cli.vetting.view import as_document, html_page, report_lines
 from gangline.client.running import find_service
-from gangline.domain.errors import InvalidRequest, ServerUnavailable
+from gangline.domain.errors import ServerUnavailable
 from gangline.settings import Settings
 from gangline.settings.service import resolve
 
@@ -46,11 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _NO_AGENT = {"harness": "shell", "settings": {"command": "true"}, "allow_no_model_call": True}
-"""Agent of an imported task, which has none of its own."""
+"""Agent of a task that has none of its own."""
 
 
 def vet(
-    source: Annotated[str | None, typer.Argument(metavar="[FILE|-]", help="Tasks, as for `gangline submit`.")] = None,
+    source: Annotated[str, typer.Argument(metavar="FILE|-", help="Tasks, as for `gangline submit`.")],
     name: Annotated[str | None, typer.Option("--name", help="Name of the audit. Default: the file's.")] = None,
     held_out: Annotated[
         Path | None, typer.Option("--held-out", help="Tasks that these must share nothing with.")
@@ -62,16 +49,6 @@ def vet(
     runs: Annotated[int, typer.Option("--runs", min=2, help="Sessions of each reference solution.")] = 5,
     in_flight: Annotated[int, typer.Option("--in-flight", min=1, help="Tasks at a time.")] = 4,
     again: Annotated[bool, typer.Option("--again", help="Forget earlier results of the audit.")] = False,
-    harbor: HarborOption = None,
-    terminal_bench: TerminalBenchOption = None,
-    swe_bench: SweBenchOption = None,
-    only: OnlyOption = None,
-    runtime: Annotated[str | None, typer.Option("--runtime", help="Runtime of imported tasks.")] = None,
-    image: ImageOption = None,
-    network: NetworkOption = None,
-    repositories: RepositoriesOption = None,
-    test_command: TestCommandOption = None,
-    log_parser: LogParserOption = None,
     data: DataOption = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
@@ -79,25 +56,13 @@ def vet(
     """Audit tasks: are their rewards to be believed?
 
     Runs each task's reference solution, an agent that does nothing, scripted cheats and mutants of the solution in
-    clean sandboxes of the running service, or of one started for it; no model is called. A task of a file has its
-    solution in the field `solution`. Started again it continues where it stopped. Results are in DATA/vetting/NAME. The
+    clean sandboxes of the running service, or of one started for it; no model is called. A task has its solution in
+    the field `solution`. Started again it continues where it stopped. Results are in DATA/vetting/NAME. The
     exit code is 1 unless every task is sound.
     """
-    request = ImportRequest(
-        harbor=harbor,
-        terminal_bench=terminal_bench,
-        swe_bench=swe_bench,
-        only=only,
-        oracle=False,
-        image=image,
-        network=network,
-        repositories=repositories,
-        test_command=test_command,
-        log_parser=log_parser,
-    )
-    subjects = _subjects(source, request, runtime)
+    subjects = _subjects(source)
     data_dir = (data or Settings.from_environ().data_dir).absolute()
-    folder = data_dir / "vetting" / (name or _name_of(source or str(harbor or terminal_bench or swe_bench)))
+    folder = data_dir / "vetting" / (name or _name_of(source))
     command = _VettingCommand(subjects, folder, held_out, num_runs=runs, num_in_flight=in_flight, again=again)
     try:
         audits = command.audited(_running(data, server), data_dir)
@@ -182,34 +147,16 @@ def _running(data: Path | None, server: str | None) -> Service | None:
         return None
 
 
-def _subjects(source: str | None, request: ImportRequest, runtime: str | None) -> list[Subject]:
+def _subjects(source: str) -> list[Subject]:
     """Raises: InvalidRequest, UnknownPlugin."""
     from gangline.vetting.subject import subject_of
 
-    if request.names_tasks == (source is not None):
-        raise InvalidRequest("give a file of tasks, or one of --harbor, --terminal-bench and --swe-bench.")
-    if source is None:
-        return _imported(request, runtime)
-    found = [(str(task.get("task_id") or f"task-{at:05d}"), task) for at, task in enumerate(read_tasks(source))]
-    if len({named for named, _ in found}) < len(found):
-        raise InvalidRequest(f"{source}: two tasks have the same task_id.")
-    for named, task in found:
+    subjects: list[Subject] = []
+    for named, given in by_name(read_tasks(source), source).items():
+        task = {**given, "agent": {**_NO_AGENT, **given.get("agent", {})}}
         validated(task, f"{source}, {named}")
-    return [subject_of(named, task) for named, task in found]
-
-
-def _imported(request: ImportRequest, runtime: str | None) -> list[Subject]:
-    """Raises: InvalidRequest, also where a task has no solution."""
-    from gangline.vetting.subject import subject_of
-
-    plain = import_tasks(request, runtime)
-    oracles = import_tasks(msgspec.structs.replace(request, oracle=True), runtime, is_quiet=True)
-    found: list[Subject] = []
-    for one, oracle in zip(plain, oracles, strict=True):
-        task = {**one.body, "agent": {**_NO_AGENT, **one.body.get("agent", {})}}
-        validated(task, one.name)
-        found.append(subject_of(one.name, task, oracle.body))
-    return found
+        subjects.append(subject_of(named, task))
+    return subjects
 
 
 def _name_of(source: str) -> str:

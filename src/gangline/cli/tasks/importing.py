@@ -1,0 +1,223 @@
+"""`gangline tasks from`: tasks of other systems and rows of datasets, as tasks for `gangline submit` and `vet`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+
+import msgspec
+import typer
+
+from gangline.cli.terminal.output import JsonOption, notes, print_json
+from gangline.domain.errors import InvalidRequest, UnknownPlugin
+
+if TYPE_CHECKING:
+    from gangline.domain.task import NetworkPolicy
+    from gangline.importers.imported import Imported
+    from gangline.importers.source import Wanted
+    from gangline.presets.preset import Preset
+
+__all__ = ["found_preset", "from_source"]
+
+_MAX_SHOWN_NOTES = 10
+_PLACE = "Where they run"
+_ROWS = "Rows of datasets"
+
+
+def from_source(
+    source: Annotated[
+        Path,
+        typer.Argument(help="A task folder or a folder of them, a file of rows, or a Hugging Face dataset's folder."),
+    ],
+    kind: Annotated[
+        str | None,
+        typer.Option("--format", help="harbor, terminal-bench, swe or rows. Default: recognized.", show_default=False),
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Number of tasks.")] = None,
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            metavar="[FIELD=]PATTERN",
+            help="Only tasks whose name, or field of the source, matches, such as 'repo=django/*'; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="File for the tasks. Default: stdout.")] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option("--prefix", help="Give tasks the ids PREFIX-NAME, which makes submitting them again harmless."),
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option("--preset", help="Preset of the rows: swe, stem, math, code.", rich_help_panel=_ROWS)
+    ] = None,
+    mapping: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="FIELD=COLUMN",
+            help="Column for instruction, answer, files, image or a column of the preset; repeatable.",
+            show_default=False,
+            rich_help_panel=_ROWS,
+        ),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", help="Split of a dataset's folder.", rich_help_panel=_ROWS)
+    ] = None,
+    runtime: Annotated[
+        str | None, typer.Option("--runtime", help="Runtime: sandbox, docker, ...", rich_help_panel=_PLACE)
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            "--image",
+            help="Image, or root folder for the sandbox; {instance_id} is filled in for the SWE family.",
+            rich_help_panel=_PLACE,
+        ),
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option("--network", help="Network of agents and tests: proxy, none, full.", rich_help_panel=_PLACE),
+    ] = None,
+    repositories: Annotated[
+        str | None,
+        typer.Option(
+            "--repositories",
+            metavar="FOLDER",
+            help="SWE family without images: folder of clones named owner__name, as a path inside the runtime.",
+            rich_help_panel=_PLACE,
+        ),
+    ] = None,
+    test_command: Annotated[
+        str | None,
+        typer.Option(
+            "--test-command",
+            help="SWE family: command that runs the tests; {tests} stands for their files.",
+            rich_help_panel=_PLACE,
+        ),
+    ] = None,
+    log_parser: Annotated[
+        str | None,
+        typer.Option(
+            "--log-parser",
+            help="SWE family: parser of the test log: pytest, unittest, or swebench's parse_log_*.",
+            rich_help_panel=_PLACE,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make tasks of other systems' tasks and of datasets, one JSON object a line, for `gangline submit` and `vet`.
+
+    Tasks keep their source's fields in their metadata and its solution where it has one. They have no agent yet. Rows
+    without anything to grade by are left out. With --json stdout is one document: `tasks`, or with --out their number,
+    `left_out` and `notes`.
+    """
+    from gangline.importers.imported import Choices
+    from gangline.importers.mapping import parsed_mapping
+    from gangline.importers.source import FORMATS, Format, Wanted
+    from gangline.importers.swe import InstanceChoices
+
+    wanted = Wanted(
+        choices=Choices(runtime=runtime, image=image, network=_network(network)),
+        instances=InstanceChoices(repositories=repositories, test_command=test_command, log_parser=log_parser),
+        format=cast("Format | None", _one_of("--format", kind, FORMATS)),
+        preset=None if preset is None else found_preset(preset),
+        mapping=parsed_mapping(mapping or []),
+        split=split,
+        filters=tuple(filters or ()),
+        limit=limit,
+    )
+    made = _Made(source, wanted, prefix)
+    if out is not None:
+        made.write(out)
+    if as_json:
+        print_json(made.document(with_tasks=out is None))
+        return
+    if out is None:
+        for body in made.bodies:
+            sys.stdout.write(msgspec.json.encode(body).decode() + "\n")
+    made.report(out)
+
+
+class _Made:
+    """The tasks of one source."""
+
+    def __init__(self, source: Path, wanted: Wanted, prefix: str | None) -> None:
+        """Raises: InvalidRequest, naming file, row and field."""
+        from gangline.importers.imported import Imported
+        from gangline.importers.source import read_source
+
+        self.bodies: list[dict[str, Any]] = []
+        self._notes: dict[str, None] = {}
+        self._left_out: list[str] = []
+        for one in read_source(source, wanted):
+            if isinstance(one, Imported):
+                self._add(one, prefix)
+            else:
+                self._left_out.append(one.message)
+
+    def _add(self, one: Imported, prefix: str | None) -> None:
+        _check(one)
+        self._notes |= dict.fromkeys(one.notes)
+        given = {} if prefix is None else {"task_id": f"{prefix}-{re.sub(r'[^A-Za-z0-9._-]+', '-', one.name)}"}
+        self.bodies.append({**given, **one.body})
+
+    def write(self, out: Path) -> None:
+        """Raises: InvalidRequest."""
+        try:
+            out.write_bytes(b"".join(msgspec.json.encode(body) + b"\n" for body in self.bodies))
+        except OSError as error:
+            raise InvalidRequest(f"--out {out}: {error.strerror}.") from error
+
+    def document(self, *, with_tasks: bool) -> dict[str, Any]:
+        tasks = {"tasks": self.bodies} if with_tasks else {"num_tasks": len(self.bodies)}
+        return {**tasks, "left_out": self._left_out, "notes": list(self._notes)}
+
+    def report(self, out: Path | None) -> None:
+        """Differences from the source, and rows that are left out, on stderr."""
+        _show_some(self._notes)
+        _show_some(f"left out: {why}" for why in self._left_out)
+        told = [f"{len(self.bodies)} tasks{'' if out is None else f' in {out}'}"]
+        if self._left_out:
+            told.append(f"{len(self._left_out)} rows left out")
+        notes().print(", ".join(told), markup=False, soft_wrap=True, style="dim")
+
+
+def _check(one: Imported) -> None:
+    """Raises: InvalidRequest where the task would be rejected at its submit, its agent apart."""
+    from gangline.cli.tasks.files import validated
+
+    validated({**one.body, "agent": {"harness": "shell", "settings": {"command": "true"}}}, one.name)
+
+
+def _show_some(lines: Iterable[str]) -> None:
+    shown = list(lines)
+    for line in shown[:_MAX_SHOWN_NOTES]:
+        notes().print(line, markup=False, soft_wrap=True, style="dim")
+    if len(shown) > _MAX_SHOWN_NOTES:
+        notes().print(f"... and {len(shown) - _MAX_SHOWN_NOTES} more of that kind", style="dim")
+
+
+def _network(given: str | None) -> NetworkPolicy | None:
+    """Raises: InvalidRequest."""
+    from gangline.domain.task import NetworkPolicy
+
+    return cast("NetworkPolicy | None", _one_of("--network", given, get_args(NetworkPolicy)))
+
+
+def _one_of(option: str, given: str | None, known: tuple[str, ...]) -> str | None:
+    if given is not None and given not in known:
+        raise InvalidRequest(f"{option} {given}: must be one of {', '.join(known)}.")
+    return given
+
+
+def found_preset(name: str) -> Preset:
+    """Raises: UnknownPlugin."""
+    from gangline.presets.preset import PRESETS, find_preset
+
+    if (found := find_preset(name)) is None:
+        raise UnknownPlugin.named("preset", name, [one.name for one in PRESETS])
+    return found
