@@ -6,11 +6,27 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import msgspec
-import typer
 
+from gangline.cli.tasks.source_options import (
+    FilterOption,
+    FormatOption,
+    ImageOption,
+    LimitOption,
+    LogParserOption,
+    MapOption,
+    NetworkOption,
+    OutOption,
+    PrefixOption,
+    PresetOption,
+    RepositoriesOption,
+    RuntimeOption,
+    SourceArgument,
+    SplitOption,
+    TestCommandOption,
+)
 from gangline.cli.terminal.output import JsonOption, notes, print_json
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
 
@@ -23,90 +39,24 @@ if TYPE_CHECKING:
 __all__ = ["found_preset", "from_source"]
 
 _MAX_SHOWN_NOTES = 10
-_PLACE = "Where they run"
-_ROWS = "Rows of datasets"
 
 
 def from_source(
-    source: Annotated[
-        Path,
-        typer.Argument(help="A task folder or a folder of them, a file of rows, or a Hugging Face dataset's folder."),
-    ],
-    kind: Annotated[
-        str | None,
-        typer.Option("--format", help="harbor, terminal-bench, swe or rows. Default: recognized.", show_default=False),
-    ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Number of tasks.")] = None,
-    filters: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--filter",
-            metavar="[FIELD=]PATTERN",
-            help="Only tasks whose name, or field of the source, matches, such as 'repo=django/*'; repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="File for the tasks. Default: stdout.")] = None,
-    prefix: Annotated[
-        str | None,
-        typer.Option("--prefix", help="Give tasks the ids PREFIX-NAME, which makes submitting them again harmless."),
-    ] = None,
-    preset: Annotated[
-        str | None, typer.Option("--preset", help="Preset of the rows: swe, stem, math, code.", rich_help_panel=_ROWS)
-    ] = None,
-    mapping: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--map",
-            metavar="FIELD=COLUMN",
-            help="Column for instruction, answer, files, image or a column of the preset; repeatable.",
-            show_default=False,
-            rich_help_panel=_ROWS,
-        ),
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option("--split", help="Split of a dataset's folder.", rich_help_panel=_ROWS)
-    ] = None,
-    runtime: Annotated[
-        str | None, typer.Option("--runtime", help="Runtime: sandbox, docker, ...", rich_help_panel=_PLACE)
-    ] = None,
-    image: Annotated[
-        str | None,
-        typer.Option(
-            "--image",
-            help="Image, or root folder for the sandbox; {instance_id} is filled in for the SWE family.",
-            rich_help_panel=_PLACE,
-        ),
-    ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option("--network", help="Network of agents and tests: proxy, none, full.", rich_help_panel=_PLACE),
-    ] = None,
-    repositories: Annotated[
-        str | None,
-        typer.Option(
-            "--repositories",
-            metavar="FOLDER",
-            help="SWE family without images: folder of clones named owner__name, as a path inside the runtime.",
-            rich_help_panel=_PLACE,
-        ),
-    ] = None,
-    test_command: Annotated[
-        str | None,
-        typer.Option(
-            "--test-command",
-            help="SWE family: command that runs the tests; {tests} stands for their files.",
-            rich_help_panel=_PLACE,
-        ),
-    ] = None,
-    log_parser: Annotated[
-        str | None,
-        typer.Option(
-            "--log-parser",
-            help="SWE family: parser of the test log: pytest, unittest, or swebench's parse_log_*.",
-            rich_help_panel=_PLACE,
-        ),
-    ] = None,
+    source: SourceArgument,
+    kind: FormatOption = None,
+    limit: LimitOption = None,
+    filters: FilterOption = None,
+    out: OutOption = None,
+    prefix: PrefixOption = None,
+    preset: PresetOption = None,
+    mapping: MapOption = None,
+    split: SplitOption = None,
+    runtime: RuntimeOption = None,
+    image: ImageOption = None,
+    network: NetworkOption = None,
+    repositories: RepositoriesOption = None,
+    test_command: TestCommandOption = None,
+    log_parser: LogParserOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make tasks of other systems' tasks and of datasets, one JSON object a line, for `gangline submit` and `vet`.

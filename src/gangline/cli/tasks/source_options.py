@@ -1,0 +1,107 @@
+"""Options of `gangline tasks from`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "FilterOption",
+    "FormatOption",
+    "ImageOption",
+    "LimitOption",
+    "LogParserOption",
+    "MapOption",
+    "NetworkOption",
+    "OutOption",
+    "PrefixOption",
+    "PresetOption",
+    "RepositoriesOption",
+    "RuntimeOption",
+    "SourceArgument",
+    "SplitOption",
+    "TestCommandOption",
+]
+
+_PLACE = "Where they run"
+_ROWS = "Rows of datasets"
+
+SourceArgument = Annotated[
+    Path,
+    typer.Argument(help="A task folder or a folder of them, a file of rows, or a Hugging Face dataset's folder."),
+]
+FormatOption = Annotated[
+    str | None,
+    typer.Option("--format", help="harbor, terminal-bench, swe or rows. Default: recognized.", show_default=False),
+]
+LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Number of tasks.")]
+FilterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter",
+        metavar="[FIELD=]PATTERN",
+        help="Only tasks whose name, or field of the source, matches, such as 'repo=django/*'; repeatable.",
+        show_default=False,
+    ),
+]
+OutOption = Annotated[Path | None, typer.Option("--out", help="File for the tasks. Default: stdout.")]
+PrefixOption = Annotated[
+    str | None,
+    typer.Option("--prefix", help="Give tasks the ids PREFIX-NAME, which makes submitting them again harmless."),
+]
+PresetOption = Annotated[
+    str | None, typer.Option("--preset", help="Preset of the rows: swe, stem, math, code.", rich_help_panel=_ROWS)
+]
+MapOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--map",
+        metavar="FIELD=COLUMN",
+        help="Column for instruction, answer, files, image or a column of the preset; repeatable.",
+        show_default=False,
+        rich_help_panel=_ROWS,
+    ),
+]
+SplitOption = Annotated[str | None, typer.Option("--split", help="Split of a dataset's folder.", rich_help_panel=_ROWS)]
+RuntimeOption = Annotated[
+    str | None, typer.Option("--runtime", help="Runtime: sandbox, docker, ...", rich_help_panel=_PLACE)
+]
+ImageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--image",
+        help="Image, or root folder for the sandbox; {instance_id} is filled in for the SWE family.",
+        rich_help_panel=_PLACE,
+    ),
+]
+NetworkOption = Annotated[
+    str | None,
+    typer.Option("--network", help="Network of agents and tests: proxy, none, full.", rich_help_panel=_PLACE),
+]
+RepositoriesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--repositories",
+        metavar="FOLDER",
+        help="SWE family without images: folder of clones named owner__name, as a path inside the runtime.",
+        rich_help_panel=_PLACE,
+    ),
+]
+TestCommandOption = Annotated[
+    str | None,
+    typer.Option(
+        "--test-command",
+        help="SWE family: command that runs the tests; {tests} stands for their files.",
+        rich_help_panel=_PLACE,
+    ),
+]
+LogParserOption = Annotated[
+    str | None,
+    typer.Option(
+        "--log-parser",
+        help="SWE family: parser of the test log: pytest, unittest, or swebench's parse_log_*.",
+        rich_help_panel=_PLACE,
+    ),
+]
