@@ -2,7 +2,8 @@
 
 Groups: `gangline.dialects`, `gangline.engines`, `gangline.runtimes`, `gangline.harnesses`, `gangline.builders`,
 `gangline.evaluators`, `gangline.rewards`, `gangline.engine_servers`, `gangline.tools`, `gangline.handlers`,
-`gangline.hooks`. Requests and experiments choose by name only; a dotted path is never taken from one.
+`gangline.environments`, `gangline.hooks`. Requests and experiments choose by name only; a dotted path is never taken
+from one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from gangline.domain.contracts import (
     Runtime,
     SupportsCapabilities,
 )
+from gangline.domain.environment import EnvironmentKind
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
 from gangline.domain.mistakes import mistakes
 from gangline.domain.task import AgentSpec, EvaluatorSpec, TaskRequest
@@ -37,6 +39,7 @@ __all__ = [
     "check_task",
     "load",
     "make_builder",
+    "make_environment",
     "make_evaluator",
     "make_harness",
     "make_runtime",
@@ -56,6 +59,7 @@ Kind = Literal[
     "engine_server",
     "tool",
     "handler",
+    "environment",
     "hook",
 ]
 
@@ -172,6 +176,10 @@ def make_builder(strategy: str, config: dict[str, Any]) -> Builder:
     return _configured("builder", strategy, config)
 
 
+def make_environment(kind: str, config: dict[str, Any]) -> EnvironmentKind:
+    return _configured("environment", kind, config)
+
+
 def make_tool(name: str, config: dict[str, Any]) -> Any:
     """A `gangline.tools.contract.Tool`, whose room is above this one."""
     return _configured("tool", name, config)
@@ -184,7 +192,9 @@ def make_evaluator(strategy: str, config: dict[str, Any]) -> Evaluator:
 def check_task(task: TaskRequest) -> None:
     """Raises: UnknownPlugin, InvalidRequest when the configuration of a plug-in is wrong."""
     load("runtime", task.runtime.backend)
-    _check_capabilities(task.agent, make_harness(task.agent.harness, task.agent.settings))
+    harness = make_harness(task.agent.harness, task.agent.settings)
+    _check_capabilities(task.agent, harness)
+    _check_environments(task, harness)
     make_builder(task.builder.strategy, task.builder.config)
     check_evaluator(task.evaluator)
 
@@ -200,10 +210,31 @@ def check_evaluator(spec: EvaluatorSpec) -> None:
         )
 
 
+def _check_environments(task: TaskRequest, harness: Harness) -> None:
+    """Raises: UnknownPlugin, InvalidRequest when the configuration of an environment is wrong, or the harness has no
+    way to give its program the environment's tools."""
+    for name, spec in task.environments.items():
+        try:
+            kind = make_environment(spec.kind, spec.config)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"environments.{name}: {error.message}") from error
+        if spec.runtime is not None:
+            load("runtime", spec.runtime.backend)
+        if kind.offers_tools and "mcp_servers" not in _taken(harness):
+            raise InvalidRequest(
+                f"environments.{name}: harness {task.agent.harness!r} has no way to give its program an environment's "
+                "tools: choose one that takes `mcp_servers` (`gangline harness list`)."
+            )
+
+
+def _taken(harness: Harness) -> frozenset[Capability]:
+    return harness.takes if isinstance(harness, SupportsCapabilities) else frozenset[Capability]()
+
+
 def _check_capabilities(agent: AgentSpec, harness: Harness) -> None:
     """Raises: InvalidRequest when the harness would have to drop a field of the task."""
     asked: dict[Capability, bool] = {"mcp_servers": bool(agent.mcp_servers), "skills": bool(agent.skills)}
-    takes = harness.takes if isinstance(harness, SupportsCapabilities) else frozenset[Capability]()
+    takes = _taken(harness)
     refused = [f"`agent.{field}`" for field, is_asked in asked.items() if is_asked and field not in takes]
     if refused:
         raise InvalidRequest(

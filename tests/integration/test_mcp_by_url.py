@@ -21,7 +21,7 @@ from gangline.gateway.sessions.attempt import Attempt
 from gangline.settings.node import NodeSettings
 from gangline.tools.calls import observe
 from gangline.tools.contract import ToolContext
-from gangline.tools.mcp_servers import mcp_tools
+from gangline.tools.mcp.servers import mcp_tools
 from support.node.attempt import lease_of, node_parts
 from support.node.tools import tool_context
 from support.requirements import need_module

@@ -14,7 +14,7 @@ from gangline.domain.errors import ToolUnavailable
 from gangline.domain.task import McpServer
 from gangline.tools.calls import observe
 from gangline.tools.contract import Observation, ToolContext
-from gangline.tools.mcp_servers import mcp_tools
+from gangline.tools.mcp.servers import mcp_tools
 from support.node.tools import tool_context
 from support.requirements import need_module
 

@@ -18,6 +18,7 @@ from gangline.client.server import ServerClient
 from gangline.domain.completion import CompletionTree
 from gangline.domain.conversation import ToolCall
 from gangline.domain.session import SessionResult
+from gangline.gateway.worlds.worlds import recorded_calls
 from gangline.trajectories.audit import audit
 from gangline.trajectories.lineage import assign_roles
 from support.engines.tokenizers import qwen3_folder
@@ -178,7 +179,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Generator[UpProcess]:
 
 
 async def run(
-    service: UpProcess, case: Case, marker: str, num_samples: int = 1, agent: dict[str, Any] | None = None
+    service: UpProcess,
+    case: Case,
+    marker: str,
+    num_samples: int = 1,
+    agent: dict[str, Any] | None = None,
+    environments: dict[str, Any] | None = None,
 ) -> list[SessionResult]:
     """Results of a task whose file was made, whose rows pass the audit, and whose contexts are all exact."""
     need_tool(case.command)
@@ -189,6 +195,7 @@ async def run(
         "timeout_seconds": 120,
         "runtime": {"prepare": [{"type": "write", "path": path, "content": text} for path, text in FILES.items()]},
         "agent": {"harness": case.harness, "settings": case.settings, **(agent or {})},
+        "environments": environments or {},
         "evaluator": {
             "strategy": "script",
             "refresh_runtime": True,
@@ -273,3 +280,15 @@ async def test_a_program_offers_its_model_the_servers_and_skills_of_the_task(ser
     assert "SLEDGE" in str([one.new_messages for one in result.completions])
     if case.harness in MUSH:
         assert "the dogs run" in str([one.new_messages for one in result.completions])
+
+
+@over([case for case in CASES if case.harness in MUSH and not case.settings])
+async def test_a_program_acts_in_an_environment_of_its_session(service: UpProcess, case: Case) -> None:
+    """Its own MCP client, over HTTP, through the node: the server is in another sandbox."""
+    world = {"sled": {"kind": "mcp", "config": {"command": ["python3", "/workspace/mcp_server.py"]}}}
+    (result,) = await run(service, case, f"TASK-OFFERED-TO-{case.harness}", environments=world)
+    (call,) = recorded_calls(result.artifacts)
+    assert (call.environment, call.tool, call.text) == ("sled", "mush", "the dogs run")
+    assert "the dogs run" in str([one.new_messages for one in result.completions])
+    (turn,) = (one for one in result.completions if one.completion_id == call.completion_id)
+    assert MUSH[case.harness] in [part.name for part in turn.response.parts if isinstance(part, ToolCall)]

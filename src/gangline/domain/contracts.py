@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from gangline.domain.child_work import ChildWork
 from gangline.domain.completion import CompletionTree
+from gangline.domain.environment import EnvironmentCall, GradedEnvironment, SessionEnvironment
 from gangline.domain.lifecycle import Outcome
 from gangline.domain.mcp_source import McpSource
 from gangline.domain.search_source import SearchSource
@@ -372,6 +373,9 @@ class HarnessContext(msgspec.Struct, frozen=True, kw_only=True):
     """Places that the node's operator lets tasks search, for an agent that runs in the node."""
     mcp_sources: Mapping[str, McpSource] = {}
     """MCP servers over HTTP that the node's operator lets such an agent use."""
+    environments: Mapping[str, SessionEnvironment] = {}
+    """Worlds of the session that offer tools, for an agent that runs in the node. A program in the sandbox finds them
+    in `mcp_servers`, under the same names."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -505,6 +509,10 @@ class EvaluationContext(msgspec.Struct, frozen=True, kw_only=True):
     calls only one that its configuration names."""
     functions: frozenset[str] = frozenset()
     """Reward functions that the operator allows tasks to name, as `module:function`."""
+    environment_calls: Sequence[EnvironmentCall] = ()
+    """Calls that the agent made of the task's environments, in order of their ends."""
+    environments: Mapping[str, GradedEnvironment] = {}
+    """The environments, still running. Empty where a recorded session is graded again."""
     verdicts: MutableMapping[bytes, bytes] = msgspec.field(default_factory=dict[bytes, bytes])
     """Answers of models, by digests of the questions: a cache that the node's sessions share. It forgets."""
     child_work: ChildWork | None = None

@@ -31,6 +31,7 @@
     ├── RuntimeFault           the sandbox
     │   ├── RuntimeUnavailable this machine cannot run it; names the missing package
     │   ├── RuntimeFailed      retryable: it did not start, or died
+    │   ├── EnvironmentFailed  retryable: an environment's server did not start, ended, or does not answer
     │   ├── FilesNotKept       a recorded session's files are needed to grade it again
     │   └── PrepareFailed      retryable: a prepare command of the task failed
     ├── HarnessError           the agent program
@@ -76,6 +77,7 @@ __all__ = [
     "EngineMalformed",
     "EngineRefused",
     "EngineUnavailable",
+    "EnvironmentFailed",
     "EvaluatorError",
     "Failure",
     "FilesNotKept",
@@ -332,6 +334,13 @@ class RuntimeFailed(RuntimeFault):
 
 class PrepareFailed(RuntimeFault):
     code = "prepare_failed"
+    retryable = True
+
+
+class EnvironmentFailed(RuntimeFault):
+    """The server of a session's environment did not start, has ended, or does not answer."""
+
+    code = "environment_failed"
     retryable = True
 
 

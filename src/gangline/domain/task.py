@@ -23,6 +23,7 @@ __all__ = [
     "AgentSpec",
     "BuilderSpec",
     "CaptureSpec",
+    "EnvironmentSpec",
     "EvaluatorSpec",
     "ExecAction",
     "LimitsSpec",
@@ -156,6 +157,34 @@ class RuntimeSpec(_Spec):
         return tuple(map(NetworkRule.parse, self.network_allow))
 
 
+class EnvironmentSpec(_Spec):
+    """A server of tools that is the agent's world. Each session has its own, apart from the agent, and the record has
+    every call."""
+
+    kind: str
+    """Name of a plug-in: `gymnasium`, `pettingzoo`, `textarena`, `reasoning_gym`, `openenv`, or `mcp` for any server of
+    the Model Context Protocol."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Checked against the kind's own configuration type at submit."""
+    place: Literal["beside", "inside"] = "beside"
+    """`beside`: in a sandbox of its own. `inside`: in the agent's, by the user `grader`, whose processes and HOME the
+    agent cannot reach. It ends with the agent there, and starts anew for the grader, over the files that are left."""
+    runtime: RuntimeSpec | None = None
+    """The sandbox beside the agent's. None is one like the agent's, prepared in the same way, without a network."""
+    hidden_tools: tuple[str, ...] = ()
+    """Tools that the agent is not offered and cannot call; the grader can. A kind may hide more."""
+    show_instructions: bool = True
+    """Whether the server's own instructions, such as a game's first observation, follow the task's."""
+    start_timeout_seconds: float = Field(default=60, gt=0)
+    call_timeout_seconds: float = Field(default=60, gt=0)
+
+    @model_validator(mode="after")
+    def _has_one_sandbox(self) -> EnvironmentSpec:
+        if self.place == "inside" and self.runtime is not None:
+            raise ValueError("runtime is of an environment beside the agent's sandbox, and this one is inside")
+        return self
+
+
 class McpServer(_Spec):
     """A server that gives the agent tools over the Model Context Protocol: a command, or a URL."""
 
@@ -166,6 +195,8 @@ class McpServer(_Spec):
     url: str | None = Field(default=None, pattern=r"^https?://[^\s\x00]+$")
     """URL of a server that speaks streamable HTTP. The runtime's network policy must let the agent reach it; for an
     agent in the node, its operator must have named it in `mcp_servers`."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    """HTTP headers sent to the URL."""
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> McpServer:
@@ -173,6 +204,8 @@ class McpServer(_Spec):
             raise ValueError("give either command or url")
         if self.env and not self.command:
             raise ValueError("env is of a command, and there is none")
+        if self.headers and self.url is None:
+            raise ValueError("headers are of a url, and there is none")
         return self
 
 
@@ -390,6 +423,8 @@ class TaskRequest(_Spec):
     """How often a session is started again after an infrastructure fault."""
     runtime: RuntimeSpec = RuntimeSpec()
     agent: AgentSpec
+    environments: dict[McpServerName, EnvironmentSpec] = Field(default_factory=dict)
+    """Worlds that the agent acts in, by name, beside its sandbox or instead of it."""
     capture: CaptureSpec = CaptureSpec()
     builder: BuilderSpec = BuilderSpec()
     evaluator: EvaluatorSpec = EvaluatorSpec()
@@ -413,6 +448,12 @@ class TaskRequest(_Spec):
     its audit."""
 
     @model_validator(mode="after")
+    def _names_servers_once(self) -> TaskRequest:
+        if twice := sorted(self.environments.keys() & self.agent.mcp_servers.keys()):
+            raise ValueError(f"environments: {twice[0]!r} is the name of a server in agent.mcp_servers, too")
+        return self
+
+    @model_validator(mode="after")
     def _travels(self) -> TaskRequest:
         """Check that free-form values survive JSON and MessagePack."""
         free = {
@@ -420,6 +461,7 @@ class TaskRequest(_Spec):
             "agent.settings": self.agent.settings,
             "builder": self.builder.config,
             "evaluator.config": self.evaluator.config,
+            **{f"environments.{name}.config": one.config for name, one in self.environments.items()},
         }
         for name, value in free.items():
             if why := _why_not_portable(value):
@@ -470,6 +512,7 @@ def task_digest(task: TaskRequest) -> str:
 _VETTED = {
     "instruction",
     "runtime",
+    "environments",
     "evaluator",
     "timeout_seconds",
     "init_timeout_seconds",

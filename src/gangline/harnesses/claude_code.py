@@ -156,6 +156,6 @@ class ClaudeCodeHarness:
 
 def _mcp_server(server: McpServer) -> dict[str, Any]:
     if server.url is not None:
-        return {"type": "http", "url": server.url}
+        return {"type": "http", "url": server.url, "headers": server.headers}
     command, *arguments = server.command
     return {"type": "stdio", "command": command, "args": arguments, "env": server.env}

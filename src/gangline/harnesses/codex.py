@@ -114,7 +114,7 @@ class CodexHarness:
 
 def _mcp_server(server: McpServer) -> dict[str, Any]:
     if server.url is not None:
-        return {"url": server.url}
+        return {"url": server.url, "http_headers": server.headers}
     command, *arguments = server.command
     return {"command": command, "args": arguments, "env": server.env}
 

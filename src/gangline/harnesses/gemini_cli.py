@@ -120,7 +120,7 @@ def mcp_servers(servers: Mapping[str, McpServer]) -> dict[str, Any]:
 
 def _reach(server: McpServer) -> dict[str, Any]:
     if server.url is not None:
-        return {"httpUrl": server.url}
+        return {"httpUrl": server.url, "headers": server.headers}
     program, *arguments = server.command
     return {"command": program, "args": arguments, "env": server.env}
 

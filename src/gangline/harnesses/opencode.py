@@ -153,7 +153,7 @@ class OpencodeHarness:
 
 def _mcp_server(server: McpServer) -> dict[str, Any]:
     if server.url is not None:
-        return {"type": "remote", "url": server.url, "enabled": True}
+        return {"type": "remote", "url": server.url, "headers": server.headers, "enabled": True}
     return {"type": "local", "command": list(server.command), "environment": server.env, "enabled": True}
 
 

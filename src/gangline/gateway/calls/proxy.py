@@ -40,6 +40,7 @@ from gangline.gateway.calls.reading.body import CallRead, is_large, read_here
 from gangline.gateway.calls.reading.pool import Readers
 from gangline.gateway.calls.retries import Answering, Subscription
 from gangline.gateway.calls.session import ModelSession, key_digest
+from gangline.gateway.calls.tool_routes import ToolRoutes
 from gangline.http.listening import LIMITS, read_pieces
 from gangline.settings.node import CallLimits
 from gangline.telemetry.logs import FewRefusals, stays_session_in_logs
@@ -115,8 +116,10 @@ class Proxy:
     def routes(self) -> list[web.RouteDef]:
         probes = [web.head(path, _alive) for path in ("/", "/api/hello")]
         probes += [web.head(f"/{root}/{{session}}{end}", _alive) for root in _SESSION_ROOTS for end in ("", "/")]
+        tools = ToolRoutes(self.session)
         return [
             *probes,
+            *(web.route("*", f"/{root}/{{session}}/mcp/{{environment}}", tools.answer) for root in _SESSION_ROOTS),
             *(web.route("*", f"/{root}/{{session}}{{path:(/.*)?}}", self._answer) for root in _SESSION_ROOTS),
             *(web.route("*", f"/{{path:{root}(/.*)?}}", self._answer) for root in self._routes.roots),
         ]

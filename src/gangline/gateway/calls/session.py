@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import heapq
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any, NoReturn
@@ -15,6 +15,7 @@ import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import ModelCall
+from gangline.domain.environment import SessionEnvironment
 from gangline.domain.errors import SessionOver
 from gangline.domain.lifecycle import CallLimit
 from gangline.domain.task import SamplingPolicy
@@ -72,6 +73,8 @@ class ModelSession:
         self.limit: CallLimit | None = None
         """Which one it was beyond."""
         self.failures = SessionFailures()
+        self.environments: Mapping[str, SessionEnvironment] = {}
+        """Worlds whose tools its agent calls over HTTP: see `ToolRoutes`."""
         capture = spec.capture
         ledger = Ledger(spec.session_id, spec.attempt, journal, completions, VolatileText(capture.volatile_system_text))
         self._parts = CallParts(
@@ -207,8 +210,11 @@ class ModelSession:
         raise SessionOver(f"the session's limit of {what} is reached")
 
     async def fence(self, message: str) -> None:
-        """Take no more calls; abort those in flight. Returns when all have ended and are recorded. Idempotent."""
+        """Take no more calls, of the model or an environment, and abort those in flight. Returns when all have ended
+        and are recorded. Idempotent."""
         self._fence_message = self._fence_message or message
+        for environment in self.environments.values():
+            await environment.fence()
         flights = list(self._in_flight)
         for flight in flights:
             flight.abort(message)

@@ -6,7 +6,8 @@ Laws
 - The note lies in the keeper's memory and is gone with the sandbox. It has the digest of the session's key, never the
   key; calls that the journal has are not in it.
 - The token streams are the journal's: a session's records were durable before they were answered.
-- An agent that runs in the node dies with it: its sandbox has no note, and its session is retried.
+- An agent that runs in the node dies with it, and so do a session's environments: there is no note, and the session is
+  retried.
 - RUN's budget continues from its last report, without the time that the node was away.
 """
 
@@ -148,12 +149,15 @@ def _read(handle: LastingHandle) -> AttemptNote | None:
 
 
 async def run_harness(
-    handle: RuntimeHandle, launch: Launch | AgentRun, note: AttemptNote, max_output_bytes: int
+    handle: RuntimeHandle, launch: Launch | AgentRun, note: AttemptNote | None, max_output_bytes: int
 ) -> ExecResult:
-    """The harness's whole run; where the sandbox can outlive the node, so does it, unless the agent is in the node."""
+    """The harness's whole run; where the sandbox can outlive the node, so does it, unless the agent is in the node.
+
+    note: None where the session cannot go on in the node's next life.
+    """
     if not isinstance(launch, Launch):
         return await launch()
-    if not isinstance(handle, LastingHandle):
+    if note is None or not isinstance(handle, LastingHandle):
         return await handle.exec(launch.command, env=launch.env, stdin=launch.stdin, max_output_bytes=max_output_bytes)
     return await handle.exec_lasting(
         launch.command,

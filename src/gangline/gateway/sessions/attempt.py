@@ -38,6 +38,7 @@ from gangline.gateway.sessions.postrun import Graded, Postrun
 from gangline.gateway.sessions.recorded.files import keep_files
 from gangline.gateway.sessions.sandboxes import Sandboxes
 from gangline.gateway.sessions.stages import StageClock
+from gangline.gateway.worlds.worlds import Worlds
 from gangline.store.journal.log import AttemptKey, AttemptOpened
 
 __all__ = ["Attempt"]
@@ -69,6 +70,7 @@ class Attempt:
         self._task = TaskRequest.model_validate(lease.task)
         self._adopted = adopted
         self._sandboxes = Sandboxes(self.key, self._task, parts, None if adopted is None else adopted[1])
+        self._worlds = Worlds(self._task, self._sandboxes.start_beside)
         self._session: ModelSession | None = None
         self._run: HarnessRun | None = None
 
@@ -185,7 +187,10 @@ class Attempt:
         with self.stages.within("run", budget_s, prepared.since):
             self._sandboxes.prewarm()
             self._run = HarnessRun(prepared, self._task, self._note, self.stages.now)
-            return await self._run.ended()
+            end = await self._run.ended()
+        await self._worlds.fence()
+        record = self._worlds.record(list(prepared.session.tree))
+        return msgspec.structs.replace(end, artifacts=end.artifacts | record)
 
     @asynccontextmanager
     async def _place_in_run(self, prepared: Prepared) -> AsyncGenerator[None]:
@@ -199,9 +204,11 @@ class Attempt:
                 await place.enter_async_context(places)
             yield
 
-    def _note(self, ended: RunEnd | None) -> AttemptNote:
-        """State for the node's next life."""
+    def _note(self, ended: RunEnd | None) -> AttemptNote | None:
+        """State for the node's next life; None where that cannot go on, for environments die with the node."""
         assert self._session is not None
+        if self._task.environments:
+            return None
         return AttemptNote(
             lease=self.lease,
             key_digest=self._session.key_digest,
@@ -222,22 +229,26 @@ class Attempt:
         session = self._open_session(new_secret("gls"))
         harness = plugins.make_harness(task.agent.harness, task.agent.settings)
         check_tools_are_shown(harness, task.agent, parts.backends.views())
+        await self._worlds.start(handle)
+        session.environments = self._worlds.offered
+        base_url = f"{handle.proxy_url or ''}/s/{self.lease.session_id}"
         context = HarnessContext(
             session_id=self.lease.session_id,
             task_id=self.lease.task_id,
-            instruction=task.instruction,
+            instruction=self._worlds.instruction,
             model=task.agent.model_name or parts.model,
-            base_url=f"{handle.proxy_url or ''}/s/{self.lease.session_id}",
+            base_url=base_url,
             node_url=f"http://127.0.0.1:{parts.proxy_port}/s/{self.lease.session_id}",
             api_key=session.key,
             runtime=handle,
             env=task.agent.env,
             max_turns=task.agent.max_turns,
-            mcp_servers=task.agent.mcp_servers,
+            mcp_servers=task.agent.mcp_servers | self._worlds.servers(handle.proxy_url and base_url, session.key),
             skills=task.agent.skills,
             network=task.runtime.network,
             search_sources=parts.search_sources,
             mcp_sources=parts.mcp_sources,
+            environments=self._worlds.offered,
         )
         return Prepared(handle=handle, session=session, harness=harness, launch=await harness.prepare(context))
 
@@ -264,7 +275,15 @@ class Attempt:
         agent = self._sandboxes.agent
         if self._task.evaluator.keep_files and end.outcome not in UNGRADED and agent is not None:
             end = msgspec.structs.replace(end, artifacts=end.artifacts | await keep_files(agent))
-        postrun = Postrun(self.key, self._task, self._parts, self._sandboxes, self.stages, task_id=self.lease.task_id)
+        postrun = Postrun(
+            self.key,
+            self._task,
+            self._parts,
+            self._sandboxes,
+            self.stages,
+            task_id=self.lease.task_id,
+            worlds=self._worlds.all,
+        )
         return await postrun.graded(end)
 
     async def _result(self, end: RunEnd, graded: Graded) -> SessionResult:
@@ -293,6 +312,7 @@ class Attempt:
         if self._session is not None:
             await self._session.fence("the session has ended")
             self._parts.close_session(self.lease.session_id)
+        await self._worlds.close()
         await self._sandboxes.stop()
 
 

@@ -77,6 +77,8 @@ def _without_agent(context: EvaluationContext, runtime: RuntimeHandle) -> Evalua
         is_control=True,
         artifacts={},
         kept={},
+        environment_calls=(),
+        environments={},
     )
 
 

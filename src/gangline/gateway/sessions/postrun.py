@@ -15,6 +15,7 @@ import msgspec
 from gangline import plugins
 from gangline.domain.completion import Completion
 from gangline.domain.contracts import EvaluationContext, Reward, RuntimeHandle
+from gangline.domain.environment import GradedEnvironment
 from gangline.domain.errors import BuilderError, Failure, GradingSpoiled
 from gangline.domain.lifecycle import UNGRADED, Outcome
 from gangline.domain.task import TaskRequest, vetted_digest
@@ -25,6 +26,7 @@ from gangline.gateway.sessions.grading import bounded, graded, within
 from gangline.gateway.sessions.parts import NodeParts
 from gangline.gateway.sessions.sandboxes import Sandboxes
 from gangline.gateway.sessions.stages import StageClock
+from gangline.gateway.worlds.worlds import recorded_calls
 from gangline.store.journal.log import AttemptKey
 from gangline.trajectories.builders.building import built
 from gangline.trajectories.rewards import apply_reward
@@ -65,8 +67,11 @@ class Postrun:
         stages: StageClock,
         *,
         task_id: str,
+        worlds: Mapping[str, GradedEnvironment] | None = None,
     ) -> None:
+        """worlds: the session's environments; None where they are gone."""
         self._key = key
+        self._worlds = worlds or {}
         self._task_id = task_id
         self._task = task
         self._parts = parts
@@ -163,6 +168,8 @@ class Postrun:
             kept=kept,
             engines=self._parts.engines_for_graders(),
             functions=self._parts.reward_functions,
+            environment_calls=recorded_calls(end.artifacts),
+            environments=self._worlds,
             verdicts=self._parts.verdicts,
             child_work=self._parts.child_work,
         )

@@ -36,6 +36,7 @@ class Sandboxes:
         self._task = task
         self._parts = parts
         self._started = [] if agent is None else [agent]
+        self._beside: list[RuntimeHandle] = []
         self._fresh: asyncio.Task[RuntimeHandle] | None = None
         self._num_clean = 0
 
@@ -56,6 +57,13 @@ class Sandboxes:
             return handle
         handle = await _started(self._parts, spec, f"{self._key.session_id}.{self._key.attempt}.{role}")
         self._started.append(handle)
+        await _prepare_all(handle, spec)
+        return handle
+
+    async def start_beside(self, role: str, spec: RuntimeSpec) -> RuntimeHandle:
+        """Start a sandbox of another specification, for no agent and no grader. Raises: as `start`."""
+        handle = await _started(self._parts, spec, f"{self._key.session_id}.{self._key.attempt}.{role}")
+        self._beside.append(handle)
         await _prepare_all(handle, spec)
         return handle
 
@@ -141,7 +149,7 @@ class Sandboxes:
     async def stop(self) -> None:
         await self.drop_grader()
         self._parts.checkpoints.ended(self._key.session_id)
-        for handle in self._started:
+        for handle in (*self._started, *self._beside):
             try:
                 await handle.stop()
             except GanglineError as error:

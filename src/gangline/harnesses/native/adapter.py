@@ -19,7 +19,8 @@ from gangline.harnesses.native.toolbox import Toolbox
 from gangline.harnesses.shared.evidence import describe_exit
 from gangline.tools.action_server import ActionServerOptions
 from gangline.tools.contract import Tool, ToolContext
-from gangline.tools.mcp_servers import mcp_tools
+from gangline.tools.mcp.environments import environment_tools
+from gangline.tools.mcp.servers import mcp_tools
 from gangline.tools.session_server import SessionServer
 
 __all__ = ["NativeHarness"]
@@ -72,9 +73,11 @@ class NativeHarness:
             mcp_sources=context.mcp_sources,
         )
         try:
+            worlds = context.environments
+            servers = {name: server for name, server in context.mcp_servers.items() if name not in worlds}
             async with (
-                mcp_tools(context.mcp_servers, tool_context) as more,
-                Toolbox([*self._tools, *more], tool_context) as toolbox,
+                mcp_tools(servers, tool_context) as more,
+                Toolbox([*self._tools, *more, *environment_tools(worlds)], tool_context) as toolbox,
             ):
                 yield toolbox
         finally:

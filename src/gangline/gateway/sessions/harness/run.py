@@ -56,7 +56,7 @@ class HarnessRun:
         self,
         prepared: Prepared,
         task: TaskRequest,
-        note: Callable[[RunEnd | None], AttemptNote],
+        note: Callable[[RunEnd | None], AttemptNote | None],
         now: Callable[[], float],
     ) -> None:
         """

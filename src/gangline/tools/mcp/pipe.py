@@ -6,14 +6,12 @@ All that it says is the agent's claim: a line is bounded, and what is no message
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from gangline.domain.contracts import Channel
+from gangline.domain.contracts import Channel, RuntimeHandle, RuntimeUser
 from gangline.domain.errors import RuntimeFailed
-from gangline.domain.task import McpServer
-from gangline.tools.contract import ToolContext
 
 if TYPE_CHECKING:  # it needs the extra `mcp`
     from mcp.shared.message import SessionMessage
@@ -33,10 +31,12 @@ class Pipe:
         self._channel = channel
 
     @classmethod
-    async def start(cls, server: McpServer, context: ToolContext) -> Pipe:
-        """Raises: RuntimeFailed."""
-        command = ["sh", "-c", _ON_ITS_STREAMS, "sh", *server.command]
-        return cls(await context.runtime.channel(command, env={**context.env, **server.env}))
+    async def start(
+        cls, runtime: RuntimeHandle, command: Sequence[str], env: Mapping[str, str], user: RuntimeUser = "agent"
+    ) -> Pipe:
+        """Raises: RuntimeFailed; RuntimeUnavailable when the sandbox has no such user."""
+        on_streams = ["sh", "-c", _ON_ITS_STREAMS, "sh", *command]
+        return cls(await runtime.channel(on_streams, env=env, user=user))
 
     @asynccontextmanager
     async def opened(self, over: asyncio.Event) -> AsyncGenerator[tuple[Any, Any]]:

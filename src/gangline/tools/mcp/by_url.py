@@ -13,6 +13,7 @@ from typing import Any
 
 from gangline.domain.errors import ToolUnavailable
 from gangline.domain.mcp_source import McpSource
+from gangline.domain.task import McpServer
 from gangline.settings import read_secret
 from gangline.tools.contract import ToolContext
 
@@ -24,11 +25,13 @@ _CONNECT_S = 10.0
 class ByUrl:
     """The server keeps a session for us until `opened` ends."""
 
-    def __init__(self, name: str, url: str, context: ToolContext) -> None:
+    def __init__(self, name: str, server: McpServer, context: ToolContext) -> None:
         """Raises: ToolUnavailable when the session may not use the URL; InvalidRequest when there is no key."""
-        source = _allowed(name, url, context)
-        self._url = url
-        self._key = None if source.key_env is None else read_secret(source.key_env)
+        assert server.url is not None
+        source = _allowed(name, server.url, context)
+        self._url = server.url
+        key = None if source.key_env is None else read_secret(source.key_env)
+        self._headers = server.headers | ({} if key is None else {"Authorization": f"Bearer {key}"})
 
     @asynccontextmanager
     async def opened(self, over: asyncio.Event) -> AsyncGenerator[tuple[Any, Any]]:
@@ -36,10 +39,9 @@ class ByUrl:
         import httpx2  # noqa: PLC0415 - of the extra `mcp`
         from mcp.client.streamable_http import streamable_http_client  # noqa: PLC0415
 
-        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
         timeout = httpx2.Timeout(None, connect=_CONNECT_S)  # a call has its own
         async with (
-            httpx2.AsyncClient(headers=headers, timeout=timeout, trust_env=False) as http,
+            httpx2.AsyncClient(headers=self._headers, timeout=timeout, trust_env=False) as http,
             streamable_http_client(self._url, http_client=http) as streams,
         ):
             yield streams[0], streams[1]

@@ -1,0 +1,1 @@
+"""Environments of one session: their servers, the agent's calls, and the record of these. Start with `worlds`."""

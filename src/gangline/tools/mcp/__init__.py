@@ -1,0 +1,1 @@
+"""Tools of MCP servers, and of environments. Start with `servers`."""
