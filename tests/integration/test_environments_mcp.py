@@ -109,6 +109,7 @@ async def test_a_server_that_fails_gives_no_reward(tmp_path: Path, number: int) 
     assert (result.outcome, result.reward) == ("infra_error", None)
     assert result.failure is not None
     assert "environment 'game' failed" in result.failure.message
+    assert (result.failure.code, result.failure.retryable) == ("environment_failed", True)
     (call,) = calls_of(result)
     assert (call.is_error, call.reward) == (True, None)
 
@@ -274,4 +275,5 @@ async def test_calls_that_run_at_the_agents_end_are_ended(tmp_path: Path) -> Non
     )
     assert result.outcome in ("agent_timeout", "infra_error"), result.failure
     (call,) = calls_of(result)
+    assert result.failure is None or result.failure.code == "environment_failed"
     assert (call.text, call.reward, call.is_error) == ("cancelled", None, True)

@@ -75,7 +75,8 @@ class EnvironmentEvaluator:
         self._config = config
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
-        """Raises: EvaluatorError when an environment failed, or its answer has no reward; EnvironmentFailed."""
+        """Raises: EnvironmentFailed, also when the environment was of no use to the agent; GraderUnavailable when it
+        refuses the grader's call; EvaluatorError when there is none to ask."""
         calls = [call for call in context.environment_calls if self._is_asked(call.environment)]
         finished = await self._finished(context)
         last_turn = _last_turn(context)
@@ -112,15 +113,12 @@ class EnvironmentEvaluator:
 
     async def _finish(self, name: str, one: GradedEnvironment, context: EvaluationContext) -> _Finished | None:
         if one.failure is not None:
-            raise GraderUnavailable(f"environment {name!r} failed: {one.failure}")
+            raise EnvironmentFailed(f"environment {name!r} failed: {one.failure}")
         call = self._config.finish
         tool = None if call is None else one.hidden_tools.get(call.tool)
         if call is None or tool is None:
             return None
-        try:
-            result = await one.ask(call.tool, _arguments(call, tool, context))
-        except EnvironmentFailed as error:
-            raise GraderUnavailable(error.message) from error
+        result = await one.ask(call.tool, _arguments(call, tool, context))
         if result.is_error:
             raise GraderUnavailable(f"environment {name!r}: {call.tool} failed: {result.text[:_MAX_SHOWN_CHARS]}")
         return _Finished(name, _reward_of(result), result.text[:_MAX_SHOWN_CHARS])
