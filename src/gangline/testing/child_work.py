@@ -36,6 +36,12 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
             os._exit(9)
         case "fail":
             raise ZeroDivisionError("no number")
+        case _:
+            pass
+    return _what_it_has()
+
+
+def _what_it_has() -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "parent": os.getppid(),

@@ -173,7 +173,8 @@ class Attempt:
                 spent_s=handle.spent_s,
                 since=note.entered_at,
             )
-        self._refuse_taken_id()
+        if self._parts.serves(self.lease.session_id):  # another node may still take the lease
+            raise NodeError(f"a session of its caller's own has the id {self.lease.session_id!r} open on this node.")
         await self._parts.journal.open_attempt(AttemptOpened(*self.key, self.lease.task_id, self.lease.fence))
         budget_s = self._task.init_timeout_seconds
         async with self._parts.pools.init:
@@ -217,11 +218,6 @@ class Attempt:
             ended=ended,
         )
 
-    def _refuse_taken_id(self) -> None:
-        """Raises: NodeError when a caller's own session has the id here; another node may still take the lease."""
-        if self._parts.serves(self.lease.session_id):
-            raise NodeError(f"a session of its caller's own has the id {self.lease.session_id!r} open on this node.")
-
     async def _prepared(self) -> Prepared:
         task, parts = self._task, self._parts
         handle = await self._sandboxes.start("agent")
@@ -253,18 +249,7 @@ class Attempt:
         return Prepared(handle=handle, session=session, harness=harness, launch=await harness.prepare(context))
 
     def _open_session(self, key: str | bytes, completions: Sequence[Completion] = ()) -> ModelSession:
-        agent = self._task.agent
-        spec = SessionSpec(
-            session_id=self.lease.session_id,
-            task_id=self.lease.task_id,
-            attempt=self.lease.attempt,
-            key=key,
-            capture=self._task.capture,
-            sample_index=self.lease.sample_index,
-            max_turns=agent.max_turns,
-            max_sampled_tokens=agent.max_sampled_tokens,
-            max_repeated_actions=agent.max_repeated_actions,
-        )
+        spec = _session_spec(self.lease, self._task, key)
         self._session = self._parts.open_session(spec, completions, self._sandboxes.checkpoint)
         return self._session
 
@@ -314,6 +299,21 @@ class Attempt:
             self._parts.close_session(self.lease.session_id)
         await self._worlds.close()
         await self._sandboxes.stop()
+
+
+def _session_spec(lease: Lease, task: TaskRequest, key: str | bytes) -> SessionSpec:
+    agent = task.agent
+    return SessionSpec(
+        session_id=lease.session_id,
+        task_id=lease.task_id,
+        attempt=lease.attempt,
+        key=key,
+        capture=task.capture,
+        sample_index=lease.sample_index,
+        max_turns=agent.max_turns,
+        max_sampled_tokens=agent.max_sampled_tokens,
+        max_repeated_actions=agent.max_repeated_actions,
+    )
 
 
 async def _uncancelled(work: Awaitable[None]) -> None:
