@@ -254,12 +254,15 @@ lock: .venv/.dev
 	scripts/lock.sh requirements/docs.txt $(if $(UPGRADE),--upgrade)
 
 # Packages that judge the adapters of environments, in two environments of their own: they need another mcp than ours.
-environments:
-	$(PYTHON) -m venv $(TOOLS)/gyms
-	$(TOOLS)/gyms/bin/python -m pip install --quiet --disable-pip-version-check \
-		gymnasium==1.4.0 pettingzoo==1.27.0 pygame textarena==0.7.4 reasoning-gym==0.1.25
-	$(PYTHON) -m venv $(TOOLS)/openenv
-	$(TOOLS)/openenv/bin/python -m pip install --quiet --disable-pip-version-check openenv==0.10.0
+environments: $(TOOLS)/gyms/.ready $(TOOLS)/openenv/.ready
+
+$(TOOLS)/gyms/.ready: GYMS := gymnasium==1.4.0 pettingzoo==1.27.0 pygame textarena==0.7.4 reasoning-gym==0.1.25
+$(TOOLS)/openenv/.ready: GYMS := openenv==0.10.0
+$(TOOLS)/gyms/.ready $(TOOLS)/openenv/.ready: Makefile
+	@echo "Installing $(GYMS) into $(@D) ..."
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(GYMS)
+	@touch $@
 
 tools: $(TOOLS)/.ready
 

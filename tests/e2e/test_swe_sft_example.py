@@ -5,6 +5,7 @@ The commands are those of docs/guides/sft.md, with fewer steps of training.
 
 from __future__ import annotations
 
+import copy
 import json
 import runpy
 import subprocess
@@ -140,7 +141,7 @@ def test_trl_takes_the_sampled_tokens_as_they_are(recorded: Path, tmp_path: Path
     settings = SFTConfig(
         output_dir=str(tmp_path), max_steps=1, use_cpu=True, bf16=False, max_length=None, report_to="none"
     )
-    model = AutoModelForCausalLM.from_config(CONFIGS["llama"])
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS["llama"]))
     model.resize_token_embeddings(1 + max(max(ids) for ids in rows["input_ids"]))
     trainer = SFTTrainer(model, settings, train_dataset=rows, processing_class=word_tokenizer())
     labels = trainer.train_dataset[0]["labels"]

@@ -198,21 +198,21 @@ async def test_an_instance_may_be_json_in_a_string(trainer: Trainer, client: Ser
 async def test_mcp_servers_come_as_a_list(trainer: Trainer, client: ServerClient):
     servers = [
         {"name": "files", "transport": "stdio", "command": "mcp-files", "args": ["--root", "."], "env": {"A": "1"}},
-        {"name": "web", "transport": "streamable-http", "url": "http://127.0.0.1:9/mcp"},
+        {"name": "web", "transport": "streamable-http", "url": "http://127.0.0.1:9/mcp", "headers": {"a": "b"}},
     ]
     agent = PAYLOAD["agent"] | {"mcp_servers": servers}
     assert (await trainer.post("/rollout/task/submit", PAYLOAD | {"agent": agent}))[0] == 200
     (lease, *_) = await FakeNode(client).lease()
     task = TaskRequest.model_validate(lease.task)
-    assert {name: (server.command, server.url) for name, server in task.agent.mcp_servers.items()} == {
-        "files": (("mcp-files", "--root", "."), None),
-        "web": ((), "http://127.0.0.1:9/mcp"),
+    assert {name: (server.command, server.url, server.headers) for name, server in task.agent.mcp_servers.items()} == {
+        "files": (("mcp-files", "--root", "."), None, {}),
+        "web": ((), "http://127.0.0.1:9/mcp", {"a": "b"}),
     }
     for wrong, told in (
         ([*servers, servers[0]], "same name"),
         ([{"name": "x", "transport": "sse", "url": "http://127.0.0.1:9"}], "transport must be stdio or http"),
         ([{"command": "x"}], "agent.mcp_servers.0: must be an object with a `name`"),
-        ([servers[1] | {"headers": {"a": "b"}}], "agent.mcp_servers.web.headers"),
+        ([servers[0] | {"headers": {"a": "b"}}], "headers are of a url"),
     ):
         refused = PAYLOAD | {"task_id": None, "agent": agent | {"mcp_servers": wrong}}
         status, problem = await trainer.post("/rollout/task/submit", refused)

@@ -149,8 +149,14 @@ def test_settings_of_the_output_layer_count(family: str) -> None:
     assert torch.allclose(token_scores(found, batch).logprobs, expected, atol=1e-5)
 
 
-def test_an_output_layer_that_is_not_understood_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = model(CONFIGS["llama"]).eval()
+@pytest.mark.parametrize("padding", [None, 0])
+def test_an_output_layer_that_is_not_understood_is_refused(
+    monkeypatch: pytest.MonkeyPatch, padding: int | None
+) -> None:
+    """The states of a padding token are 0 in a model that never learned it, and so are its logits times any factor."""
+    config = copy.deepcopy(CONFIGS["llama"])
+    config.pad_token_id = padding
+    found = model(config).eval()
     call = type(found).forward
 
     def doubled(self: Any, *args: Any, **kwargs: Any) -> Any:

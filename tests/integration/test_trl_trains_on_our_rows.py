@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def _ids(*ids: int) -> Any:
 def model() -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(CONFIGS["llama"])
+        return AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS["llama"]))
 
 
 def rows_of(batch: dict[str, Any]) -> dict[tuple[int, ...], dict[str, Any]]:

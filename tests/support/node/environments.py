@@ -27,7 +27,10 @@ def need_python(variable: str, folder: str, *modules: str) -> str:
     need_module("mcp", "pip install 'gangline[mcp]'")
     need_command("bwrap", "apt-get install bubblewrap")
     found = Path(os.environ.get(variable) or TOOLS / folder)
-    need((found / "bin" / "python").exists(), f"{variable} names no Python environment with {', '.join(modules)}")
+    need(
+        (found / "bin" / "python").exists(),
+        f"neither {variable} nor {found} has {', '.join(modules)}: make environments",
+    )
     missing = f"', '.join(name for name in {modules!r} if not find_spec(name))"
     code = f"from importlib.util import find_spec\nraise SystemExit({missing} or 0)"
     asked = subprocess.run([found / "bin" / "python", "-c", code], capture_output=True, text=True, check=False)
