@@ -389,7 +389,10 @@ def _print_next(report: Report, plan: Plan) -> None:
 
 def _program() -> str:
     """The command to type for `gangline` here."""
-    return "gangline" if shutil.which("gangline") else os.path.relpath(sys.argv[0])
+    if shutil.which("gangline"):
+        return "gangline"
+    program = os.path.relpath(sys.argv[0])
+    return f"{os.path.relpath(sys.executable)} -m gangline" if program.endswith("__main__.py") else program
 
 
 def register(app: typer.Typer) -> None:

@@ -6,7 +6,7 @@
 
 With `calls=1`, for pages, `session.calls` tells when a session that somebody looks at has more recorded calls. It has
 no id: it is not stored, and a client that missed one is told the newest state when it is back. Such a stream reads
-stored events four times a second at most, so that watching a busy service costs it little.
+stored events once a second at most, so that watching a busy service costs it little.
 
 A stream begins with a bare `id:` line, so that a client which lost it before any event still resumes where it began.
 """
@@ -26,13 +26,13 @@ from gangline.domain.errors import InvalidRequest, StoreError, TooMany
 from gangline.domain.views import Event
 from gangline.http.query import Flag, Text, Whole
 from gangline.http.routes import Route
-from gangline.server.service.core import EVENTS, RolloutService
+from gangline.server.service.core import CALLS, EVENTS, RolloutService
 from gangline.server.service.running import RunningSessions
 
 __all__ = ["EventRoutes"]
 
 _PAGE = 500
-_REST_S = 0.25
+_REST_S = 1.0
 """Between two readings of stored events for a stream with `calls=1`."""
 MAX_STREAMS = 1000
 """Event streams of one server."""
@@ -74,7 +74,8 @@ class EventRoutes:
         store = self._service.store
         told: Mapping[str, tuple[int, int]] = {}
         read_at = 0.0
-        with self._service.notifier.listen(EVENTS) as listener:
+        notifier = self._service.notifier
+        with notifier.listen(EVENTS, CALLS) as news, notifier.listen(CALLS) as new_calls:
             while not self._service.stopping:
                 page: Sequence[Event] = ()
                 rest_s = read_at + _REST_S - time.monotonic() if with_calls else 0.0
@@ -86,7 +87,9 @@ class EventRoutes:
                 if page or grown:
                     await response.write(b"".join([*map(_render, page), *starmap(_calls, grown.items())]))
                     after = page[-1].seq if page else after
-                elif not await listener.wait(rest_s or self._keep_alive_s) and not rest_s:
+                elif rest_s > 0:
+                    await new_calls.wait(rest_s)
+                elif not await news.wait(self._keep_alive_s):
                     await response.write(b": still here\n\n")
 
     def routes(self) -> list[Route]:

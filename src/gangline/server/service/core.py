@@ -24,13 +24,13 @@ from gangline.store.sql.reader import result_of
 from gangline.store.sql.tasks import TaskStore
 from gangline.telemetry.logs import FIELDS
 
-__all__ = ["CALLBACKS", "EVENTS", "NODES", "WORK", "RolloutService", "task_topic"]
+__all__ = ["CALLBACKS", "CALLS", "EVENTS", "NODES", "WORK", "RolloutService", "task_topic"]
 
 log = logging.getLogger("gangline.server")
 
 MAX_SESSIONS_AT_ONCE = 100_000
 
-WORK, EVENTS, CALLBACKS, NODES = "work", "events", "callbacks", "nodes"
+WORK, EVENTS, CALLS, CALLBACKS, NODES = "work", "events", "calls", "callbacks", "nodes"
 
 _TOPICS_OF: dict[str, tuple[str, ...]] = {
     "task.submitted": (WORK,),

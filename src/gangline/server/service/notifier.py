@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Sequence
 
 __all__ = ["Notifier"]
 
@@ -26,8 +27,8 @@ class Notifier:
         for topic in list(self._listeners):
             self.notify(topic)
 
-    def listen(self, topic: str) -> Listener:
-        return Listener(self, topic)
+    def listen(self, *topics: str) -> Listener:
+        return Listener(self, topics)
 
     def add(self, topic: str, heard: asyncio.Event) -> None:
         self._listeners[topic].add(heard)
@@ -39,22 +40,24 @@ class Notifier:
 
 
 class Listener:
-    """`with notifier.listen(topic) as listener:` check; `await listener.wait(timeout_s)`; check again."""
+    """`with notifier.listen(topic, ...) as listener:` check; `await listener.wait(timeout_s)`; check again."""
 
-    def __init__(self, notifier: Notifier, topic: str) -> None:
+    def __init__(self, notifier: Notifier, topics: Sequence[str]) -> None:
         self._notifier = notifier
-        self._topic = topic
+        self._topics = topics
         self._heard = asyncio.Event()
 
     def __enter__(self) -> Listener:
-        self._notifier.add(self._topic, self._heard)
+        for topic in self._topics:
+            self._notifier.add(topic, self._heard)
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self._notifier.remove(self._topic, self._heard)
+        for topic in self._topics:
+            self._notifier.remove(topic, self._heard)
 
     async def wait(self, timeout_s: float) -> bool:
-        """Whether the topic was notified since `listen` or the last `wait`; waits for it at most `timeout_s`."""
+        """Whether a topic was notified since `listen` or the last `wait`; waits for it at most `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._heard.wait()

@@ -15,7 +15,7 @@ from gangline.client.node import NodeClient
 from gangline.domain.completion import Completion
 from gangline.domain.errors import Conflict, GanglineError, NotFound, ServerUnavailable, TooMany
 from gangline.domain.views import NodeView, SessionView
-from gangline.server.service.core import EVENTS, RolloutService
+from gangline.server.service.core import CALLS, RolloutService
 from gangline.server.service.live_nodes import live_nodes
 from gangline.web.outline import OpenedSession, open_running
 
@@ -106,7 +106,7 @@ class RunningSessions:
                     followed.add((), ServerUnavailable(f"node {node.node_id} does not answer: {error}"))
                     await asyncio.sleep(_REST_S)
                 if len(followed.completions) > num_known:
-                    self._service.notifier.notify(EVENTS)
+                    self._service.notifier.notify(CALLS)
 
 
 class _Followed:

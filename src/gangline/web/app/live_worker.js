@@ -8,7 +8,8 @@ const KINDS = [
   "task.submitted", "task.started", "task.ended", "session.leased", "session.stage", "session.requeued",
   "session.released", "session.ended", "node.joined", "callback.delivered", "callback.expired",
 ];
-const LEAST_MS = 1000;
+const SHOW_MS = 1000;
+const LEAST_MS = 5000;
 const MOST_MS = 10_000;
 /** A reading is followed by a hundred times its own length without one, so that it costs the service a hundredth. */
 const REST = 100;
@@ -59,7 +60,7 @@ function happened(event) {
   const what = JSON.parse(event.data);
   broadcast({ event: what });
   if (latest !== null) latest = afterEvent(latest, what);
-  showing ||= setTimeout(show, Math.max(0, shownAt + LEAST_MS - Date.now()));
+  showing ||= setTimeout(show, Math.max(0, shownAt + SHOW_MS - Date.now()));
   plan(Math.max(0, mayReadAt - Date.now()));
 }
 
