@@ -61,7 +61,7 @@ help:
 	@echo "make test-apptainer  tests with Apptainer itself, from Debian unstable in a root of its own (as root, 600 MB)"
 	@echo "make test-docker  tests on a real Docker and podman, rootless too (as root; engines of its own)"
 	@echo "make test-hostile  attacks from inside every runtime, and on everything that answers HTTP (as root; minutes)"
-	@echo "make test-release  the wheel in fresh environments, and the files of a deployment (a minute)"
+	@echo "make test-release  the wheel and agents of init in fresh environments, and the files of a deployment (three minutes)"
 	@echo "make test-browser  the page in Debian's Chromium, by keyboard, with hostile transcripts, judged by axe (a minute)"
 	@echo "make test-presets  all 20 samples of each preset, solved rightly and wrongly, and audited (a quarter of an hour)"
 	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; about an hour)"
@@ -199,7 +199,7 @@ test-cluster: .venv/.dev
 test-apptainer: .venv/.dev
 	scripts/test-apptainer.sh $(TESTS)
 
-test-release: .venv/.dev
+test-release: .venv/.dev sandbox
 	$(BIN)/python -m pytest $(or $(TESTS),tests/release)
 
 test-presets: .venv/.dev sandbox
