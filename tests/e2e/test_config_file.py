@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
+from gangline import SyncNodeClient
+from support.engines.tokenizers import smollm2_name
 from support.service.cli_process import COMMAND, GIVE_UP_S, clean_environment, processes_with
 
 SCRIPT = {"default": {"text": "as you wish"}}
@@ -144,3 +147,45 @@ def test_the_help_of_an_option_comes_from_its_setting(folder: Path) -> None:
     assert "--settings-from-stdin" not in text
     wide = gangline_in(folder, "up", "--help").stdout
     assert "…" not in wide
+
+
+def test_a_file_gives_a_role_engines_of_its_own(folder: Path) -> None:
+    """Two engines are processes of their own with different tokenizers, and one session asks both."""
+    script = str(folder / "script.json")
+    engine = [*COMMAND, "engine", "--scripted", script, "--tokenizer", smollm2_name(), "--port", "0"]
+    with subprocess.Popen(engine, env=clean_environment(), stdout=subprocess.PIPE, text=True) as critic:
+        try:
+            assert critic.stdout is not None
+            url = json.loads(critic.stdout.readline())["engine_url"]
+            (folder / "gangline.toml").write_text(f'{CONFIG}\n[node.role_engines.critic]\nurls = ["{url}"]\n')
+            assert shown(folder)["node.role_engines"]["source"] == "file"
+            _ask_policy_and_critic(folder, url)
+        finally:
+            critic.terminate()
+
+
+def _ask_policy_and_critic(folder: Path, critic_url: str) -> None:
+    with subprocess.Popen(
+        [*COMMAND, "up", "--json"], cwd=folder, env=clean_environment(), stdout=subprocess.PIPE, text=True
+    ) as up:
+        try:
+            assert up.stdout is not None
+            (node_url,) = json.loads(up.stdout.readline())["node_urls"]
+            listed = json.loads(gangline_in(folder, "backend", "list", "--json").stdout)
+            assert [one["role"] for one in listed[node_url]] == [None, "critic"]
+            assert listed[node_url][1]["url"] == critic_url
+            token = (folder / "data" / "control_token").read_text().strip()
+            with SyncNodeClient(node_url, token) as client:
+                opened = client.open_session()
+                with openai.OpenAI(base_url=opened.base_urls["openai"], api_key=opened.api_key) as agent:
+                    for role in ({}, {"x-gangline-role": "critic"}):
+                        asked: Any = [{"role": "user", "content": "hello"}]
+                        agent.chat.completions.create(model="m", messages=asked, extra_headers=role)
+                result = client.finalize(opened.session_id)
+        finally:
+            up.terminate()
+    assert result.trajectory is not None
+    policy, other = result.trajectory.traces
+    assert (policy.untrainable, other.untrainable) == (None, "engine of role critic")
+    assert policy.certificates[0].tokenizer_digest != other.certificates[0].tokenizer_digest
+    assert policy.response_ids.tolist() != other.response_ids.tolist()

@@ -11,7 +11,7 @@ from gangline.domain.errors import LeaseLost
 from gangline.domain.ids import new_id
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.views import ResultReceipt
-from gangline.gateway.backends.pool import BackendPool
+from gangline.gateway.backends.by_role import BackendsByRole
 from gangline.gateway.calls.proxy import Proxy
 from gangline.gateway.sessions.leases.delivery import Delivery
 from gangline.gateway.sessions.leases.rollout_server import HeartbeatTaker
@@ -54,7 +54,7 @@ class ForgetfulServer:
         raise LeaseLost("it is queued")
 
 
-def parts(folder: Path, journal: Journal, backends: BackendPool) -> NodeParts:
+def parts(folder: Path, journal: Journal, backends: BackendsByRole) -> NodeParts:
     return NodeParts(
         node_id="n1",
         owner=new_id("recovery"),
@@ -70,7 +70,7 @@ def parts(folder: Path, journal: Journal, backends: BackendPool) -> NodeParts:
 
 async def test_a_node_has_told_of_its_last_life_before_it_asks_for_work(tmp_path: Path) -> None:
     """Else the same attempt, leased again, would lose its calls when what was left of it is refused."""
-    journal, backends, server = Journal.open(tmp_path / "journal"), BackendPool(), ForgetfulServer()
+    journal, backends, server = Journal.open(tmp_path / "journal"), BackendsByRole(), ForgetfulServer()
     await journal.open_attempt(AttemptOpened("s1", 1, "t1", 1))
     pipeline = Pipeline(
         parts(tmp_path, journal, backends),
@@ -129,7 +129,7 @@ class FickleServer(ForgetfulServer):
 
 async def test_a_session_that_is_taken_away_while_its_result_is_sent_leaves_no_result_behind(tmp_path: Path) -> None:
     """The result is refused, and goes where refused results are. It would else lie there until the node's next life."""
-    journal, backends, server = Journal.open(tmp_path / "journal"), BackendPool(), FickleServer()
+    journal, backends, server = Journal.open(tmp_path / "journal"), BackendsByRole(), FickleServer()
     outgoing = tmp_path / "outgoing"
     pipeline = Pipeline(
         parts(tmp_path, journal, backends), server, Delivery(outgoing, server, journal), url="http://node.test"

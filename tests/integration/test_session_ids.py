@@ -14,7 +14,7 @@ from gangline.domain.errors import Conflict
 from gangline.domain.ids import new_id
 from gangline.domain.session import Lease
 from gangline.engines.vllm.engine import VllmEngine
-from gangline.gateway.backends.pool import BackendPool
+from gangline.gateway.backends.by_role import BackendsByRole
 from gangline.gateway.calls.proxy import Proxy
 from gangline.gateway.calls.session import ModelSession, key_digest
 from gangline.gateway.calls.session_spec import SessionSpec
@@ -49,7 +49,7 @@ def _lease() -> Lease:
 
 async def test_a_lease_of_an_open_sessions_id_is_refused_and_the_open_one_goes_on(tmp_path: Path) -> None:
     (tmp_path / "runtimes").mkdir()
-    journal, engine, proxy, backends = Journal.open(tmp_path / "journal"), VllmEngine(NOBODY), Proxy(), BackendPool()
+    journal, engine, proxy, backends = Journal.open(tmp_path / "journal"), VllmEngine(NOBODY), Proxy(), BackendsByRole()
 
     async with served(proxy) as url:
         parts = NodeParts(

@@ -108,12 +108,14 @@ class NodeClient(CallerSessions):
         label: str | None = None,
         api_key_env: str | None = None,
         options: Mapping[str, Any] | None = None,
+        role: str | None = None,
     ) -> BackendView:
         """`api_key_env`: names the node's environment variable with the engine's key. `options`: of the plug-in.
+        `role`: the role whose calls it answers; None: it serves the policy.
 
         Raises: EngineUnavailable, EngineIncapable, InvalidRequest, Conflict when it serves another model than others.
         """
-        named = {"url": url, "kind": kind, "label": label, "api_key_env": api_key_env}
+        named = {"url": url, "kind": kind, "label": label, "api_key_env": api_key_env, "role": role}
         body = msgspec.json.encode(named | {"options": dict(options or {})})
         return await self.request_json("POST", "/v1/backends", BackendView, body=body)
 
@@ -122,5 +124,7 @@ class NodeClient(CallerSessions):
         params = {"drain": "1" if drain else "0"}
         await self.request_json("DELETE", f"/v1/backends/{backend_id}", dict[str, Any], params=params, wait_s=3600.0)
 
-    async def clear_backends(self) -> None:
-        await self.request_json("DELETE", "/v1/backends", dict[str, Any], wait_s=3600.0)
+    async def clear_backends(self, role: str | None = None) -> None:
+        """Remove all engines of the policy, or of a role. Raises: NotFound for a role that has none of its own."""
+        params = {} if role is None else {"role": role}
+        await self.request_json("DELETE", "/v1/backends", dict[str, Any], params=params, wait_s=3600.0)

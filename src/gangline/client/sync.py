@@ -290,15 +290,19 @@ class SyncNodeClient(_SyncSessions[NodeClient]):
         label: str | None = None,
         api_key_env: str | None = None,
         options: Mapping[str, Any] | None = None,
+        role: str | None = None,
     ) -> BackendView:
         """As `NodeClient.add_backend`. Raises: EngineUnavailable, EngineIncapable, InvalidRequest, Conflict."""
         return self._run(
-            lambda client: client.add_backend(url, kind=kind, label=label, api_key_env=api_key_env, options=options)
+            lambda client: client.add_backend(
+                url, kind=kind, label=label, api_key_env=api_key_env, options=options, role=role
+            )
         )
 
     def remove_backend(self, backend_id: str, *, drain: bool = True) -> None:
         """Raises: NotFound."""
         return self._run(lambda client: client.remove_backend(backend_id, drain=drain))
 
-    def clear_backends(self) -> None:
-        return self._run(lambda client: client.clear_backends())
+    def clear_backends(self, role: str | None = None) -> None:
+        """As `NodeClient.clear_backends`. Raises: NotFound."""
+        return self._run(lambda client: client.clear_backends(role))

@@ -132,6 +132,8 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     engine_version: str = ""
     tokenizer_digest: str = ""
     template_digest: str = ""
+    engine_role: str | None = None
+    """The role whose own engines answered, with a model that is not the policy's; None: the policy's engines did."""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,7 +174,14 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def trainable(self) -> bool:
-        return self.status == "complete" and self.certificate.untrainable is None and len(self.sampled_ids) > 0
+        """Whether the policy may be trained on it."""
+        return self.trainable_for(None)
+
+    def trainable_for(self, engine_role: str | None) -> bool:
+        """Whether the model behind a role's own engines (None: the policy) may be trained on it."""
+        certificate = self.certificate
+        is_whole = self.status == "complete" and certificate.untrainable is None and len(self.sampled_ids) > 0
+        return is_whole and certificate.engine_role == engine_role
 
 
 class CompletionTree:

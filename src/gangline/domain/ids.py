@@ -7,13 +7,16 @@ import secrets
 
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["ID_PATTERN", "RECORD_KEY", "new_id", "new_secret", "validated_id"]
+__all__ = ["ID_PATTERN", "RECORD_KEY", "ROLE_PATTERN", "new_id", "new_secret", "validated_id"]
 
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 """Letters, digits, `.`, `_`, `-`; at most 128 characters, without a leading dot or dash and without path separators."""
 
 RECORD_KEY = re.compile(r"[0-9a-f]{16}")
 """A reply's key in the records, which its ids in every dialect contain."""
+
+ROLE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""The name of a role that a client plays among several."""
 
 _ID = re.compile(ID_PATTERN)
 

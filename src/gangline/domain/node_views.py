@@ -80,6 +80,8 @@ class BackendView(msgspec.Struct, frozen=True, kw_only=True):
     """Its kind: `vllm`, `sglang`, `openai_text`."""
     label: str | None
     """Where it runs, such as a host's or node's name."""
+    role: str | None = None
+    """The role whose calls it answers; None: it serves the policy."""
     api_key_env: str | None
     """Name of the environment variable that holds its key; None: it wants none."""
     is_near: bool

@@ -28,6 +28,8 @@ class TurnSpan(msgspec.Struct, frozen=True):
     """The evaluator's for this turn, if it gave one."""
     agent_role: str | None = None
     """The role that the client named for the call (header `x-gangline-role`), such as `solver`."""
+    model: str = ""
+    """The model that answered, by the name that its engine reports."""
 
 
 class Splice(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ from gangline.domain.search_source import SearchSource
 from gangline.domain.session import SessionResult
 from gangline.domain.task import SamplingPolicy
 from gangline.evaluators.untrusted.isolated import ForkServers
+from gangline.gateway.backends.by_role import BackendsByRole
 from gangline.gateway.backends.member_file import MemberFile
 from gangline.gateway.backends.pool import BackendPool
 from gangline.gateway.backends.records import BackendSpec
@@ -66,7 +67,7 @@ from gangline.presets.sources import shipped_sources
 from gangline.private import close_to_others, make_private_folder, open_data_folder
 from gangline.runtimes.keeping.kept import Keeper, reap_keeper
 from gangline.settings import Settings, local_url, reachable_url
-from gangline.settings.node import CallLimits
+from gangline.settings.node import CallLimits, RoleEngines
 from gangline.store.audit import ActionLog
 from gangline.store.journal.log import AttemptKey, Journal
 from gangline.telemetry.exposition import CONTENT_TYPE
@@ -91,6 +92,7 @@ async def serve(
     engine_wait_s: float = 60.0,
     engine_key_env: str | None = None,
     engine_options: Mapping[str, Any] | None = None,
+    role_engines: Mapping[str, RoleEngines] | None = None,
     affinity_slack: int = 0,
     capture: Literal["ids", "text"] = "ids",
     sampling: SamplingPolicy | None = None,
@@ -124,6 +126,7 @@ async def serve(
         with these.
     engine_key_env: names the environment variable with the key that those engines ask for.
     engine_options: of their plug-in, and `parsers`.
+    role_engines: engines that answer the calls of a role instead; others answer for the policy.
     affinity_slack: see `BackendPool`.
     public_url: how others reach the node; None is the address that it listens on, or the machine's name.
     allowed_hosts: more names under which the control routes are reached.
@@ -168,10 +171,13 @@ async def serve(
         stack.push_async_exit(partial(_end_runtimes, keeper, owner, runtimes_folder))
         for_agents = await keeper.join(lambda: _bind("127.0.0.1", 0))
         stack.callback(for_agents.close)
-        backends = BackendPool(node=socket.gethostname(), capture=capture, affinity_slack=affinity_slack)
+        backends = BackendsByRole(
+            partial(BackendPool, node=socket.gethostname(), capture=capture, affinity_slack=affinity_slack)
+        )
         stack.push_async_callback(backends.close)
         options = dict(engine_options or {})
         named = [BackendSpec(url, engine_kind, None, engine_key_env, options) for url in engine_urls]
+        named += _of_roles(role_engines or {})
         memory = MemberFile(folder / "backends.json", named)
         await _add_all(backends, named, await asyncio.to_thread(memory.changed), engine_wait_s)
         client = await stack.enter_async_context(ServerClient(server_url, control_token))
@@ -199,7 +205,7 @@ async def serve(
             runtimes_folder=runtimes_folder,
             hidden=await asyncio.to_thread(_hidden, data_dir),
             backends=backends,
-            first_model=next((view.model for view in backends.views()), ""),
+            first_model=next((view.model for view in backends.policy.views()), ""),
             proxy=proxy,
             proxy_port=int(for_agents.getsockname()[1]),
             journal=journal,
@@ -216,7 +222,7 @@ async def serve(
             warm=spares,
             keeper=keeper,
         )
-        parts.gate.on_expired = backends.lease_expired
+        parts.gate.on_expired = backends.policy.lease_expired
         after = Hooks(hooks, budget_s=hook_budget_s, at_once=sizes.postrun_workers)
         delivery = Delivery(folder / "outgoing", client, journal, after)
         adopted = await _adopted(keeper, delivery, parts)
@@ -327,11 +333,22 @@ def _owner_of(folder: Path) -> str:
     return f"gl{hashlib.sha256(str(folder).encode()).hexdigest()[:10]}"
 
 
+def _of_roles(engines: Mapping[str, RoleEngines]) -> list[BackendSpec]:
+    return [
+        BackendSpec(url, of_role.kind, None, of_role.key_env, of_role.options, role)
+        for role, of_role in engines.items()
+        for url in of_role.urls
+    ]
+
+
 async def _add_all(
-    backends: BackendPool, named: Sequence[BackendSpec], changed: Sequence[BackendSpec] | None, wait_s: float
+    backends: BackendsByRole, named: Sequence[BackendSpec], changed: Sequence[BackendSpec] | None, wait_s: float
 ) -> None:
-    """Those that are named must all be there; of those that were in at the end of an earlier life, one must. Where none
-    was named, none must."""
+    """Those that are named must all be there; of the policy's that were in at the end of an earlier life, one must.
+    Where none was named, none must. Calls of a role that has lost its engines fail."""
+    for spec in (*named, *(changed or ())):
+        if spec.role is not None:
+            backends.name_role(spec.role)
     failures: list[GanglineError] = []
     wait_s = wait_s if named else 0.0
     for spec in named if changed is None else changed:
@@ -342,22 +359,21 @@ async def _add_all(
                 raise
             log.error("backend.left_out url=%s message=%s", spec.url, error)
             failures.append(error)
-    if failures and named and not backends.views():
+    if failures and named and not backends.policy.views():
         raise failures[0]
 
 
-async def _add(backends: BackendPool, spec: BackendSpec, wait_s: float) -> None:
+async def _add(backends: BackendsByRole, spec: BackendSpec, wait_s: float) -> None:
     """Take an engine in; one that is still starting gets `wait_s` seconds."""
-    url = spec.url
     deadline = asyncio.get_running_loop().time() + wait_s
     while True:
         try:
-            await backends.add(url, spec.kind, spec.label, spec.api_key_env, spec.options)
+            await backends.add(spec)
         except EngineUnavailable as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise EngineUnavailable(
-                    f"the engine at {url} did not answer within {wait_s:g} s ({error}). "
-                    "Start it, or name another with --engine."
+                    f"the engine at {spec.url} did not answer within {wait_s:g} s ({error}). "
+                    f"Start it, or name another with {'--engine' if spec.role is None else '--role-engines'}."
                 ) from error
             await asyncio.sleep(0.5)
         else:
@@ -418,7 +434,7 @@ def control_routes(
         return parts.model
 
     def version_set(unknown: Sequence[str]) -> None:
-        parts.backends.version_set(unknown)
+        parts.backends.policy.version_set(unknown)
 
     async def show_status(request: web.Request) -> web.StreamResponse:
         return answer(request, pipeline.status())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from gangline.domain.ids import ROLE_PATTERN
 from gangline.plugins import explain
 from gangline.settings.fields import Setting
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from gangline.domain.search_source import SearchSource
     from gangline.domain.task import SamplingPolicy
 
-__all__ = ["CallLimits", "NodeSettings"]
+__all__ = ["CallLimits", "NodeSettings", "RoleEngines"]
 
 _JsonTable = dict[str, Any]
 
@@ -37,6 +39,30 @@ class CallLimits(BaseModel):
     """Bytes of one field that is no part of the conversation: the tools with their schemas, a response format."""
     max_in_flight_bytes: int = Field(default=32 << 20, ge=1024)
     """Bytes of all bodies whose calls one session has in flight."""
+
+
+class RoleEngines(BaseModel):
+    """Engines that answer the calls of one role, all with one model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    urls: tuple[Annotated[str, Field(pattern=r"^https?://[^\s/]+")], ...] = Field(min_length=1)
+    kind: str = "auto"
+    """Engine plug-in for these engines; auto asks the engine."""
+    key_env: str | None = None
+    """Name of the environment variable with their API key."""
+    options: _JsonTable = {}
+    """Options of the engine plug-in."""
+
+
+def _roles_are_valid(engines: dict[str, RoleEngines]) -> dict[str, RoleEngines]:
+    for role in engines:
+        if re.fullmatch(ROLE_PATTERN, role) is None:
+            raise ValueError(
+                f"{role[:100]!r} is no role: 1 to 64 letters, digits, `.`, `_` or `-`, of which the first is a letter "
+                "or digit"
+            )
+    return engines
 
 
 def _read_policy(policy: dict[str, _JsonTable]) -> SamplingPolicy:
@@ -138,6 +164,9 @@ class NodeSettings(BaseModel):
     """Seconds until a running engine must answer."""
     engine_key_env: str | None = None
     """Name of the environment variable with the engine's API key."""
+    role_engines: Annotated[dict[str, RoleEngines], AfterValidator(_roles_are_valid)] = {}
+    """Engines that answer the calls of a role in place of the others, as JSON: {"critic": {"urls":
+    ["http://127.0.0.1:8001"]}}; kind, key_env and options as of the others. No weight update reaches them."""
     affinity_slack: Annotated[int, Field(ge=0)] = 0
     """Sessions of one task share an engine while it has fewer than this many more than the least loaded."""
     capture: Literal["ids", "text"] = "ids"

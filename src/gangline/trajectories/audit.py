@@ -182,6 +182,10 @@ def _check_session(trajectory: Trajectory, tree: CompletionTree) -> Iterator[Vio
             yield broken("once", f"{completion.completion_id} {what}", completion=completion.completion_id)
     if trajectory.num_completions != len(tree):
         yield broken("once", f"num_completions is {trajectory.num_completions}, the journal has {len(tree)}")
+    models = _roles_trained(trajectory, tree)
+    if len(models) > 1:
+        named = ", ".join(sorted(f"role {role}" if role else "the policy" for role in models))
+        yield broken("mask", f"tokens of several models are trained on: those of {named}")
     holder = {span.completion_id: trace.trace_id for trace in trajectory.traces for span in trace.spans}
     for trace_id, times in Counter(trace.trace_id for trace in trajectory.traces).items():
         if times > 1:
@@ -197,6 +201,16 @@ def _check_session(trajectory: Trajectory, tree: CompletionTree) -> Iterator[Vio
         if trace.parent_trace_id != expected:
             message = f"parent_trace_id is {trace.parent_trace_id}, the parent of {first} is in {expected}"
             yield broken("lineage", message, trace.trace_id, first)
+
+
+def _roles_trained(trajectory: Trajectory, tree: CompletionTree) -> set[str | None]:
+    """The roles whose own engines sampled the tokens with mask 1; None: the policy's engines."""
+    return {
+        tree[span.completion_id].certificate.engine_role
+        for trace in trajectory.traces
+        for span in trace.spans
+        if span.completion_id in tree and trace.loss_mask[span.start : span.end].any()
+    }
 
 
 def _check_trace(trace: Trace, tree: CompletionTree) -> Iterator[Violation]:
@@ -315,7 +329,7 @@ def _check_turn(trace: Trace, index: int, completion: Completion) -> Iterator[Vi
         if completion.trainable and not excused:
             yield _broken(trace, "mask", "is masked, and no certificate says why", span)
         return
-    if not completion.trainable:
+    if not completion.trainable_for(completion.certificate.engine_role):
         reason = completion.certificate.untrainable or completion.status
         yield _broken(trace, "mask", f"must not be trained on ({reason}), but has mask 1", span)
     if not mask.all():

@@ -51,6 +51,9 @@ class BuilderConfig(BaseModel):
     reason."""
     roles: tuple[TraceRole, ...] | None = None
     """Turns of other roles are masked, and their certificates say so. None: every role is trained on."""
+    engine_role: str | None = None
+    """Whose turns are trained on, where roles have engines of their own: the model of this role. None: the policy.
+    Turns of other models are masked, and their certificates say so."""
 
 
 @dataclass(slots=True)
@@ -81,8 +84,8 @@ def is_exact(tree: CompletionTree, completion: Completion) -> bool:
     return completion.prompt_shared == tree.num_context_ids(completion.parent_id)
 
 
-def why_masked(completion: Completion) -> str | None:
-    """Why no token of this completion may be trained on; None when all may."""
+def why_masked(completion: Completion, engine_role: str | None = None) -> str | None:
+    """Why no token of this completion may be trained on; None when all may. engine_role: see `BuilderConfig`."""
     if completion.status == "aborted":
         return completion.certificate.untrainable or "aborted: the call ended before its reply did"
     if completion.certificate.untrainable is not None:
@@ -93,6 +96,9 @@ def why_masked(completion: Completion) -> str | None:
         return f"{len(completion.logprobs)} log-probs for {len(completion.sampled_ids)} sampled ids"
     if not np.isfinite(completion.logprobs).all():
         return "a log-prob is not finite"
+    answered_by = completion.certificate.engine_role
+    if answered_by != engine_role:
+        return "engine of the policy" if answered_by is None else f"engine of role {answered_by}"
     return None
 
 
@@ -190,19 +196,19 @@ def make_trajectory(
     session_id: str,
     task_id: str,
     builder: str,
-    roles: Collection[TraceRole] | None = None,
+    config: BuilderConfig,
 ) -> Trajectory:
-    """Traces of `rows`: the chain that each one begins with, and its turns.
-
-    roles: turns of other roles are masked; None masks none.
-    """
+    """Traces of `rows`: the chain that each one begins with, and its turns."""
     trace_id_of = {
         turn.completion.completion_id: f"{session_id}.t{index}"
         for index, (_, turns) in enumerate(rows)
         for turn in turns
     }
     role_of = assign_roles(tree)
-    masked = {one.completion_id: why_masked(one) or _left_out(role_of[one.completion_id], roles) for one in tree}
+    masked = {
+        one.completion_id: why_masked(one, config.engine_role) or _left_out(role_of[one.completion_id], config.roles)
+        for one in tree
+    }
     for _, turns in rows:
         media = next((turn.completion.certificate.untrainable for turn in turns if _has_media(turn.completion)), None)
         if media is not None:  # no row whose ids stand for pixels is trained on
@@ -266,7 +272,9 @@ def _make_trace(
             splices.append(Splice(completion.completion_id, at, completion.certificate.cause or "unknown"))
         role = role_of[completion.completion_id].role
         agent_role: str | None = completion.metadata.get("agent_role")
-        spans.append(TurnSpan(completion.completion_id, start, end, role, agent_role=agent_role))
+        spans.append(
+            TurnSpan(completion.completion_id, start, end, role, agent_role=agent_role, model=completion.model)
+        )
         at = end
     return Trace(
         trace_id=trace_id,

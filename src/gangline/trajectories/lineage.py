@@ -14,7 +14,8 @@ The rules use the records only, in this order:
    (several calls, or tool calls) and whose last answer came back as a tool's result.
 4. Of the other agents the one that sampled most is `main`, one with tools before one without, one that the client does
    not name before one that it does. Those that work with the same model, tools and system text are `main` too. Others
-   that work, or that the client names, are sub-agents, and the rest is `side`.
+   that work, or that the client names, are sub-agents, and the rest is `side`. A conversation with the model of a
+   role's own engines is `main` only where the policy answered none.
 
 The evidence for a role other than `main` is in the `lineage.reason` of the segment's root, or of the compaction.
 """
@@ -231,9 +232,7 @@ class _Session:
             agents = self._segments[:1]
         if not agents:
             return
-        main = max(
-            agents, key=lambda one: (not _agent_id(one.root), bool(one.root.tools), sampled[one.number], -one.number)
-        )
+        main = max(agents, key=lambda one: (*_standing(one.root), sampled[one.number], -one.number))
         for agent in agents:
             agent.role = self._role_beside(agent, main)
 
@@ -257,7 +256,13 @@ def _agent_id(root: Completion) -> str:
     return str(root.metadata.get("agent_id") or "")
 
 
-def _front(root: Completion) -> tuple[str, str, str]:
-    """The owner of the conversation, and the text before it. Numbers do not count: dates and times change."""
+def _standing(root: Completion) -> tuple[bool, bool, bool]:
+    """The highest is the first to be the main conversation."""
+    return root.certificate.engine_role is None, not _agent_id(root), bool(root.tools)
+
+
+def _front(root: Completion) -> tuple[str | None, str, str, str]:
+    """The engines and the owner of the conversation, and the text before it. Numbers do not count: dates and times
+    change."""
     systems = [message_text(one) for one in root.new_messages if one.role in ("system", "developer")]
-    return _agent_id(root), root.branch_key, _DIGITS.sub("0", flat(" ".join(systems)))
+    return root.certificate.engine_role, _agent_id(root), root.branch_key, _DIGITS.sub("0", flat(" ".join(systems)))

@@ -54,6 +54,7 @@ _STRUCTS: dict[str, Any] = {
             ("role", pa.string()),
             ("score", pa.float64()),
             ("agent_role", pa.string()),
+            ("model", pa.string()),
         ]
     ),
     "splices": pa.struct([("completion_id", pa.string()), ("at", pa.int32()), ("cause", pa.string())]),

@@ -62,7 +62,7 @@ class Talk:
 
     def ask(self, *messages: Message, **fields: Any) -> Asked:
         call = model_call(*messages, **fields)
-        return Asked(call, self.ledger.index.place(call))
+        return Asked(call, self.ledger.index_of(None).place(call))
 
     def answer(self, asked: Asked, *responses: Message, status: Any = "complete") -> list[Completion]:
         drafts = [self._draft(asked, response, number, status) for number, response in enumerate(responses)]

@@ -10,8 +10,8 @@ from typing import Any
 
 from gangline.domain.ids import new_id
 from gangline.domain.session import Lease
+from gangline.gateway.backends.by_role import BackendsByRole
 from gangline.gateway.backends.gate import Gate
-from gangline.gateway.backends.pool import BackendPool
 from gangline.gateway.calls.proxy import Proxy
 from gangline.gateway.sessions.parts import NodeParts
 from gangline.gateway.sessions.pools import Pools, PoolSizes
@@ -33,9 +33,9 @@ async def node_parts(
     async with AsyncExitStack() as stack:
         script = script or {"rules": [{"pattern": ".", "text": "hi"}]}
         url = engine_url or await stack.enter_async_context(scripted_server(script))
-        backends = BackendPool()
+        backends = BackendsByRole()
         stack.push_async_callback(backends.close)
-        await backends.add(url)
+        await backends.policy.add(url)
         proxy = Proxy()
         node_url = await stack.enter_async_context(served(proxy))
         journal = Journal.open(folder / "journal")

@@ -8,6 +8,7 @@ import importlib.util
 import resource
 import socket
 import time
+from typing import Any
 
 from gangline import plugins
 from gangline.cli.machine.checks import Check, Examination
@@ -141,19 +142,24 @@ def _ailments(status: ServiceStatus) -> list[str]:
 
 
 def _of_backends(node: NodeView) -> list[str]:
-    if not node.backends:
-        return [f"node {node.node_id} has no engine: `gangline backend add URL`"]
+    has_none = all(backend.get("role") for backend in node.backends)
+    missing = [f"node {node.node_id} has no engine: `gangline backend add URL`"] if has_none else []
     broken = [
-        f"engine {backend.get('url')} of node {node.node_id} is {backend.get('state')}: {backend.get('error')}"
+        f"{_named(backend, node)} is {backend.get('state')}: {backend.get('error')}"
         for backend in node.backends
         if backend.get("state") == "unhealthy"
     ]
-    return broken + [
-        f"engine {backend.get('url')} of node {node.node_id}: {_NO_TOOLS}, so agents that depend on tools start only "
+    return [*missing, *broken] + [
+        f"{_named(backend, node)}: {_NO_TOOLS}, so agents that depend on tools start only "
         "where their task has `allow_unrendered_tools`"
         for backend in node.backends
         if backend.get("template", {}).get("renders_tools") is False
     ]
+
+
+def _named(backend: dict[str, Any], node: NodeView) -> str:
+    role = f" for role {backend['role']}" if backend.get("role") else ""
+    return f"engine {backend.get('url')}{role} of node {node.node_id}"
 
 
 def _skew(status: ServiceStatus) -> list[str]:

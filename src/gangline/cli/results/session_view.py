@@ -125,6 +125,9 @@ def trace_view(
     num_trained = int(trace.loss_mask.sum())
     facts = f"{_num_prompt(trace)}, {len(trace.response_ids)} response ids, {num_trained} trainable"
     lines: list[RenderableType] = [head, Text(f"{facts}, reward {_number(trace.reward)}")]
+    role = trace.certificates[0].engine_role if trace.certificates else None
+    if role is not None:
+        lines.append(Text(f"answered by {printable(trace.spans[0].model)}, engine of role {role}"))
     if trace.untrainable is not None:
         lines.append(Text(f"not trainable: {trace.untrainable}", "yellow"))
     else:

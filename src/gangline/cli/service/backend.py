@@ -52,6 +52,7 @@ def _view(one: BackendView) -> Table:
     state = f"{one.state}, {one.num_sessions} sessions, {one.num_calls} calls"
     table.add_row(one.backend_id, Text(f"{one.url}  {state}"))
     facts = {
+        "role": one.role,
         "engine": one.engine,
         "model": one.model,
         "template": _appends(one.template),
@@ -95,15 +96,21 @@ def add(
             "--options", help='Options of the engine plug-in, as JSON: {"tokenizer": "FOLDER"}.', show_default=False
         ),
     ] = None,
+    role: Annotated[
+        str | None,
+        typer.Option("--role", help="Role whose calls it answers, with a model of its own. Default: the policy's."),
+    ] = None,
     data: DataOption = None,
     node: NodesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add an engine, which must serve the same model as the others. The node keeps it across restarts."""
+    """Add an engine, which must serve the same model as the role's others. The node keeps it across restarts."""
     of_plugin = _read_options(options)
     _ask(
         *(data, node, as_json),
-        lambda client: client.add_backend(url, kind=kind, label=label, api_key_env=key_env, options=of_plugin),
+        lambda client: client.add_backend(
+            url, kind=kind, label=label, api_key_env=key_env, options=of_plugin, role=role
+        ),
     )
 
 
@@ -139,9 +146,16 @@ def show(data: DataOption = None, node: NodesOption = None, as_json: JsonOption 
 
 
 @backend.command()
-def clear(data: DataOption = None, node: NodesOption = None, as_json: JsonOption = False) -> None:
-    """Remove all engines; model calls wait for new ones."""
-    _ask(data, node, as_json, lambda client: client.clear_backends())
+def clear(
+    role: Annotated[
+        str | None, typer.Option("--role", help="Role whose engines are removed. Default: the policy's.")
+    ] = None,
+    data: DataOption = None,
+    node: NodesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove all engines of the policy, or of a role; model calls wait for new ones."""
+    _ask(data, node, as_json, lambda client: client.clear_backends(role))
 
 
 def register(app: typer.Typer) -> None:

@@ -65,6 +65,7 @@ def _arguments(wanted: NodeSettings) -> dict[str, Any]:
 
     same = ("engine_kind", "engine_wait_s", "engine_key_env", "engine_options", "affinity_slack", "capture")
     same += (
+        "role_engines",
         "reward_functions",
         "call_limits",
         "host",

@@ -296,7 +296,7 @@ def _engine_row(node: NodeView, backend: dict[str, Any]) -> tuple[Text, ...]:
         return Text("" if value is None else printable(str(value)))
 
     return (
-        told("url"),
+        told("url") + (f" ({printable(str(backend['role']))})" if backend.get("role") else ""),
         Text(printable(node.node_id)),
         told("engine"),
         Text(printable(state), style="green" if state == "healthy" else "bold red"),

@@ -39,8 +39,20 @@ class HealthChecks:
         self._every_s = every_s
         self._timeout_s = timeout_s
         self._max_failures = max_failures
+        self._running: asyncio.Task[None] | None = None
 
-    async def run(self) -> None:
+    def start(self) -> None:
+        """Check periodically from now on. Idempotent."""
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Idempotent."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
+
+    async def _run(self) -> None:
         """A round every `every_s`, until cancelled."""
         while True:
             await asyncio.sleep(self._every_s)

@@ -1,4 +1,5 @@
-"""The engines behind a node: added, removed and cleared while sessions run; each session sticks to one of them.
+"""The engines of the policy, or of one role: added, removed and cleared while sessions run; each session sticks to one
+of them.
 
 Laws
 - A session is assigned once, to the backend with the fewest sessions, one on this machine first, and keeps it, so that
@@ -16,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import count
 from typing import Any, Literal
 
 from gangline.domain.errors import EngineUnavailable, NotFound
@@ -41,6 +43,8 @@ class BackendPool:
         probe_interval_s: float = 5.0,
         clock: Callable[[], float] = time.time,
         *,
+        role: str | None = None,
+        numbers: Iterator[int] | None = None,
         node: str | None = None,
         affinity_slack: int = 0,
         wait_s: float = 60.0,
@@ -51,6 +55,8 @@ class BackendPool:
         read_secret: Callable[[str], str] = read_secret,
     ) -> None:
         """
+        role: the role whose calls it answers; None: the policy's.
+        numbers: of the backends, in order of their arrival; None counts from 1.
         node: backends with this label, and those without one on this machine, are chosen before all others.
         affinity_slack: sessions of one task prefer a backend that already has one of them while it has fewer than this
         many sessions more than the least loaded; 0: never.
@@ -72,14 +78,14 @@ class BackendPool:
             timeout_s=check_timeout_s,
             max_failures=max_failures,
         )
-        self._num_added = 0
+        self._role = role
+        self._numbers = count(1) if numbers is None else numbers
         self._placement = Placement(self._backends, affinity_slack=affinity_slack)
         self._node = node
         self._assignments: dict[str, Assignment] = {}
         self._usable = asyncio.Event()
         """Set while some backend is healthy, and for good once closed."""
         self._closed = False
-        self._checking: asyncio.Task[None] | None = None
         self._letting_go: asyncio.Task[None] | None = None
         self._is_version_set = False
 
@@ -103,14 +109,15 @@ class BackendPool:
         """
         if self._closed:
             raise EngineUnavailable("the node is stopping")
-        spec = BackendSpec(_base(url), kind, label, api_key_env, dict(options or {}))
+        spec = BackendSpec(_base(url), kind, label, api_key_env, dict(options or {}), self._role)
         engine = self._clients.make(url, spec)
         try:
             capabilities, identity = await self._clients.probe(engine, url)
             is_near = label == self._node if label else await asyncio.to_thread(is_on_this_machine, spec.url)
             known = self._known(url)
             if known is None:
-                self._refuse_another(url, identity)
+                for other in self._staying():
+                    refuse_difference(url, identity, other.identity, f"as {other.url} has it")
                 return self._take_in(spec, engine, capabilities, identity, is_near).view()
         except BaseException:
             await engine.close()
@@ -143,12 +150,16 @@ class BackendPool:
             for backend in list(self._backends.values()):
                 group.create_task(self._take_out(backend, drain))
 
+    def has(self, url: str) -> bool:
+        """Whether the engine at `url` is in to stay."""
+        return self._known(url) is not None
+
     def views(self) -> list[BackendView]:
         return [backend.view() for backend in self._backends.values()]
 
     def members(self) -> list[BackendSpec]:
         """Those that are in to stay, as they were named."""
-        return [backend.spec for backend in self._backends.values() if backend.state != "draining"]
+        return [backend.spec for backend in self._staying()]
 
     # -- the trainer's side --------------------------------------------------------------------------------------
 
@@ -177,10 +188,10 @@ class BackendPool:
         """Calls that wait, or are in flight, fail. Idempotent."""
         self._closed = True
         self._usable.set()
-        for task in (self._checking, self._letting_go):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait({task})
+        await self._health.stop()
+        if self._letting_go is not None:
+            self._letting_go.cancel()
+            await asyncio.wait({self._letting_go})
         await self.clear(drain=False)
 
     # -- the sessions' side --------------------------------------------------------------------------------------
@@ -207,7 +218,7 @@ class BackendPool:
                 while (backend := self._settle(assignment)) is None:
                     await self._usable.wait()
         except TimeoutError:
-            raise self._nobody() from None
+            raise _nobody(self._backends.values(), self._role, self._wait_s) from None
         return backend
 
     def _settle(self, assignment: Assignment) -> Backend | None:
@@ -241,13 +252,10 @@ class BackendPool:
     # -- who is in -----------------------------------------------------------------------------------------------
 
     def _known(self, url: str) -> Backend | None:
-        same = (other for other in self._backends.values() if other.url == _base(url) and other.state != "draining")
-        return next(same, None)
+        return next((other for other in self._staying() if other.url == _base(url)), None)
 
-    def _refuse_another(self, url: str, identity: Identity) -> None:
-        for other in self._backends.values():
-            if other.state != "draining":
-                refuse_difference(url, identity, other.identity, f"as {other.url} has it")
+    def _staying(self) -> list[Backend]:
+        return [backend for backend in self._backends.values() if backend.state != "draining"]
 
     def _take_in(
         self,
@@ -257,11 +265,11 @@ class BackendPool:
         identity: Identity,
         is_near: bool,
     ) -> Backend:
-        self._num_added += 1
-        backend_id = f"b{self._num_added}"
+        number = next(self._numbers)
+        backend_id = f"b{number}"
         backend = Backend(
             backend_id=backend_id,
-            number=self._num_added,
+            number=number,
             spec=spec,
             engine=engine,
             capabilities=capabilities,
@@ -273,17 +281,18 @@ class BackendPool:
         )
         self._backends[backend_id] = backend
         self._set_state(backend, "healthy", None)
-        if self._checking is None:
-            self._checking = asyncio.create_task(self._health.run())
+        self._health.start()
         return backend
 
-    def _nobody(self) -> EngineUnavailable:
-        if not self._backends:
-            return EngineUnavailable(
-                f"the node has no backend, and none was added within {self._wait_s:g} s. Add a running engine."
-            )
-        states = "; ".join(f"{b.url} is {b.state} ({b.error or 'no error'})" for b in self._backends.values())
-        return EngineUnavailable(f"no backend was healthy within {self._wait_s:g} s: {states}")
+
+def _nobody(backends: Collection[Backend], role: str | None, wait_s: float) -> EngineUnavailable:
+    whose = "" if role is None else f" for role {role}"
+    if not backends:
+        return EngineUnavailable(
+            f"the node has no backend{whose}, and none was added within {wait_s:g} s. Add a running engine."
+        )
+    states = "; ".join(f"{b.url} is {b.state} ({b.error or 'no error'})" for b in backends)
+    return EngineUnavailable(f"no backend{whose} was healthy within {wait_s:g} s: {states}")
 
 
 def _base(url: str) -> str:

@@ -30,6 +30,8 @@ class BackendSpec(msgspec.Struct, frozen=True):
     """Name of the environment variable that holds its key."""
     options: dict[str, Any] = {}
     """Options of the plug-in, and `parsers`."""
+    role: str | None = None
+    """The role whose calls it answers; None: it serves the policy."""
 
 
 @dataclass(eq=False, slots=True)
@@ -84,6 +86,7 @@ class Backend:
             url=self.url,
             engine=self.capabilities.engine,
             label=self.label,
+            role=self.spec.role,
             api_key_env=self.spec.api_key_env,
             is_near=self.is_near,
             state=self.state,

@@ -88,7 +88,7 @@ class _ChatSampler:
     async def answer(self) -> Reply:
         parts = self._parts
         parts.share.join()
-        self._place = place = await parts.ledger.index.place_in_turns(self._call, self._known)
+        self._place = place = await parts.index.place_in_turns(self._call, self._known)
         self._pin(place)
         if parts.checkpoint is not None:  # now, while the agent waits: it acts as soon as it sees a part of the answer
             self._checkpoint = await parts.checkpoint()
@@ -120,7 +120,7 @@ class _ChatSampler:
         if place.pinned:
             messages = list(self._call.messages)
             for position, first in place.pinned:
-                self._volatile[str(position)] = self._parts.ledger.index.volatile.found_in(messages[position])
+                self._volatile[str(position)] = self._parts.ledger.volatile.found_in(messages[position])
                 messages[position] = first
             self._call = msgspec.structs.replace(self._call, messages=tuple(messages))
 

@@ -36,7 +36,7 @@ from gangline.domain.open_files import out_of_files
 from gangline.engines.contract import EngineCapabilities
 from gangline.gateway.calls.bounds import BytesInFlight, TakenBytes, too_many_bytes
 from gangline.gateway.calls.dialect_routes import DialectRoutes, Match
-from gangline.gateway.calls.reading.body import CallRead, is_large, read_here
+from gangline.gateway.calls.reading.body import CallRead, is_large, read_here, role_in
 from gangline.gateway.calls.reading.pool import Readers
 from gangline.gateway.calls.retries import Answering, Subscription
 from gangline.gateway.calls.session import ModelSession, key_digest
@@ -173,7 +173,8 @@ class Proxy:
             raise NotFound(f"{request.method} {request.path} is not served here. Served: {self._routes.served}.")
         session = self._authorised(request, match)
         if route.kind == "models" or route.kind == "model":
-            return _json(_models(match, route, await session.engine.capabilities()))
+            engine = session.engine_of(role_in(match.request))
+            return _json(_models(match, route, await engine.capabilities()))
         held = self._in_flight.setdefault(session.session_id, BytesInFlight(self._limits.max_in_flight_bytes))
         with held.body() as taken:
             body = await self._body(request, taken)

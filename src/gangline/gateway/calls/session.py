@@ -8,6 +8,7 @@ import heapq
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from gangline.domain.conversation import ModelCall
 from gangline.domain.environment import SessionEnvironment
 from gangline.domain.errors import SessionOver
 from gangline.domain.lifecycle import CallLimit
-from gangline.domain.task import SamplingPolicy
+from gangline.domain.task import CaptureSpec, SamplingPolicy
 from gangline.engines.contract import Engine
 from gangline.gateway.backends.gate import Gate, GateMeter
 from gangline.gateway.calls.answered import answered_calls
@@ -30,7 +31,7 @@ from gangline.gateway.calls.sampling_policy import SamplingRules
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.gateway.calls.token_call import TokenCall, TokenRequest, token_call
 from gangline.gateway.truth.ledger import CompletionJournal, Ledger
-from gangline.gateway.truth.parts import CallParts
+from gangline.gateway.truth.parts import CallParts, PartsByRole
 from gangline.gateway.truth.placing import Digests, unknown
 from gangline.gateway.truth.references import resolved
 from gangline.gateway.truth.stitch import PromptTier, Stitcher
@@ -40,9 +41,17 @@ from gangline.trajectories.repetition import is_loop
 __all__ = ["ModelSession", "key_digest"]
 
 
+def _of_policy(_role: str) -> None:
+    """No role has an engine of its own."""
+
+
 def key_digest(key: str) -> bytes:
     """What is kept of a key that must outlive the process: [32] bytes."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _tier(capture: CaptureSpec, tree: CompletionTree, engine: Engine) -> PromptTier:
+    return PromptTier(capture.tier, Stitcher(engine, tree, capture.thinking))
 
 
 class ModelSession:
@@ -58,13 +67,16 @@ class ModelSession:
         gate: Gate | None = None,
         sampling: SamplingPolicy | None = None,
         checkpoint: Callable[[], Awaitable[str | None]] | None = None,
+        engine_of: Callable[[str], Engine | None] = _of_policy,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """
+        engine: the policy's.
         completions: records that the journal already has of this attempt; their conversations go on.
         gate: the node's; None is one of its own, open.
         sampling: the operator's policy, applied after the task's.
         checkpoint: see `CallParts`.
+        engine_of: a role's own engine; None where the policy's answers it.
         """
         self.spec = spec
         self.key_digest = key_digest(spec.key) if isinstance(spec.key, str) else spec.key
@@ -77,10 +89,11 @@ class ModelSession:
         """Worlds whose tools its agent calls over HTTP: see `ToolRoutes`."""
         capture = spec.capture
         ledger = Ledger(spec.session_id, spec.attempt, journal, completions, VolatileText(capture.volatile_system_text))
-        self._parts = CallParts(
+        tier_of = partial(_tier, capture, ledger.tree)
+        parts = CallParts(
             engine=engine,
             ledger=ledger,
-            tier=PromptTier(capture.tier, Stitcher(engine, ledger.tree, capture.thinking)),
+            tier=tier_of(engine),
             gate=gate or Gate(),
             meter=GateMeter(),
             clock=clock,
@@ -88,6 +101,7 @@ class ModelSession:
             empty_retries=capture.empty_generation_retries,
             checkpoint=checkpoint,
         )
+        self._parts = PartsByRole(parts, engine_of=engine_of, tier_of=tier_of)
         self._sampling = SamplingRules(capture, spec.sample_index, sampling)
         # Nothing that the session holds holds the session: one that is over is freed at once.
         self._retries = Retries(
@@ -112,24 +126,28 @@ class ModelSession:
         return self.spec.key if isinstance(self.spec.key, str) else ""
 
     @property
-    def engine(self) -> Engine:
-        return self._parts.engine
+    def _ledger(self) -> Ledger:
+        return self._parts.policy.ledger
 
     @property
     def meter(self) -> GateMeter:
         """How long the gate has held this session: budgets stand still meanwhile."""
-        return self._parts.meter
+        return self._parts.policy.meter
 
     @property
     def tree(self) -> CompletionTree:
-        return self._parts.ledger.tree
+        return self._ledger.tree
+
+    def engine_of(self, role: str | None) -> Engine:
+        """The engine that answers the calls of a role; None: calls that name none."""
+        return self._parts.of(role).engine
 
     async def committed(self, after: int, wait_s: float) -> list[Completion]:
         """Records behind the first `after`, in commit order: at once where there are some, else when there are, else
         none after `wait_s`. What is returned is in the journal."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                await self._parts.ledger.beyond(after)
+                await self._ledger.beyond(after)
         return list(islice(self.tree, after, None))
 
     @property
@@ -140,7 +158,7 @@ class ModelSession:
     @property
     def volatile_rules(self) -> tuple[str, ...]:
         """See `VolatileText`."""
-        return self._parts.ledger.index.volatile.rules
+        return self._ledger.volatile.rules
 
     @property
     def num_calls(self) -> int:
@@ -155,13 +173,14 @@ class ModelSession:
 
     def start_call(self, call: ModelCall, retry_key: str | None = None, known: Digests = unknown) -> CallInFlight:
         """`retry_key`: see `CallMark`; `known`: see `PlaceIndex.place`. Raises: SessionOver, InvalidRequest."""
-        call = resolved(call, self._parts.ledger)
+        call = resolved(call, self._ledger)
         self._refuse_loop(call)
         number = self._admit()
         used = self._sampling.used(call.sampling, number)
         wished = None if used == call.sampling else call.sampling
         call = call if wished is None else msgspec.structs.replace(call, sampling=used)
-        flight = call_in_flight(call, self._parts, wished=wished, retry_key=retry_key, known=known)
+        parts = self._parts.of(call.agent_role)
+        flight = call_in_flight(call, parts, wished=wished, retry_key=retry_key, known=known)
         self._in_flight[flight] = number
         flight.start(self._ended)
         return flight
@@ -173,16 +192,16 @@ class ModelSession:
         """
         if self._fence_message is not None:
             raise SessionOver(self._fence_message)
-        call = resolved(call, self._parts.ledger)
-        return len(await self.engine.render(call.messages, call.tools, call.template_kwargs))
+        call = resolved(call, self._ledger)
+        return len(await self.engine_of(call.agent_role).render(call.messages, call.tools, call.template_kwargs))
 
     def start_tokens(self, request: TokenRequest) -> TokenCall:
-        """A call in tokens. Seed and sampling policies hold for it too. Raises: SessionOver."""
+        """A call in tokens, of the policy. Seed and sampling policies hold for it too. Raises: SessionOver."""
         wished = request.sampling
         number = self._admit()
         used = self._sampling.used(wished, number)
         request = msgspec.structs.replace(request, sampling=used)
-        flight = token_call(request, self._parts, wished=None if used == wished else wished)
+        flight = token_call(request, self._parts.policy, wished=None if used == wished else wished)
         self._in_flight[flight] = number
         flight.start(self._ended)
         return flight
@@ -194,7 +213,7 @@ class ModelSession:
         max_turns, max_tokens = self.spec.max_turns, self.spec.max_sampled_tokens
         if max_turns is not None and self._numbers.num_calls >= max_turns:
             self._refuse("turn_limit", f"{max_turns} model calls")
-        if max_tokens is not None and self._parts.ledger.num_sampled_tokens >= max_tokens:
+        if max_tokens is not None and self._ledger.num_sampled_tokens >= max_tokens:
             self._refuse("token_limit", f"{max_tokens} sampled tokens")
         return self._numbers.take()
 

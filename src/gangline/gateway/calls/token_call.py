@@ -156,7 +156,7 @@ class _TokenSampler:
     def _sampled(self, choices: Sequence[EngineChoice], capabilities: EngineCapabilities) -> Sampled:
         """Placed by ids alone."""
         tree, prompt_ids = self._parts.ledger.tree, self._request.prompt_ids
-        parent = _parent_of(tree, prompt_ids)
+        parent = _parent_of(tree, prompt_ids, self._parts.engine_role)
         shared = 0 if parent is None else tree.num_context_ids(parent.completion_id)
         prompt = Prompt(
             source="rendered",
@@ -182,12 +182,15 @@ def _place(parent: Completion | None, capabilities: EngineCapabilities) -> Place
     return Place(parent.branch_key, parent.completion_id, 0, (), history_of_key(parent.branch_key), lineage)
 
 
-def _parent_of(tree: CompletionTree, prompt_ids: TokenIds) -> Completion | None:
-    """The completion with the longest context that the prompt begins with, the latest of equals."""
+def _parent_of(tree: CompletionTree, prompt_ids: TokenIds, engine_role: str | None) -> Completion | None:
+    """The completion with the longest context that the prompt begins with, the latest of equals; of the same engines,
+    for equal ids of two models say different things."""
     candidates = [
         (tree.num_context_ids(completion.completion_id), number, completion)
         for number, completion in enumerate(tree)
-        if completion.status == "complete" and tree.num_context_ids(completion.completion_id) <= len(prompt_ids)
+        if completion.status == "complete"
+        and completion.certificate.engine_role == engine_role
+        and tree.num_context_ids(completion.completion_id) <= len(prompt_ids)
     ]
     for length, _, completion in sorted(candidates, key=lambda candidate: candidate[:2], reverse=True):
         if np.array_equal(tree.context_ids(completion), prompt_ids[:length]):

@@ -10,12 +10,13 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.errors import NotFound
+from gangline.domain.ids import ROLE_PATTERN
 from gangline.domain.node_views import BackendView
-from gangline.gateway.backends.pool import BackendPool
+from gangline.gateway.backends.by_role import BackendsByRole
 from gangline.gateway.backends.records import BackendSpec
 from gangline.http.audit import SUBJECT
 from gangline.http.negotiation import answer, path_id, read_record
-from gangline.http.query import Flag
+from gangline.http.query import Flag, Text
 from gangline.http.routes import Route
 
 __all__ = ["BackendRequest", "BackendRoutes"]
@@ -37,13 +38,15 @@ class BackendRequest(BaseModel):
     options: dict[str, Any] = {}
     """Options of the plug-in, such as `tokenizer`; and `parsers` of any, such as `{"thinking": "qwen3", "tools":
     "hermes"}`."""
+    role: str | None = Field(default=None, pattern=ROLE_PATTERN)
+    """The role whose calls it answers from now on; None: it serves the policy."""
 
 
 class BackendRoutes:
     """`keep`: called after each change with the engines that are left."""
 
-    def __init__(self, pool: BackendPool, keep: Callable[[Sequence[BackendSpec]], Awaitable[None]]) -> None:
-        self._pool = pool
+    def __init__(self, backends: BackendsByRole, keep: Callable[[Sequence[BackendSpec]], Awaitable[None]]) -> None:
+        self._backends = backends
         self._keep = keep
 
     def routes(self) -> list[Route]:
@@ -53,17 +56,18 @@ class BackendRoutes:
                   answer=list[BackendView]),
             Route("POST", "/v1/backends", self.add, "Probe a running engine and add it.", body=BackendRequest,
                   answer=BackendView, errors=(400, 401, 409, 502, 503)),
-            Route("DELETE", "/v1/backends", self.clear, "Take all away; calls wait for new ones.", query=(_DRAIN,)),
+            Route("DELETE", "/v1/backends", self.clear, "Take away all of the policy, or of a role; calls wait.",
+                  query=(_DRAIN, _ROLE), errors=(400, 401, 404)),
             Route("GET", one, self.view, "One of them.", answer=BackendView, errors=(400, 401, 404)),
             Route("DELETE", one, self.remove, "Take it away.", query=(_DRAIN,), errors=(400, 401, 404)),
         ]  # fmt: skip
 
     async def all(self, request: web.Request) -> web.StreamResponse:
-        return answer(request, self._pool.views())
+        return answer(request, self._backends.views())
 
     async def view(self, request: web.Request) -> web.StreamResponse:
         wanted = path_id(request, "backend")
-        found = next((view for view in self._pool.views() if view.backend_id == wanted), None)
+        found = next((view for view in self._backends.views() if view.backend_id == wanted), None)
         if found is None:
             raise NotFound(f"no backend {wanted!r}; GET /v1/backends lists them.")
         return answer(request, found)
@@ -71,20 +75,21 @@ class BackendRoutes:
     async def add(self, request: web.Request) -> web.StreamResponse:
         wanted = await read_record(request, BackendRequest)
         SUBJECT.set(wanted.url)
-        added = await self._pool.add(wanted.url, wanted.kind, wanted.label, wanted.api_key_env, wanted.options)
-        await self._keep(self._pool.members())
+        spec = BackendSpec(wanted.url, wanted.kind, wanted.label, wanted.api_key_env, wanted.options, wanted.role)
+        added = await self._backends.add(spec)
+        await self._keep(self._backends.members())
         return answer(request, added)
 
     async def remove(self, request: web.Request) -> web.StreamResponse:
         drain = _DRAIN.read(request)
         async with self._kept_whatever_becomes_of_it():
-            await self._pool.remove(path_id(request, "backend"), drain=drain)
+            await self._backends.remove(path_id(request, "backend"), drain=drain)
         return answer(request, {})
 
     async def clear(self, request: web.Request) -> web.StreamResponse:
-        drain = _DRAIN.read(request)
+        drain, role = _DRAIN.read(request), _ROLE.read(request)
         async with self._kept_whatever_becomes_of_it():
-            await self._pool.clear(drain=drain)
+            await self._backends.clear(role or None, drain=drain)
         return answer(request, {})
 
     @asynccontextmanager
@@ -93,7 +98,8 @@ class BackendRoutes:
         try:
             yield
         finally:
-            await self._keep(self._pool.members())
+            await self._keep(self._backends.members())
 
 
+_ROLE = Text("role", "The role whose engines are taken away; left out: those of the policy.")
 _DRAIN = Flag("drain", "0: at once; 1: once its calls have ended.", default=True)

@@ -224,7 +224,7 @@ class Attempt:
         await self._sandboxes.begin_checkpoints()
         session = self._open_session(new_secret("gls"))
         harness = plugins.make_harness(task.agent.harness, task.agent.settings)
-        check_tools_are_shown(harness, task.agent, parts.backends.views())
+        check_tools_are_shown(harness, task.agent, parts.backends.policy.views())
         await self._worlds.start(handle)
         session.environments = self._worlds.offered
         base_url = f"{handle.proxy_url or ''}/s/{self.lease.session_id}"

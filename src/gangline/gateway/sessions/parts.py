@@ -15,8 +15,8 @@ from gangline.domain.mcp_source import McpSource
 from gangline.domain.search_source import SearchSource
 from gangline.domain.session import SessionResult
 from gangline.domain.task import SamplingPolicy
+from gangline.gateway.backends.by_role import BackendsByRole
 from gangline.gateway.backends.gate import Gate
-from gangline.gateway.backends.pool import BackendPool
 from gangline.gateway.calls.proxy import Proxy
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
@@ -40,7 +40,7 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     runtimes_folder: Path
     hidden: tuple[Path, ...] = ()
     """Host folders that no sandbox sees."""
-    backends: BackendPool
+    backends: BackendsByRole
     first_model: str
     """Served when the node started."""
     proxy: Proxy
@@ -73,7 +73,7 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
 
     def engines_for_graders(self) -> dict[str, GraderEngine]:
         """The operator's, and `policy` while an engine is healthy."""
-        healthy = [view for view in self.backends.views() if view.state == "healthy"]
+        healthy = [view for view in self.backends.policy.views() if view.state == "healthy"]
         if not healthy:
             return dict(self.grader_engines)
         view = min(healthy, key=lambda view: view.num_calls)
@@ -82,8 +82,8 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model(self) -> str:
-        """Served model; the default for tasks that name none."""
-        return next((view.model for view in self.backends.views()), self.first_model)
+        """The policy's model; the default for tasks that name none."""
+        return next((view.model for view in self.backends.policy.views()), self.first_model)
 
     def serves(self, session_id: str) -> bool:
         """Whether a session of that id is open, whoever opened it."""
@@ -101,12 +101,13 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
         """
         session = ModelSession(
             spec,
-            self.backends.engine_for(spec.session_id, spec.task_id),
+            self.backends.policy.engine_for(spec.session_id, spec.task_id),
             self.journal,
             completions=completions,
             gate=self.gate,
             sampling=self.sampling,
             checkpoint=checkpoint,
+            engine_of=lambda role: self.backends.engine_for(role, spec.session_id, spec.task_id),
         )
         self.proxy.add(session)
         return session

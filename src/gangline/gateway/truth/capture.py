@@ -74,11 +74,13 @@ def completion_of(
     aborted: str | None = None,
     metadata: dict[str, Any] | None = None,
     with_texts: bool = False,
+    engine_role: str | None = None,
 ) -> Completion:
     """The record of one choice, without its id. `choice.message` has its final tool-call ids.
 
     with_texts: keep the texts of the sampled ids, where there is one for each.
     aborted: why the call was cut off; None for a call that was answered whole.
+    engine_role: see `Certificate`.
     """
     ids = token_ids() if choice.sampled_ids is None else choice.sampled_ids
     follows = prompt.parent_id is not None
@@ -102,7 +104,7 @@ def completion_of(
         new_messages=place.new_messages if follows else call.messages,
         response=choice.message,
         tools=() if follows else call.tools,
-        certificate=_certificate(call, prompt, choice, capabilities, aborted),
+        certificate=_certificate(call, prompt, choice, capabilities, aborted, engine_role),
         lineage=place.lineage,
         started_at=started_at,
         finished_at=finished_at,
@@ -124,7 +126,12 @@ def _unrendered(call: ModelCall, template: TemplateFacts) -> list[str]:
 
 
 def _certificate(
-    call: ModelCall, prompt: Prompt, choice: EngineChoice, capabilities: EngineCapabilities, aborted: str | None
+    call: ModelCall,
+    prompt: Prompt,
+    choice: EngineChoice,
+    capabilities: EngineCapabilities,
+    aborted: str | None,
+    engine_role: str | None,
 ) -> Certificate:
     cut_off = f"aborted: {aborted}" if aborted is not None else None
     return Certificate(
@@ -147,6 +154,7 @@ def _certificate(
         engine_version=capabilities.version,
         tokenizer_digest=capabilities.template.tokenizer_digest,
         template_digest=capabilities.template.template_digest,
+        engine_role=engine_role,
     )
 
 

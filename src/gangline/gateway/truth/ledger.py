@@ -43,7 +43,9 @@ class Ledger:
         self.session_id = session_id
         self.attempt = attempt
         self.tree = CompletionTree()
-        self.index = PlaceIndex(self.tree, volatile)
+        self.volatile = VolatileText() if volatile is None else volatile
+        self._indexes: dict[str | None, PlaceIndex] = {}
+        """By the role whose engines answer: ids of one model never continue another's."""
         self._journal = journal
         self._num_committed = 0
         self.num_sampled_tokens = 0
@@ -59,7 +61,7 @@ class Ledger:
             self.tree.add(completion)
             self._num_committed += 1
             self._note(completion)
-            self.index.restore(completion)
+            self.index_of(completion.certificate.engine_role).restore(completion)
 
     async def commit(self, drafts: Sequence[Completion], history: HistoryDigest) -> list[Completion]:
         """Journal, then tree, then index; the drafts with their ids. `history`: the digest of the call they answer.
@@ -77,11 +79,17 @@ class Ledger:
                 self._num_committed += 1
                 self.tree.add(completion)
                 self._note(completion)
-                self.index.add(completion, history)
+                self.index_of(completion.certificate.engine_role).add(completion, history)
                 self._report(completion)
             grown, self._grown = self._grown, asyncio.Event()
             grown.set()
         return committed
+
+    def index_of(self, engine_role: str | None) -> PlaceIndex:
+        """Places among the calls that a role's own engines answered; None: that the policy's did."""
+        if engine_role not in self._indexes:
+            self._indexes[engine_role] = PlaceIndex(self.tree, self.volatile)
+        return self._indexes[engine_role]
 
     async def beyond(self, num_completions: int) -> None:
         """Wait until more completions than these are committed."""
@@ -90,7 +98,7 @@ class Ledger:
 
     def _lineage(self, draft: Completion, history: HistoryDigest) -> Lineage:
         """Determined at the commit: of concurrent calls, the first to be answered is the one that continues."""
-        lineage = self.index.lineage(draft, history)
+        lineage = self.index_of(draft.certificate.engine_role).lineage(draft, history)
         if lineage.relation == "continuation" and lineage.origin_id in self._continued:
             return msgspec.structs.replace(lineage, relation="branch")
         return lineage

@@ -105,6 +105,7 @@ class Recorder:
                 aborted=aborted,
                 metadata=metadata,
                 with_texts=self._parts.with_texts,
+                engine_role=self._parts.engine_role,
             )
             for choice in sampled.choices or self.own([_nothing_sampled()])
         ]

@@ -183,7 +183,8 @@ class EngineSupply:
 
     async def _give(self, node: NodeClient, urls: Sequence[str]) -> None:
         """The engines at `urls` and no others, and the version of their weights."""
-        have = {view.url: view for view in await node.backends() if view.state != "draining"}
+        views = [view for view in await node.backends() if view.role is None]
+        have = {view.url: view for view in views if view.state != "draining"}
         for url in have.keys() - urls:
             if have[url].state == "healthy" and url not in self._given:
                 raise Conflict(

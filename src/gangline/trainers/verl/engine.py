@@ -110,6 +110,8 @@ class NodeKeeper:
         try:
             async with NodeClient(node.url, self._token) as client:
                 for backend in await client.backends():
+                    if backend.role is not None:
+                        continue
                     if backend.url == self._url:
                         return None
                     if backend.model == self._settings.model_name:  # of a trainer that is gone

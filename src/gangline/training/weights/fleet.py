@@ -196,11 +196,11 @@ async def _close(engines: dict[str, FleetEngine]) -> None:
 
 
 async def _node(view: NodeView, client: NodeClient, engines: dict[str, FleetEngine]) -> FleetNode:
-    """With its engines, which are put into `engines` by their URL."""
+    """With its engines of the policy, which are put into `engines` by their URL."""
     gate, backends = await asyncio.gather(client.gate(), client.backends())
     node = FleetNode(view.node_id, client, gate)
     for backend in backends:
-        if backend.state != "healthy":
+        if backend.state != "healthy" or backend.role is not None:
             continue
         url = engine_url(backend.url, view.url)
         if url not in engines:

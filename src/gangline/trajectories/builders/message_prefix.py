@@ -59,11 +59,12 @@ class MessagePrefixBuilder:
         order = {completion.completion_id: index for index, completion in enumerate(tree)}
         pieces.sort(key=lambda piece: order[piece.completions[0].completion_id])
         if self.config.on_divergence == "splice":
-            rows = splice_chains(pieces, self.config.end_of_turn_ids or end_of_turn_ids(tree), continues)
+            end_ids = self.config.end_of_turn_ids or end_of_turn_ids(tree, self.config.engine_role)
+            rows = splice_chains(pieces, end_ids, continues)
         else:
             rows = [(piece, turns_of(piece)) for piece in pieces]
         return make_trajectory(
-            tree, rows, session_id=session_id, task_id=task_id, builder=self.name, roles=self.config.roles
+            tree, rows, session_id=session_id, task_id=task_id, builder=self.name, config=self.config
         )
 
 

@@ -33,5 +33,5 @@ class PerRequestBuilder:
             check_claims(tree)
         rows = [(chain, turns_of(chain)) for chain in find_chains(tree, merge=False)]
         return make_trajectory(
-            tree, rows, session_id=session_id, task_id=task_id, builder=self.name, roles=self.config.roles
+            tree, rows, session_id=session_id, task_id=task_id, builder=self.name, config=self.config
         )

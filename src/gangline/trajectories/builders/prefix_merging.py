@@ -44,9 +44,9 @@ class PrefixMergingBuilder:
             check_claims(tree)
         chains = find_chains(tree, merge=True)
         if self.config.on_divergence == "splice":
-            rows = splice_chains(chains, self.config.end_of_turn_ids or end_of_turn_ids(tree))
+            rows = splice_chains(chains, self.config.end_of_turn_ids or end_of_turn_ids(tree, self.config.engine_role))
         else:
             rows = [(chain, turns_of(chain)) for chain in chains]
         return make_trajectory(
-            tree, rows, session_id=session_id, task_id=task_id, builder=self.name, roles=self.config.roles
+            tree, rows, session_id=session_id, task_id=task_id, builder=self.name, config=self.config
         )

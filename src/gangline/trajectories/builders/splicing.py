@@ -63,12 +63,14 @@ def _published_context(before: Completion, chain: Chain, end_ids: tuple[int, ...
     return tail[int(ends[0]) + (1 if closed else 0) :]
 
 
-def end_of_turn_ids(tree: CompletionTree) -> tuple[int, ...]:
-    """Last sampled ids of the turns that ended by themselves, not by a stop string or a limit."""
+def end_of_turn_ids(tree: CompletionTree, engine_role: str | None) -> tuple[int, ...]:
+    """Last sampled ids of the turns that ended by themselves, not by a stop string or a limit; of one model's turns."""
     found: set[int] = set()
     for completion in tree:
         certificate = completion.certificate
-        if certificate.finish_reason not in ("stop", "tool_calls") or len(completion.sampled_ids) == 0:
+        if certificate.engine_role != engine_role or len(completion.sampled_ids) == 0:
+            continue
+        if certificate.finish_reason not in ("stop", "tool_calls"):
             continue
         last = int(completion.sampled_ids[-1])
         if certificate.stop_reason in (None, str(last)):

@@ -41,7 +41,7 @@ class TreeBuilder:
             check_claims(tree)
         rows = [(chain, turns_of(chain)) for chain in find_chains(tree, merge=True)]
         whole = make_trajectory(
-            tree, rows, session_id=session_id, task_id=task_id, builder=self.name, roles=self.config.roles
+            tree, rows, session_id=session_id, task_id=task_id, builder=self.name, config=self.config
         )
         return msgspec.structs.replace(whole, traces=tuple(share_prefixes(whole.traces)))
 

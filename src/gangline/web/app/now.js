@@ -108,7 +108,8 @@ function Nodes({ nodes }) {
 /** @param {Record<string, any>} engine */
 function engineLine(engine) {
   const error = engine["error"] ? `: ${engine["error"]}` : "";
-  const facts = [engine["engine"], engine["model"], engine["url"], engine["state"]].filter((fact) => fact);
+  const role = engine["role"] ? `for role ${engine["role"]}` : "";
+  const facts = [role, engine["engine"], engine["model"], engine["url"], engine["state"]].filter((fact) => fact);
   return visible(`${facts.join(" · ")}${error}`);
 }
 

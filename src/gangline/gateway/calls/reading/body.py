@@ -14,13 +14,14 @@ import numpy as np
 from gangline.dialects.contract import Dialect, RawRequest
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import InvalidRequest, LimitExceeded
+from gangline.domain.ids import ROLE_PATTERN
 from gangline.gateway.calls.bounds import check_body, check_call
 from gangline.gateway.calls.retries import AGENT_ROLE, CallMark, mark_of
 from gangline.gateway.truth.placing import Digests, meaning_of, unknown
 from gangline.gateway.truth.volatile import VolatileText
 from gangline.settings.node import CallLimits
 
-__all__ = ["CallRead", "is_large", "read_ahead", "read_here"]
+__all__ = ["CallRead", "is_large", "read_ahead", "read_here", "role_in"]
 
 _LARGE_BYTES = 128 << 10
 _LARGE_COUNTS = {"{": 800, ",": 8000, ":": 4000, "-": 6000, "[": 3000, "%": 3000}
@@ -32,7 +33,7 @@ _MARKS = [(ord(mark), most) for mark, most in _LARGE_COUNTS.items()]
 
 _MAX_VOLATILE_PIECES = 4096
 
-_ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ROLE = re.compile(ROLE_PATTERN)
 
 
 class CallRead(msgspec.Struct, frozen=True):
@@ -70,14 +71,14 @@ def read_here(
     check_body(request.body, limits)
     call = dialect.parse_count(request) if kind == "count" else dialect.parse_call(request)
     check_call(call, limits)
-    role = _agent_role(request) or _label(call.agent_role)
+    role = role_in(request) or _label(call.agent_role)
     if role != call.agent_role:
         call = msgspec.structs.replace(call, agent_role=role)
     return CallRead(call, mark_of(dialect.name, path, request))
 
 
-def _agent_role(request: RawRequest) -> str | None:
-    """Raises: InvalidRequest."""
+def role_in(request: RawRequest) -> str | None:
+    """The role that the client names in a header. Raises: InvalidRequest."""
     role = request.headers.get(AGENT_ROLE)
     if role is not None and not _ROLE.fullmatch(role):
         raise InvalidRequest(
