@@ -52,6 +52,7 @@ def test_a_stranger_reads_the_parquet_file_as_lists_of_numbers(tmp_path: Path) -
         "role": "main",
         "score": None,
         "agent_role": None,
+        "model": "model",
     }
     assert json.loads(first["certificates"])[0]["context"] == "first"
 
