@@ -24,7 +24,7 @@ from gangline.runtimes.commands.sandbox import Entry, Life
 from gangline.runtimes.confinement.cgroups import Cgroups, group_name, make_groups
 from gangline.runtimes.confinement.freezing import Freezer
 from gangline.runtimes.confinement.limits import NOT_ENFORCED, enforcement, grader_enforcement, refuse_grader
-from gangline.runtimes.confinement.system_calls import enforced, filter_for
+from gangline.runtimes.confinement.system_calls import enforced, filter_for, may_use_keys
 from gangline.runtimes.layers.stack import Layers
 from gangline.runtimes.network.listeners import NetworkListeners
 from gangline.runtimes.shared.accounts import Traffic
@@ -43,6 +43,7 @@ __all__ = [
     "can_give_users",
     "checked_folders",
     "grader_folder",
+    "held_user",
     "inner_uid",
     "namespaced",
     "try_out",
@@ -107,6 +108,11 @@ def checked_folders(start: RuntimeStart, reserved: Sequence[str]) -> dict[str, P
 def grader_folder(start: RuntimeStart, *, has_users: bool) -> dict[str, Path]:
     """The private folder of the user `grader`, where there can be one."""
     return {GRADER_HOME: start.folder / "grader"} if has_users else {}
+
+
+def held_user(start: RuntimeStart) -> HeldUser:
+    """A user for the sandbox. Blocking. Raises: RuntimeFailed when none is free."""
+    return HeldUser(start.runtime_id, has_keys=may_use_keys(start.spec.system_calls_allow))
 
 
 def _checked_folder(named: str, field: str, reserved: Sequence[str]) -> str:

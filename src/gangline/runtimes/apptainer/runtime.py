@@ -38,12 +38,19 @@ from gangline.runtimes.commands.zygote import run_helper
 from gangline.runtimes.confinement.cgroups import remove_owned
 from gangline.runtimes.confinement.masks import refuse_hidden_image
 from gangline.runtimes.layers.records import release
-from gangline.runtimes.namespaced import HOME, can_give_users, checked_folders, grader_folder, namespaced, try_out
+from gangline.runtimes.namespaced import (
+    HOME,
+    can_give_users,
+    checked_folders,
+    grader_folder,
+    held_user,
+    namespaced,
+    try_out,
+)
 from gangline.runtimes.network.loopback import LoopbackAddress
 from gangline.runtimes.shared.environment import PythonEnvironment, exposed_folders, image_environment
 from gangline.runtimes.shared.leftovers import Mark, kill_mounted, reap
 from gangline.runtimes.shared.threads import run_to_end
-from gangline.runtimes.shared.users import HeldUser
 from gangline.settings import Settings
 
 __all__ = ["ApptainerRuntime"]
@@ -93,7 +100,7 @@ class ApptainerRuntime:
             refuse_hidden_image(Path(image), start.hidden)
         shared = checked_folders(start, _RESERVED) | grader_folder(start, has_users=self._privileged)
         enclosure = _Container(start, image, shared, self._expose, self._program, self._fakeroot)
-        user = HeldUser(start.runtime_id) if self._privileged else None
+        user = held_user(start) if self._privileged else None
         return await begun(namespaced(start, self.name, enclosure, shared, user))
 
     async def release(self, checkpoint: Checkpoint) -> None:

@@ -34,6 +34,7 @@ from gangline.runtimes.namespaced import (
     can_give_users,
     checked_folders,
     grader_folder,
+    held_user,
     inner_uid,
     namespaced,
     try_out,
@@ -41,7 +42,6 @@ from gangline.runtimes.namespaced import (
 from gangline.runtimes.shared.environment import PythonEnvironment, clean_environment, exposed_folders
 from gangline.runtimes.shared.leftovers import reap
 from gangline.runtimes.shared.threads import run_to_end
-from gangline.runtimes.shared.users import HeldUser
 from gangline.settings import Settings
 
 __all__ = ["SandboxRuntime"]
@@ -70,7 +70,7 @@ class SandboxRuntime:
         """Raises: RuntimeFailed, InvalidRequest."""
         shared = checked_folders(start, RESERVED) | grader_folder(start, has_users=self._privileged)
         python = PythonEnvironment(start.spec.python)
-        user = HeldUser(start.runtime_id) if self._privileged else None
+        user = held_user(start) if self._privileged else None
         uid = None if user is None else user.uid
         enclosure = _Bubblewrap(start, shared, self._expose, python, uid)
         return await begun(namespaced(start, self.name, enclosure, shared, user))

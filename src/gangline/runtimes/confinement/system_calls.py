@@ -22,7 +22,7 @@ import msgspec
 
 from gangline.domain.task import SystemCall
 
-__all__ = ["enforced", "filter_for"]
+__all__ = ["enforced", "filter_for", "may_use_keys"]
 
 _NEW_USER = 0x10000000
 _AF_VSOCK = 40
@@ -134,6 +134,11 @@ def _refusal(error: int) -> bytes:
 
 def _kernel_filters() -> bool:
     return Path("/proc/sys/kernel/seccomp/actions_avail").exists()
+
+
+def may_use_keys(allowed: Collection[SystemCall]) -> bool:
+    """Whether programs reach the kernel's keyrings."""
+    return "keyring" in allowed or filter_for(allowed) is None
 
 
 def enforced(allowed: Collection[SystemCall]) -> str:

@@ -46,7 +46,7 @@ from gangline.runtimes.confinement.limits import (
 )
 from gangline.runtimes.confinement.masks import masked
 from gangline.runtimes.confinement.seccomp import filters_of
-from gangline.runtimes.confinement.system_calls import enforced, filter_for
+from gangline.runtimes.confinement.system_calls import enforced, filter_for, may_use_keys
 from gangline.runtimes.containers.engine import Engine, checked_image
 from gangline.runtimes.containers.life import PIPES, ContainerLife, Pipes, first_process
 from gangline.runtimes.namespaced import GRADER_HOME, HOME
@@ -199,7 +199,8 @@ class _Container:
         folders = [_checked_folder(path, "runtime.folders") for path in start.spec.folders]
         self._own = list(dict.fromkeys([HOME, workdir, *folders]))
         """Folders of the agent's."""
-        self._user = HeldUser(start.runtime_id) if os.geteuid() == 0 else None
+        has_keys = may_use_keys(start.spec.system_calls_allow)
+        self._user = HeldUser(start.runtime_id, has_keys=has_keys) if os.geteuid() == 0 else None
         self.facts = SandboxFacts(
             runtime_id=start.runtime_id,
             workdir=workdir,

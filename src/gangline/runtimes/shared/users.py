@@ -2,7 +2,7 @@
 
 A user is held by a lock on a file of its number that all nodes of the machine see; they are root's, which alone gives
 users. The kernel lets go of the lock when its holder (the node's keeper) is gone, however it went, and its sandboxes go
-with it.
+with it. What the kernel keeps for a user beyond that, its keyrings, is cleared before the next holder could use it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gangline.domain.errors import RuntimeFailed
+from gangline.runtimes.shared.keyrings import clear_keyrings
 
 __all__ = ["FIRST_UID", "NUM_UIDS", "HeldUser", "grader_uid"]
 
@@ -30,17 +31,25 @@ def grader_uid(uid: int) -> int:
 class HeldUser:
     """Held from its making until `release`, or the end of this process."""
 
-    def __init__(self, seed: str, folder: Path = _FOLDER) -> None:
-        """`seed`: with the same one the same user is tried first. Blocking. Raises: RuntimeFailed when none is free."""
+    def __init__(self, seed: str, folder: Path = _FOLDER, *, has_keys: bool = False) -> None:
+        """
+        seed: with the same one the same user is tried first.
+        has_keys: whether its programs may use keyrings.
+        Blocking. Raises: RuntimeFailed when none is free.
+        """
         first = zlib.crc32(seed.encode())
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for number in range(NUM_UIDS):
                 self.uid = FIRST_UID + (first + number) % NUM_UIDS
                 self._file = folder / str(self.uid)
-                if (fd := _locked(self._file)) is not None:
-                    self._fd = fd
-                    return
+                if (fd := _locked(self._file)) is None:
+                    continue
+                if has_keys and not clear_keyrings((self.uid, grader_uid(self.uid))):
+                    os.close(fd)
+                    continue
+                self._fd = fd
+                return
         except OSError as error:
             raise RuntimeFailed(f"no user can be held for a sandbox in {folder}: {error.strerror}.") from error
         raise RuntimeFailed(f"all {NUM_UIDS} users for sandboxes are in use on this machine.")

@@ -1,0 +1,71 @@
+"""Keyrings that the kernel keeps for a user: they outlive its processes, and the number's next holder would have them.
+
+An agent that may use keyrings can take the right to clear one from everyone, itself included. Then its number is of no
+use to others that may use them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["clear_keyrings"]
+
+_KEYCTL = 219 if platform.machine() == "aarch64" else 250
+_CLEAR, _GET_PERSISTENT = 7, 22
+_PROCESS, _USER, _USER_SESSION = -2, -4, -5
+_NO_KEYRINGS = (errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def clear_keyrings(uids: Iterable[int]) -> bool:
+    """As root, empty those of users without processes; false: they could not be emptied. Blocking."""
+    program = [sys.executable, "-I", "-S", str(Path(__file__)), *map(str, uids)]
+    return subprocess.run(program, check=False, capture_output=True, cwd="/").returncode == 0
+
+
+def _main(uids: list[int]) -> int:
+    """A process becomes each user in turn: the kernel looks for the keyrings of whoever asks."""
+    statuses: list[int] = []
+    for uid in uids:
+        if (pid := os.fork()) == 0:
+            code = 1
+            with suppress(OSError):
+                _clear_own(uid)
+                code = 0
+            os._exit(code)
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    return int(any(statuses))
+
+
+def _clear_own(uid: int) -> None:
+    """Raises: OSError."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    for keyring in (_USER, _USER_SESSION):
+        _keyctl(_CLEAR, keyring)
+    if (persistent := _keyctl(_GET_PERSISTENT, uid, _PROCESS)) > 0:
+        _keyctl(_CLEAR, persistent)
+
+
+def _keyctl(operation: int, *arguments: int) -> int:
+    """0 where the kernel has no such keyrings. Raises: OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    result: int = libc.syscall(*map(ctypes.c_long, (_KEYCTL, operation, *arguments)))
+    if result < 0:
+        code = ctypes.get_errno()
+        if code not in _NO_KEYRINGS:
+            raise OSError(code, f"keyctl: {os.strerror(code)}")
+    return max(0, result)
+
+
+if __name__ == "__main__":
+    sys.exit(_main([int(uid) for uid in sys.argv[1:]]))
