@@ -2,7 +2,8 @@
 
 Laws: every entry is opened from its parent's descriptor and never through a link. Links are copied as links, pipes and
 sockets as such, and devices not at all. Modes, owners, times, hard links, holes and the user's extended attributes are
-kept. Blocking: call from a worker thread.
+kept. Nothing waits for the program, no holes are read, and a tree that is moved about meanwhile is not copied for ever.
+Blocking: call from a worker thread.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
 from gangline.domain.errors import RuntimeFailed
+from gangline.runtimes.layers.contents import copy_content, have_equal_content
 
-__all__ = ["TreeCopy"]
+__all__ = ["MAX_DEPTH", "TreeCopy"]
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_MAX_DEPTH = 200
-"""Each level takes three descriptors."""
+MAX_DEPTH = 200
+"""Folders within each other. Each level takes three descriptors."""
 _FICLONE = 0x40049409
-_PIECE_BYTES = 1 << 20
 _KEPT_ATTRIBUTES = ("user.", "system.posix_acl_")
 _OVERLAY_ATTRIBUTES = ("trusted.overlay.opaque", "trusted.overlay.redirect")
 """Without them a removed folder's files would return, and a renamed folder's would vanish. Only root can set them."""
@@ -39,19 +40,26 @@ class TreeCopy:
         previous: int | None = None,
         owners: Mapping[int, int] | None = None,
         overlay: bool = False,
+        max_bytes: int | None = None,
+        max_files: int | None = None,
     ) -> None:
         """
         target: descriptor of a folder that nobody else writes.
         previous: descriptor of an earlier copy that nobody changes any more. Equal files are linked to it.
         owners: user (and group) -> the one to write instead.
         overlay: whether the source is the upper layer of an overlay: its marks of removed files are kept.
+        max_bytes, max_files: as the source's own limits. Whoever moves a tree about while it is copied has it copied
+            again and again, and is refused beyond them.
         """
         self.num_bytes = 0
         """Bytes that were written."""
         self.num_files = 0
         self.has_cloned = False
         """Whether the file system shares bytes with the source."""
+        self._num_folders = 0
         self._may_clone = True
+        self._max_bytes = max_bytes
+        self._max_files = max_files
         self._root = target
         self._previous = previous
         self._owners = owners or {}
@@ -60,10 +68,12 @@ class TreeCopy:
         self._is_root = os.geteuid() == 0
         self._linked: dict[tuple[int, int], str] = {}
 
-    def add(self, source: int, name: str = "") -> None:
+    def add(self, source: int, name: str = "", *, mode: int | None = None) -> None:
         """Copy a folder's content and its own attributes.
 
         name: path in the target, made if it is missing; empty is the target itself.
+        mode: to give it; None is its own.
+        Raises: RuntimeFailed for a tree that is too deep, or too large; OSError.
         """
         with ExitStack() as stack:
             target, previous = self._root, self._previous
@@ -74,10 +84,12 @@ class TreeCopy:
                 previous = _below(stack, part, previous)
             self._folder(source, target, previous, f"{name}/" if name else "", 0)
             self._give_attributes(source, target, os.fstat(source))
+            if mode is not None:
+                os.fchmod(target, mode)
 
     def _folder(self, source: int, target: int, previous: int | None, path: str, depth: int) -> None:
-        if depth > _MAX_DEPTH:
-            raise RuntimeFailed(f"folders are nested more than {_MAX_DEPTH} deep, which is too deep for a checkpoint.")
+        if depth > MAX_DEPTH:
+            raise RuntimeFailed(f"folders are nested more than {MAX_DEPTH} deep, which is too deep for a checkpoint.")
         with os.scandir(source) as entries:
             names = [entry.name for entry in entries]
         for name in names:
@@ -87,7 +99,9 @@ class TreeCopy:
     def _entry(self, name: str, source: int, target: int, previous: int | None, path: str, depth: int) -> None:
         found = os.stat(name, dir_fd=source, follow_symlinks=False)
         kind = stat.S_IFMT(found.st_mode)
+        self._check_size()
         if kind == stat.S_IFDIR:
+            self._num_folders += 1
             with ExitStack() as stack:
                 below = stack.enter_context(self._readable(name, source, _FOLDER, found))
                 if below is None:
@@ -120,6 +134,13 @@ class TreeCopy:
         if found.st_nlink > 1:
             self._linked[found.st_dev, found.st_ino] = f"{path}{name}"
 
+    def _check_size(self) -> None:
+        """Raises: RuntimeFailed."""
+        if self._max_files is not None and self.num_files + self._num_folders > self._max_files:
+            raise RuntimeFailed(f"a checkpoint would have more than {self._max_files} files, the sandbox's limit.")
+        if self._max_bytes is not None and self.num_bytes > self._max_bytes:
+            raise RuntimeFailed(f"a checkpoint would have more than {self._max_bytes} bytes, the sandbox's limit.")
+
     def _file(self, name: str, source: int, target: int, previous: int | None, found: os.stat_result) -> None:
         with self._readable(name, source, _FILE, found) as fd:
             if fd is None or not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -145,16 +166,7 @@ class TreeCopy:
             else:
                 self.has_cloned = True
                 return
-        for start, end in _written(source, found.st_size):
-            position = start
-            while position < end:
-                piece = os.pread(source, min(_PIECE_BYTES, end - position), position)
-                if not piece:
-                    break
-                os.pwrite(target, piece, position)
-                position += len(piece)
-                self.num_bytes += len(piece)
-        os.ftruncate(target, found.st_size)
+        self.num_bytes += copy_content(source, target, found.st_size)
 
     def _is_same(self, name: str, fd: int, previous: int, found: os.stat_result) -> bool:
         """Whether the earlier copy has this very file. Its content is compared: a mapped file changes unseen."""
@@ -168,13 +180,7 @@ class TreeCopy:
                 return False
             if self._given(fd) != self._given(earlier):
                 return False
-            position = 0
-            while position < found.st_size:
-                pieces = [os.pread(one, _PIECE_BYTES, position) for one in (fd, earlier)]
-                if pieces[0] != pieces[1] or not pieces[0]:
-                    return False
-                position += len(pieces[0])
-            return True
+            return have_equal_content(fd, earlier, found.st_size)
         finally:
             os.close(earlier)
 
@@ -251,20 +257,6 @@ class TreeCopy:
 
 def _facts(found: os.stat_result) -> tuple[int, ...]:
     return found.st_size, found.st_mtime_ns, found.st_mode, found.st_uid, found.st_gid
-
-
-def _written(fd: int, size: int) -> Generator[tuple[int, int]]:
-    """Parts of a file that are no holes: (start, end)."""
-    position = 0
-    while position < size:
-        try:
-            start = os.lseek(fd, position, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # a hole up to the end
-                return
-            raise
-        position = os.lseek(fd, start, os.SEEK_HOLE)
-        yield start, position
 
 
 @contextmanager

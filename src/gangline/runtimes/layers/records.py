@@ -12,14 +12,16 @@ import os
 import stat
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from gangline.domain.contracts import Checkpoint, RuntimeStart
-from gangline.domain.errors import InvalidRequest, NotFound
+from gangline.domain.errors import InvalidRequest, NotFound, RuntimeFailed
 from gangline.domain.ids import validated_id
+from gangline.runtimes.layers.copying import MAX_DEPTH
 from gangline.runtimes.shared.leftovers import remove_folder
 
 __all__ = ["FILES", "Layer", "leave", "load", "measured", "release", "save", "spec_digest", "use"]
@@ -27,6 +29,7 @@ __all__ = ["FILES", "Layer", "leave", "load", "measured", "release", "save", "sp
 FILES = "files"
 _RECORD = "layer.json"
 _MAY_LOOK = stat.S_IRUSR | stat.S_IXUSR
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,26 +127,49 @@ def measured(folder: Path) -> tuple[int, int]:
     """Bytes and number of files, as `du` counts them, each hard link once. Blocking.
 
     Nobody else changes the folder. What an ordinary user's agent has closed to itself is open meanwhile.
+    Raises: RuntimeFailed for folders nested too deep; OSError.
     """
-    num_bytes, num_files, waiting = 0, 0, [os.fspath(folder)]
-    seen: set[int] = set()
-    closed: list[tuple[str, int]] = []
+    fd = os.open(folder, _FOLDER)
     try:
-        while waiting:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
-                    found = entry.stat(follow_symlinks=False)
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-                        if found.st_mode & _MAY_LOOK != _MAY_LOOK and os.geteuid() == found.st_uid != 0:
-                            closed.append((entry.path, stat.S_IMODE(found.st_mode)))
-                            os.chmod(entry.path, closed[-1][1] | _MAY_LOOK)
-                    else:
-                        num_files += 1
-                    if found.st_nlink == 1 or found.st_ino not in seen:
-                        num_bytes += found.st_blocks * 512
-                    seen.add(found.st_ino)
+        num_bytes, num_files = _measured(fd, set(), 0)
+        return num_bytes + os.fstat(fd).st_blocks * 512, num_files
     finally:
-        for path, mode in reversed(closed):  # a folder's own after those below it
-            os.chmod(path, mode)
+        os.close(fd)
+
+
+def _measured(folder: int, seen: set[int], depth: int) -> tuple[int, int]:
+    """By descriptors: a path may be longer than the kernel takes. `seen`: inodes with several names, added to."""
+    if depth > MAX_DEPTH:
+        raise RuntimeFailed(f"folders are nested more than {MAX_DEPTH} deep, which is too deep for a checkpoint.")
+    with os.scandir(folder) as entries:
+        all_found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+    num_bytes, num_files = 0, 0
+    for name, found in all_found:
+        if stat.S_ISDIR(found.st_mode):
+            with _opened(name, folder, found) as below:
+                more_bytes, more_files = _measured(below, seen, depth + 1)
+            num_bytes, num_files = num_bytes + more_bytes, num_files + more_files
+        else:
+            num_files += 1
+        if found.st_nlink == 1 or found.st_ino not in seen:
+            num_bytes += found.st_blocks * 512
+        if found.st_nlink > 1:
+            seen.add(found.st_ino)
     return num_bytes, num_files
+
+
+@contextmanager
+def _opened(name: str, parent: int, found: os.stat_result) -> Generator[int]:
+    mode = stat.S_IMODE(found.st_mode)
+    is_closed = mode & _MAY_LOOK != _MAY_LOOK and os.geteuid() == found.st_uid != 0
+    if is_closed:
+        os.chmod(name, mode | _MAY_LOOK, dir_fd=parent)
+    try:
+        fd = os.open(name, _FOLDER, dir_fd=parent)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+    finally:
+        if is_closed:
+            os.chmod(name, mode, dir_fd=parent)

@@ -14,17 +14,20 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Protocol
 
 from gangline.domain.contracts import Checkpoint, CheckpointMethod, RuntimeStart
-from gangline.domain.errors import InvalidRequest
+from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.domain.ids import new_id
+from gangline.domain.task import LimitsSpec
 from gangline.runtimes.layers.copying import TreeCopy
+from gangline.runtimes.layers.folders import opened_folder, refusing
 from gangline.runtimes.layers.mounting import Lower, View, can_mount, mounted
 from gangline.runtimes.layers.records import FILES, Layer, leave, load, measured, save, spec_digest, use
+from gangline.runtimes.shared.keyrings import clear_keyrings
 from gangline.runtimes.shared.leftovers import Mark, remove_folder, remove_tree, write_mark
 from gangline.runtimes.shared.users import grader_uid
 
@@ -32,7 +35,6 @@ __all__ = ["Layers"]
 
 _MAX_DEPTH = 64
 """Layers under a sandbox; the next checkpoint is whole. The kernel allows 500, and each slows down missing names."""
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Processes(Protocol):
@@ -127,7 +129,8 @@ class Layers:
         if self._start.base is not None:
             self._base = self._loaded(self._start.base)
             use([self._base.folder])
-            self._put(self._base)
+            with refusing():
+                self._put(self._base)
 
     def close(self) -> None:
         """Idempotent."""
@@ -139,32 +142,41 @@ class Layers:
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def stack(self, name: str) -> Checkpoint:
-        """Freeze the topmost layer and go on in a new one. No process of the sandbox may live."""
+        """Freeze the topmost layer and go on in a new one. No process of the sandbox may live.
+
+        Raises: RuntimeFailed, and the sandbox has its files as before.
+        """
         is_deep = len(self._lowers) >= _MAX_DEPTH
-        layer = self._copied(name, whole=True, is_frozen=True) if is_deep else self._moved(name)
-        self._let_go()
-        self._put(layer)
+        with refusing():
+            layer = self._copied(name, whole=True, is_frozen=True) if is_deep else self._moved(name)
+            self._let_go()
+            self._put(layer)
         return layer.checkpoint
 
     def copy(self, name: str) -> Checkpoint:
-        """Copy the topmost layer while all processes are stopped, where they can be."""
-        with nullcontext(False) if self._processes is None else self._processes.frozen() as is_frozen:
+        """Copy the topmost layer while all processes are stopped, where they can be. Raises: RuntimeFailed."""
+        with refusing(), nullcontext(False) if self._processes is None else self._processes.frozen() as is_frozen:
             layer = self._copied(name, whole=False, is_frozen=is_frozen)
         self._share_with(layer)
         return layer.checkpoint
 
     def reset(self, checkpoint: Checkpoint | None) -> None:
-        """Return to a checkpoint, or to the files that the sandbox began with. No process of it may live."""
+        """Return to a checkpoint, or to the files that the sandbox began with. No process of it may live.
+
+        Raises: InvalidRequest, NotFound, RuntimeFailed.
+        """
         layer = self._base if checkpoint is None else self._loaded(checkpoint)
-        self._let_go()
-        for name in self._names:
-            remove_tree(self._folder / name)
-            self._make(self._folder / name)
-        if self._private is not None:
-            for path in list(self._private.iterdir()):
-                remove_tree(path)
-        if layer is not None:
-            self._put(layer)
+        with refusing():
+            self._let_go()
+            for name in self._names:
+                remove_tree(self._folder / name)
+                _make(self._folder / name, self._uid)
+            _clear_keyrings(self._uid, self._start)
+            if self._private is not None:
+                for path in list(self._private.iterdir()):
+                    remove_tree(path)
+            if layer is not None:
+                self._put(layer)
 
     # -- how -----------------------------------------------------------------------------------------------------
 
@@ -182,16 +194,16 @@ class Layers:
     def _put(self, layer: Layer) -> None:
         """Go on over a layer. The sandbox's folders are empty."""
         if not self.stacks:
-            with _folder(self._folder) as target:
-                copy = TreeCopy(target, owners=self._owners(layer.uid))
+            with opened_folder(self._folder) as (target, _mode):
+                copy = TreeCopy(target, owners=_owners(layer.uid, self._uid))
                 for name in self._names:
-                    with _folder(layer.folder / FILES / name) as source:
-                        copy.add(source, name)
+                    with opened_folder(layer.folder / FILES / name) as (source, mode):
+                        copy.add(source, name, mode=mode)
             return
         lowers = (layer, *(load(self._root, name, is_below=True) for name in layer.below))
         use(one.folder for one in lowers)
         try:
-            shown = [Lower(one.folder / FILES, self._owners(one.uid)) for one in lowers]
+            shown = [Lower(one.folder / FILES, _owners(one.uid, self._uid)) for one in lowers]
             self._view = mounted(self._folder, shown, self._names)
         except BaseException:
             leave(one.folder for one in lowers)
@@ -218,39 +230,41 @@ class Layers:
             leave([last.folder])
 
     def _moved(self, name: str) -> Layer:
+        files = [self._folder / path for path in self._names] if self._view is None else [self._upper]
+        sizes = [measured(folder) for folder in files]  # before anything is moved: they may be refused
         target = self._target()
         if self._view is not None:
             self._view.close()
             self._view = None
-            os.rename(self._folder / "upper" / FILES, target / FILES)
+            os.rename(self._upper, target / FILES)
         else:
             for path in self._names:
                 (target / FILES / path).parent.mkdir(parents=True, exist_ok=True)
                 os.rename(self._folder / path, target / FILES / path)
-                self._make(self._folder / path)
-        return self._saved(target, name, "overlay", self._lowers, is_frozen=True)
+                _make(self._folder / path, self._uid)
+        num_bytes, num_files = map(sum, zip(*sizes, strict=True))
+        return self._saved(target, name, "overlay", self._lowers, (num_bytes, num_files), is_frozen=True)
 
     def _copied(self, name: str, *, whole: bool, is_frozen: bool) -> Layer:
-        target = self._target()
+        target, limits = self._target(), self._start.spec.limits
         stacked = self._view is not None and not whole
+        sources = [("", self._upper)] if stacked else list(zip(self._names, self.folders().values(), strict=True))
         try:
-            with ExitStack() as stack:
-                (target / FILES).mkdir()
-                made = stack.enter_context(_folder(target / FILES))
-                previous = self._last and stack.enter_context(_folder(self._last.folder / FILES))
-                copy = TreeCopy(made, previous=previous, overlay=stacked)
-                if stacked:
-                    copy.add(stack.enter_context(_folder(self._folder / "upper" / FILES)))
-                else:
-                    for path, folder in zip(self._names, self.folders().values(), strict=True):
-                        copy.add(stack.enter_context(_folder(folder)), path)
+            previous = None if self._last is None else self._last.folder / FILES
+            copy = _copied(target / FILES, sources, previous, limits, overlay=stacked)
+            size = measured(target / FILES)
         except BaseException:
             remove_folder(target)
             raise
         method: CheckpointMethod = "frozen_copy" if is_frozen else "copy"
         if copy.has_cloned and not copy.num_bytes:
             method = "reflink"
-        return self._saved(target, name, method, self._lowers if stacked else (), is_frozen=is_frozen)
+        return self._saved(target, name, method, self._lowers if stacked else (), size, is_frozen=is_frozen)
+
+    @property
+    def _upper(self) -> Path:
+        """The topmost layer's files, where there is a view."""
+        return self._folder / "upper" / FILES
 
     def _target(self) -> Path:
         """A new checkpoint's folder."""
@@ -259,9 +273,16 @@ class Layers:
         return target
 
     def _saved(
-        self, target: Path, name: str, method: CheckpointMethod, below: Sequence[Layer], *, is_frozen: bool
+        self,
+        target: Path,
+        name: str,
+        method: CheckpointMethod,
+        below: Sequence[Layer],
+        size: tuple[int, int],
+        *,
+        is_frozen: bool,
     ) -> Layer:
-        num_bytes, num_files = measured(target / FILES)
+        """`size`: bytes and number of files."""
         self._number += 1
         checkpoint = Checkpoint(
             checkpoint_id=target.name,
@@ -273,8 +294,8 @@ class Layers:
             name=name,
             method=method,
             is_frozen=is_frozen,
-            num_bytes=num_bytes,
-            num_files=num_files,
+            num_bytes=size[0],
+            num_files=size[1],
             made_at=time.time(),
             folder=str(target),
         )
@@ -282,22 +303,40 @@ class Layers:
         save(layer)
         return layer
 
-    def _owners(self, uid: int | None) -> dict[int, int]:
-        """User in a layer of `uid`'s -> user of this sandbox."""
-        if uid is None or self._uid is None or uid == self._uid:
-            return {}
-        return {0: 0, uid: self._uid, grader_uid(uid): grader_uid(self._uid)}
 
-    def _make(self, folder: Path) -> None:
-        folder.mkdir()
-        if self._uid is not None:
-            os.chown(folder, self._uid, self._uid)
+def _clear_keyrings(uid: int | None, start: RuntimeStart) -> None:
+    """Raises: RuntimeFailed."""
+    if uid is None or "keyring" not in start.spec.system_calls_allow:
+        return
+    if not clear_keyrings((uid, grader_uid(uid))):
+        raise RuntimeFailed("the agent has left keyrings that cannot be cleared: start another sandbox.")
 
 
-@contextmanager
-def _folder(path: Path) -> Generator[int]:
-    fd = os.open(path, _FOLDER)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+def _make(folder: Path, uid: int | None) -> None:
+    folder.mkdir()
+    if uid is not None:
+        os.chown(folder, uid, uid)
+
+
+def _owners(there: int | None, here: int | None) -> dict[int, int]:
+    """User in a layer of the sandbox of `there` -> user of the sandbox of `here`."""
+    if there is None or here is None or there == here:
+        return {}
+    return {0: 0, there: here, grader_uid(there): grader_uid(here)}
+
+
+def _copied(
+    target: Path, sources: Sequence[tuple[str, Path]], previous: Path | None, limits: LimitsSpec, *, overlay: bool
+) -> TreeCopy:
+    """Copies of folders by their paths in the target, which is made. Raises: RuntimeFailed, OSError."""
+    target.mkdir()
+    with ExitStack() as stack:
+        made, _mode = stack.enter_context(opened_folder(target))
+        earlier = None if previous is None else stack.enter_context(opened_folder(previous))[0]
+        copy = TreeCopy(
+            made, previous=earlier, overlay=overlay, max_bytes=limits.disk_bytes, max_files=limits.max_files
+        )
+        for path, folder in sources:
+            source, mode = stack.enter_context(opened_folder(folder))
+            copy.add(source, path, mode=mode)
+    return copy
