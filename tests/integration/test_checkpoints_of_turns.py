@@ -7,12 +7,13 @@ import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+import pytest
 
 from gangline.domain.completion import Completion
-from gangline.domain.contracts import RuntimeStart
+from gangline.domain.contracts import Checkpoint, RuntimeHandle, RuntimeStart
 from gangline.domain.task import RuntimeSpec
 from gangline.gateway.sessions.attempt import Attempt
 from gangline.gateway.sessions.parts import NodeParts
@@ -114,3 +115,48 @@ async def test_a_node_that_keeps_none_refuses_the_task(tmp_path: Path) -> None:
     assert result.failure is not None
     assert result.outcome == "infra_error"
     assert "capture.checkpoints" in result.failure.message
+
+
+def _checkpoint(session_id: str, number: int, *, num_bytes: int, num_files: int = 1) -> Checkpoint:
+    return Checkpoint(
+        checkpoint_id=f"{session_id}-{number}",
+        runtime_id=session_id,
+        owner="node",
+        runtime="sandbox",
+        spec_digest="",
+        number=number,
+        name=session_id,
+        method="frozen_copy",
+        is_frozen=True,
+        num_bytes=num_bytes,
+        num_files=num_files,
+        made_at=float(number),
+        folder="",
+    )
+
+
+class _Making:
+    """A sandbox of which nothing but checkpoints is asked."""
+
+    def __init__(self, made: list[Checkpoint]) -> None:
+        self._made = made
+
+    async def checkpoint(self, name: str = "") -> Checkpoint:
+        return self._made.pop(0)
+
+
+@pytest.mark.parametrize(("num_bytes", "num_files"), [(60 << 20, 1), (0, 15_000)], ids=["large", "many"])
+async def test_an_agent_that_writes_much_loses_its_own_and_nobody_elses(num_bytes: int, num_files: int) -> None:
+    released: list[str] = []
+
+    async def release(checkpoint: Checkpoint) -> None:
+        released.append(checkpoint.checkpoint_id)
+
+    checkpoints = Checkpoints(release, max_bytes=100 << 20)
+    modest = [_checkpoint("modest", number, num_bytes=10 << 20) for number in range(3)]
+    greedy = [_checkpoint("greedy", number, num_bytes=num_bytes, num_files=num_files) for number in range(3, 6)]
+    for session_id, made in (("modest", modest), ("greedy", greedy)):
+        for _ in range(3):
+            assert await checkpoints.take(session_id, cast("RuntimeHandle", _Making(made))) is not None
+    assert released == ["greedy-3", "greedy-4"]
+    assert checkpoints.num_kept == 4

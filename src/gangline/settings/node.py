@@ -206,7 +206,8 @@ class NodeSettings(BaseModel):
     """GiB to keep free on the data folder's disk: below it the node takes no sessions, below half of it it ends the
     agent with the largest sandbox. 0 keeps none. Default: 2, or 5 % of a smaller disk."""
     checkpoint_gib: Annotated[float, Field(ge=0)] = 8.0
-    """GiB that checkpoints of sessions may take on the data folder's disk; beyond it the oldest are removed."""
+    """GiB that checkpoints of sessions may take on the data folder's disk; beyond it the session that takes the most
+    loses its oldest."""
     checkpoint_hold_s: Annotated[float, Setting(option="--checkpoint-hold"), Field(ge=0)] = 600.0
     """Seconds that a session's checkpoints outlive it."""
     warm_sandboxes: Annotated[int, Field(ge=0)] = 0

@@ -1,8 +1,8 @@
 """Checkpoints of sessions at their turns, bounded in bytes and in time.
 
 One is made before each model call is sampled: the agent has done its work and waits, so that its files are those of the
-turn. It is kept while the session lasts and for a while after it; when all together take too much of the disk, the
-oldest are removed.
+turn. It is kept while the session lasts and for a while after it. When all together take too much of the disk, the
+session that takes the most loses its oldest: an agent that writes much pushes nobody else's out.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from gangline.domain.errors import GanglineError, NotFound, RuntimeFailed, Runti
 __all__ = ["Checkpoints"]
 
 log = logging.getLogger("gangline.node")
+
+_FILE_BYTES = 4096
+"""What each file counts beside its content: a disk has only so many, also of empty ones."""
 
 
 class Checkpoints:
@@ -132,12 +135,18 @@ class Checkpoints:
             with suppress(RuntimeFailed):  # the keeper is gone, and they with it
                 await self._release(checkpoint)
 
+    def _room(self, session_id: str) -> int:
+        """That a session's checkpoints take."""
+        kept = self._kept[session_id]
+        return sum(one.num_bytes for one in kept) + _FILE_BYTES * _num_files(kept)
+
     async def _make_room(self) -> None:
-        while self.num_bytes > self._max_bytes:
-            session_id = min(
-                (session_id for session_id, kept in self._kept.items() if kept),
-                key=lambda session_id: self._kept[session_id][0].made_at,
-            )
+        while self.num_bytes + _FILE_BYTES * sum(map(_num_files, self._kept.values())) > self._max_bytes:
+            session_id = max((session_id for session_id, kept in self._kept.items() if kept), key=self._room)
             oldest = self._kept[session_id].pop(0)
             log.warning("checkpoint.removed session=%s bytes=%d", session_id, oldest.num_bytes)
             await self._release(oldest)
+
+
+def _num_files(checkpoints: Iterable[Checkpoint]) -> int:
+    return sum(one.num_files for one in checkpoints)
