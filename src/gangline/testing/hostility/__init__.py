@@ -33,15 +33,16 @@ from gangline.testing.hostility.suites import (
     forwarding,
     kernel_doors,
     keyrings,
+    layers,
     leftovers,
     machine_files,
     network,
     privileges,
     processes,
+    reuse,
     survivors,
     tools,
     transfers,
-    waiting,
 )
 
 __all__ = ["Attack", "Grounds", "Verdict", "assert_held", "attacked_grounds", "attacks"]
@@ -49,8 +50,8 @@ __all__ = ["Attack", "Grounds", "Verdict", "assert_held", "attacked_grounds", "a
 _PARTS: tuple[Attacks, ...] = tuple(
     part.ATTACKS
     for part in (
-        keyrings, processes, waiting, channels, privileges, kernel_doors, machine_files, network, forwarding,
-        survivors, transfers, leftovers, exhaustion, tools,
+        keyrings, processes, channels, privileges, kernel_doors, machine_files, network, forwarding,
+        survivors, transfers, leftovers, layers, reuse, exhaustion, tools,
     )
 )  # fmt: skip
 

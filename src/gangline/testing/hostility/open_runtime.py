@@ -2,7 +2,8 @@
 
 Never use it for an agent. Commands run on this machine with all rights, all descriptors and the whole environment of
 this process. Files are moved through links. `kill` and `stop` know only the processes that they started, and clean up
-as the files' owner would, without privileges, so that modes of files stand in the way.
+as the files' owner would, without privileges, so that modes of files stand in the way. `reset` ends those processes and
+leaves everything else.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ from gangline.domain.contracts import (
     RuntimeStart,
     RuntimeUser,
 )
-from gangline.domain.errors import NotFound, RuntimeUnavailable
+from gangline.domain.errors import NotFound
+from gangline.domain.ids import new_id
 from gangline.domain.usage import Usage
 from gangline.testing.hostility.open_channel import OpenChannel
 from gangline.testing.hostility.open_forwarding import OpenForwarding
+from gangline.testing.hostility.open_layers import ENDLESS_BYTES, copied
 
 __all__ = ["OpenRuntime"]
 
-_ENDLESS_BYTES = 8 << 20
 _REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 
 
@@ -47,7 +49,12 @@ class OpenRuntime:
         forwarding = OpenForwarding() if start.spec.network == "list" else None
         if forwarding is not None:
             await forwarding.open()
+        if start.base is not None:
+            await copied(Path(start.base.folder), start.folder)
         return _OpenHandle(start, forwarding)
+
+    async def release(self, checkpoint: Checkpoint) -> None:
+        await _removed(Path(checkpoint.folder))
 
     async def reap(self, owner: str, root: Path, keep: frozenset[str] = frozenset()) -> int:
         return 0
@@ -56,6 +63,7 @@ class OpenRuntime:
 class _OpenHandle:
     def __init__(self, start: RuntimeStart, forwarding: OpenForwarding | None) -> None:
         self.runtime_id = start.runtime_id
+        self._start = start
         self._folder = start.folder
         self.workdir = str(start.folder / "work")
         self.home = str(start.folder / "home")
@@ -65,7 +73,7 @@ class _OpenHandle:
         self._env = dict(start.spec.env) | ({} if forwarding is None else forwarding.env)
         self._children: set[asyncio.subprocess.Process] = set()
         for path in (self.workdir, self.home):
-            Path(path).mkdir(parents=True)
+            Path(path).mkdir(parents=True, exist_ok=True)
 
     async def exec(
         self,
@@ -137,7 +145,7 @@ class _OpenHandle:
         target = Path(self.workdir, path)
         if not await asyncio.to_thread(os.path.lexists, target):
             raise NotFound(str(target))
-        argv = ["head", "-c", str(_ENDLESS_BYTES), str(target)]
+        argv = ["head", "-c", str(ENDLESS_BYTES), str(target)]
         reader = await asyncio.create_subprocess_exec(*argv, stdout=-1, stderr=-3, close_fds=False)
         try:
             return (await reader.communicate())[0]
@@ -147,10 +155,27 @@ class _OpenHandle:
                 await reader.wait()
 
     async def checkpoint(self, name: str = "") -> Checkpoint:
-        raise RuntimeUnavailable("checkpoints are not supported here.")
+        checkpoint_id = new_id("checkpoint")
+        target = self._folder.parent / checkpoint_id
+        await copied(self._folder, target)
+        return Checkpoint(
+            checkpoint_id=checkpoint_id,
+            runtime_id=self.runtime_id,
+            owner=self._start.owner,
+            runtime=OpenRuntime.name,
+            spec_digest="",
+            number=1,
+            name=name,
+            method="frozen_copy",
+            is_frozen=True,
+            num_bytes=0,
+            num_files=0,
+            made_at=0.0,
+            folder=str(target),
+        )
 
     async def reset(self, checkpoint: Checkpoint | None = None) -> None:
-        raise RuntimeUnavailable("checkpoints are not supported here.")
+        await self.kill()
 
     async def kill(self, *, grace_s: float = 0.0) -> None:
         for child in tuple(self._children):
@@ -164,11 +189,7 @@ class _OpenHandle:
         await self.kill()
         if self._forwarding is not None:
             await self._forwarding.close()
-        argv = [sys.executable, "-c", _REMOVE, str(self._folder)]
-        if os.geteuid() == 0:
-            argv = ["setpriv", "--inh-caps=-all", "--bounding-set=-all", *argv]
-        remover = await asyncio.create_subprocess_exec(*argv)
-        await remover.wait()
+        await _removed(self._folder)
 
     async def usage(self) -> Usage:
         return Usage(disk_bytes=None)
@@ -184,5 +205,14 @@ class _OpenHandle:
             "max_files",
             "network",
             "system_calls",
+            "checkpoints",
         )
         return dict.fromkeys(names, "cgroup v2")
+
+
+async def _removed(folder: Path) -> None:
+    argv = [sys.executable, "-c", _REMOVE, str(folder)]
+    if os.geteuid() == 0:
+        argv = ["setpriv", "--inh-caps=-all", "--bounding-set=-all", *argv]
+    remover = await asyncio.create_subprocess_exec(*argv)
+    await remover.wait()

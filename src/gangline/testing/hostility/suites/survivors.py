@@ -1,4 +1,4 @@
-"""Processes that try to outlive their command, their sandbox's `kill`, and its `stop`.
+"""Processes that try to outlive their command, and their sandbox's `kill`, `reset` and `stop`.
 
 Each carries a mark in its arguments, by which it is looked for from outside among all processes of the machine.
 """
@@ -161,6 +161,15 @@ def _against_cancel(kind: str) -> Assault:
     return run
 
 
+def _against_reset(kind: str) -> Assault:
+    async def run(grounds: Grounds) -> str | None:
+        async with grounds.sandbox() as handle:
+            grounds.promised(handle, "checkpoints")
+            return await _left(grounds, handle, kind, handle.reset)
+
+    return run
+
+
 def _against_stop(kind: str) -> Assault:
     async def run(grounds: Grounds) -> str | None:
         async with grounds.sandbox() as handle:
@@ -171,6 +180,7 @@ def _against_stop(kind: str) -> Assault:
 
 for _kind in _KINDS:
     ATTACKS.add(f"{_kind}_outlives_its_command", _against_cancel(_kind), needs_isolation=_kind in _NEEDS_ISOLATION)
+    ATTACKS.add(f"{_kind}_outlives_reset", _against_reset(_kind), needs_isolation=_kind in _NEEDS_ISOLATION)
     ATTACKS.add(f"{_kind}_outlives_stop", _against_stop(_kind), needs_isolation=_kind in _NEEDS_ISOLATION)
 
 
