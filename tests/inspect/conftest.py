@@ -1,0 +1,5 @@
+"""Inspect's display is for people."""
+
+import os
+
+os.environ.setdefault("INSPECT_DISPLAY", "none")
