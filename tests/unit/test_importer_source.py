@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,6 +53,17 @@ def test_a_plain_dataset_becomes_tasks_by_its_mapping(tmp_path: Path) -> None:
     assert body["evaluator"]["config"]["checks"] == [{"kind": "equals", "value": "42"}]
     assert body["solution"] == {"answer": "42"}
     assert body["metadata"] == {"source": "rows", "task": "row-00001", "instance": PLAIN}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("inspect_ai") is not None, reason="does not apply: Inspect is here")
+def test_inspects_tasks_need_an_environment_with_inspect() -> None:
+    with pytest.raises(InvalidRequest, match="--python"):
+        bodies(Path("inspect:tasks.py@addition"))
+
+
+def test_options_for_rows_are_refused_for_inspects_tasks() -> None:
+    with pytest.raises(InvalidRequest, match="--split"):
+        bodies(Path("inspect:tasks.py@addition"), split="train")
 
 
 def test_files_and_image_of_a_row_are_its_place(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     """Name of a runtime plug-in; None is the one that the task needs."""
     image: str | None = None
     """In place of the task's own: an image name, or a folder, as the runtime understands it."""
+    python: str | None = None
+    """Folder of a Python environment that has the source's own package; None is ours, where it has it."""
     network: NetworkPolicy | None = None
     """None is the model only, and refuses a task that would be graded wrongly for it."""
 

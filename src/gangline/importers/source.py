@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -14,6 +15,7 @@ from gangline.importers.dataset import name_of_row, read_plain_row, read_preset_
 from gangline.importers.harbor import is_harbor_task, read_harbor_task
 from gangline.importers.harbor_config import read_toml
 from gangline.importers.imported import Choices, Imported
+from gangline.importers.inspect_tasks import PREFIX, read_inspect_sample, read_inspect_task
 from gangline.importers.mapping import column_of
 from gangline.importers.rows import read_rows
 from gangline.importers.swe import InstanceChoices, read_instance
@@ -78,7 +80,7 @@ def read_source(path: Path, wanted: Wanted) -> Generator[Imported | RowUnsuitabl
 
     Raises: InvalidRequest, naming the file, the row and the field; also when nothing is found.
     """
-    if not path.exists():
+    if not path.exists() and not str(path).startswith(PREFIX):
         raise InvalidRequest(f"cannot read {path}: there is no such file or folder.")
     num_seen = num_read = num_tasks = 0
     for candidate in _candidates(path, wanted):
@@ -112,6 +114,9 @@ def _matches(candidate: _Candidate, filters: tuple[str, ...]) -> bool:
 
 
 def _candidates(path: Path, wanted: Wanted) -> Generator[_Candidate]:
+    if str(path).startswith(PREFIX):
+        yield from _of_inspect(str(path).removeprefix(PREFIX), wanted)
+        return
     kind = wanted.format or _format_of(path, wanted)
     if kind in _FOLDERS:
         yield from _of_folders(path, kind, wanted)
@@ -154,6 +159,15 @@ def _of_folders(path: Path, kind: Format, wanted: Wanted) -> Generator[_Candidat
         document = folders.document(folder) if by_field else None
         fields = cast("Mapping[str, Any]", document or {})
         yield _Candidate(folder.name, fields, _reading(folders.read, folder, wanted.choices))
+
+
+def _of_inspect(source: str, wanted: Wanted) -> Generator[_Candidate]:
+    if wanted.format or wanted.split or wanted.preset or wanted.mapping:
+        raise InvalidRequest(f"{PREFIX}{source}: --format, --split, --preset and --map are for files, not for Inspect.")
+    task = read_inspect_task(source, wanted.choices)
+    for sample in task.samples:
+        read = partial(read_inspect_sample, task, sample, wanted.choices)
+        yield _Candidate(f"{task.name}-{sample.id}", msgspec.to_builtins(sample), read)
 
 
 def _reading(read: Callable[[Path, Choices], Imported], folder: Path, choices: Choices) -> Callable[[], Imported]:

@@ -21,6 +21,7 @@ from gangline.cli.tasks.source_options import (
     OutOption,
     PrefixOption,
     PresetOption,
+    PythonOption,
     RepositoriesOption,
     RuntimeOption,
     SourceArgument,
@@ -54,6 +55,7 @@ def from_source(
     runtime: RuntimeOption = None,
     image: ImageOption = None,
     network: NetworkOption = None,
+    python: PythonOption = None,
     repositories: RepositoriesOption = None,
     test_command: TestCommandOption = None,
     log_parser: LogParserOption = None,
@@ -71,7 +73,7 @@ def from_source(
     from gangline.importers.swe import InstanceChoices
 
     wanted = Wanted(
-        choices=Choices(runtime=runtime, image=image, network=_network(network)),
+        choices=Choices(runtime=runtime, image=image, python=python, network=_network(network)),
         instances=InstanceChoices(repositories=repositories, test_command=test_command, log_parser=log_parser),
         format=cast("Format | None", _one_of("--format", kind, FORMATS)),
         preset=None if preset is None else found_preset(preset),

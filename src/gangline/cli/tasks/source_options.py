@@ -18,6 +18,7 @@ __all__ = [
     "OutOption",
     "PrefixOption",
     "PresetOption",
+    "PythonOption",
     "RepositoriesOption",
     "RuntimeOption",
     "SourceArgument",
@@ -30,7 +31,9 @@ _ROWS = "Rows of datasets"
 
 SourceArgument = Annotated[
     Path,
-    typer.Argument(help="A task folder or a folder of them, a file of rows, or a Hugging Face dataset's folder."),
+    typer.Argument(
+        help="A task folder or a folder of them, a file of rows, a Hugging Face dataset's folder, inspect:FILE@TASK."
+    ),
 ]
 FormatOption = Annotated[
     str | None,
@@ -79,6 +82,16 @@ ImageOption = Annotated[
 NetworkOption = Annotated[
     str | None,
     typer.Option("--network", help="Network of agents and tests: proxy, none, full.", rich_help_panel=_PLACE),
+]
+PythonOption = Annotated[
+    str | None,
+    typer.Option(
+        "--python",
+        metavar="FOLDER",
+        help="Inspect: Python environment on the nodes and here that has inspect-ai. Default: this one.",
+        show_default=False,
+        rich_help_panel=_PLACE,
+    ),
 ]
 RepositoriesOption = Annotated[
     str | None,
