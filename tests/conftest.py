@@ -11,7 +11,7 @@ import os
 from collections.abc import Generator
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from support.requirements import DOES_NOT_APPLY, everything_is_required
 from support.store.databases import any_database, postgres
@@ -21,6 +21,14 @@ __all__ = ["any_database", "postgres"]
 # No test fails for its time: on a busy machine an example takes seconds.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+# For `make mutation`: the same examples for every mutant, and one that fails is enough.
+settings.register_profile(
+    "mutation",
+    settings.get_profile("untimed"),
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Else the threads of one model spin while they wait for each other on processors that other tests use.

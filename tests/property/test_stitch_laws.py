@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gangline.domain.completion import Certificate, Completion, CompletionTree
-from gangline.domain.conversation import Message, ModelCall, Text, ToolCall, ToolResult
+from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.errors import EngineUnavailable, InvalidRequest
 from gangline.domain.tokens import logprobs, token_ids
 from gangline.gateway.truth.placing import Place, branch_key
-from gangline.gateway.truth.stitch import CannotStitch, Stitcher
+from gangline.gateway.truth.stitch import CannotStitch, Stitcher, ThinkingPolicy
 from gangline.language.tokenizer import load_tokenizer
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from support.engines.engine import TemplateEngine
@@ -68,10 +68,21 @@ def _completion(prompt: list[int], sampled: list[int], finish_reason: str) -> Co
     )
 
 
-def _stitch(tokenizer: Any, parent: Completion, new: list[Message]) -> list[int]:
-    call = ModelCall(dialect="openai_chat", model="m", messages=(*parent.new_messages, parent.response, *new))
+def _stitch(
+    tokenizer: Any,
+    parent: Completion,
+    new: list[Message],
+    *,
+    before: tuple[Completion, ...] = (),
+    thinking: ThinkingPolicy = "retain",
+    engine: TemplateEngine | None = None,
+    **fields: Any,
+) -> list[int]:
+    """before: completions that `parent` continues. fields: of the call."""
+    messages = (*parent.new_messages, parent.response, *new)
+    call = ModelCall(dialect="openai_chat", model="m", messages=messages, **fields)
     place = Place(branch_key(call), parent.completion_id, 2, tuple(new), b"")
-    stitcher = Stitcher(TemplateEngine(tokenizer), CompletionTree([parent]), "retain")
+    stitcher = Stitcher(engine or TemplateEngine(tokenizer), CompletionTree([*before, parent]), thinking)
     return asyncio.run(stitcher.prompt_ids(call, place)).tolist()
 
 
@@ -97,7 +108,8 @@ def test_a_stitched_prompt_is_the_context_then_the_templates_own_tail(name: str,
     sampled = [token for token in sampled if token != end] + ([end] if finishes else [])
     history = [Message("user", (Text("hello"),))]
     prompt = asyncio.run(TemplateEngine(tokenizer).render(history)).tolist()
-    parent = _completion(prompt, sampled, "stop" if finishes else "length")
+    # A limit may fall on the end of turn itself: it is not written twice.
+    parent = _completion(prompt, sampled, data.draw(st.sampled_from(["stop", "length"])) if finishes else "length")
 
     stitched = _stitch(tokenizer, parent, new)
 
@@ -214,6 +226,117 @@ def test_results_are_written_as_the_template_writes_them_after_calls() -> None:
     tail = "\n<|im_start|>tool\nread: out<|im_end|>\n<|im_start|>assistant\n"
     stitched = _stitch(tokenizer, parent, [Message("tool", (ToolResult("c", (Text("out"),)),))])
     assert stitched == [*prompt, *parent.sampled_ids.tolist(), *tokenizer.encode(tail)]
+
+
+USER = Message("user", (Text("more"),))
+RESULT = Message("tool", (ToolResult("c", (Text("out"),)),))
+STRIPS = "a new user turn: the template strips the thinking before it"
+
+
+class _ForgetfulTokenizer(TinyTokenizer):
+    """A template that leaves out the thinking before the last user message, as Qwen3's does."""
+
+    def render(self, messages: Any, **arguments: Any) -> list[int]:
+        last = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
+        known = [
+            {k: v for k, v in message.items() if at > last or k != "reasoning_content"}
+            for at, message in enumerate(messages)
+        ]
+        return super().render(known, **arguments)
+
+
+class _CountingTokenizer(TinyTokenizer):
+    """A template that writes the number of messages before them: with each turn it takes back what it wrote."""
+
+    def render(self, messages: Any, **arguments: Any) -> list[int]:
+        return self.encode(f"{len(messages)} messages\n") + super().render(messages, **arguments)
+
+
+def _thinker(tokenizer: Any, *parts: Any) -> Completion:
+    parent = _completion([1, 2], tokenizer.encode("hello<|im_end|>"), "stop")
+    return replace(parent, response=Message("assistant", parts))
+
+
+@pytest.mark.parametrize("thought", [(Thinking("hm"), Text("ok")), (Text("hm</think>ok"),)])
+def test_a_user_turn_follows_a_template_that_forgets_the_thinking_before_it(thought: Any) -> None:
+    forgetful, keeping = _ForgetfulTokenizer(), TinyTokenizer()
+    with pytest.raises(CannotStitch, match=STRIPS) as refused:
+        _stitch(forgetful, _thinker(forgetful, *thought), [USER], thinking="follow_template")
+    assert refused.value.cause == "thinking_dropped"
+    expected = _stitch(keeping, _thinker(keeping, *thought), [USER], thinking="follow_template")
+    assert expected[:2] == [1, 2]
+    # Nothing is forgotten between a call and its result, where there was no thought, or where it is to be retained.
+    others: tuple[tuple[Any, Message, ThinkingPolicy], ...] = (
+        (thought, RESULT, "follow_template"),
+        ((Text("ok"),), USER, "follow_template"),
+        (thought, USER, "retain"),
+    )
+    for parts, new, thinking in others:
+        assert _stitch(forgetful, _thinker(forgetful, *parts), [new], thinking=thinking)[:2] == [1, 2]
+
+
+@pytest.mark.parametrize(("asked", "is_stitched"), [(RESULT, False), (USER, True)])
+def test_the_thinking_of_earlier_turns_counts_back_to_the_last_user_message(asked: Message, is_stitched: bool) -> None:
+    tokenizer = _ForgetfulTokenizer()
+    thinker = _thinker(tokenizer, Thinking("hm"), ToolCall("c", "run", "{}"))
+    parent = replace(
+        _completion([1], tokenizer.encode("hello<|im_end|>"), "stop"),
+        completion_id="c1-000002",
+        parent_id=thinker.completion_id,
+        new_messages=(asked,),
+        messages_shared=2,
+        certificate=replace(thinker.certificate, context="diverged"),
+    )
+    if is_stitched:
+        assert _stitch(tokenizer, parent, [USER], before=(thinker,), thinking="follow_template")
+    else:
+        with pytest.raises(CannotStitch, match=STRIPS):
+            _stitch(tokenizer, parent, [USER], before=(thinker,), thinking="follow_template")
+
+
+def test_a_template_that_takes_back_what_it_wrote_is_followed_at_a_user_turn() -> None:
+    tokenizer = _CountingTokenizer()
+    with pytest.raises(CannotStitch, match=STRIPS) as refused:
+        _stitch(tokenizer, _thinker(tokenizer, Text("ok")), [USER], thinking="follow_template")
+    assert refused.value.cause == "thinking_dropped"
+    assert _stitch(tokenizer, _thinker(tokenizer, Text("ok")), [RESULT], thinking="follow_template")[:2] == [1, 2]
+
+
+class _RecordingEngine(TemplateEngine):
+    """Keeps what each rendering was asked with."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(tokenizer)
+        self.asked: list[tuple[Any, Any]] = []
+
+    async def render(
+        self, messages: Any, tools: Any = (), template_kwargs: Any = None, add_generation_prompt: bool = True
+    ) -> Any:
+        self.asked.append((tools, template_kwargs))
+        return await super().render(messages, tools, template_kwargs, add_generation_prompt)
+
+
+CALL = ToolCall("c", "read", '{"path": "x"}')
+WRITTEN = '\n<tool_call>\n{"name": "read", "arguments": "{\\"path\\": \\"x\\"}"}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "sampled", "parts", "new"),
+    [
+        (TinyTokenizer(), "hello<|im_end|>", (Thinking("hm"), Text("ok")), USER),
+        (TinyTokenizer(), "hello<|endoftext|>", (Text("ok"),), USER),
+        (_StrictTokenizer(), f"{WRITTEN}<|im_end|>", (CALL,), RESULT),
+        (_NamingTokenizer(), f"{WRITTEN}<|im_end|>", (CALL,), RESULT),
+    ],
+)
+def test_every_rendering_is_with_the_calls_own_tools_and_template_arguments(
+    tokenizer: Any, sampled: str, parts: Any, new: Message
+) -> None:
+    engine, tools, kwargs = _RecordingEngine(tokenizer), (ToolDefinition("read"),), {"style": "short"}
+    parent = replace(_completion([1, 2], tokenizer.encode(sampled), "stop"), response=Message("assistant", parts))
+    _stitch(tokenizer, parent, [new], engine=engine, thinking="follow_template", tools=tools, template_kwargs=kwargs)
+    assert engine.asked == [(tools, kwargs)] * len(engine.asked)
+    assert len(engine.asked) > 1
 
 
 def test_placing_and_stitching_never_touch_the_parents_ids() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 import numpy as np
 import pytest
@@ -10,16 +12,19 @@ from gangline.domain.completion import CompletionTree
 from gangline.domain.contracts import Reward
 from gangline.domain.conversation import Message, Text
 from gangline.domain.errors import BuilderError, EvaluatorError, InvalidRequest
-from gangline.domain.tokens import logprobs
+from gangline.domain.tokens import encode_msgpack, logprobs
 from gangline.domain.trajectory import SharedPrefix, Trajectory
 from gangline.plugins import make_builder
 from gangline.trajectories.audit import audit
+from gangline.trajectories.builders import building
 from gangline.trajectories.builders.per_request import PerRequestBuilder, PerRequestConfig
 from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.trajectories.builders.tree import token_tree
 from gangline.trajectories.rewards import apply_reward
 from gangline.trajectories.shared_prefixes import with_whole_prompts
 from support.strategies import Sample, session_sample, user
+
+EVERY_BUILDER = ("message_prefix", "per_request", "prefix_merging", "tree")
 
 
 def built(sample: Sample, **config: object):
@@ -37,6 +42,25 @@ def test_three_exact_turns_make_one_row_and_the_drifted_turn_another() -> None:
     assert drifted.certificates[0].cause == "bpe_merge"
     assert aborted.untrainable == "aborted: the call ended before its reply did"
     assert not aborted.loss_mask.any()
+
+
+@pytest.mark.parametrize("name", EVERY_BUILDER)
+def test_rows_name_their_session_and_the_builder_that_made_them(name: str) -> None:
+    made = make_builder(name, {}).build(session_sample().tree, session_id="session-7", task_id="task-3")
+    assert (made.session_id, made.task_id, made.builder) == ("session-7", "task-3", name)
+    assert [(trace.session_id, trace.trace_id) for trace in made.traces] == [
+        ("session-7", f"session-7.t{index}") for index in range(len(made.traces))
+    ]
+
+
+@pytest.mark.parametrize("name", EVERY_BUILDER)
+def test_turns_of_other_roles_are_masked_by_every_builder(name: str) -> None:
+    sample = session_sample()
+    made = make_builder(name, {"roles": ["side"]}).build(sample.tree, session_id="session-1", task_id="task-1")
+    assert [trace.role for trace in made.traces if trace.loss_mask.any()] == ["side"]
+    main = next(trace for trace in made.traces if trace.role == "main")
+    assert main.untrainable == "role main: the builder trains on side only"
+    assert main.certificates[0].untrainable == main.untrainable
 
 
 def test_splicing_goes_on_after_the_rendered_end_of_turn_and_says_so() -> None:
@@ -93,6 +117,20 @@ def test_a_reply_with_wrong_logprobs_is_masked_and_says_why_or_raises_when_stric
         PerRequestBuilder(PerRequestConfig(strict=True)).build(tree, session_id="session-1", task_id="task-1")
 
 
+def test_a_logprob_that_is_no_number_masks_its_turn() -> None:
+    sample = Sample()
+    good = sample.add(prompt=[1], sampled=[10, 2], messages=(user("go"),))
+    tree = CompletionTree([msgspec.structs.replace(good, logprobs=logprobs([-1.0, float("nan")]))])
+    (trace,) = PerRequestBuilder().build(tree, session_id="session-1", task_id="task-1").traces
+    assert trace.untrainable == "a log-prob is not finite"
+
+
+def test_an_aborted_call_keeps_the_reason_that_its_certificate_has() -> None:
+    sample = Sample()
+    sample.add(prompt=[1], sampled=[10], messages=(user("go"),), status="aborted", untrainable="an id was missing")
+    assert [trace.untrainable for trace in built(sample).traces] == ["an id was missing"]
+
+
 def test_a_false_claim_of_exactness_splits_or_raises_when_strict() -> None:
     sample = session_sample()
     claims = msgspec.structs.replace(sample.tree["c0004"].certificate, context="exact")
@@ -100,8 +138,11 @@ def test_a_false_claim_of_exactness_splits_or_raises_when_strict() -> None:
     tree = CompletionTree(lied)
     trajectory = PrefixMergingBuilder().build(tree, session_id="session-1", task_id="task-1")
     assert [len(trace.spans) for trace in trajectory.traces] == [3, 1, 1, 1]
-    with pytest.raises(BuilderError, match="c0004: certified exact"):
-        PrefixMergingBuilder(PrefixMergingConfig(strict=True)).build(tree, session_id="session-1", task_id="task-1")
+    for name in EVERY_BUILDER:
+        with pytest.raises(BuilderError, match="c0004: certified exact"):
+            make_builder(name, {"strict": True}).build(tree, session_id="session-1", task_id="task-1")
+        truth = make_builder(name, {"strict": True}).build(session_sample().tree, session_id="s", task_id="t")
+        assert truth.num_completions == 6
 
 
 def test_a_conversation_of_thousands_of_split_turns_is_built() -> None:
@@ -213,13 +254,17 @@ def test_the_flat_tree_names_the_token_before_each_token() -> None:
     assert flat.parents.tolist() == [-1, 0, 1, 2, 3, 4, 5, 0, 7, 8]
     assert flat.depths.tolist() == [0, 1, 2, 3, 4, 5, 6, 1, 2, 3]
     assert flat.loss_mask.tolist() == [0, 0, 1, 1, 0, 1, 1, 0, 1, 1]
+    assert flat.logprobs.tolist() == [0.0, 0.0, -0.25, -0.75, 0.0, -2.25, -2.75, 0.0, -1.25, -1.75]
     assert flat.versions.tolist() == [-1, -1, 0, 0, -1, 0, 0, -1, 0, 0]
     assert flat.trace_starts == {"session-1.t0": 0, "session-1.t1": 7}
 
 
 def test_a_flat_tree_of_nothing_is_empty() -> None:
-    flat = token_tree(as_tree(Sample()))
-    assert (len(flat.ids), flat.ids.dtype, flat.parents.dtype) == (0, np.int32, np.int32)
+    empty, flat = token_tree(as_tree(Sample())), token_tree(as_tree(main_and_side()))
+    assert (len(empty.ids), empty.trace_starts) == (0, {})
+    for name in ("ids", "parents", "depths", "loss_mask", "logprobs", "versions"):
+        assert getattr(empty, name).dtype == getattr(flat, name).dtype
+    assert (flat.ids.dtype, flat.loss_mask.dtype, flat.logprobs.dtype) == (np.int32, np.int8, np.float32)
 
 
 def test_a_trace_whose_prefix_is_not_there_is_refused() -> None:
@@ -256,6 +301,57 @@ def test_an_images_placeholders_are_masked_context_wherever_they_stand() -> None
     assert not trace.loss_mask[2:579].any()
 
 
+def with_image() -> Sample:
+    """A call in text, one that shows an image, and one after it."""
+    sample = Sample()
+    first = sample.add(prompt=[1, 4], sampled=[10, 2], messages=(user("go"),))
+    talk = (user("go"), first.response, user("look"))
+    seen = sample.add(
+        prompt=[1, 4, 10, 2, 30, 7], sampled=[11, 2], messages=talk, parent_id="c0000", untrainable="images"
+    )
+    talk = (*talk, seen.response, user("and"))
+    sample.add(
+        prompt=[*sample.context("c0001"), 8], sampled=[12, 2], messages=talk, parent_id="c0001", untrainable="images"
+    )
+    return sample
+
+
+def test_what_stands_before_an_image_is_trained_on_in_a_row_of_its_own() -> None:
+    before, after = built(with_image()).traces
+    assert (before.response_ids.tolist(), before.loss_mask.tolist()) == ([10, 2], [1, 1])
+    assert after.prompt_ids.tolist() == [1, 4, 10, 2, 30, 7]
+    assert after.response_ids.tolist() == [11, 2, 8, 12, 2]
+    assert (after.untrainable, after.loss_mask.any()) == ("images", False)
+
+
+def test_no_turn_of_a_row_with_an_image_is_trained_on() -> None:
+    sample = with_image()
+    shown, last = sample.tree["c0001"], sample.tree["c0002"]
+    claims = msgspec.structs.replace(last.certificate, untrainable=None)
+    tree = CompletionTree([sample.tree["c0000"], shown, msgspec.structs.replace(last, certificate=claims)])
+    _, after = PrefixMergingBuilder().build(tree, session_id="session-1", task_id="task-1").traces
+    assert len(after.spans) == 2
+    assert [certificate.untrainable for certificate in after.certificates] == ["images", "images"]
+    assert not after.loss_mask.any()
+
+
+def test_texts_and_roles_of_calls_stand_at_their_tokens() -> None:
+    sample = main_and_side()
+    first = msgspec.structs.replace(sample.tree["c0000"], sampled_texts=("a", "b"), metadata={"agent_role": "solver"})
+    main, side = (
+        PrefixMergingBuilder()
+        .build(
+            CompletionTree([first, sample.tree["c0001"], sample.tree["c0002"]]),
+            session_id="session-1",
+            task_id="task-1",
+        )
+        .traces
+    )
+    assert main.response_texts == ("a", "b", None, None, None)
+    assert side.response_texts == ()
+    assert [span.agent_role for span in main.spans] == ["solver", None]
+
+
 @pytest.mark.parametrize(("ended_with", "rendered_with", "kept"), [(2, 3, [7]), (3, 2, [7]), (5, 3, [3, 7])])
 def test_splicing_knows_every_end_of_turn_id(ended_with: int, rendered_with: int, kept: list[int]) -> None:
     """A model that may end its turn with 2 or 3; what is rendered need not be what was sampled. 5 ends no turn."""
@@ -278,6 +374,28 @@ def test_an_empty_reply_is_a_turn_that_trains_nothing_and_is_continued() -> None
 
 def test_no_completion_gives_an_empty_trajectory() -> None:
     assert built(Sample()).traces == ()
+
+
+class _MainOnly(PrefixMergingBuilder):
+    drops_turns: ClassVar[str] = "side calls are left out"
+
+    def build(self, tree: CompletionTree, *, session_id: str, task_id: str) -> Trajectory:
+        whole = super().build(tree, session_id=session_id, task_id=task_id)
+        return msgspec.structs.replace(whole, traces=tuple(trace for trace in whole.traces if trace.role == "main"))
+
+
+def test_a_builder_that_drops_turns_says_so_in_its_trajectories() -> None:
+    sample = session_sample()
+    dropping = building.built(_MainOnly(), sample.tree, session_id="session-1", task_id="task-1")
+    assert (dropping.drops_turns, dropping.session_id, dropping.task_id) == (
+        "side calls are left out",
+        "session-1",
+        "task-1",
+    )
+    assert audit(dropping, sample.tree).dropped.turns == 1
+    whole = building.built(PrefixMergingBuilder(), sample.tree, session_id="session-1", task_id="task-1")
+    assert whole.drops_turns is None
+    assert encode_msgpack(whole) == encode_msgpack(built(sample))
 
 
 def test_builders_come_by_name_with_their_own_settings() -> None:

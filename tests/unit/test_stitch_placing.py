@@ -188,6 +188,20 @@ def test_a_restored_index_places_as_the_one_that_was_lost() -> None:
     assert restored.place(call).parent_id == "c11"
 
 
+async def test_a_long_history_is_placed_in_turns_as_at_once() -> None:
+    index, _, call = _long_session(300)
+    at_once = index.place(call)
+    again, _, _ = _long_session(300)
+    known: list[Message] = []
+
+    def remember(message: Message) -> None:
+        known.append(message)
+
+    assert await again.place_in_turns(_call(*call.messages, MORE), remember) == index.place(_call(*call.messages, MORE))
+    assert (at_once.parent_id, len(call.messages)) == ("c299", 601)
+    assert MORE in known
+
+
 def test_a_signature_with_our_record_key_tells_equal_turns_apart() -> None:
     index = _Index()
     same = _assistant(Thinking("hm"), Text("yes"))

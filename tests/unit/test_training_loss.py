@@ -222,6 +222,70 @@ def test_the_effective_sample_falls_with_the_spread_of_ratios() -> None:
     assert far < near <= 1.0
 
 
+def six_tokens() -> LossInputs:
+    """Ratios 0.5 to 1.5 of the policy in training over the old one, and 0.25 to 4 of that over the one that sampled."""
+    ratio = torch.tensor([0.5, 0.5, 1.0, 1.5, 1.5, 1.5], dtype=torch.float64)
+    weight = torch.tensor([1.0, 0.5, 4.0, 1.0, 1.0, 0.25], dtype=torch.float64)
+    old = torch.full((6,), -2.0, dtype=torch.float64)
+    return LossInputs(
+        logprobs=old + ratio.log(),
+        behaviour_logprobs=old - weight.log(),
+        advantages=torch.tensor([-1.0, 1.0, 1.0, 1.0, -1.0, -1.0], dtype=torch.float64),
+        weights=torch.ones(6, dtype=torch.float64),
+        traces=torch.tensor([0, 0, 1, 1, 2, 2]),
+        old_logprobs=old,
+        reference_logprobs=old,
+        entropies=torch.arange(6, dtype=torch.float64),
+    )
+
+
+def settings_of(**fields: object) -> LossSettings:
+    return LossSettings.model_validate({"clip_low": 0.2, "clip_high": 0.2} | fields)
+
+
+def test_the_metrics_by_hand() -> None:
+    given = six_tokens()
+    found = policy_loss(given, settings_of(correction={"mode": "mask", "cap": 2.0})).metrics
+    assert found == pytest.approx(
+        {
+            "ratio_mean": 6.5 / 6,
+            "ratio_max": 1.5,
+            "clipped_low": 1 / 6,
+            "clipped_high": 1 / 6,
+            "correction_mean": (1 + 0.5 + 0 + 1 + 1 + 0.25) / 6,
+            "correction_zero": 1 / 6,
+            "effective_sample_share": 4.125**2 / (4.953125 * 6),
+            "old_kl": sum(1 / r + math.log(r) - 1 for r in (0.5, 0.5, 1.0, 1.5, 1.5, 1.5)) / 6,
+            "behaviour_kl": sum(x - math.log(x) - 1 for x in (0.5, 0.25, 4.0, 1.5, 1.5, 0.375)) / 6,
+            "reference_kl": sum(1 / r + math.log(r) - 1 for r in (0.5, 0.5, 1.0, 1.5, 1.5, 1.5)) / 6,
+            "entropy": 2.5,
+        }
+    )
+    both = policy_loss(given, settings_of(clipping="weights")).metrics
+    assert (both["clipped_low"], both["clipped_high"]) == pytest.approx((2 / 6, 3 / 6))
+    assert both["correction_mean"] == pytest.approx((1 + 0.5 + 2 + 1 + 1 + 0.25) / 6)
+
+
+@pytest.mark.parametrize(
+    ("by", "rejected"), [("token_k2", [2, 5]), ("sequence_max_k2", [2, 3, 4, 5]), ("sequence_sum_k1", [2, 3, 4, 5])]
+)
+def test_rejected_tokens_lose_nothing_and_count_in_the_mean(by: str, rejected: list[int]) -> None:
+    given = six_tokens()
+    settings = {"aggregation": "token_mean"}
+    found = policy_loss(given, settings_of(rejection={"by": by, "most": 0.9}, **settings))
+    weights = given.weights.clone()
+    weights[rejected] = 0.0
+    totals = LossTotals(num_tokens=6, num_traces=3, num_sessions=3)
+    kept = policy_loss(replace(given, weights=weights), settings_of(**settings), totals)
+    assert float(found.loss) == pytest.approx(float(kept.loss))
+    assert found.metrics["correction_zero"] == pytest.approx(len(rejected) / 6)
+
+
+def test_an_entropy_bonus_needs_entropies() -> None:
+    with pytest.raises(ValueError, match="entropies"):
+        policy_loss(inputs(), settings_of(entropy=0.01))
+
+
 def test_a_penalty_needs_its_reference() -> None:
     with pytest.raises(ValueError, match="reference_logprobs"):
         policy_loss(replace(inputs(), reference_logprobs=None), EVERY["kl_k3"])

