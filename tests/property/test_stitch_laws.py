@@ -16,7 +16,7 @@ from gangline.domain.completion import Certificate, Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, ToolDefinition, ToolResult
 from gangline.domain.errors import EngineUnavailable, InvalidRequest
 from gangline.domain.tokens import logprobs, token_ids
-from gangline.gateway.truth.placing import Place, branch_key
+from gangline.gateway.truth.placing import Place, branch_key, history_of_key
 from gangline.gateway.truth.stitch import CannotStitch, Stitcher, ThinkingPolicy
 from gangline.language.tokenizer import load_tokenizer
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
@@ -24,6 +24,10 @@ from support.engines.engine import TemplateEngine
 from support.engines.tokenizers import qwen3_folder, smollm2_name
 
 TOKENIZERS = ["tiny", "qwen3", "smollm2"]
+USER = Message("user", (Text("more"),))
+RESULT = Message("tool", (ToolResult("c", (Text("out"),)),))
+CALL = ToolCall("c", "read", '{"path": "x"}')
+WRITTEN = '\n<tool_call>\n{"name": "read", "arguments": "{\\"path\\": \\"x\\"}"}\n</tool_call>'
 
 _texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(
     ["<|im_end|>", "a<|im_end|>\n<|im_start|>user\nb", "</tool_response>", "one", "two", "\n", " x ", "one<|im_end|>"]
@@ -204,6 +208,77 @@ def test_a_template_that_wants_calls_before_results_gets_them(written: str, is_s
             _stitch(tokenizer, parent, new)
 
 
+class _ObjectsTokenizer(_StrictTokenizer):
+    """A template that goes through the arguments by their names, as Qwen3-Coder's does: it refuses a list."""
+
+    def render(self, messages: Any, **arguments: Any) -> list[int]:
+        for message in messages:
+            for call in message.get("tool_calls") or ():
+                if not isinstance(call["function"]["arguments"], dict):
+                    raise InvalidRequest("arguments must be an object")
+        return super().render(messages, **arguments)
+
+
+def test_a_template_that_takes_objects_only_gets_those() -> None:
+    tokenizer, written = _ObjectsTokenizer(), '<tool_call>{"name": "read", "arguments": {"path": "x"}}\n</tool_call>'
+    parent = replace(
+        _completion([1, 2], tokenizer.encode(f"{written}<|im_end|>"), "tool_calls"),
+        response=Message("assistant", (CALL,)),
+    )
+    tail = tokenizer.encode("\n<|im_start|>tool\nout<|im_end|>\n<|im_start|>assistant\n")
+    assert _stitch(tokenizer, parent, [RESULT]) == [1, 2, *parent.sampled_ids.tolist(), *tail]
+
+
+class _NoToolsTokenizer(TinyTokenizer):
+    def render(self, messages: Any, **arguments: Any) -> list[int]:
+        if any(message["role"] == "tool" for message in messages):
+            raise InvalidRequest("no tools here")
+        return super().render(messages, **arguments)
+
+
+def test_a_template_that_refuses_the_new_messages_leaves_them_to_the_engine() -> None:
+    tokenizer = _NoToolsTokenizer()
+    parent = _completion([1, 2], tokenizer.encode("hello<|im_end|>"), "tool_calls")
+    with pytest.raises(CannotStitch, match="that no call asked for"):
+        _stitch(tokenizer, parent, [RESULT])
+    with pytest.raises(CannotStitch, match="refuses the new messages: no tools here"):
+        _stitch(tokenizer, replace(parent, response=Message("assistant", (CALL,))), [RESULT])
+
+
+def test_a_call_that_a_limit_cut_is_closed_before_its_results() -> None:
+    tokenizer = TinyTokenizer()
+    parent = replace(_completion([1, 2], tokenizer.encode(WRITTEN), "length"), response=Message("assistant", (CALL,)))
+    tail = tokenizer.encode("<|im_end|>\n<|im_start|>tool\nout<|im_end|>\n<|im_start|>assistant\n")
+    assert _stitch(tokenizer, parent, [RESULT]) == [1, 2, *parent.sampled_ids.tolist(), *tail]
+
+
+class _StyledTokenizer(TinyTokenizer):
+    """A template whose arguments choose what it closes a turn with."""
+
+    def render(self, messages: Any, *, template_kwargs: Any = None, **arguments: Any) -> list[int]:
+        closing = self.encode(f"<|im_end|>{(template_kwargs or {}).get('closing', '')}\n")
+        plain, ids = self.encode("<|im_end|>\n"), super().render(messages, **arguments)
+        for at in range(len(ids) - len(plain), -1, -1):
+            if ids[at : at + len(plain)] == plain:
+                ids[at : at + len(plain)] = closing
+        return ids
+
+
+def test_each_branch_is_closed_as_its_own_template_arguments_say() -> None:
+    """The sampled end of turn stands where the template's stands: after it comes the rest of that branch's closing."""
+    tokenizer = _StyledTokenizer()
+    parent = _completion([1, 2], tokenizer.encode("hello<|endoftext|>"), "stop")
+    stitcher = Stitcher(TemplateEngine(tokenizer), CompletionTree([parent]), "retain")
+    for closing in ("", " over", " and out"):
+        kwargs = {"closing": closing}
+        messages = (*parent.new_messages, parent.response, USER)
+        call = ModelCall(dialect="openai_chat", model="m", messages=messages, template_kwargs=kwargs)
+        place = Place(branch_key(call), parent.completion_id, 2, (USER,), history_of_key(""))
+        stitched = asyncio.run(stitcher.prompt_ids(call, place)).tolist()
+        tail = tokenizer.encode(f"{closing}\n<|im_start|>user\nmore<|im_end|>{closing}\n<|im_start|>assistant\n")
+        assert stitched == [1, 2, *parent.sampled_ids.tolist(), *tail]
+
+
 class _NamingTokenizer(TinyTokenizer):
     """A template that writes the name of the last call before each result, and `text` where there was none."""
 
@@ -228,8 +303,6 @@ def test_results_are_written_as_the_template_writes_them_after_calls() -> None:
     assert stitched == [*prompt, *parent.sampled_ids.tolist(), *tokenizer.encode(tail)]
 
 
-USER = Message("user", (Text("more"),))
-RESULT = Message("tool", (ToolResult("c", (Text("out"),)),))
 STRIPS = "a new user turn: the template strips the thinking before it"
 
 
@@ -314,10 +387,6 @@ class _RecordingEngine(TemplateEngine):
     ) -> Any:
         self.asked.append((tools, template_kwargs))
         return await super().render(messages, tools, template_kwargs, add_generation_prompt)
-
-
-CALL = ToolCall("c", "read", '{"path": "x"}')
-WRITTEN = '\n<tool_call>\n{"name": "read", "arguments": "{\\"path\\": \\"x\\"}"}\n</tool_call>'
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,36 @@ def poked(array: np.ndarray, at: int, value: float) -> np.ndarray:
             ("mask", "session-1.t0", "c0000", "session-1.t0, c0000: some sampled ids are masked and others are not"),
         ),
         (
+            with_trace(0, loss_mask=MASK * (np.arange(13) > 2)),
+            ("mask", "session-1.t0", "c0000", "session-1.t0, c0000: is masked, and no certificate says why"),
+        ),
+        (
+            with_trace(0, response_ids=poked(FIRST.response_ids, 5, 99)),
+            ("ids", "session-1.t0", "c0001", "session-1.t0, c0001: the ids are not the sampled ones"),
+        ),
+        (
+            with_trace(0, response_logprobs=poked(FIRST.response_logprobs, 5, -9)),
+            ("logprobs", "session-1.t0", "c0001", "session-1.t0, c0001: the log-probs are not the recorded ones"),
+        ),
+        (
+            with_trace(0, response_versions=poked(FIRST.response_versions, 0, 5)),
+            (
+                "versions",
+                "session-1.t0",
+                "c0000",
+                "session-1.t0, c0000: the policy versions are not those of the certificate",
+            ),
+        ),
+        (
+            with_trace(0, response_ids=poked(FIRST.response_ids, 3, 99)),
+            (
+                "context",
+                "session-1.t0",
+                "c0001",
+                "session-1.t0, c0001: the ids before the turn are not the prompt that the engine saw",
+            ),
+        ),
+        (
             with_trace(3, loss_mask=LAST.loss_mask | 1, untrainable=None),
             (
                 "mask",
@@ -191,6 +221,14 @@ def test_a_certificate_that_claims_what_the_ids_deny_is_a_violation() -> None:
     report = audit(PrefixMergingBuilder().build(CompletionTree(tree), session_id="session-1", task_id="task-1"), tree)
     assert [(one.rule, one.message) for one in report.violations] == [
         ("certificate", "session-1.t2, c0004: certified exact, but the prompt ids say diverged")
+    ]
+
+
+def test_too_few_recorded_logprobs_are_a_violation() -> None:
+    short = msgspec.structs.replace(SAMPLE.tree["c0002"], logprobs=logprobs([-1.0]))
+    tree = [short if one.completion_id == "c0002" else one for one in SAMPLE.tree]
+    assert [(one.rule, one.completion_id, one.message) for one in audit(built(), tree).violations] == [
+        ("logprobs", "c0002", "session-1.t1, c0002: the journal has 1 log-probs for 2 ids")
     ]
 
 
