@@ -57,16 +57,14 @@ class Episode:
     """A solver and its critic in one session, each with a conversation of its own."""
 
     def __init__(self, client: openai.AsyncOpenAI) -> None:
-        self._client = client
+        self.client = client
         self._said: dict[str | None, list[Any]] = {}
 
-    async def turn(self, text: str, role: str | None = None, **options: Any) -> str:
+    async def turn(self, text: str, role: str | None = None) -> str:
         messages = self._said.setdefault(role, [])
         messages.append({"role": "user", "content": text})
         headers = {} if role is None else {"x-gangline-role": role}
-        reply = await self._client.chat.completions.create(
-            **({"model": "m", "messages": messages, "extra_headers": headers} | options)
-        )
+        reply = await self.client.chat.completions.create(model="m", messages=messages, extra_headers=headers)
         messages.append({"role": "assistant", "content": reply.choices[0].message.content})
         return str(reply.choices[0].message.content)
 
@@ -86,7 +84,7 @@ async def two_models(
         running = await stack.enter_async_context(
             proxied_engine(
                 backends.policy.engine_for("s1", "t"),
-                engine_of=lambda role: backends.engine_for(role, "s1", "t"),
+                engine_of=partial(backends.engine_for, session_id="s1", task_id="t"),
                 **(session_of or {}),
             )
         )
@@ -103,7 +101,7 @@ async def test_two_roles_of_one_session_are_exact_each_in_its_own_tokens() -> No
         episode = Episode(client)
         for text in ("hello", "and this?", "done"):
             assert await episode.turn(text) == POLICY["default"]["text"]
-            assert await episode.turn(text, "critic", stream=False) == CRITIC["default"]["text"]
+            assert await episode.turn(text, "critic") == CRITIC["default"]["text"]
         (critic,) = (await client.models.list(extra_headers=AS_CRITIC)).data
         assert critic.id == "scripted"
     tree = CompletionTree(running.journal.completions)
@@ -186,11 +184,11 @@ async def test_a_role_goes_on_exactly_after_a_restart_of_the_node() -> None:
             backends.policy.engine_for("s2", "t"),
             journal,
             completions=list(journal.completions),
-            engine_of=lambda role: backends.engine_for(role, "s2", "t"),
+            engine_of=partial(backends.engine_for, session_id="s2", task_id="t"),
         )
         running.proxy.add(again)
         async with running.client(base_url=running.base_url.replace("/s1/", "/s2/")) as other:
-            episode._client = other
+            episode.client = other
             await episode.turn("and this?", "critic")
         await again.fence("the test is over")
     assert [one.certificate.context for one in journal.completions] == ["first", "exact"]
@@ -205,7 +203,8 @@ async def test_a_role_whose_engines_are_down_fails_and_never_asks_the_policy() -
         (added,) = [await backends.add(BackendSpec(critic.url, role="critic"))]
         running = await stack.enter_async_context(
             proxied_engine(
-                backends.policy.engine_for("s1", "t"), engine_of=lambda role: backends.engine_for(role, "s1", "t")
+                backends.policy.engine_for("s1", "t"),
+                engine_of=partial(backends.engine_for, session_id="s1", task_id="t"),
             )
         )
         client = await stack.enter_async_context(running.client())
