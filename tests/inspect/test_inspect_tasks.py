@@ -226,6 +226,13 @@ async def test_a_scorer_of_files_gives_the_same_reward_in_our_session(
     assert ours == await at_home(place, "coding", writes(text))
 
 
+async def test_a_program_without_a_model_answers_on_its_standard_output(place: Path, tmp_path: Path) -> None:
+    body = imported(place, "matched")
+    async with prepared(body, tmp_path) as handle:
+        assert await scored(body, a_context(handle, fresh=handle, stdout=b"42")) == 1
+        assert await scored(body, a_context(handle, fresh=handle)) == 0
+
+
 def test_the_target_is_a_solution_where_inspects_scorer_takes_it(place: Path) -> None:
     assert imported(place, "matched")["solution"] == {"answer": "42", "floor": 0.0}
     assert imported(place, "nearly")["solution"] == {"answer": "42", "floor": -1.0}

@@ -10,11 +10,14 @@ from typing import Any
 __all__ = ["chat_messages", "said"]
 
 
-def said(traces: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
-    """The messages of the last trace of the main line (of all, where none is a main one), and the last answer."""
-    main_line = [trace for trace in traces if trace["role"] == "main"] or list(traces)
+def said(session: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], str]:
+    """The messages of the last trace of the main line (of all, where none is a main one), and the last answer.
+
+    A program that calls no model, such as a reference solution, answers on its standard output.
+    """
+    main_line = [trace for trace in session["traces"] if trace["role"] == "main"] or list(session["traces"])
     if not main_line:
-        return [], ""
+        return [], session["harness_stdout"]
     answers = main_line[-1]["response_messages"]
     last = next((one for one in reversed(answers) if one["role"] == "assistant"), None)
     return [*main_line[-1]["prompt_messages"], *answers], "" if last is None else _submitted(last) or _text(last)

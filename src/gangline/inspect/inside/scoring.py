@@ -35,7 +35,7 @@ def main(folder: str) -> None:
     config = json.loads((place / "config.json").read_text())
     session = json.loads(Path(os.environ["GANGLINE_TRAJECTORY"]).read_text())
     reward_file = Path("reward.json").resolve()
-    messages, answer = said(session["traces"])
+    messages, answer = said(session)
     sandbox = SolutionSandbox() if config["sandbox"] else None
     found = asyncio.run(scored(config, messages, answer, place / "task", sandbox))
     reward_file.write_text(json.dumps(found))
