@@ -8,6 +8,9 @@ TORCH_INDEX ?=
 TESTS ?=
 WORKERS ?= 4
 DEMO ?=
+# The sample of `make mutation`: of each function the first mutant, and from then on every tenth. * is all of them.
+MUTANTS ?= *__mutmut_*1
+CHILDREN ?= 1
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -48,7 +51,7 @@ INSPECT := .venv-inspect
 INSPECT_PACKAGE := inspect-ai==0.3.285
 
 .PHONY: help demo environments test test-slow test-vllm test-verl test-inspect test-trainers test-cluster test-apptainer test-presets simulate \
-	chaos test-programs test-chaos check format bench docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web
+	chaos test-programs test-chaos check format bench docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web mutation
 .DELETE_ON_ERROR:
 
 help:
@@ -72,6 +75,7 @@ help:
 	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; about an hour)"
 	@echo "make chaos   1,000 sessions through kills of everything (SESSIONS=N, SEED=N repeats; a quarter of an hour)"
 	@echo "make leaks   500 sessions cancelled and killed at any moment, and what they leave (SESSIONS=N, SEED=N; ten minutes)"
+	@echo "make mutation  changes of the code that no test notices, where tokens and losses are made (half an hour; MUTANTS=...)"
 	@echo "make check   lint, format, types, layers, English"
 	@echo "make check-web  the page's modules: types, lint, and its libraries against their packages"
 	@echo "make bench   measure; writes bench/results.json and docs/benchmarks.md"
@@ -110,6 +114,10 @@ help:
 .venv/.trainers: .venv/.dev
 	$(PIP) $(TRAINER_IMPORTS)
 	$(PIP) --no-deps --ignore-requires-python --upgrade --target .venv/skyrl skyrl==0.4.0  # its pins are others
+	@touch $@
+
+.venv/.mutation: .venv/.dev
+	$(PIP) --constraint $(TESTED) mutmut==3.8.1
 	@touch $@
 
 sandbox:
@@ -232,6 +240,15 @@ leaks: .venv/.dev sandbox
 	GANGLINE_LEAK_SESSIONS=$(or $(SESSIONS),500) GANGLINE_LEAK_SEED=$(or $(SEED),0) \
 		$(BIN)/python -m pytest --capture=no tests/chaos/test_leaks.py
 
+# It measures the tests: a mutant that survives fails nothing. `.venv/bin/mutmut show NAME` prints one.
+mutation: .venv/.mutation
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory tools; \
+	else echo "No npm: without Qwen3's tokenizer more mutants survive." >&2; fi
+	@mkdir -p build
+	@set -f; OMP_NUM_THREADS=1 nice -n 15 $(BIN)/mutmut run --max-children $(CHILDREN) $(MUTANTS) >build/mutation.log 2>&1 || \
+		{ tail -c 4000 build/mutation.log; exit 1; }
+	@$(BIN)/mutmut results | grep -v ': not checked' || echo "No mutant survived."
+
 check: .venv/.dev
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
@@ -290,5 +307,5 @@ $(TOOLS)/.ready: Makefile $(wildcard src/gangline/harnesses/*.py) | .venv/.demo
 	@touch $@
 
 clean:
-	rm -rf .venv $(VLLM) $(VERL) $(INSPECT) $(TOOLS) .apptainer-root .newcomer-root .gangline .pytest_cache .hypothesis .ruff_cache build dist
+	rm -rf .venv $(VLLM) $(VERL) $(INSPECT) $(TOOLS) .apptainer-root .newcomer-root .gangline .pytest_cache .hypothesis .ruff_cache build dist mutants
 	find src tests bench docs examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -247,7 +247,9 @@ def test_a_template_that_refuses_the_new_messages_leaves_them_to_the_engine() ->
 
 def test_a_call_that_a_limit_cut_is_closed_before_its_results() -> None:
     tokenizer = TinyTokenizer()
-    parent = replace(_completion([1, 2], tokenizer.encode(WRITTEN), "length"), response=Message("assistant", (CALL,)))
+    parent = replace(
+        _completion([1, 2], tokenizer.encode(WRITTEN[:20]), "length"), response=Message("assistant", (CALL,))
+    )
     tail = tokenizer.encode("<|im_end|>\n<|im_start|>tool\nout<|im_end|>\n<|im_start|>assistant\n")
     assert _stitch(tokenizer, parent, [RESULT]) == [1, 2, *parent.sampled_ids.tolist(), *tail]
 

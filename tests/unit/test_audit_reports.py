@@ -224,6 +224,15 @@ def test_a_certificate_that_claims_what_the_ids_deny_is_a_violation() -> None:
     ]
 
 
+def test_a_spliced_context_that_is_not_the_prompts_end_is_a_violation() -> None:
+    spliced, *others = built("splice").traces
+    other = msgspec.structs.replace(spliced, response_ids=poked(spliced.response_ids, 13, 99))
+    report = audit(msgspec.structs.replace(built("splice"), traces=(other, *others)), SAMPLE.tree)
+    assert [(one.rule, one.completion_id, one.message) for one in report.violations] == [
+        ("splice", "c0004", "session-1.t0, c0004: the spliced context is not the end of the turn's prompt")
+    ]
+
+
 def test_too_few_recorded_logprobs_are_a_violation() -> None:
     short = msgspec.structs.replace(SAMPLE.tree["c0002"], logprobs=logprobs([-1.0]))
     tree = [short if one.completion_id == "c0002" else one for one in SAMPLE.tree]

@@ -145,6 +145,18 @@ def test_a_false_claim_of_exactness_splits_or_raises_when_strict() -> None:
         assert truth.num_completions == 6
 
 
+def test_a_turn_that_is_certified_diverged_begins_a_row_although_its_ids_fit() -> None:
+    sample = main_and_side()
+    doubtful = sample.tree["c0002"]
+    claims = msgspec.structs.replace(doubtful.certificate, context="diverged")
+    tree = CompletionTree([*list(sample.tree)[:2], msgspec.structs.replace(doubtful, certificate=claims)])
+    assert turns(PrefixMergingBuilder().build(tree, session_id="session-1", task_id="task-1")) == [
+        ["c0000"],
+        ["c0001"],
+        ["c0002"],
+    ]
+
+
 def test_a_conversation_of_thousands_of_split_turns_is_built() -> None:
     sample = Sample()
     sample.add(prompt=[1, 5], sampled=[10, 2], messages=(user("go"),))

@@ -119,6 +119,15 @@ def _emptied(*calls: ToolCall, first: ToolCall | None = None) -> tuple[ToolCall,
     return (*([first] if first else []), *(ToolCall(call.call_id, call.name, "{}") for call in calls))
 
 
+@pytest.mark.parametrize(("num_chars", "parent_id"), [(10_000, "c1"), (100_000, None)])
+def test_a_very_long_turn_is_known_by_its_whole_meaning_only(num_chars: int, parent_id: str | None) -> None:
+    call = ToolCall("call_k", "run", msgspec.json.encode({"command": "x" * num_chars}).decode())
+    index = _Index()
+    _answered(index, _call(USER), _assistant(Text("Look."), call), "c1")
+    assert index.place(_call(USER, _assistant(Text("Look."), call), MORE)).parent_id == "c1"
+    assert index.place(_call(USER, _assistant(call), MORE)).parent_id == parent_id
+
+
 def test_an_edited_history_before_the_turn_is_another_branch() -> None:
     index = _Index()
     _answered(index, _call(USER), RESPONSE, "c1")
