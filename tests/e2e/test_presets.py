@@ -1,13 +1,16 @@
 """Each preset, from its generated rows to their rewards: a scripted agent works in a sandbox without any network.
 
-GANGLINE_PRESET_SAMPLES is the number of samples of each preset; `make test-presets` runs all 20.
+GANGLINE_PRESET_SAMPLES is the number of samples of each preset; `make test-presets` runs all 20, and 100 sessions of
+one preset at once.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -24,6 +27,8 @@ from support.service.cli_process import UpProcess
 
 NUM = int(os.environ.get("GANGLINE_PRESET_SAMPLES", "2"))
 KINDS = ("right", "wrong")
+ALL = 20
+AT_ONCE = 100
 
 
 def mark(preset: str, number: int, kind: str) -> str:
@@ -114,17 +119,17 @@ def named(name: str) -> Preset:
     return found
 
 
-async def graded(up: UpProcess, preset: Preset, kind: str) -> list[SessionResult]:
-    """The sessions of all samples, at once."""
+async def graded(up: UpProcess, preset: Preset, kind: str, num_samples: int = 1) -> list[SessionResult]:
+    """The sessions of all samples, at once. num_samples: sessions of each."""
     running = up.running()
-    bodies = [preset.task(sample.row) for sample in preset.samples(NUM)]
+    bodies = [preset.task(sample.row) | {"num_samples": num_samples} for sample in preset.samples(NUM)]
     for number, body in enumerate(bodies):
         body["instruction"] += f"\n\n{mark(preset.name, number, kind)}"
     async with ServerClient(running["server_url"], running["control_token"]) as client:
         submitted = await client.submit_many(bodies)
         found: list[SessionResult] = []
         for task in submitted:
-            await client.wait(task.task_id, timeout_s=240)
+            await client.wait(task.task_id, timeout_s=240 * num_samples)
             found += await client.result(task.task_id)
     return found
 
@@ -150,6 +155,27 @@ async def test_right_solutions_earn_one_and_wrong_ones_nothing(up: UpProcess, na
                 assert re.search(sees, shown), shown
             assert result.trajectory is not None
             assert audit(result.trajectory, result.completions).ok
+
+
+@pytest.mark.skipif(NUM < ALL, reason="does not apply: a part of make test-presets")
+@pytest.mark.timeout(1800)
+async def test_a_hundred_code_sessions_at_once_on_two_cores_need_no_second_attempt(tmp_path: Path) -> None:
+    need_command("bwrap", "apt-get install bubblewrap")
+    names = ("--run-slots", "--ready-slots", "--init-workers", "--postrun-workers")
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(cores)[:2])
+    try:
+        service = UpProcess(tmp_path, *(part for name in names for part in (name, AT_ONCE)), script=script())
+    finally:
+        os.sched_setaffinity(0, cores)
+    try:
+        assert service.ready(), "the service did not start"
+        results = await graded(service, named("code"), "right", AT_ONCE // ALL)
+    finally:
+        service.close()
+    assert len(results) == AT_ONCE
+    ends = Counter((result.outcome, result.reward, result.attempt) for result in results)
+    assert ends == {("completed", 1.0, 1): AT_ONCE}, [result.failure for result in results if result.failure][:3]
 
 
 async def test_a_trainer_posts_a_row_to_a_fresh_install(up: UpProcess) -> None:
