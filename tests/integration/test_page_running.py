@@ -14,6 +14,7 @@ import pytest
 
 from gangline.client.server import ServerClient
 from gangline.domain.errors import Conflict, ServerUnavailable
+from gangline.server.routes import events
 from gangline.server.run import serving
 from gangline.web.columns import COLUMNS, decode_columns
 from support.page.running import SteppedSession, stepped_session
@@ -48,15 +49,19 @@ async def outline_with(session: SteppedSession, num_calls: int) -> dict[str, Any
             await asyncio.sleep(0.05)
 
 
-async def told_calls(events: aiohttp.StreamReader) -> int:
+async def told_calls(stream: aiohttp.StreamReader) -> int:
     """Number of calls of the next `session.calls`."""
     async with asyncio.timeout(30):
-        while await events.readline() != b"event: session.calls\n":
+        while await stream.readline() != b"event: session.calls\n":
             pass
-        return json.loads((await events.readline()).removeprefix(b"data: "))["num_calls"]
+        return json.loads((await stream.readline()).removeprefix(b"data: "))["num_calls"]
 
 
-async def test_calls_and_tokens_are_there_as_soon_as_they_are_recorded(control: ServerClient, tmp_path: Path) -> None:
+async def test_calls_and_tokens_are_there_as_soon_as_they_are_recorded(
+    control: ServerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New calls do not wait for the next reading of stored events."""
+    monkeypatch.setattr(events, "_REST_S", 600.0)
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with (
         stepped_session(control, TOKEN, tmp_path / "agent", "live") as session,
