@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,14 @@ async def test_no_session_is_leased_below_the_reserve_until_there_is_room_again(
         disk.free = free
         await guard.look([])
     assert told == [True, False]
+
+
+async def test_a_disk_that_is_low_from_the_start_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    guard = DiskGuard(tmp_path, room=Disk(GIB))
+    watching = asyncio.create_task(guard.watch(list))
+    await asyncio.sleep(0)
+    watching.cancel()
+    assert "disk.low" in caplog.text
 
 
 async def test_the_largest_is_ended_below_half_of_the_reserve_and_one_at_a_time(tmp_path: Path) -> None:

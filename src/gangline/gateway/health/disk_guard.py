@@ -106,6 +106,8 @@ class DiskGuard:
         return self._room.free_files < self._reserve_files * share
 
     async def watch(self, attempts: Callable[[], Iterable[Evictable]]) -> None:
+        if self.is_low:
+            self._report()
         while True:
             await self.look(list(attempts()))
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -146,14 +148,16 @@ class DiskGuard:
     def _note(self, room: Room) -> None:
         self._room = room
         was_low, self.is_low = self.is_low, self._is_below(1.0)
-        if self.is_low == was_low:
-            return
-        told = (room.free_bytes, self._reserve_bytes, room.free_files, self._reserve_files)
+        if self.is_low != was_low:
+            self._report()
+            self.on_change()
+
+    def _report(self) -> None:
+        figures = (self._room.free_bytes, self._reserve_bytes, self._room.free_files, self._reserve_files)
         if self.is_low:
-            log.error("disk.low free=%d reserve=%d free_files=%d reserve_files=%d", *told)
+            log.error("disk.low free=%d reserve=%d free_files=%d reserve_files=%d", *figures)
         else:
-            log.info("disk.enough free=%d reserve=%d free_files=%d reserve_files=%d", *told)
-        self.on_change()
+            log.info("disk.enough free=%d reserve=%d free_files=%d reserve_files=%d", *figures)
 
 
 def _asked(folder: Path) -> Room:
