@@ -1,7 +1,7 @@
 """Whether a small policy learns on the preset `math`: `examples/math_preset` as it stands, and its control.
 
 The policy is made first. Then both experiments train it, one after the other, each on a service of its own with real
-sandboxes. Some 10 minutes.
+sandboxes. Some 15 minutes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gangline.runs.log import read_evaluations, read_records
 from gangline.runs.records import EvaluationRecord, StepRecord
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "math_preset"
-NUM_TRAINED, NUM_HELD_OUT = 64, 32
+NUM_TRAINED, NUM_HELD_OUT = 256, 64
 TIMEOUT_S = 1800
 
 Figures = dict[str, dict[str, Any]]
@@ -74,7 +74,7 @@ def _run(*command: str) -> str:
 
 
 def figures(learned: Trained, control: Trained) -> Figures:
-    minutes = f"until the last of {len(learned.steps)} steps of 4 groups of 8 sessions, the first evaluation included"
+    minutes = f"until the last of {len(learned.steps)} steps of 16 groups of 8 sessions, the first evaluation included"
     return {
         "learn.math.first_reward": _measured(learned.evaluations, 0),
         "learn.math.last_reward": _measured(learned.evaluations, -1),

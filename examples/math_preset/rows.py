@@ -40,7 +40,7 @@ def rows(number: int, seed: int = 0) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Print rows for the preset `math`, one a line.")
-    parser.add_argument("--rows", type=int, default=96, metavar="N", help="number of rows")
+    parser.add_argument("--rows", type=int, default=320, metavar="N", help="number of rows")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     arguments = parser.parse_args()
     for row in rows(arguments.rows, arguments.seed):

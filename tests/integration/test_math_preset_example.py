@@ -76,6 +76,6 @@ def test_the_control_differs_in_nothing_but_its_rewards() -> None:
 
 def test_rows_are_different_problems_and_the_same_again() -> None:
     rows = example("rows")["rows"]
-    made = list(rows(96))
-    assert made == list(rows(96))
-    assert len({row["problem"] for row in made}) == 96
+    made = list(rows(320))
+    assert made == list(rows(320))
+    assert len({row["problem"] for row in made}) == 320
