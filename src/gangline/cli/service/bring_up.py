@@ -225,6 +225,8 @@ async def run_service(
     from gangline.cli.processes.supervisor import Supervisor
 
     _make_folders(plan.data_dir)
+    if plan.cluster is None:
+        _warn_of_full_disk(plan)
     with running.held(plan.data_dir):
         token = running.keep_token(plan.data_dir, plan.control_token)
         live: list[running.Running] = []
@@ -248,6 +250,22 @@ def _make_folders(data_dir: Path) -> None:
         raise NodeError(
             f"cannot write to the data folder {data_dir}: {error.strerror}. Choose one with --data."
         ) from error
+
+
+def _warn_of_full_disk(plan: Plan) -> None:
+    """A node without its reserve takes no session: whoever waits for one should know why."""
+    from gangline.gateway.health.disk_guard import DiskGuard
+
+    disk = DiskGuard(plan.data_dir, plan.node.disk_reserve_bytes()).state()
+    if disk.is_low:
+        notes().print(
+            f"No session begins yet: the disk of {plan.data_dir} has {disk.free_bytes / (1 << 30):.1f} GiB and "
+            f"{disk.free_files:,} files free, and the node keeps {disk.reserve_bytes / (1 << 30):.1f} GiB and "
+            f"{disk.reserve_files:,} files. Free some space, or choose another folder with --data.",
+            style="yellow",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 @contextlib.asynccontextmanager
