@@ -35,7 +35,7 @@ def clones(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def up(tmp_path_factory: pytest.TempPathFactory, clones: Path) -> Generator[UpProcess]:
     need_command("bwrap", "apt-get install bubblewrap")
     need_command("git", "apt-get install git")
-    service = UpProcess(tmp_path_factory.mktemp("up"), env={"GANGLINE_EXPOSE": str(clones)})
+    service = UpProcess(tmp_path_factory.mktemp("up"), env={"GANGLINE_PREPARE_FOLDERS": str(clones)})
     try:
         assert service.ready(), "the service did not start"
         yield service
@@ -118,6 +118,8 @@ async def test_swe_bench_grades_the_patch_of_the_source_with_its_own_tests(
         f"{fixes}; touch .git/index.lock": ("completed", 1.0),
         f"{fixes}; sed -i 's/2 \\* a/a/' kennel.py": ("completed", 0.0),
         "rm -rf .git": ("completed", 0.0),
+        f"git --git-dir {clones}/dogs__kennel/.git show {fix} | git apply; true": ("completed", 0.0),
+        f"cp -r {clones}/dogs__kennel/. .; git checkout -qf {fix}; true": ("completed", 0.0),
         f'! git cat-file -e {fix} && [ -z "$(git tag)$(git branch -r)" ]': ("completed", 0.0),
     }
     said = await ended(up, oracle, *(with_command(oracle, command) for command in tries))

@@ -154,6 +154,8 @@ class RuntimeStart(msgspec.Struct, frozen=True, kw_only=True):
     `list`."""
     hidden: tuple[Path, ...] = ()
     """Host folders that the sandbox must not see, also where they lie in a folder that it does see."""
+    prepare_folders: tuple[Path, ...] = ()
+    """Host folders that it sees read-only at the same path until it is first killed, and never again."""
     base: Checkpoint | None = None
     """The sandbox begins with these files: a fork. Its folder lies beside that of the checkpoint's sandbox, and its
     owner and specification are the same."""

@@ -204,6 +204,7 @@ async def serve(
             owner=owner,
             runtimes_folder=runtimes_folder,
             hidden=await asyncio.to_thread(_hidden, data_dir),
+            prepare_folders=tuple(path.absolute() for path in Settings.from_environ().prepare_folders),
             backends=backends,
             first_model=next((view.model for view in backends.policy.views()), ""),
             proxy=proxy,

@@ -88,6 +88,6 @@ def _runtime(instance: SweInstance, choices: Choices, how: InstanceChoices) -> d
     if backend in ("sandbox", "process"):
         raise InvalidRequest(
             f"{instance.instance_id}: runtime `{backend}` has no image with the repository. Use --runtime docker, or "
-            "--repositories FOLDER with clones named owner__name, and GANGLINE_EXPOSE=FOLDER for the node."
+            "--repositories FOLDER with clones named owner__name, and GANGLINE_PREPARE_FOLDERS=FOLDER for the node."
         )
     return body | {"image": instance.image_of(choices.image), "prepare": at_its_commit(instance)}

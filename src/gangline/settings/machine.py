@@ -44,6 +44,10 @@ class Settings(BaseModel):
     expose: Annotated[_Folders, Setting(env=("GANGLINE_EXPOSE",))] = ()
     """Host folders that sandboxes see read-only at the same path, beside the host's /usr and /etc. The Python that runs
     Gangline and `tools_dir` are always among them. The variable separates them by `:`."""
+    prepare_folders: Annotated[_Folders, Setting(env=("GANGLINE_PREPARE_FOLDERS",))] = ()
+    """Host folders that prepare actions see read-only at the same path, and agents and graders never do, such as clones
+    whose later commits hold the fix; for the runtimes `sandbox` and `apptainer`. Prepare actions that name one of them
+    leave no process running. The variable separates them by `:`."""
     hide: Annotated[_Folders, Setting(env=("GANGLINE_HIDE",))] = ()
     """Host folders that no sandbox sees, even inside one that it does see. `data_dir`, and the data folder that a node
     was started with, are always among them. The variable separates them by `:`."""

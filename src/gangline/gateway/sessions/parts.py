@@ -39,6 +39,8 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     """Label of everything this node starts."""
     runtimes_folder: Path
     hidden: tuple[Path, ...] = ()
+    prepare_folders: tuple[Path, ...] = ()
+    """Absolute host folders that only prepare actions may see."""
     """Host folders that no sandbox sees."""
     backends: BackendsByRole
     first_model: str

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from gangline.domain.contracts import ExecResult, RuntimeHandle, RuntimeStart
@@ -57,14 +58,14 @@ class Sandboxes:
             return handle
         handle = await _started(self._parts, spec, f"{self._key.session_id}.{self._key.attempt}.{role}")
         self._started.append(handle)
-        await _prepare_all(handle, spec)
+        await _prepare_all(handle, spec, self._parts)
         return handle
 
     async def start_beside(self, role: str, spec: RuntimeSpec) -> RuntimeHandle:
         """Start a sandbox of another specification, for no agent and no grader. Raises: as `start`."""
         handle = await _started(self._parts, spec, f"{self._key.session_id}.{self._key.attempt}.{role}")
         self._beside.append(handle)
-        await _prepare_all(handle, spec)
+        await _prepare_all(handle, spec, self._parts)
         return handle
 
     async def begin_checkpoints(self) -> None:
@@ -160,7 +161,7 @@ async def start_prepared(parts: NodeParts, spec: RuntimeSpec, runtime_id: str) -
     """Start a sandbox that no session has asked for; one that fails leaves nothing. Raises: as `Sandboxes.start`."""
     handle = await _started(parts, spec, runtime_id)
     try:
-        await _prepare_all(handle, spec)
+        await _prepare_all(handle, spec, parts)
     except BaseException:
         await asyncio.shield(handle.stop())
         raise
@@ -168,23 +169,34 @@ async def start_prepared(parts: NodeParts, spec: RuntimeSpec, runtime_id: str) -
 
 
 async def _started(parts: NodeParts, spec: RuntimeSpec, runtime_id: str) -> RuntimeHandle:
+    seen = _named_folders(spec, parts)
     start = RuntimeStart(
         runtime_id=runtime_id,
         owner=parts.owner,
         spec=spec,
         folder=parts.runtimes_folder / runtime_id,
         proxy_port=parts.proxy_port,
-        hidden=parts.hidden,
+        hidden=(*parts.hidden, *(folder for folder in parts.prepare_folders if folder not in seen)),
+        prepare_folders=seen,
     )
     return await parts.start_runtime(spec.backend, start)
 
 
-async def _prepare_all(handle: RuntimeHandle, spec: RuntimeSpec) -> None:
+def _named_folders(spec: RuntimeSpec, parts: NodeParts) -> tuple[Path, ...]:
+    """The operator's folders for prepare actions that this specification's actions name."""
+    commands = [str(action.command) for action in spec.prepare if isinstance(action, ExecAction)]
+    return tuple(folder for folder in parts.prepare_folders if any(str(folder) in command for command in commands))
+
+
+async def _prepare_all(handle: RuntimeHandle, spec: RuntimeSpec, parts: NodeParts) -> None:
+    """A sandbox that saw folders for its prepare actions is killed after them: in its next life it sees none."""
     for action in spec.prepare:
         if isinstance(action, ExecAction):
             await _prepare(handle, action)
         else:
             await handle.upload(action.path, decoded(action.content, action.encoding), mode=action.mode)
+    if _named_folders(spec, parts):
+        await handle.kill()
 
 
 async def usage_of(handle: RuntimeHandle) -> Usage:

@@ -36,7 +36,7 @@ from gangline.runtimes.commands.holder import PATH, Launch
 from gangline.runtimes.commands.sandbox import begun
 from gangline.runtimes.commands.zygote import run_helper
 from gangline.runtimes.confinement.cgroups import remove_owned
-from gangline.runtimes.confinement.masks import refuse_hidden_image
+from gangline.runtimes.confinement.masks import FirstLife, refuse_hidden_image
 from gangline.runtimes.layers.records import release
 from gangline.runtimes.namespaced import (
     HOME,
@@ -129,7 +129,8 @@ class _Container:
     ) -> None:
         self._label = Mark(owner=start.owner, runtime=ApptainerRuntime.name, runtime_id=start.runtime_id).label
         self._folder = start.folder
-        self._hidden = start.hidden
+        self._reading = FirstLife(start)
+        self._prepare_folders = start.prepare_folders
         self._image = image
         self._host_root: list[Path] = []
         self._shared = shared
@@ -152,7 +153,7 @@ class _Container:
             self._host_root = make_host_root(self._folder / "root")
         (self._folder / "hosts").write_text(f"{self._localhost} localhost gangline\n")
         upper = self._folder / "overlay" / "upper"
-        for inside in (*self._shared, *map(str, self._expose)):
+        for inside in (*self._shared, *map(str, (*self._expose, *self._prepare_folders))):
             self._make_way(upper, PurePosixPath(inside))
 
     @staticmethod
@@ -165,14 +166,15 @@ class _Container:
 
     def launch(self, entering: Sequence[str]) -> Launch:
         assert not entering, "no private mounts here"
+        seen, hidden = self._reading.next()
         names = ("passwd", "group", "hosts")
         view = View(
             image=self._image or str(self._folder / "root"),
             overlay=self._folder / "overlay",
             shared=self._shared,
-            expose=[*self._host_root, *self._expose],
+            expose=[*self._host_root, *self._expose, *seen],
             empty=self._folder / "empty",
-            hidden=self._hidden,
+            hidden=hidden,
             files={f"/etc/{name}": self._folder / name for name in names},
             host_network=self._host_network,
             user_namespace=os.geteuid() != 0,

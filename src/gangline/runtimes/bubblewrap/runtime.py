@@ -28,6 +28,7 @@ from gangline.runtimes.bubblewrap.obstacles import obstacle
 from gangline.runtimes.commands.holder import Launch
 from gangline.runtimes.commands.sandbox import begun
 from gangline.runtimes.confinement.cgroups import remove_owned
+from gangline.runtimes.confinement.masks import FirstLife
 from gangline.runtimes.layers.records import release
 from gangline.runtimes.namespaced import (
     HOME,
@@ -103,19 +104,21 @@ class _Bubblewrap:
         self._python = python
         self._expose = python.beside(expose)
         self._uid = uid
+        self._reading = FirstLife(start)
 
     def make_folders(self) -> None:
         """Nothing beside the shared ones."""
 
     def launch(self, entering: Sequence[str]) -> Launch:
         spec = self._start.spec
+        seen, hidden = self._reading.next()
         as_root = os.geteuid() == 0 and self._uid is None
         view = View(
             image=Path(spec.image) if spec.image is not None else None,
             shared=self._shared,
-            expose=self._expose,
+            expose=[*self._expose, *seen],
             masked=private_files() if as_root and spec.image is None else (),
-            hidden=self._start.hidden,
+            hidden=hidden,
             passwd=self._start.folder / "passwd",
             group=self._start.folder / "group",
             host_network=spec.network == "full",

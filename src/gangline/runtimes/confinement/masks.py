@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from gangline.domain.contracts import RuntimeStart
 from gangline.domain.errors import InvalidRequest
 
-__all__ = ["masked", "refuse_hidden_image"]
+__all__ = ["FirstLife", "masked", "refuse_hidden_image"]
 
 
 def masked(hidden: Iterable[Path], seen: Mapping[str, Path]) -> list[str]:
@@ -27,3 +28,26 @@ def refuse_hidden_image(image: Path, hidden: Sequence[Path]) -> None:
     real = Path(os.path.realpath(image))
     if any(folder in (real, *real.parents) for folder in (Path(os.path.realpath(one)) for one in hidden)):
         raise InvalidRequest(f"runtime.image {str(image)!r} lies in a data folder, which no sandbox may see.")
+
+
+class FirstLife:
+    """The folders that one sandbox sees for its prepare actions alone: in its first life, which `kill` ends."""
+
+    def __init__(self, start: RuntimeStart) -> None:
+        self._folders = start.prepare_folders
+        self._hidden = start.hidden
+        self._is_over = start.base is not None
+        """A fork goes on where an agent was."""
+
+    def next(self) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+        """Begin another life. Returns the folders that it sees for its prepare actions, and the hidden ones. Blocking.
+
+        Raises: InvalidRequest when a folder is missing.
+        """
+        if self._is_over:
+            return (), (*self._hidden, *self._folders)
+        self._is_over = True
+        for folder in self._folders:
+            if not folder.is_dir():
+                raise InvalidRequest(f"prepare_folders: {str(folder)!r} is no folder on the node's machine.")
+        return self._folders, self._hidden
