@@ -7,10 +7,12 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from gangline.cli.terminal.views import low_disk, node_state
 from gangline.domain.errors import Failure
-from gangline.domain.node_views import BreakerView
+from gangline.domain.node_views import BreakerView, DiskState
 from gangline.domain.session import SessionResult, StageTiming
 from gangline.domain.usage import SessionUsage, Usage
+from gangline.domain.views import NodeView
 from gangline.gateway.backends.gate import Gate
 from gangline.gateway.health.metrics import NodeMetrics, NodeNow
 from gangline.telemetry.exposition import LoopLag
@@ -20,6 +22,28 @@ NOW = NodeNow(stages={"init": 1}, sizes={}, num_external=0, backends=(), gate=Ga
 
 def result(**fields: Any) -> SessionResult:
     return SessionResult(session_id="t.0", task_id="t", node_id="n", attempt=1, fence=1, **fields)
+
+
+def test_a_low_disk_is_in_the_heartbeat_and_in_the_nodes_state() -> None:
+    disk = DiskState(free_bytes=1 << 30, reserve_bytes=2 << 30, free_files=9, reserve_files=0, is_low=True)
+    troubles = msgspec.structs.replace(NOW, disk=disk).troubles()
+    assert low_disk(troubles) == "takes no session: disk low (1 GiB free, reserve 2 GiB)"
+    few = msgspec.structs.replace(disk, free_bytes=4 << 30, reserve_files=10)
+    assert "9 files free, reserve 10" in low_disk(msgspec.structs.replace(NOW, disk=few).troubles())
+    enough = msgspec.structs.replace(disk, free_bytes=4 << 30, is_low=False)
+    assert low_disk(msgspec.structs.replace(NOW, disk=enough).troubles()) == ""
+    node = NodeView(
+        node_id="n",
+        url="",
+        capacity=1,
+        draining=False,
+        num_sessions=0,
+        metrics=troubles,
+        first_seen_at=0,
+        last_seen_at=0,
+        age_s=0.0,
+    )
+    assert node_state(node).startswith("takes no session")
 
 
 def test_an_attempt_is_counted_with_its_stages_and_its_failure() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gangline.cli.terminal.output import printable
+from gangline.domain.contracts import in_binary_units
 from gangline.domain.lifecycle import STAGES
 from gangline.domain.views import NodeView, ServiceStatus, SessionView, TaskSummary
 
@@ -17,6 +18,7 @@ __all__ = [
     "OUTCOME_COLOURS",
     "counts",
     "groups_table",
+    "low_disk",
     "node_state",
     "nodes_table",
     "sessions_table",
@@ -98,13 +100,27 @@ def node_state(node: NodeView) -> str:
     if node.age_s > _SILENT_AFTER_S:
         return "drained" if node.draining else "silent"
     broken = [name.removeprefix(_BREAKER) for name in node.metrics if name.startswith(_BREAKER)]
-    state = "draining" if node.draining else f"resting: {broken[0]} fails" if broken else "up"
+    low = low_disk(node.metrics)
+    state = "draining" if node.draining else low or (f"resting: {broken[0]} fails" if broken else "up")
     stuck = int(node.metrics.get("num_stuck", 0))
     state = f"{state}, {stuck} stuck" if stuck else state
     if num_checkpoints := int(node.metrics.get("checkpoints", 0)):
         gib = node.metrics.get("checkpoint_bytes", 0) / (1 << 30)
         state = f"{state}, {num_checkpoints} checkpoints of {gib:.1f} GiB"
     return state
+
+
+def low_disk(metrics: Mapping[str, float]) -> str:
+    """Why a node takes no session, where its disk is below its reserve; else empty."""
+    free = {unit: metrics.get(f"disk_low_free_{unit}") for unit in ("bytes", "files")}
+    if free["bytes"] is None or free["files"] is None:
+        return ""
+    reserve = {unit: metrics.get(f"disk_low_reserve_{unit}", 0.0) for unit in free}
+    if free["bytes"] < reserve["bytes"]:
+        kept = f"{in_binary_units(int(free['bytes']))} free, reserve {in_binary_units(int(reserve['bytes']))}"
+    else:
+        kept = f"{int(free['files'])} files free, reserve {int(reserve['files'])}"
+    return f"takes no session: disk low ({kept})"
 
 
 def nodes_table(nodes: Sequence[NodeView]) -> RenderableType:

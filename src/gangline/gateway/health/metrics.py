@@ -16,7 +16,7 @@ from gangline.domain.completion import EMPTY_GENERATION, Completion
 from gangline.domain.errors import GanglineError
 from gangline.domain.lifecycle import STAGES
 from gangline.domain.node_numbers import NodeNumbers
-from gangline.domain.node_views import BackendView, BreakerView
+from gangline.domain.node_views import BackendView, BreakerView, DiskState
 from gangline.domain.session import SessionResult
 from gangline.domain.usage import Usage
 from gangline.gateway.backends.gate import Gate
@@ -30,6 +30,9 @@ _MEMORY_BUCKETS_BYTES = [float(1 << power) for power in range(24, 37)]  # 16 MiB
 _CALL_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 
 
+_DISK_FIGURES = ("free_bytes", "reserve_bytes", "free_files", "reserve_files")
+
+
 class NodeNow(msgspec.Struct, frozen=True, kw_only=True):
     """The values of a node's gauges."""
 
@@ -40,6 +43,8 @@ class NodeNow(msgspec.Struct, frozen=True, kw_only=True):
     num_stuck: int = 0
     """Sessions that stay longer than their budgets."""
     breaker: BreakerView = BreakerView(state="closed")
+    disk: DiskState | None = None
+    """None where it is not watched."""
     num_external: int
     """Open sessions of agents that run elsewhere."""
     num_checkpoints: int = 0
@@ -52,9 +57,14 @@ class NodeNow(msgspec.Struct, frozen=True, kw_only=True):
     gate: Gate
 
     def troubles(self) -> dict[str, float]:
-        """For the heartbeat: how many sessions hang, and at which boundary the breaker is open."""
+        """For the heartbeat: how many sessions hang, at which boundary the breaker is open, and a disk that is low."""
         broken = {} if self.breaker.state == "closed" else {f"breaker_open_{self.breaker.boundary}": 1.0}
-        return {"num_stuck": float(self.num_stuck)} | broken
+        return {"num_stuck": float(self.num_stuck)} | broken | self._low_disk()
+
+    def _low_disk(self) -> dict[str, float]:
+        if self.disk is None or not self.disk.is_low:
+            return {}
+        return {f"disk_low_{name}": float(getattr(self.disk, name)) for name in _DISK_FIGURES}
 
 
 class _Totals(msgspec.Struct):
@@ -237,6 +247,8 @@ class NodeMetrics:
             "1 while the node pauses leasing after faults of its own.",
             now.breaker.state != "closed",
         )
+        low = now.disk is not None and now.disk.is_low
+        yield GaugeMetricFamily("gangline_disk_low", "1 while the disk is below its reserve: no leases.", low)
         yield GaugeMetricFamily("gangline_external_sessions", "Open external sessions.", now.num_external)
         yield GaugeMetricFamily("gangline_checkpoints", "Checkpoints of sessions.", now.num_checkpoints)
         yield GaugeMetricFamily("gangline_checkpoint_bytes", "Disk usage of checkpoints.", now.checkpoint_bytes)

@@ -162,6 +162,7 @@ class Pipeline:
             sizes=self._parts.pools.sizes.model_dump(),
             num_stuck=len(self._watchdog.stuck),
             breaker=self._breaker.view(),
+            disk=self._disk.state(),
             num_external=self._num_external(),
             num_checkpoints=self._parts.checkpoints.num_kept,
             checkpoint_bytes=self._parts.checkpoints.num_bytes,

@@ -88,6 +88,12 @@ function Failures({ sessions }) {
     <//>`;
 }
 
+/** @param {import("./types").NodeView} node */
+function nodeState(node) {
+  if (node.draining) return " (draining)";
+  return "disk_low_free_bytes" in node.metrics ? " (takes no session: disk low)" : "";
+}
+
 /** @param {{nodes: import("./types").NodeView[]}} props */
 function Nodes({ nodes }) {
   return html`<h2>Nodes and engines</h2>
@@ -95,7 +101,7 @@ function Nodes({ nodes }) {
     <${Table} titles=${["node", "sessions", "heard", "calls in flight", "engines"]}>
       ${nodes.map(
         (node) => html`<tr key=${node.node_id}>
-          <td>${visible(node.node_id)}${node.draining ? " (draining)" : ""}</td>
+          <td>${visible(node.node_id)}${nodeState(node)}</td>
           <td class="number">${number(node.num_sessions)} of ${number(node.capacity)}</td>
           <td>${duration(node.age_s)} ago</td>
           <td class="number">${number(node.metrics["calls_in_flight"] ?? null)}</td>
