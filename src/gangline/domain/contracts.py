@@ -53,6 +53,7 @@ __all__ = [
     "RuntimeStart",
     "RuntimeUser",
     "SupportsCapabilities",
+    "TellsMissing",
     "in_binary_units",
 ]
 
@@ -324,6 +325,15 @@ class Runtime(Protocol):
 
         Returns how many sandboxes were removed.
         """
+        ...
+
+
+@runtime_checkable
+class TellsMissing(Protocol):
+    """A runtime that can tell cheaply that it cannot run here. Nodes pass over sessions of one that cannot."""
+
+    def missing(self) -> str | None:
+        """The missing part and the command to run, after a look at installed programs alone; None: none is known."""
         ...
 
 

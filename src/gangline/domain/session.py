@@ -10,6 +10,7 @@ from gangline.domain.completion import Completion
 from gangline.domain.decodable import warm_decoder
 from gangline.domain.errors import Failure
 from gangline.domain.lifecycle import Outcome, Stage
+from gangline.domain.placement import Offer
 from gangline.domain.trajectory import Trajectory
 from gangline.domain.usage import SessionUsage
 
@@ -130,6 +131,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """`NodeNumbers`."""
     identity: str = ""
     """Identity of its data folder: unchanged by restarts, different for another node with the same id."""
+    offer: Offer | None = None
+    """What it can run; None says nothing, and the node is given every session."""
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,6 +43,8 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     session_ids: tuple[str, ...]
     created: bool
     """False when the same task had been submitted before."""
+    unplaced: str | None = None
+    """Why none of the present nodes can run it: its sessions wait for one that can. None: one can, or there is none."""
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +78,8 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     """When it may be leased again, after a fault of the infrastructure; None is at any time."""
     position: int = 0
     """Grows with every session; the cursor of a page."""
+    unplaced: str | None = None
+    """Why none of the present nodes can run it, while it is queued. None: one can, or there is no node."""
 
 
 class SessionPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,6 +176,8 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """stage -> how long the session that is longest in it has been there; stages as in `stages`."""
     queued: dict[str, int] = {}
     """submitter -> sessions in the queue; the empty name is of requests that name none."""
+    unplaced: dict[str, int] = {}
+    """Why none of the present nodes can run them -> queued sessions."""
     num_waiting: int = 0
     """Queued sessions that wait for a while after a fault of the infrastructure."""
     result_bytes: int = 0
@@ -186,8 +192,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     kind: str
     """task.submitted, task.started, task.ended, session.leased, session.stage, session.requeued, session.released,
-    session.ended, node.joined, callback.delivered, callback.expired. Failures have `boundary`, `code` and `message` in
-    `data`."""
+    session.ended, node.joined, node.offer, callback.delivered, callback.expired, task.unplaced. Failures have
+    `boundary`, `code` and `message` in `data`."""
     task_id: str | None = None
     session_id: str | None = None
     data: dict[str, Any] = {}

@@ -44,6 +44,7 @@ from gangline.gateway.health.breaker import Breaker
 from gangline.gateway.health.disk_guard import DiskGuard
 from gangline.gateway.health.interpreter import settle_interpreter
 from gangline.gateway.health.metrics import NodeMetrics
+from gangline.gateway.health.offers import Offers
 from gangline.gateway.health.watchdog import Watchdog
 from gangline.gateway.identity import node_identity
 from gangline.gateway.sessions.adoption import adoptable
@@ -238,6 +239,7 @@ async def serve(
             breaker=breaker,
             watchdog=Watchdog(stuck_after_s),
             disk=await asyncio.to_thread(DiskGuard, runtimes_folder, disk_reserve_bytes),
+            offers=await asyncio.to_thread(Offers),
             num_external=external.num_open,
         )
         await pipeline.join()

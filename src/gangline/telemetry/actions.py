@@ -15,7 +15,10 @@ ACTIONS: dict[str, str] = {
     "session.requeued": "A session is retried: its lease expired, or the infrastructure failed.",
     "session.released": "A node returned a session before its start; no attempt was used.",
     "session.ended": "A session has ended and is not retried.",
+    "task.unplaced": "None of the present nodes can run a task that was submitted; it waits for one that can.",
     "node.joined": "A node sent its first heartbeat.",
+    "task.waits": "A trainer's task waits for a node that can run it; `why` says what is missing.",
+    "node.offer": "A node changed what it can run.",
     "callback.delivered": "A task's callback was acknowledged.",
     "callback.expired": "A task's callback was not acknowledged in time and is not sent again.",
     # Every command that serves.
@@ -52,6 +55,8 @@ ACTIONS: dict[str, str] = {
     "request.crashed": "A request was answered with an internal error, a defect of the service.",
     # A node and its sessions.
     "node.ready": "A node answers calls and leases sessions.",
+    "runtime.withdrawn": "A runtime failed its check after a session could not start; the node offers it no more.",
+    "runtime.offered": "A runtime passed its check again; the node offers it.",
     "node.stopping": "A node ends its sessions and returns them to the server.",
     "session.init": "A session is in INIT: its runtime is started and prepared.",
     "session.ready": "A session is in READY: prepared, it waits for a place in RUN.",

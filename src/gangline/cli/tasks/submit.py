@@ -157,6 +157,12 @@ async def _submit(address: Service, tasks: list[TaskRequest], *, wait: bool, as_
 
     async with ServerClient(address.server_url, address.control_token) as client:
         submitted = await client.submit_many(tasks)
+        for why in dict.fromkeys(one.unplaced for one in submitted if one.unplaced is not None):
+            first = next(one.task_id for one in submitted if one.unplaced == why)
+            number = sum(one.unplaced == why for one in submitted)
+            which = first if number == 1 else f"{number} tasks, {first} among them,"
+            told = f"{which} waits: {why}. It starts when a node that can run it joins."
+            notes().print(told, markup=False, soft_wrap=True)
         if not wait:
             for one in submitted:
                 if as_json:

@@ -69,6 +69,7 @@ def sessions_table(sessions: Sequence[SessionView]) -> RenderableType:
     for one in sessions:
         state = one.stage or one.state
         failure = f"{one.failure.boundary}: {one.failure.message}" if one.failure else ""
+        failure = f"unplaced: {one.unplaced}" if one.unplaced else failure
         table.add_row(
             escape(one.session_id),
             state,
@@ -76,7 +77,7 @@ def sessions_table(sessions: Sequence[SessionView]) -> RenderableType:
             _coloured(one.outcome),
             _number(one.reward),
             escape(one.node_id or ""),
-            escape(printable(failure[:200])),
+            escape(printable(failure if one.unplaced else failure[:200])),
         )
     return table
 
@@ -148,4 +149,5 @@ def stages_line(status: ServiceStatus) -> Text:
 
 def status_view(status: ServiceStatus, tasks: Sequence[TaskSummary]) -> RenderableType:
     lines = Text(f"gangline {status.version}; tasks: {counts(status.tasks)}; callbacks: {counts(status.callbacks)}")
-    return Group(lines, stages_line(status), Text(), nodes_table(status.nodes), Text(), groups_table(tasks))
+    waiting = [Text(f"unplaced: {number} queued: {why}", style="yellow") for why, number in status.unplaced.items()]
+    return Group(lines, stages_line(status), *waiting, Text(), nodes_table(status.nodes), Text(), groups_table(tasks))

@@ -7,13 +7,14 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
-from gangline.domain.errors import GanglineError, TooManyFiles
+from gangline.domain.errors import GanglineError
 from gangline.domain.lifecycle import STAGES, Stage
 from gangline.domain.node_views import NodeStatus
 from gangline.domain.session import Lease
 from gangline.gateway.health.breaker import Breaker
 from gangline.gateway.health.disk_guard import DiskGuard
 from gangline.gateway.health.metrics import NodeNow
+from gangline.gateway.health.offers import Offers
 from gangline.gateway.health.watchdog import Watchdog
 from gangline.gateway.sessions.attempt import Attempt
 from gangline.gateway.sessions.leases.delivery import Delivery
@@ -58,6 +59,7 @@ class Pipeline:
         breaker: Breaker | None = None,
         watchdog: Watchdog | None = None,
         disk: DiskGuard | None = None,
+        offers: Offers | None = None,
         heartbeat_s: float = 3.0,
         lease_wait_s: float = 20.0,
     ) -> None:
@@ -73,6 +75,7 @@ class Pipeline:
         self._breaker = breaker or Breaker()
         self._watchdog = watchdog or Watchdog()
         self._disk = disk or DiskGuard(parts.runtimes_folder)
+        self._offers = offers or Offers()
         self._lease_wait_s = lease_wait_s
         self._attempts: dict[_LeaseKey, Attempt] = {}
         self._tasks: dict[_LeaseKey, asyncio.Task[None]] = {}
@@ -107,14 +110,15 @@ class Pipeline:
             recovering = group.create_task(self._recovery.run({attempt.key for attempt in self._attempts.values()}))
             beating = group.create_task(self._beat())
             guarding = group.create_task(self._disk.watch(self._attempts.values))
+            offering = group.create_task(self._offers.watch())
             pulling = group.create_task(self._pull_after(recovering))
             await self._draining.wait()
             pulling.cancel()
             await asyncio.wait({pulling, recovering})
             while self._tasks:
                 await asyncio.wait(self._tasks.values())
-            beating.cancel()
-            guarding.cancel()
+            for task in (beating, guarding, offering):
+                task.cancel()
         await self._beat_once()
 
     def drain(self) -> None:
@@ -230,7 +234,7 @@ class Pipeline:
                 await self._parts.journal.close_attempt(attempt.key)  # nobody asks for it any more
             raise
         self._breaker.ended((attempt.lease.session_id, attempt.lease.fence), result)
-        if result.failure is not None and result.failure.code == TooManyFiles.code:
+        if result.failure is not None and await self._offers.are_why(result.failure, attempt.lease):
             await self._give_back(attempt)
             return
         self._parts.metrics.attempt_ended(result)
@@ -240,7 +244,8 @@ class Pipeline:
         await self._delivery.deliver(result)
 
     async def _give_back(self, attempt: Attempt) -> None:
-        """Unharmed, for another node or a better time: the attempt is not spent."""
+        """Unharmed; the attempt is not spent. The server hears first of what this node offers no more."""
+        await self._beat_once()
         log.warning("session.given_back session=%s attempt=%d", *attempt.key)
         if await self._link.release(attempt.lease):
             await self._parts.journal.close_attempt(attempt.key)
@@ -268,7 +273,8 @@ class Pipeline:
     async def _beat_once(self) -> None:
         held: dict[str, tuple[int, Stage]] = {name: (fence, "postrun") for name, fence in self._recovery.left.items()}
         held |= {session_id: (fence, attempt.stage) for (session_id, fence), attempt in self._attempts.items()}
-        for session_id in await self._link.beat(held, self.now(), draining=self._draining.is_set()):
+        draining, offer = self._draining.is_set(), self._offers.offer
+        for session_id in await self._link.beat(held, self.now(), draining=draining, offer=offer):
             self._drop((session_id, held[session_id][0]))
 
     def _may_end(self, key: _LeaseKey) -> bool:

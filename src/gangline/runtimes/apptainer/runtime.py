@@ -71,6 +71,13 @@ class ApptainerRuntime:
         self._expose = exposed_folders(settings.expose)
         self._privileged = can_give_users()
 
+    def missing(self) -> str | None:
+        try:
+            self._check_program()
+        except RuntimeUnavailable as error:
+            return error.message
+        return None
+
     async def check(self) -> None:
         """Start a container with the host's programs and run `true` in it. Raises: RuntimeUnavailable."""
         self._check_program()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -25,7 +26,7 @@ from gangline.domain.contracts import Checkpoint, RuntimeHandle, RuntimeStart
 from gangline.domain.errors import GanglineError, RuntimeUnavailable
 from gangline.runtimes.bubblewrap.command_line import RESERVED, BubblewrapLaunch, View, arguments, private_files
 from gangline.runtimes.bubblewrap.obstacles import obstacle
-from gangline.runtimes.commands.holder import Launch
+from gangline.runtimes.commands.holder import PATH, Launch
 from gangline.runtimes.commands.sandbox import begun
 from gangline.runtimes.confinement.cgroups import remove_owned
 from gangline.runtimes.confinement.masks import FirstLife
@@ -57,6 +58,9 @@ class SandboxRuntime:
     def __init__(self, settings: Settings | None = None) -> None:
         self._expose = exposed_folders((settings or Settings.from_environ()).expose)
         self._privileged = can_give_users()
+
+    def missing(self) -> str | None:
+        return None if shutil.which("bwrap", path=PATH) else obstacle("", path=PATH)
 
     async def check(self) -> None:
         """Start a sandbox and run `true` in it. Raises: RuntimeUnavailable, with the line to run."""

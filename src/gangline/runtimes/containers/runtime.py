@@ -90,11 +90,22 @@ class _ContainerRuntime:
         self._expose = exposed_folders(settings.expose)
         self._options = settings.container_options
 
-    async def check(self) -> None:
-        """Ask the engine. Raises: RuntimeUnavailable, with the line to run."""
+    def missing(self) -> str | None:
+        try:
+            self._check_program()
+        except RuntimeUnavailable as error:
+            return error.message
+        return None
+
+    def _check_program(self) -> None:
+        """Raises: RuntimeUnavailable, with the line to run."""
         self._refuse_user()
         if not self._engine.is_installed:
             raise RuntimeUnavailable(f"{self.name} is not installed. Run, as root: {self._install}")
+
+    async def check(self) -> None:
+        """Ask the engine. Raises: RuntimeUnavailable, with the line to run."""
+        self._check_program()
         try:
             await self._engine.containers([])
         except GanglineError as error:

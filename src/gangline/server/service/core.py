@@ -38,6 +38,7 @@ _TOPICS_OF: dict[str, tuple[str, ...]] = {
     "session.released": (WORK,),
     "task.ended": (CALLBACKS,),
     "node.joined": (NODES,),
+    "node.offer": (WORK,),
 }
 
 
@@ -189,7 +190,7 @@ class RolloutService:
         session = await self.store.query(self.store.session, session_id)
         if attempt is None and session.state != "ended":
             raise Conflict(
-                f"session {session_id!r} has not ended: it is {session.state}; wait for its task with "
+                f"session {session_id!r} has not ended: it is {_state(session)}; wait for its task with "
                 f"GET /v1/tasks/{session.task_id}?wait_s=60, or ask for an earlier attempt with ?attempt=1.",
                 state=session.state,
             )
@@ -275,6 +276,10 @@ class RolloutService:
             await self.store.run(self.store.grant_grace)
             return 0
         return await self.store.run(self.store.sweep)
+
+
+def _state(session: SessionView) -> str:
+    return session.state if session.unplaced is None else f"{session.state}, unplaced: {session.unplaced}"
 
 
 def _log_event(event: Event) -> None:

@@ -68,7 +68,7 @@ def _to_2(conn: sa.Connection) -> None:
     _add_columns(conn, schema.outbox, "secret")
     conn.exec_driver_sql("DROP INDEX sessions_by_state")
     _add_indexes(conn, schema.tasks, "tasks_by_end")
-    _add_indexes(conn, schema.sessions, "sessions_in_queue", "sessions_waiting", "sessions_by_submitter")
+    _add_indexes(conn, schema.sessions, "sessions_waiting", "sessions_by_submitter")
     _add_indexes(conn, schema.sessions, "sessions_by_node")
     _add_indexes(conn, schema.outbox, "outbox_by_task")
     _add_indexes(conn, schema.events, "events_of_no_task")
@@ -85,7 +85,15 @@ def _to_3(conn: sa.Connection) -> None:
     _add_columns(conn, schema.nodes, "identity")
 
 
-_STEPS: Mapping[int, Callable[[sa.Connection], None]] = {2: _to_2, 3: _to_3}
+def _to_4(conn: sa.Connection) -> None:
+    """Needs of sessions and offers of nodes; the queue's index with needs. Sessions stored already have none."""
+    _add_columns(conn, schema.sessions, "needs")
+    _add_columns(conn, schema.nodes, "offer")
+    conn.exec_driver_sql("DROP INDEX IF EXISTS sessions_in_queue")
+    _add_indexes(conn, schema.sessions, "sessions_in_queue")
+
+
+_STEPS: Mapping[int, Callable[[sa.Connection], None]] = {2: _to_2, 3: _to_3, 4: _to_4}
 """version -> the step that leads to it from the previous one."""
 
 

@@ -96,6 +96,6 @@ def _end_task(unit: Unit, task_id: str, status: TaskState) -> None:
     unit.conn.execute(_END_TASK, {"id": task_id, "status": status, "ended_at": unit.now})
     body = unit.conn.scalar(_BODY, {"id": task_id}) or "{}"
     if msgspec.json.decode(body).get("callback_url"):
-        view = task_view(unit.conn, task_id)
+        view = task_view(unit.conn, task_id, unit.now)
         add_callback(unit.conn, view, now=unit.now, expiry_s=unit.callback_expiry_s)
     unit.emit("task.ended", task_id, status=status)

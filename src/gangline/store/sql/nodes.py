@@ -14,6 +14,7 @@ from gangline.domain.session import Heartbeat, HeartbeatReply, Lease
 from gangline.store.sql import leasing
 from gangline.store.sql.leasing import Standing
 from gangline.store.sql.moving import move
+from gangline.store.sql.placing import unsuited
 from gangline.store.sql.rows import (
     Unit,
     let_in,
@@ -38,6 +39,9 @@ _SAME_NODE = sa.or_(
     nodes.c.last_seen_at <= sa.bindparam("gone_since"),
 )
 _HEARD = sa.update(nodes).where(nodes.c.node_id == sa.bindparam("id"), _SAME_NODE)
+_OFFERED = sa.update(nodes).where(
+    nodes.c.node_id == sa.bindparam("id"), nodes.c.offer.is_distinct_from(sa.bindparam("told"))
+)
 _KNOWN_NODE = sa.select(nodes.c.url, nodes.c.last_seen_at).where(nodes.c.node_id == sa.bindparam("id"))
 
 
@@ -69,11 +73,12 @@ def _id_taken(node_id: str, url: str, *, free_in_s: float) -> NodeIdTaken:
 def claim(
     unit: Unit, node_id: str, max_sessions: int, task_ids: Sequence[str] | None, *, lease_s: float
 ) -> list[Lease]:
-    """Lease up to `max_sessions` sessions from the head of the queue; tasks whose first one is leased have begun."""
+    """Lease up to `max_sessions` sessions that the node can run, from the head of the queue; tasks whose first one is
+    leased have begun."""
     let_in(unit)
     claimed = [
         (row, leasing.lease(standing_of(row), node_id=node_id, now=unit.now, lease_s=lease_s))
-        for row in queued_rows(unit, max_sessions, task_ids)
+        for row in queued_rows(unit, max_sessions, task_ids, unsuited(unit.conn, node_id))
     ]
     if not claimed:
         return []
@@ -104,6 +109,9 @@ def _lease(unit: Unit, row: sa.RowMapping, after: Standing, lease_s: float, task
 
 def hear(unit: Unit, beat: Heartbeat, *, lease_s: float) -> HeartbeatReply:
     """Renew the leases that the node still holds; name the sessions that it must drop. Raises: NodeIdTaken."""
+    offer = None if beat.offer is None else msgspec.json.encode(beat.offer).decode()
+    if unit.conn.execute(_OFFERED, {"id": beat.node_id, "told": offer, "offer": offer}).rowcount:
+        unit.emit("node.offer", node=beat.node_id)
     meet_node(
         unit,
         beat.node_id,
@@ -114,6 +122,7 @@ def hear(unit: Unit, beat: Heartbeat, *, lease_s: float) -> HeartbeatReply:
         draining=beat.draining,
         backends=msgspec.json.encode(beat.backends).decode(),
         metrics=msgspec.json.encode(beat.metrics).decode(),
+        offer=offer,
     )
     _take_back_unheard(unit, beat, lease_s)
     rows = rows_named(unit, list(beat.sessions))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -32,6 +33,7 @@ from gangline.store.results.files import Results
 from gangline.store.sql import retention
 from gangline.store.sql.annotating import read_annotations
 from gangline.store.sql.database import Database
+from gangline.store.sql.placing import unplaced
 from gangline.store.sql.rows import queue
 from gangline.store.sql.schema import IN_QUEUE, LEASED, QUEUED, WAITING, events, nodes, outbox, sessions, tasks
 
@@ -45,7 +47,8 @@ _MANY = 500
 _LEASED_STAGE: sa.ColumnElement[str] = sa.literal_column("'leased'")
 _SUMMARY_NAMES = [name for name in TaskSummary.__struct_fields__ if name in tasks.c]
 _SUMMARY = [tasks.c[name] for name in _SUMMARY_NAMES]
-_SESSION = [sessions.c[name] for name in SessionView.__struct_fields__]
+_SESSION_NAMES = [name for name in SessionView.__struct_fields__ if name in sessions.c]
+_SESSION = [*(sessions.c[name] for name in _SESSION_NAMES), sessions.c.needs]
 
 
 class TaskReader:
@@ -74,7 +77,7 @@ class TaskReader:
     def task(self, task_id: str) -> TaskView:
         """Raises: NotFound."""
         with self.database.reading() as conn:
-            return task_view(conn, task_id)
+            return task_view(conn, task_id, self._clock())
 
     def task_ended(self, task_id: str) -> bool:
         """Cheap, for waiters. Raises: NotFound."""
@@ -131,17 +134,18 @@ class TaskReader:
         if before is not None:
             query = query.where(sessions.c.position < before)
         with self.database.reading() as conn:
-            found = [session_view(row) for row in conn.execute(query).mappings()]
+            found = _session_views(conn, query, self._clock())
         page = tuple(found[:limit])
         return SessionPage(sessions=page, next=page[-1].position if len(found) > limit else None)
 
     def session(self, session_id: str) -> SessionView:
         """Raises: NotFound."""
         with self.database.reading() as conn:
-            row = conn.execute(sa.select(*_SESSION).where(sessions.c.session_id == session_id)).mappings().one_or_none()
-        if row is None:
+            query = sa.select(*_SESSION).where(sessions.c.session_id == session_id)
+            found = _session_views(conn, query, self._clock())
+        if not found:
             raise NotFound(f"no session {session_id!r}.")
-        return session_view(row)
+        return found[0]
 
     def annotations(
         self,
@@ -177,6 +181,7 @@ class TaskReader:
                 callbacks=_counts(conn, outbox.c.state),
                 nodes=_node_views(conn, now),
                 queued=queued,
+                unplaced=_num_unplaced(conn, now),
                 num_waiting=_count(conn, sessions, WAITING),
                 result_bytes=int(conn.scalar(sa.select(sa.func.sum(tasks.c.result_bytes))) or 0),
             )
@@ -213,13 +218,13 @@ class TaskReader:
             return conn.scalar(sa.select(sa.func.max(events.c.seq))) or 0
 
 
-def task_view(conn: sa.Connection, task_id: str) -> TaskView:
+def task_view(conn: sa.Connection, task_id: str, now: float) -> TaskView:
     """Raises: NotFound."""
     row = conn.execute(sa.select(*_SUMMARY, tasks.c.body).where(tasks.c.task_id == task_id)).mappings().one_or_none()
     if row is None:
         raise _no_task(task_id)
     query = sa.select(*_SESSION).where(sessions.c.task_id == task_id).order_by(sessions.c.sample_index)
-    group = tuple(session_view(found) for found in conn.execute(query).mappings())
+    group = tuple(_session_views(conn, query, now))
     return TaskView(
         **_summary_fields(row, _ended_by_outcome(conn, [task_id])[task_id]),
         states=dict(Counter(session.state for session in group)),
@@ -258,8 +263,17 @@ def _summary_fields(row: sa.RowMapping, ended: Sequence[sa.RowMapping]) -> dict[
     }
 
 
-def session_view(row: sa.RowMapping) -> SessionView:
-    fields = _fields(row, SessionView)
+def _session_views(conn: sa.Connection, query: sa.Select[Any], now: float) -> list[SessionView]:
+    rows = conn.execute(query).mappings().all()
+    is_queued = any(row["state"] == "queued" for row in rows)
+    waiting: Mapping[int, str] = unplaced(conn, now) if is_queued else MappingProxyType({})
+    return [session_view(row, waiting) for row in rows]
+
+
+def session_view(row: sa.RowMapping, waiting: Mapping[int, str] = MappingProxyType({})) -> SessionView:
+    """waiting: see `unplaced`."""
+    fields: dict[str, Any] = {name: row[name] for name in _SESSION_NAMES}
+    fields["unplaced"] = waiting.get(row["needs"]) if row["state"] == "queued" else None
     fields["failure"] = None if row["failure"] is None else msgspec.json.decode(row["failure"])
     return msgspec.convert(fields, SessionView)
 
@@ -297,6 +311,14 @@ def _stages(conn: sa.Connection) -> tuple[dict[str, int], dict[str, float]]:
     since = sa.func.min(sa.func.coalesce(sessions.c.stage_at, sessions.c.leased_at))
     found = conn.execute(sa.select(stage, sa.func.count(), since).where(LEASED).group_by(stage)).all()
     return {name: count for name, count, _ in found}, {name: at for name, _, at in found}
+
+
+def _num_unplaced(conn: sa.Connection, now: float) -> dict[str, int]:
+    waiting = unplaced(conn, now)
+    if not waiting:
+        return {}
+    found = sa.select(sessions.c.needs, sa.func.count()).where(QUEUED).group_by(sessions.c.needs)
+    return {waiting[row[0]]: row[1] for row in conn.execute(found) if row[0] in waiting}
 
 
 def _count(conn: sa.Connection, table: sa.Table, *where: Any) -> int:

@@ -115,13 +115,20 @@ def queue(*columns: Any) -> sa.Select[*tuple[Any, ...]]:
 _HEAD = queue(sessions).limit(sa.bindparam("many", type_=sa.Integer)).with_for_update(skip_locked=True)
 
 
-def queued_rows(unit: Unit, limit: int, task_ids: Sequence[str] | None = None) -> Sequence[sa.RowMapping]:
+_SUITED_HEAD = _HEAD.where(sessions.c.needs.not_in(sa.bindparam("unsuited", expanding=True)))
+
+
+def queued_rows(
+    unit: Unit, limit: int, task_ids: Sequence[str] | None = None, unsuited: Sequence[int] = ()
+) -> Sequence[sa.RowMapping]:
     """The head of the queue, without those that another transaction is taking.
 
-    task_ids: sessions of these tasks alone; None is all.
+    task_ids: sessions of these tasks alone; None is all. unsuited: numbers of needs to pass over.
     """
-    head = _HEAD if task_ids is None else _HEAD.where(sessions.c.task_id.in_(task_ids))
-    return unit.conn.execute(head, {"many": limit}).mappings().all()
+    head = _SUITED_HEAD if unsuited else _HEAD
+    head = head if task_ids is None else head.where(sessions.c.task_id.in_(task_ids))
+    asked = {"many": limit, "unsuited": unsuited} if unsuited else {"many": limit}
+    return unit.conn.execute(head, asked).mappings().all()
 
 
 def rows_named(unit: Unit, session_ids: Sequence[str]) -> list[sa.RowMapping]:

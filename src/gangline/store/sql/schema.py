@@ -14,6 +14,7 @@ __all__ = [
     "events",
     "meta",
     "metadata",
+    "needs",
     "nodes",
     "outbox",
     "sessions",
@@ -21,7 +22,7 @@ __all__ = [
     "turns",
 ]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Raise it together with a step in `migrations.py`."""
 
 metadata = sa.MetaData()
@@ -84,6 +85,7 @@ sessions = sa.Table(
     sa.Column("priority", sa.Integer, nullable=False, server_default="0"),
     sa.Column("turn", sa.BigInteger, nullable=False, server_default="0"),  # see submitting.py
     sa.Column("ready_at", sa.Float),
+    sa.Column("needs", sa.Integer, nullable=False, server_default="0"),  # id in `needs`; 0 is none
     sa.Index("sessions_by_task", "task_id", "sample_index"),
     sqlite_autoincrement=True,
 )
@@ -110,7 +112,12 @@ def _partial_index(name: str, *columns: sa.ColumnElement[object], where: sa.Colu
 # SQLite, which knows no sizes, would take it for the queue and sort.
 _partial_index("sessions_by_expiry", sessions.c.expires_at, where=LEASED)
 _partial_index("sessions_by_node", sessions.c.node_id, sessions.c.position, where=LEASED)
-_partial_index("sessions_in_queue", sessions.c.priority.desc(), sessions.c.turn, sessions.c.position, where=IN_QUEUE)
+# Its last column lets a node pass over sessions that it cannot run without a look at their rows.
+_partial_index(
+    "sessions_in_queue",
+    *(sessions.c.priority.desc(), sessions.c.turn, sessions.c.position, sessions.c.needs),
+    where=IN_QUEUE,
+)
 _partial_index("sessions_waiting", sessions.c.ready_at, where=WAITING)
 _partial_index("sessions_by_submitter", sessions.c.submitter, sessions.c.priority, sessions.c.turn, where=QUEUED)
 
@@ -119,6 +126,13 @@ turns = sa.Table(
     metadata,
     sa.Column("priority", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("turn", sa.BigInteger, nullable=False),  # the latest that was leased
+)
+
+needs = sa.Table(
+    "needs",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("body", sa.String(512), nullable=False, unique=True),  # Needs as JSON; few differ, and none is deleted
 )
 
 nodes = sa.Table(
@@ -133,6 +147,7 @@ nodes = sa.Table(
     sa.Column("first_seen_at", sa.Float, nullable=False),
     sa.Column("last_seen_at", sa.Float, nullable=False),
     sa.Column("identity", sa.String(64)),  # of its data folder; null where it has not been heard since version 2
+    sa.Column("offer", sa.Text),  # Offer as JSON; null where the node does not say, and takes all
 )
 
 outbox = sa.Table(

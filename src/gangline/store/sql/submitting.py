@@ -9,15 +9,18 @@ runs.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from gangline.domain.errors import Conflict, InvalidRequest
 from gangline.domain.ids import new_id
+from gangline.domain.placement import Needs, needs_of
 from gangline.domain.task import TaskRequest, task_digest
 from gangline.domain.views import Submitted
+from gangline.store.sql.placing import intern, unplaced
 from gangline.store.sql.rows import Unit
 from gangline.store.sql.schema import QUEUED, sessions, tasks, turns
 
@@ -50,9 +53,18 @@ def accept(unit: Unit, requests: Sequence[TaskRequest]) -> list[Submitted]:
             fresh.append((task_id, request, digest))
         session_ids = tuple(session_id_of(task_id, index) for index in range(request.num_samples))
         answers.append(Submitted(task_id=task_id, session_ids=session_ids, created=created))
+    numbers = intern(unit.conn, {needs_of(request) for _, request in named})
     if fresh:
-        _insert(unit, fresh)
-    return answers
+        _insert(unit, fresh, numbers)
+    waiting = unplaced(unit.conn, unit.now)
+    placed = [
+        msgspec.structs.replace(answer, unplaced=waiting.get(numbers[needs_of(request)]))
+        for answer, (_, request) in zip(answers, named, strict=True)
+    ]
+    for answer in placed:
+        if answer.created and answer.unplaced is not None:
+            unit.emit("task.unplaced", answer.task_id, why=answer.unplaced)
+    return placed
 
 
 def _is_new(task_id: str, digest: str, known: dict[str, str]) -> bool:
@@ -78,11 +90,11 @@ def _digests(unit: Unit, task_ids: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _insert(unit: Unit, fresh: Sequence[tuple[str, TaskRequest, str]]) -> None:
+def _insert(unit: Unit, fresh: Sequence[tuple[str, TaskRequest, str]], numbers: Mapping[Needs, int]) -> None:
     counter = _Turns(unit)
     rows: list[dict[str, Any]] = []
     for task_id, request, _ in fresh:
-        rows.extend(_session_rows(unit, task_id, request, counter))
+        rows.extend(_session_rows(unit, task_id, request, counter, numbers[needs_of(request)]))
         unit.emit("task.submitted", task_id, num_samples=request.num_samples, harness=request.agent.harness)
     unit.conn.execute(sa.insert(tasks), [_task_row(unit, *task) for task in fresh])
     unit.conn.execute(sa.insert(sessions), rows)
@@ -102,7 +114,7 @@ def _task_row(unit: Unit, task_id: str, request: TaskRequest, digest: str) -> di
     }
 
 
-def _session_rows(unit: Unit, task_id: str, request: TaskRequest, counter: _Turns) -> list[dict[str, Any]]:
+def _session_rows(unit: Unit, task_id: str, request: TaskRequest, counter: _Turns, needs: int) -> list[dict[str, Any]]:
     first = counter.take(request.priority, request.submitter or "", request.num_samples)
     return [
         {
@@ -118,6 +130,7 @@ def _session_rows(unit: Unit, task_id: str, request: TaskRequest, counter: _Turn
             "submitter": request.submitter or "",
             "priority": request.priority,
             "turn": first + index,
+            "needs": needs,
         }
         for index in range(request.num_samples)
     ]

@@ -104,11 +104,11 @@ class TaskStore(TaskReader):
     def cancel_task(self, task_id: str) -> TaskView:
         """End the sessions that have not ended. A task that ended before stays as it is. Raises: NotFound."""
         with self._unit() as unit:
-            view = task_view(unit.conn, task_id)
+            view = task_view(unit.conn, task_id, unit.now)
             still_open = [session.session_id for session in view.sessions if session.state != "ended"]
             for row in rows_named(unit, still_open):
                 move(unit, row, leasing.cancel(standing_of(row)), ends_task="cancelled")
-            return task_view(unit.conn, task_id)
+            return task_view(unit.conn, task_id, unit.now)
 
     @repeated
     def cancel_session(self, session_id: str) -> SessionView:

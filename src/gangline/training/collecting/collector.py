@@ -180,6 +180,8 @@ class _Rollouts:
             task = rollout.task if run == 1 else named(rollout.task, f"{id_of(rollout.task)}.run{run}")
             rollout.task_id = task_id = id_of(task)
             submitted = await answered(self._service.submit, task, self._retry_s)
+            if submitted.unplaced is not None:
+                _log.warning("task.waits task_id=%s why=%s", task_id, submitted.unplaced)
             if run == 1 and rollout.coalitions is not None:
                 await rollout.coalitions.submit()
             await self._service.wait(task_id)

@@ -9,6 +9,7 @@ import msgspec
 
 from gangline.domain.errors import GanglineError, LeaseLost, NodeIdTaken, NotFound
 from gangline.domain.lifecycle import Stage
+from gangline.domain.placement import Offer
 from gangline.domain.session import Heartbeat, Lease
 from gangline.gateway.health.metrics import NodeNow
 from gangline.gateway.sessions.leases.renewals import Renewals
@@ -54,7 +55,9 @@ class ServerLink:
             return False
         return True
 
-    async def beat(self, held: Mapping[str, tuple[int, Stage]], now: NodeNow, *, draining: bool) -> tuple[str, ...]:
+    async def beat(
+        self, held: Mapping[str, tuple[int, Stage]], now: NodeNow, *, draining: bool, offer: Offer | None = None
+    ) -> tuple[str, ...]:
         """Report the sessions held: id -> fence and stage. Returns the ids of those that are lost.
 
         Raises: NodeIdTaken, for whoever has the id runs sessions under it.
@@ -68,6 +71,7 @@ class ServerLink:
             backends=tuple(msgspec.to_builtins(view) for view in now.backends),
             metrics=self._parts.metrics.numbers(now).as_metrics() | now.troubles(),
             identity=self._identity,
+            offer=offer,
         )
         self.renewals.sending(beat)
         try:

@@ -1,0 +1,51 @@
+"""What a session needs of a node, what a node offers, and why one does not suit the other. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from gangline.domain.task import TaskRequest
+
+__all__ = ["Needs", "Offer", "nearest", "needs_of"]
+
+
+class Needs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a node must have to run the sessions of a task."""
+
+    runtimes: tuple[str, ...] = ()
+    """Names of runtime plug-ins: the agent's, and those of its environments. Sorted."""
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a node can run."""
+
+    runtimes: tuple[str, ...] = ()
+    """Names of runtime plug-ins that can start sandboxes there."""
+    missing: dict[str, str] = {}
+    """Name of another runtime plug-in -> why it cannot."""
+
+    def lacks(self, needs: Needs) -> list[str]:
+        """What is missing, a sentence for each; none: the node can run it."""
+        return [self._lack(name) for name in needs.runtimes if name not in self.runtimes]
+
+    def _lack(self, runtime: str) -> str:
+        return f"runtime `{runtime}`: {self.missing.get(runtime, 'the node does not have this plug-in')}"
+
+
+def needs_of(task: TaskRequest) -> Needs:
+    beside = (spec.runtime.backend for spec in task.environments.values() if spec.runtime is not None)
+    return Needs(runtimes=tuple(sorted({task.runtime.backend, *beside})))
+
+
+def nearest(needs: Needs, offers: Iterable[tuple[str, Offer]]) -> str | None:
+    """Why no node can run it, by the node that lacks the least; None where one can, or where there is none.
+
+    offers: node id -> offer.
+    """
+    lacks = [(len(missing := offer.lacks(needs)), node_id, missing) for node_id, offer in offers]
+    if not lacks or min(lacks)[0] == 0:
+        return None
+    _, node_id, missing = min(lacks)
+    return f"no node can run it; node {node_id} lacks {'; '.join(missing)}"

@@ -1,0 +1,104 @@
+"""What a node can run, for the server to place sessions by.
+
+Laws
+- A start costs a look at installed programs only: no sandbox is tried.
+- A runtime that turns out to be unusable is withdrawn, once its own check has said so; the session that found out goes
+  back unharmed. It is offered again as soon as its check passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from gangline import plugins
+from gangline.domain.contracts import Runtime, TellsMissing
+from gangline.domain.errors import Failure, GanglineError, RuntimeFailed, RuntimeUnavailable, TooManyFiles
+from gangline.domain.placement import Offer, needs_of
+from gangline.domain.session import Lease
+from gangline.domain.task import TaskRequest
+
+__all__ = ["Offers"]
+
+log = logging.getLogger("gangline.node")
+
+_LOOK_AGAIN_S = 30.0
+_TRUSTED_S = 10.0
+
+
+class Offers:
+    """`watch` until cancelled. Making one blocks."""
+
+    def __init__(
+        self,
+        names: Sequence[str] | None = None,
+        make: Callable[[str], Runtime] = plugins.make_runtime,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """names: of runtime plug-ins; None is all that are installed."""
+        self._make = make
+        self._names = plugins.names("runtime") if names is None else names
+        self._missing = {name: why for name in self._names if (why := self._cannot(name)) is not None}
+        self._passed_at: dict[str, float] = {}
+        self._monotonic = monotonic
+        self._lock = asyncio.Lock()
+
+    @property
+    def offer(self) -> Offer:
+        return Offer(
+            runtimes=tuple(name for name in self._names if name not in self._missing), missing=dict(self._missing)
+        )
+
+    def _cannot(self, name: str) -> str | None:
+        """Why a runtime cannot run, by a look at installed programs."""
+        try:
+            runtime = self._make(name)
+            return runtime.missing() if isinstance(runtime, TellsMissing) else None
+        except GanglineError as error:
+            return error.message
+
+    async def are_why(self, failure: Failure, lease: Lease) -> bool:
+        """Whether a session failed because this node cannot run it now, and another may: its files or a runtime of its
+        task are exhausted or broken."""
+        if failure.code not in (RuntimeUnavailable.code, RuntimeFailed.code):
+            return failure.code == TooManyFiles.code
+        return await self.doubt(needs_of(TaskRequest.model_validate(lease.task)).runtimes)
+
+    async def doubt(self, names: Iterable[str]) -> bool:
+        """Check these runtimes, and withdraw those that fail. Returns whether any of them is withdrawn."""
+        async with self._lock:
+            for name in names:
+                if name in self._names and name not in self._missing and self._is_stale(name):
+                    await self._check(name)
+            return any(name in self._missing for name in names)
+
+    def _is_stale(self, name: str) -> bool:
+        """Whether its check has not passed of late: many sessions may fail at once."""
+        return self._monotonic() - self._passed_at.get(name, -math.inf) >= _TRUSTED_S
+
+    async def watch(self) -> None:
+        """Offer runtimes again that became usable."""
+        while True:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            await self.look_again()
+
+    async def look_again(self) -> None:
+        async with self._lock:
+            for name in list(self._missing):
+                if await asyncio.to_thread(self._cannot, name) is None:
+                    await self._check(name)
+
+    async def _check(self, name: str) -> None:
+        try:
+            await self._make(name).check()
+        except GanglineError as error:
+            if name not in self._missing:
+                log.error("runtime.withdrawn runtime=%s message=%s", name, error.message)
+            self._missing[name] = error.message
+        else:
+            self._passed_at[name] = self._monotonic()
+            if self._missing.pop(name, None) is not None:
+                log.info("runtime.offered runtime=%s", name)

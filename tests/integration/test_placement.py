@@ -1,0 +1,98 @@
+"""Sessions go to nodes that can run them; those that no node can run say why and wait."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gangline.domain.placement import Offer
+from gangline.domain.task import TaskRequest
+from gangline.store.sql.tasks import TaskStore
+from support.service.running import NODE_URL, beat, request
+
+HERE = Offer(runtimes=("process", "sandbox"), missing={"docker": "docker is not installed"})
+BOTH = Offer(runtimes=("docker", "process", "sandbox"))
+
+
+@pytest.fixture
+def store(any_database: str):
+    with TaskStore(any_database, lease_s=30.0) as opened:
+        yield opened
+
+
+def of(name: str, backend: str, **changes: object) -> TaskRequest:
+    return request(name, num_samples=2, runtime={"backend": backend}, **changes)
+
+
+def offers(store: TaskStore, offer: Offer | None, node_id: str = "n1", *, draining: bool = False) -> None:
+    told = msgspec.structs.replace(beat([], node_id=node_id), offer=offer, draining=draining)
+    store.heartbeat(told)
+
+
+def leased(store: TaskStore, node_id: str, count: int = 9) -> list[str]:
+    return [lease.task_id for lease in store.lease(node_id, NODE_URL, count)]
+
+
+def test_a_node_passes_over_what_it_cannot_run_and_another_takes_it(store: TaskStore) -> None:
+    offers(store, HERE)
+    (first, second) = store.submit([of("d", "docker"), of("s", "sandbox")])
+    assert first.unplaced is not None
+    assert "node n1 lacks runtime `docker`: docker is not installed" in first.unplaced
+    assert second.unplaced is None
+    assert [session.unplaced for session in store.task("d").sessions] == [first.unplaced] * 2
+    assert store.session("s.0").unplaced is None
+    assert store.status().unplaced == {first.unplaced: 2}
+    assert leased(store, "n1") == ["s", "s"]
+    assert leased(store, "n1") == []
+    offers(store, BOTH, "n2")
+    assert store.status().unplaced == {}
+    assert store.session("d.0").unplaced is None
+    assert leased(store, "n2") == ["d", "d"]
+
+
+def test_what_changed_in_an_offer_wakes_waiting_nodes_and_the_same_offer_does_not(store: TaskStore) -> None:
+    for offer in (HERE, HERE, BOTH, BOTH):
+        offers(store, offer)
+    assert [event.kind for event in store.events() if event.kind == "node.offer"] == ["node.offer"]
+
+
+def test_a_node_that_does_not_say_what_it_can_run_is_given_everything(store: TaskStore) -> None:
+    offers(store, None)
+    (answer,) = store.submit([of("d", "docker")])
+    assert answer.unplaced is None
+    assert leased(store, "n1") == ["d", "d"]
+
+
+def test_draining_and_silent_nodes_count_for_nothing(store: TaskStore) -> None:
+    offers(store, HERE)
+    offers(store, BOTH, "n2", draining=True)
+    (answer,) = store.submit([of("d", "docker")])
+    assert answer.unplaced is not None
+    assert "n1" in answer.unplaced
+
+
+def test_priorities_hold_among_what_a_node_can_run(store: TaskStore) -> None:
+    offers(store, HERE)
+    store.submit([of("low", "sandbox"), of("d", "docker", priority=9), of("high", "process", priority=5)])
+    assert leased(store, "n1", 3) == ["high", "high", "low"]
+
+
+def test_a_store_of_version_3_is_opened_and_its_sessions_run_anywhere(tmp_path: Path) -> None:
+    target = tmp_path / "gangline.db"
+    with TaskStore(target) as store:
+        store.submit([of("d", "docker")])
+        with store.database.writing() as conn:
+            conn.exec_driver_sql("DROP INDEX sessions_in_queue")
+            conn.exec_driver_sql("ALTER TABLE sessions DROP COLUMN needs")
+            conn.exec_driver_sql("ALTER TABLE nodes DROP COLUMN offer")
+            conn.exec_driver_sql("DROP TABLE needs")
+            conn.exec_driver_sql("UPDATE meta SET value = '3' WHERE key = 'schema_version'")
+            old = "CREATE INDEX sessions_in_queue ON sessions (priority DESC, turn, position) WHERE state = 'queued'"
+            conn.exec_driver_sql(f"{old} AND ready_at IS NULL")
+    with TaskStore(target) as store:
+        offers(store, HERE)
+        (answer,) = store.submit([of("new", "docker")])
+        assert answer.unplaced is not None
+        assert leased(store, "n1") == ["d", "d"]
