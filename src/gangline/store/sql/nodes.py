@@ -14,12 +14,11 @@ from gangline.domain.session import Heartbeat, HeartbeatReply, Lease
 from gangline.store.sql import leasing
 from gangline.store.sql.leasing import Standing
 from gangline.store.sql.moving import move
-from gangline.store.sql.placing import unsuited
+from gangline.store.sql.placing import suited_rows
 from gangline.store.sql.rows import (
     Unit,
     let_in,
     locked_rows,
-    queued_rows,
     rows_named,
     standing_of,
     write_standings,
@@ -38,22 +37,22 @@ _SAME_NODE = sa.or_(
     nodes.c.identity == sa.bindparam("same"),
     nodes.c.last_seen_at <= sa.bindparam("gone_since"),
 )
-_HEARD = sa.update(nodes).where(nodes.c.node_id == sa.bindparam("id"), _SAME_NODE)
+_HEARD = sa.update(nodes).where(nodes.c.node_id == sa.bindparam("id"), _SAME_NODE).returning(nodes.c.offer)
 _OFFERED = sa.update(nodes).where(
     nodes.c.node_id == sa.bindparam("id"), nodes.c.offer.is_distinct_from(sa.bindparam("told"))
 )
 _KNOWN_NODE = sa.select(nodes.c.url, nodes.c.last_seen_at).where(nodes.c.node_id == sa.bindparam("id"))
 
 
-def meet_node(unit: Unit, node_id: str, *, identity: str, lease_s: float, **told: Any) -> None:
+def meet_node(unit: Unit, node_id: str, *, identity: str, lease_s: float, **told: Any) -> str | None:
     """Note that a node was heard. A node of another data folder may take an id that was silent for `lease_s`.
 
-    told: columns of its row. Raises: NodeIdTaken.
+    told: columns of its row. Returns its offer as JSON, where it has told one. Raises: NodeIdTaken.
     """
     told |= {"identity": identity, "last_seen_at": unit.now}
     which = {"id": node_id, "same": identity, "gone_since": unit.now - lease_s}
-    if unit.conn.execute(_HEARD, {**told, **which}).rowcount:
-        return
+    if (heard := unit.conn.execute(_HEARD, {**told, **which}).first()) is not None:
+        return heard.offer
     known = unit.conn.execute(_KNOWN_NODE, {"id": node_id}).first()
     if known is not None:
         raise _id_taken(node_id, known.url, free_in_s=known.last_seen_at + lease_s - unit.now)
@@ -61,6 +60,7 @@ def meet_node(unit: Unit, node_id: str, *, identity: str, lease_s: float, **told
     first = {"node_id": node_id, "first_seen_at": unit.now}
     unit.conn.execute(sa.insert(nodes).values(**{**blank, **told, **first}))
     unit.emit("node.joined", node=node_id, url=told.get("url"))
+    return told.get("offer")
 
 
 def _id_taken(node_id: str, url: str, *, free_in_s: float) -> NodeIdTaken:
@@ -71,14 +71,14 @@ def _id_taken(node_id: str, url: str, *, free_in_s: float) -> NodeIdTaken:
 
 
 def claim(
-    unit: Unit, node_id: str, max_sessions: int, task_ids: Sequence[str] | None, *, lease_s: float
+    unit: Unit, node_id: str, max_sessions: int, task_ids: Sequence[str] | None, *, lease_s: float, offer: str | None
 ) -> list[Lease]:
     """Lease up to `max_sessions` sessions that the node can run, from the head of the queue; tasks whose first one is
-    leased have begun."""
+    leased have begun. `offer`: as `meet_node` gives it."""
     let_in(unit)
     claimed = [
         (row, leasing.lease(standing_of(row), node_id=node_id, now=unit.now, lease_s=lease_s))
-        for row in queued_rows(unit, max_sessions, task_ids, unsuited(unit.conn, node_id))
+        for row in suited_rows(unit, max_sessions, task_ids, offer)
     ]
     if not claimed:
         return []

@@ -5,7 +5,7 @@ Needs are interned: a session holds a number, so the queue is filtered by a list
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -13,19 +13,15 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from gangline.domain.placement import Needs, Offer, nearest
+from gangline.store.sql.rows import Unit, queued_rows
 from gangline.store.sql.schema import needs, nodes
 
-__all__ = ["GONE_AFTER_S", "intern", "unplaced", "unsuited"]
+__all__ = ["GONE_AFTER_S", "intern", "suited_rows", "unplaced", "unserved"]
 
 GONE_AFTER_S = 30.0
 """A node that was not heard for so long is not present."""
 
 # Made once, as in rows.py.
-_PAIRS = (
-    sa.select(needs.c.id, needs.c.body, nodes.c.offer)
-    .select_from(nodes.join(needs, sa.true()))
-    .where(nodes.c.node_id == sa.bindparam("node"), nodes.c.offer.is_not(None))
-)
 _KNOWN = sa.select(needs.c.id, needs.c.body)
 _PRESENT = (
     sa.select(nodes.c.node_id, nodes.c.offer)
@@ -52,14 +48,18 @@ def _added(conn: sa.Connection, body: str) -> int:
     return conn.scalars(sa.select(needs.c.id).where(needs.c.body == body)).one()
 
 
-def unsuited(conn: sa.Connection, node_id: str) -> list[int]:
-    """Numbers of the needs that a node does not serve; none where it does not say what it can run."""
-    return [number for number, body, offer in conn.execute(_PAIRS, {"node": node_id}) if not _suits(body, offer)]
+def suited_rows(unit: Unit, limit: int, task_ids: Sequence[str] | None, offer: str | None) -> Sequence[sa.RowMapping]:
+    """The head of the queue, of sessions that a node with this offer can run. One query where it can run the first."""
+    found = queued_rows(unit, limit, task_ids)
+    if offer is None or all(_suits(row["needs_body"], offer) for row in found):
+        return found
+    others = [number for number, body in unit.conn.execute(_KNOWN) if not _suits(body, offer)]
+    return queued_rows(unit, limit, task_ids, others)
 
 
 @lru_cache(maxsize=4096)
-def _suits(body: str, offer: str) -> bool:
-    return not _decoded(offer).lacks(msgspec.json.decode(body, type=Needs))
+def _suits(body: str | None, offer: str) -> bool:
+    return body is None or not _decoded(offer).lacks(msgspec.json.decode(body, type=Needs))
 
 
 @lru_cache(maxsize=1024)
@@ -69,9 +69,22 @@ def _decoded(offer: str) -> Offer:
 
 def unplaced(conn: sa.Connection, now: float) -> Mapping[int, str]:
     """Number of needs -> why no present node serves them. Empty where there is no node, or one that takes all."""
-    present = conn.execute(_PRESENT, {"since": now - GONE_AFTER_S}).all()
-    if not present or any(row.offer is None for row in present):
+    offers = _present(conn, now)
+    if not offers:
         return {}
-    offers = [(row.node_id, _decoded(row.offer)) for row in present]
     found = {number: nearest(msgspec.json.decode(body, type=Needs), offers) for number, body in conn.execute(_KNOWN)}
     return {number: why for number, why in found.items() if why is not None}
+
+
+def unserved(conn: sa.Connection, now: float, wanted: Iterable[Needs]) -> Mapping[Needs, str]:
+    """The same for needs that are at hand."""
+    offers = _present(conn, now)
+    return {one: why for one in wanted if (why := nearest(one, offers)) is not None}
+
+
+def _present(conn: sa.Connection, now: float) -> list[tuple[str, Offer]]:
+    """Present nodes and their offers; none where one of them takes all."""
+    rows = conn.execute(_PRESENT, {"since": now - GONE_AFTER_S}).all()
+    if any(row.offer is None for row in rows):
+        return []
+    return [(row.node_id, _decoded(row.offer)) for row in rows]

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from gangline.domain.errors import NotFound
 from gangline.domain.views import Event
 from gangline.store.sql.leasing import Standing
-from gangline.store.sql.schema import IN_QUEUE, WAITING, events, sessions
+from gangline.store.sql.schema import IN_QUEUE, WAITING, events, needs, sessions
 
 __all__ = [
     "Unit",
@@ -112,7 +112,8 @@ def queue(*columns: Any) -> sa.Select[*tuple[Any, ...]]:
     return sa.select(*columns).where(IN_QUEUE).order_by(*place)
 
 
-_HEAD = queue(sessions).limit(sa.bindparam("many", type_=sa.Integer)).with_for_update(skip_locked=True)
+_NEEDS_BODY = sa.select(needs.c.body).where(needs.c.id == sessions.c.needs).scalar_subquery().label("needs_body")
+_HEAD = queue(sessions, _NEEDS_BODY).limit(sa.bindparam("many", type_=sa.Integer)).with_for_update(skip_locked=True)
 
 
 _SUITED_HEAD = _HEAD.where(sessions.c.needs.not_in(sa.bindparam("unsuited", expanding=True)))
@@ -121,7 +122,7 @@ _SUITED_HEAD = _HEAD.where(sessions.c.needs.not_in(sa.bindparam("unsuited", expa
 def queued_rows(
     unit: Unit, limit: int, task_ids: Sequence[str] | None = None, unsuited: Sequence[int] = ()
 ) -> Sequence[sa.RowMapping]:
-    """The head of the queue, without those that another transaction is taking.
+    """The head of the queue, without those that another transaction is taking; with `needs_body`, their Needs as JSON.
 
     task_ids: sessions of these tasks alone; None is all. unsuited: numbers of needs to pass over.
     """

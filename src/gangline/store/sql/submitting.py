@@ -20,7 +20,7 @@ from gangline.domain.ids import new_id
 from gangline.domain.placement import Needs, needs_of
 from gangline.domain.task import TaskRequest, task_digest
 from gangline.domain.views import Submitted
-from gangline.store.sql.placing import intern, unplaced
+from gangline.store.sql.placing import intern, unserved
 from gangline.store.sql.rows import Unit
 from gangline.store.sql.schema import QUEUED, sessions, tasks, turns
 
@@ -56,9 +56,9 @@ def accept(unit: Unit, requests: Sequence[TaskRequest]) -> list[Submitted]:
     numbers = intern(unit.conn, {needs_of(request) for _, request in named})
     if fresh:
         _insert(unit, fresh, numbers)
-    waiting = unplaced(unit.conn, unit.now)
+    waiting = unserved(unit.conn, unit.now, numbers)
     placed = [
-        msgspec.structs.replace(answer, unplaced=waiting.get(numbers[needs_of(request)]))
+        msgspec.structs.replace(answer, unplaced=waiting.get(needs_of(request)))
         for answer, (_, request) in zip(answers, named, strict=True)
     ]
     for answer in placed:

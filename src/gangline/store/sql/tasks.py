@@ -150,8 +150,8 @@ class TaskStore(TaskReader):
         identity: see `Heartbeat`. task_ids: sessions of these tasks alone. Raises: NodeIdTaken.
         """
         with self._unit() as unit:
-            meet_node(unit, node_id, identity=identity, lease_s=self.lease_s, url=url)
-            return claim(unit, node_id, max_sessions, task_ids, lease_s=self.lease_s)
+            offer = meet_node(unit, node_id, identity=identity, lease_s=self.lease_s, url=url)
+            return claim(unit, node_id, max_sessions, task_ids, lease_s=self.lease_s, offer=offer)
 
     @repeated
     def passed_over(self, task_id: str, needs: Sequence[str]) -> None:
