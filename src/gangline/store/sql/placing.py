@@ -30,13 +30,17 @@ _PRESENT = (
 )
 
 
-def intern(conn: sa.Connection, wanted: Iterable[Needs]) -> dict[Needs, int]:
-    """Numbers of needs; those that are new get one."""
+def intern(unit: Unit, wanted: Iterable[Needs]) -> dict[Needs, int]:
+    """Numbers of needs; those that are new get one.
+
+    Numbers that were read are remembered in `unit.interned`, for none changes. One that is given here is not: this
+    transaction may fail.
+    """
     bodies = {one: msgspec.json.encode(one).decode() for one in wanted}
-    known = {body: number for number, body in conn.execute(_KNOWN)}
-    for body in sorted(set(bodies.values()) - known.keys()):
-        known[body] = _added(conn, body)
-    return {one: known[body] for one, body in bodies.items()}
+    if set(bodies.values()) - unit.interned.keys():
+        unit.interned.update({body: number for number, body in unit.conn.execute(_KNOWN)})
+    given = {body: _added(unit.conn, body) for body in sorted(set(bodies.values()) - unit.interned.keys())}
+    return {one: given.get(body) or unit.interned[body] for one, body in bodies.items()}
 
 
 def _added(conn: sa.Connection, body: str) -> int:

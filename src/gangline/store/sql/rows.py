@@ -46,13 +46,17 @@ class Unit:
     """One write transaction: its connection, its single timestamp, and its events.
 
     callback_expiry_s: how long the callbacks of tasks that end in it are tried.
+    interned: see `intern`; kept over transactions.
     """
 
-    def __init__(self, conn: sa.Connection, now: float, *, callback_expiry_s: float) -> None:
+    def __init__(
+        self, conn: sa.Connection, now: float, *, callback_expiry_s: float, interned: dict[str, int] | None = None
+    ) -> None:
         self.conn = conn
         self.now = now
         self.callback_expiry_s = callback_expiry_s
         self.events: list[Event] = []
+        self.interned: dict[str, int] = {} if interned is None else interned
 
     def emit(self, kind: str, task_id: str | None = None, session_id: str | None = None, **data: Any) -> None:
         event = Event(seq=0, at=self.now, kind=kind, task_id=task_id, session_id=session_id, data=data)

@@ -53,7 +53,7 @@ def accept(unit: Unit, requests: Sequence[TaskRequest]) -> list[Submitted]:
             fresh.append((task_id, request, digest))
         session_ids = tuple(session_id_of(task_id, index) for index in range(request.num_samples))
         answers.append(Submitted(task_id=task_id, session_ids=session_ids, created=created))
-    numbers = intern(unit.conn, {needs_of(request) for _, request in named})
+    numbers = intern(unit, {needs_of(request) for _, request in named})
     if fresh:
         _insert(unit, fresh, numbers)
     waiting = unserved(unit.conn, unit.now, numbers)

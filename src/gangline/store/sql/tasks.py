@@ -67,6 +67,7 @@ class TaskStore(TaskReader):
         self._callback_expiry_s = callback_expiry_s
         self._retry_base_s = retry_base_s
         self._on_events = on_events
+        self._interned: dict[str, int] = {}
 
     async def run(self, job: Callable[..., T], *args: Any) -> T:
         """Run a write on the one writer thread; it is finished even when the caller is cancelled."""
@@ -83,7 +84,7 @@ class TaskStore(TaskReader):
     @contextmanager
     def _unit(self) -> Generator[Unit]:
         with self.database.writing() as conn:
-            unit = Unit(conn, self._clock(), callback_expiry_s=self._callback_expiry_s)
+            unit = Unit(conn, self._clock(), callback_expiry_s=self._callback_expiry_s, interned=self._interned)
             yield unit
             unit.flush()
         if unit.events:
