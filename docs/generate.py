@@ -19,6 +19,7 @@ from log_actions import logs
 from metric_names import metrics
 from settings_table import settings
 
+from gangline.cli.commands import COMMANDS, load_command
 from gangline.cli.main import build_app
 from gangline.cli.terminal.exits import EXPLAINED
 from gangline.gateway.calls.proxy import Proxy
@@ -45,7 +46,7 @@ def command_line() -> str:
         "Documents go to stdout, notes and logs to stderr. With `--json` stdout is one JSON document, or one a line; "
         'an error is then `{"error": {"code", "message", "retryable"}}` there too. `--debug` before the command shows '
         "tracebacks.\n",
-        *(_command(name, command) for name, command in root.commands.items()),
+        *(_command(name, load_command(name)) for name in COMMANDS),
         "## Exit codes\n\n| code | meaning |\n|---|---|",
         *(f"| {int(code)} | {meaning} |" for code, meaning in EXPLAINED.items()),
         "\n## Environment and config file\n",

@@ -80,6 +80,6 @@ def run_step(step: str) -> str:
             ["sh", "-c", step], env={**os.environ, "PATH": path}, text=True, check=True, stdout=subprocess.PIPE
         ).stdout
     _, *arguments = shlex.split(step)
-    ran = CliRunner().invoke(build_app(arguments[0]), arguments, catch_exceptions=False)
+    ran = CliRunner().invoke(build_app(), arguments, catch_exceptions=False)
     assert ran.exit_code == 0, ran.output
     return ran.output

@@ -77,7 +77,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def call(up: UpProcess, *arguments: object) -> Result:
     """A command in this process. Raises: its GanglineError."""
-    ran = CliRunner().invoke(build_app(str(arguments[0])), [*map(str, arguments), "--data", str(up.data)])
+    ran = CliRunner().invoke(build_app(), [*map(str, arguments), "--data", str(up.data)])
     if isinstance(ran.exception, GanglineError):
         raise ran.exception
     return ran

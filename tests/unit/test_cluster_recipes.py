@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
-from gangline.cli.main import build_app
+from gangline.cli.commands import load_command
 from support.requirements import need_module
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "cluster.md").read_text()
@@ -48,11 +47,12 @@ def calls() -> Iterator[list[str]]:
 
 def options_of(program: str, command: str) -> set[str]:
     if program == "gangline":
-        root: Any = typer.main.get_command(build_app())
+        params: list[Any] = load_command(command).params
     else:
         need_module("ray", "pip install 'gangline[cluster]'")
         from ray.scripts.scripts import cli as root
-    params = root.commands[command].params
+
+        params = root.commands[command].params
     known = {name for param in params for name in param.opts}
     return known | options_of("ray", "start") if command == "symmetric-run" else known
 

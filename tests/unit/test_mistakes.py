@@ -54,7 +54,7 @@ def test_wrong_tasks_are_named_all_together_and_beside_wrong_settings(tmp_path: 
     (tmp_path / "tasks.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in wrong))
     overrides = {"loss.clip_hihg": 0.3}
     path = experiment(tmp_path, algorithm={"overrides": overrides}, evaluation={"tasks": "none.jsonl"}, **changes)
-    done = CliRunner().invoke(build_app("train"), ["train", "validate", str(path)])
+    done = CliRunner().invoke(build_app(), ["train", "validate", str(path)])
     message = str(done.exception)
     assert f"has {4 + len(changes)} problems" in message
     assert "clip_hihg" in message

@@ -96,7 +96,7 @@ def test_the_commands_say_what_the_store_finds(tmp_path: Path) -> None:
     runner = CliRunner()
 
     def said(*arguments: str) -> str:
-        done = runner.invoke(build_app("runs"), ["runs", *arguments, "--data", str(tmp_path)])
+        done = runner.invoke(build_app(), ["runs", *arguments, "--data", str(tmp_path)])
         assert done.exit_code == 0, done.output
         return done.output
 

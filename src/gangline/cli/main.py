@@ -1,9 +1,7 @@
-"""`gangline`: the one command. Adds up the command modules and turns errors into one line and an exit code."""
+"""`gangline`: the one command, made of the table in `commands`. Turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
-import importlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,58 +10,11 @@ from typing import Annotated
 import typer
 
 from gangline import __version__
+from gangline.cli.commands import COMMANDS, LazyCommands, import_command
 from gangline.cli.terminal.exits import Exit, report
 from gangline.domain.errors import GanglineError
 
 __all__ = ["build_app", "load"]
-
-_COMMAND_MODULES = (
-    "learning.demo",
-    "starting.init",
-    "service.up",
-    "service.down",
-    "tasks.submit",
-    "tasks.task_files",
-    "tasks.preset",
-    "service.status",
-    "tasks.listing",
-    "tasks.watch",
-    "results.page",
-    "results.show",
-    "results.agent_logs",
-    "results.audit",
-    "results.drift",
-    "results.export",
-    "evals.evaluate",
-    "evals.compare",
-    "evals.regrade",
-    "vetting.vet",
-    "datasets.data",
-    "learning.train",
-    "learning.runs",
-    "machine.doctor",
-    "machine.config",
-    "machine.harness",
-    "machine.image",
-    "service.actions",
-    "service.gate",
-    "service.drain",
-    "service.backend",
-    "service.engine",
-    "service.server",
-    "service.node",
-    "service.cluster",
-)
-"""In the order in which `--help` shows them."""
-_ELSEWHERE = {
-    "eval": "evals.evaluate",
-    "cancel": "service.status",
-    "list": "tasks.listing",
-    "logs": "results.agent_logs",
-    "tasks": "tasks.task_files",
-    "open": "results.page",
-}
-"""Commands that are in a module of another name."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -84,33 +35,26 @@ def _root(
     """
 
 
-def build_app(command: str | None = None) -> typer.Typer:
-    """The app with all commands; with the module of `command` alone where it is one: loading the others takes half of
-    a short command's time."""
+def build_app() -> typer.Typer:
+    """The app with all commands of the table, none of them loaded."""
     app = typer.Typer(
         name="gangline",
+        cls=LazyCommands,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    named = {module.rpartition(".")[2]: module for module in _COMMAND_MODULES} | _ELSEWHERE
-    for name in (named[command],) if command in named else _COMMAND_MODULES:
-        importlib.import_module(f"gangline.cli.{name}").register(app)
     return app
 
 
 def load(arguments: Sequence[str]) -> Callable[[], None]:
     """The command that `arguments` ask for, loaded but not begun. Calling it raises SystemExit with a code of
     `exits.Exit`, always."""
-    command = arguments[0] if arguments else _completed_command()
-    return partial(_run, build_app(command), list(arguments))
-
-
-def _completed_command() -> str | None:
-    """The command whose options a shell completes: the second word in Typer's variables, once a third begins."""
-    words = (os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or "").split()
-    return words[1] if "_GANGLINE_COMPLETE" in os.environ and len(words) > 2 else None
+    command = next((word for word in arguments if not word.startswith("-")), None)
+    if command in COMMANDS:
+        import_command(command)
+    return partial(_run, build_app(), list(arguments))
 
 
 def _run(app: typer.Typer, arguments: list[str]) -> None:

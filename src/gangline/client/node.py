@@ -10,7 +10,8 @@ import msgspec
 
 from gangline.client.base import GRADING_WAIT_S, MSGPACK
 from gangline.client.sessions import CallerSessions
-from gangline.domain.node_views import BackendView, ExternalView, GateMode, GateState, NodeStatus, RecordedCalls
+from gangline.domain.completion import RecordedCalls
+from gangline.domain.node_views import BackendView, ExternalView, GateMode, GateState, NodeStatus
 from gangline.domain.session import Grading, GradingRequest
 from gangline.domain.tokens import encode_msgpack
 

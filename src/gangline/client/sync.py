@@ -18,6 +18,7 @@ from gangline.client.background import InBackground
 from gangline.client.node import NodeClient
 from gangline.client.server import ServerClient
 from gangline.client.sessions import CallerSessions
+from gangline.domain.completion import RecordedCalls
 from gangline.domain.lifecycle import Outcome, SessionState, TaskState
 from gangline.domain.node_views import (
     BackendView,
@@ -26,7 +27,6 @@ from gangline.domain.node_views import (
     GateState,
     NodeStatus,
     OpenedSession,
-    RecordedCalls,
 )
 from gangline.domain.session import Grading, SessionResult
 from gangline.domain.task import EvaluatorSpec, TaskRequest

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from gangline.domain.conversation import Message, SamplingParams, ToolDefinition
+from gangline.domain.decodable import warm_decoder
 from gangline.domain.tokens import Logprobs, TokenIds, token_ids
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "LogprobKind",
     "ParseStatus",
     "PromptSource",
+    "RecordedCalls",
     "Relation",
     "VersionSpan",
 ]
@@ -184,6 +186,13 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         return is_whole and certificate.engine_role == engine_role
 
 
+class RecordedCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of an open session that are in the node's journal, in commit order."""
+
+    attempt: int
+    completions: tuple[Completion, ...]
+
+
 class CompletionTree:
     """All completions of one session attempt, by id, in commit order."""
 
@@ -266,3 +275,6 @@ class CompletionTree:
     def tools(self, completion: Completion) -> tuple[ToolDefinition, ...]:
         """Tools of the request: those of the conversation's first call, for other tools are another branch key."""
         return completion.tools if completion.parent_id is None else self._tools[completion.parent_id]
+
+
+warm_decoder(RecordedCalls)

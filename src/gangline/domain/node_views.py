@@ -9,8 +9,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from gangline.domain.completion import Completion
-from gangline.domain.decodable import warm_decoder
 from gangline.domain.errors import Boundary
 from gangline.domain.lifecycle import Stage
 
@@ -26,7 +24,6 @@ __all__ = [
     "GateState",
     "NodeStatus",
     "OpenedSession",
-    "RecordedCalls",
     "Stuck",
     "TemplateFacts",
 ]
@@ -142,13 +139,6 @@ class ExternalView(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any]
 
 
-class RecordedCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of an open session that are in the node's journal, in commit order."""
-
-    attempt: int
-    completions: tuple[Completion, ...]
-
-
 class BreakerView(msgspec.Struct, frozen=True, kw_only=True):
     """A node's circuit breaker: open, it takes no sessions."""
 
@@ -209,6 +199,3 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     disk: DiskState
     num_external_sessions: int
     """Open sessions of agents that run elsewhere."""
-
-
-warm_decoder(RecordedCalls)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -103,9 +103,9 @@ def remaining_s(
     if not records:
         return None
     steps_left = max(num_steps - len(records), 0)
-    step_s = np.mean([one.waited_s + one.trained_s + _update_s(one) for one in records[-_RECENT:]])
+    step_s = statistics.mean([one.waited_s + one.trained_s + _update_s(one) for one in records[-_RECENT:]])
     evaluations_left = max(num_evaluations - len(evaluations), 0)
-    evaluation_s = np.mean([one.took_s for one in evaluations[-_RECENT:]]) if evaluations else 0.0
+    evaluation_s = statistics.mean([one.took_s for one in evaluations[-_RECENT:]]) if evaluations else 0.0
     return float(steps_left * step_s + evaluations_left * evaluation_s)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from gangline.domain.node_views import RecordedCalls
+from gangline.domain.completion import RecordedCalls
 from gangline.gateway.calls.session import ModelSession
 from gangline.http.negotiation import answer, path_id
 from gangline.http.query import Number, Whole

@@ -1,0 +1,147 @@
+"""The table of commands, and how each is loaded.
+
+`COMMANDS` has all that `gangline --help` shows, so that help, completion of names and the nearest match of a wrong one
+import no command's module. A module has a `register(app)` that adds its commands, and is imported when one of them runs
+or shows its own help. Not here: what commands do, errors, exit codes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+__all__ = ["COMMANDS", "Command", "LazyCommands", "import_command", "load_command"]
+
+
+class Command(NamedTuple):
+    """A line of `gangline --help`."""
+
+    module: str
+    """Below `gangline.cli`."""
+    help: str
+    """The first paragraph of the command's own help; a test compares them."""
+
+
+COMMANDS: dict[str, Command] = {
+    "demo": Command(
+        "learning.demo",
+        "Run a small agent on a real model: sessions, rewards, an audit of every token, rows, then training.",
+    ),
+    "init": Command(
+        "starting.init",
+        "Make a folder with an agent, tasks, a reward function and an experiment, and print the next steps.",
+    ),
+    "up": Command(
+        "service.up", "Run the whole service on this machine until Ctrl-C or SIGTERM: engine, server and node."
+    ),
+    "down": Command(
+        "service.down", "Stop the service of a data folder, and wait until all of its processes have ended."
+    ),
+    "submit": Command(
+        "tasks.submit", "Submit tasks: from FILE, standard input (-), or options; options override fields of the file."
+    ),
+    "status": Command("service.status", "Show the service at a glance, or one task with its sessions."),
+    "cancel": Command(
+        "service.status", "Cancel a task with all its sessions, or one session. Ended sessions are unchanged."
+    ),
+    "watch": Command(
+        "tasks.watch", "Watch the service live, until Ctrl-C: stages, throughput, groups, failures, engines."
+    ),
+    "open": Command("results.page", "Print a link to the page, where sessions are seen down to their tokens."),
+    "show": Command(
+        "results.show",
+        "Show a session: its turns with messages, tool results and certificates; its tokens. For a task: its sessions.",
+    ),
+    "logs": Command(
+        "results.agent_logs",
+        "Print the stdout and stderr of a session's agent program, or one of the files kept with its result.",
+    ),
+    "audit": Command("results.audit", "Check rows against the sampled tokens; exit code 1 if any differ."),
+    "drift": Command(
+        "results.drift", "Count the calls whose context differs from the tokens sampled before, by cause."
+    ),
+    "export": Command(
+        "results.export",
+        "Write the rows of tasks' ended sessions: ids, masks, log-probs, versions, rewards, certificates.",
+    ),
+    "eval": Command(
+        "evals.evaluate",
+        "Evaluate an agent on many tasks: pass@k, pass^k and mean reward with errors clustered by "
+        "task, cost, failures.",
+    ),
+    "compare": Command(
+        "evals.compare",
+        "Compare two evaluations task by task: the difference, its interval, and the tasks that got better or worse.",
+    ),
+    "regrade": Command(
+        "evals.regrade",
+        "Grade recorded sessions again, by another evaluator or their tasks' own; their agents do not run again.",
+    ),
+    "vet": Command("vetting.vet", "Audit tasks: are their rewards to be believed?"),
+    "data": Command(
+        "datasets.data",
+        "Make a dataset of recorded sessions: filter, deduplicate, split, and write Parquet with a dataset card.",
+    ),
+    "doctor": Command(
+        "machine.doctor",
+        "Check this machine's sandbox, limits, engines, model, tools, agents' Python, ports, disk, data and service.",
+    ),
+    "actions": Command(
+        "service.actions", "Show the log of control actions on the server and the nodes: caller, action, time, status."
+    ),
+    "drain": Command(
+        "service.drain", "Drain nodes: they take no more sessions, and exit when their current ones have ended."
+    ),
+    "engine": Command(
+        "service.engine",
+        "Run an engine server with vLLM's routes and fields: a small real model on the CPU, or a script.",
+    ),
+    "server": Command("service.server", "Run a rollout server: tasks, groups, leases, results, callbacks."),
+    "node": Command(
+        "service.node", "Run a node: it leases sessions, runs them in sandboxes, and answers their model calls."
+    ),
+    "cluster": Command(
+        "service.cluster", "Run nodes on a Ray cluster for a running server. Needs the extra `cluster`."
+    ),
+    "tasks": Command("tasks.task_files", "Make tasks of other systems' tasks and datasets, and look at them."),
+    "preset": Command("tasks.preset", "Task families that are ready to use: swe, stem, math, code."),
+    "list": Command("tasks.listing", "List tasks or sessions, newest first, a page at a time."),
+    "train": Command("learning.train", "Train on groups of sessions."),
+    "runs": Command("learning.runs", "Training runs of a data folder."),
+    "config": Command("machine.config", "Show settings and where they come from."),
+    "harness": Command("machine.harness", "List, install and check agent programs."),
+    "image": Command("machine.image", "Build, list and remove images for runtimes."),
+    "gate": Command("service.gate", "Hold model calls while weights are updated, and set the policy version."),
+    "backend": Command("service.backend", "Add, remove and list the running engines behind each node."),
+}
+"""In the order in which `--help` shows them."""
+
+
+class LazyCommands(TyperGroup):
+    """The root of the command line: lines of the table until a command is asked for."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands.update({name: TyperCommand(name, help=line.help) for name, line in COMMANDS.items()})
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The loaded command, for one that runs or shows its options; a wrong name fails without an import."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, name and load_command(name), rest
+
+
+def import_command(name: str) -> Any:
+    """The module of a command of the table."""
+    return importlib.import_module(f"gangline.cli.{COMMANDS[name].module}")
+
+
+def load_command(name: str) -> Any:
+    """The whole command, with its options or commands."""
+    app = typer.Typer()
+    app.callback()(lambda: None)  # with one, Typer makes a group even of a single command
+    import_command(name).register(app)
+    root: Any = typer.main.get_command(app)
+    return root.commands[name]
