@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import stat
@@ -43,6 +44,41 @@ async def test_a_child_that_does_not_start_is_told_of_with_its_end(
     assert told in raised.value.message
     assert ("trouble" in raised.value.message) == ("trouble" in script)
     assert not child.is_running
+
+
+READY = """echo '{"node_url": "http://127.0.0.1:1", "pid": 1}'; exec sleep 600"""
+
+
+async def test_settings_that_are_known_later_reach_a_child_that_has_begun(child: Child, tmp_path: Path) -> None:
+    (tmp_path / "python").write_text(f"#!/bin/sh\ntouch {tmp_path}/begun\ncat > {tmp_path}/read\n{READY}\n")
+    known: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    later = Child(
+        "node", ["node"], log_path=child.log_path, env=dict(os.environ), port=0, tables=lambda: asyncio.shield(known)
+    )
+    starting = asyncio.create_task(later.start())
+    while not (tmp_path / "begun").exists():
+        await asyncio.sleep(0.01)
+    assert later.is_waiting
+    known.set_result(b"settings")
+    await starting
+    assert (tmp_path / "read").read_text() == "settings"
+    assert await later.address() == "http://127.0.0.1:1"
+    assert not later.is_waiting
+    later.kill()
+    await later.wait()
+
+
+async def test_a_child_whose_settings_never_come_is_ended(child: Child, tmp_path: Path) -> None:
+    (tmp_path / "python").write_text(f"#!/bin/sh\n{READY}\n")
+
+    async def fail() -> bytes:
+        raise NodeError("no engine")
+
+    later = Child("node", ["node"], log_path=child.log_path, env=dict(os.environ), port=0, tables=fail)
+    with pytest.raises(NodeError, match="no engine"):
+        await later.start()
+    assert not later.is_running
+    assert later.ended_by_itself
 
 
 def was_free(_host: str, _port: int) -> bool:

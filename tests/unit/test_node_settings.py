@@ -97,8 +97,9 @@ resolved_nodes = st.builds(
 def test_a_child_reads_the_settings_that_its_parent_wrote(node: NodeSettings) -> None:
     cluster = ClusterSettings(node_data=Path("/disk"), node_resources={"sandboxes": 1.0})
     server = ServerSettings(keep_gb=0.5, allowed_hosts=("proxy",))
-    tables = read_tables(write_tables(node=node, cluster=cluster, server=server))
+    options, tables = read_tables(write_tables({"server_url": "http://s"}, node=node, cluster=cluster, server=server))
     assert tables == {"node": node, "cluster": cluster, "server": server}
+    assert options == {"server_url": "http://s"}
 
 
 def test_what_a_parent_hands_over_is_read_instead_of_file_and_environment(tmp_path: Path) -> None:

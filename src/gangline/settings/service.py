@@ -144,16 +144,21 @@ class Resolved(NamedTuple):
         return {**texts, "GANGLINE_CONFIG": ""}
 
 
-def write_tables(**tables: BaseModel) -> bytes:
-    """Tables for a child process, which `read_tables` reads there."""
-    return json.dumps({name: table.model_dump(mode="json") for name, table in tables.items()}).encode()
+def write_tables(options: Mapping[str, str] | None = None, /, **tables: BaseModel) -> bytes:
+    """Tables for a child process, which `read_tables` reads there.
+
+    options: values by key, for options that were not known when the child was started.
+    """
+    written = {name: table.model_dump(mode="json") for name, table in tables.items()}
+    return json.dumps({"options": dict(options or {}), "tables": written}).encode()
 
 
-def read_tables(data: bytes) -> dict[str, BaseModel]:
-    """Raises: InvalidRequest when they are from another version."""
+def read_tables(data: bytes) -> tuple[dict[str, str], dict[str, BaseModel]]:
+    """Options and tables. Raises: InvalidRequest when they are from another version."""
     try:
-        tables: dict[str, Any] = json.loads(data)
-        return {name: _MODELS[name].model_validate(table) for name, table in tables.items()}
+        document: dict[str, Any] = json.loads(data)
+        tables = {name: _MODELS[name].model_validate(table) for name, table in document["tables"].items()}
+        return document["options"], tables
     except ValidationError as error:
         raise InvalidRequest(f"settings from the parent process: {explain(error)}") from error
 

@@ -209,8 +209,17 @@ def _node_options(arguments: Sequence[str] | None) -> dict[str, Any]:
     return given
 
 
-def with_settings(command: ServedCommand) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator of a command's function. Beside the settings' options the command has `--config`."""
+def _nothing() -> None:
+    return None
+
+
+def with_settings(
+    command: ServedCommand, *, meanwhile: Callable[[], None] = _nothing
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator of a command's function. Beside the settings' options the command has `--config`.
+
+    meanwhile: called by a child process before it waits for the settings that its parent hands over.
+    """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
@@ -220,11 +229,12 @@ def with_settings(command: ServedCommand) -> Callable[[Callable[..., None]], Cal
             if (config := given["config"]) is not None:
                 # Whatever reads settings later in this process reads the same file.
                 os.environ[CONFIG_VARIABLE] = str(config.absolute())
-            resolved = resolve(
-                given_in(context),
-                handed_over=read_tables(sys.stdin.buffer.read()) if given.get("from_stdin") else None,
-                defaults=command.defaults,
-            )
+            options, tables = given_in(context), None
+            if given.get("from_stdin"):
+                meanwhile()
+                later, tables = read_tables(sys.stdin.buffer.read())
+                options |= later
+            resolved = resolve(options, handed_over=tables, defaults=command.defaults)
             function(resolved, **{one.name: given[one.name] for one in own})
 
         parameters = [

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,10 +40,11 @@ class Child:
         may_move: bool = False,
         ready_timeout_s: float = 120,
         may_end: bool = False,
-        tables: bytes | None = None,
+        tables: bytes | Callable[[], Awaitable[bytes]] | None = None,
     ) -> None:
         """
-        tables: settings that it reads from its stdin, instead of environment and config file (`write_tables`).
+        tables: settings that it reads from its stdin, instead of environment and config file (`write_tables`); a
+            function is awaited while the child imports what it needs.
         port: to listen on, 0 is any free one; None for a child that listens nowhere itself.
         may_move: to any free port, where `port` is taken at the first start.
         may_end: to end by itself and in order is no death, as of a node that was drained.
@@ -53,6 +54,9 @@ class Child:
         self.url = ""
         """Where it answers; set by the first `start` and kept over restarts."""
         self.port = port
+        self.is_waiting = False
+        """For settings that are not known yet."""
+        self._is_ready = asyncio.Event()
         self._command, *self._arguments = arguments
         self._may_move = may_move
         self._env = dict(env)
@@ -66,6 +70,11 @@ class Child:
     @property
     def pid(self) -> int:
         return self._process.pid if self._process else 0
+
+    async def address(self) -> str:
+        """Its URL, once it is ready."""
+        await self._is_ready.wait()
+        return self.url
 
     def age_s(self) -> float:
         return time.monotonic() - self._started_at
@@ -89,7 +98,7 @@ class Child:
         handed_over = () if self._tables is None else (FROM_STDIN,)
         arguments = [self._command, *port, "--json", "--parent", str(os.getpid()), *handed_over, *self._arguments]
         with self._log() as log:
-            self._process = await asyncio.create_subprocess_exec(
+            self._process = process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "gangline", *arguments),
                 stdin=asyncio.subprocess.DEVNULL if self._tables is None else asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -98,24 +107,40 @@ class Child:
                 start_new_session=True,
             )
         try:
-            await self._hand_over(self._process)
-            ready = await self._first_line(self._process)
+            await self._hand_over(process)
+            ready = await self._first_line(process)
         except GanglineError:
             self.kill()
-            await self._process.wait()
+            await process.wait()
             raise
         self.url = ready[f"{self.name}_url"]
         if self.port is not None:
             self.port = int(self.url.rsplit(":", 1)[1].split("/")[0])
-        self._pump = asyncio.create_task(self._drain(self._process))
+        self._is_ready.set()
+        self._pump = asyncio.create_task(self._drain(process))
 
     async def _hand_over(self, process: asyncio.subprocess.Process) -> None:
         if process.stdin is not None and self._tables is not None:
             # One that ended at once says why in its first line, or in its log.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                process.stdin.write(self._tables)
+                process.stdin.write(await self._settings(process))
                 await process.stdin.drain()
             process.stdin.close()
+
+    async def _settings(self, process: asyncio.subprocess.Process) -> bytes:
+        assert self._tables is not None
+        if isinstance(self._tables, bytes):
+            return self._tables
+        self.is_waiting = True
+        try:
+            return await self._tables()
+        except BaseException:
+            self.kill()  # it has done nothing yet
+            await process.wait()
+            self._process = None
+            raise
+        finally:
+            self.is_waiting = False
 
     async def _first_line(self, process: asyncio.subprocess.Process) -> dict[str, Any]:
         assert process.stdout is not None

@@ -1,7 +1,7 @@
 """The supervisor behind `gangline up` and `gangline demo`: engine, server and node as children of one process.
 
-- Order: engine and server together, then the node; ended the other way round, so that the node can give back its
-  sessions.
+- Order: all at once; a node waits for the addresses of engine and server. Ended one by one, the node first, so that it
+  can give back its sessions.
 - A child that dies is started again on the same port, later and later; one that keeps dying ends the service. A node
   that was drained has not died.
 - Every way out stops every child: an error, a cancellation, `hurry` (at once). A `kill -9` of this process is
@@ -36,7 +36,7 @@ _LONGEST_PAUSE_S = 8.0
 
 
 class Supervisor:
-    """Owns children; `stages` are started in order, the children of one stage together."""
+    """Owns children; those of one `start` start together, and end in the opposite order."""
 
     def __init__(
         self, *, on_change: Callable[[], None] = lambda: None, say: Callable[[str], None] = lambda _: None
@@ -61,6 +61,8 @@ class Supervisor:
         starting = asyncio.ensure_future(child.start())
         try:
             while not (await asyncio.wait({starting}, timeout=_SAY_EVERY_S))[0]:
+                if child.is_waiting:
+                    continue
                 last = child.log_tail().rpartition("\n")[2].strip()
                 self._say(f"Still starting the {child.name}, {child.age_s():.0f} s. {child.log_path.name}: {last}")
         except asyncio.CancelledError:

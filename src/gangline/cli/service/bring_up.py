@@ -150,37 +150,44 @@ async def bring_up(plan: Plan, supervisor: Supervisor, token: str) -> running.Ru
     env = {**_environment(plan), "GANGLINE_TOKEN": token}
     engine = _engine_child(plan)
     server = server_child(plan, env)
-    await supervisor.start(*([engine] if engine else []), server)
-    engine_url = engine.url if engine else plan.engine
-    engines = (engine_url, *plan.more_engines) if engine_url else ()
-    node = plan.node.model_copy(update={"engines": engines})
-    nodes = (
-        _node_child(plan, node, server, env)
-        if plan.cluster is None
-        else _cluster_child(plan, plan.cluster, node, server, env)
-    )
-    await supervisor.start(nodes)
+    first = [engine, server] if engine else [server]
+    if plan.cluster is None:
+        nodes = _node_child(plan, engine, server, env)
+        await supervisor.start(*first, nodes)
+    else:
+        await supervisor.start(*first)
+        nodes = _cluster_child(plan, plan.cluster, _node_settings(plan, plan.engine), server, env)
+        await supervisor.start(nodes)
     return running.Running(
         server_url=server.url,
         node_urls=(nodes.url,) if plan.cluster is None else (),
         control_token=token,
         pid=os.getpid(),
-        engine_url=engine_url,
+        engine_url=engine.url if engine else plan.engine,
         pids=supervisor.pids(),
     )
 
 
-def _node_child(plan: Plan, node: NodeSettings, server: Child, env: Mapping[str, str]) -> Child:
+def _node_settings(plan: Plan, engine_url: str) -> NodeSettings:
+    return plan.node.model_copy(update={"engines": (engine_url, *plan.more_engines) if engine_url else ()})
+
+
+def _node_child(plan: Plan, engine: Child | None, server: Child, env: Mapping[str, str]) -> Child:
+    """It imports what it needs while engine and server start, and hears their addresses when both are ready."""
     from gangline.cli.processes.child import Child
+
+    async def settings() -> bytes:
+        engine_url = await engine.address() if engine else plan.engine
+        return write_tables({"server_url": await server.address()}, node=_node_settings(plan, engine_url))
 
     return Child(
         "node",
-        ["node", "--data", str(plan.data_dir), "--id", str(node.node_id), "--server", server.url],
+        ["node", "--data", str(plan.data_dir), "--id", str(plan.node.node_id)],
         log_path=_log_path(plan, "node"),
         env=env,
-        port=node.port,
+        port=plan.node.port,
         may_end=True,
-        tables=write_tables(node=node),
+        tables=settings,
     )
 
 

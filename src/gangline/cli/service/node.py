@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import socket
 from typing import Any
 
@@ -20,7 +21,12 @@ from gangline.settings.service import Resolved
 __all__ = ["register"]
 
 
-@with_settings(NODE)
+def _import_node() -> None:
+    """Half of a node's start. Its server and its engine start meanwhile."""
+    importlib.import_module("gangline.gateway.node")
+
+
+@with_settings(NODE, meanwhile=_import_node)
 def node(settings: Resolved, as_json: JsonOption = False, parent: ParentOption = None) -> None:
     """Run a node: it leases sessions, runs them in sandboxes, and answers their model calls.
 
