@@ -29,6 +29,11 @@ _END_AFTER_EOF_S = 2.0
 
 
 class Child:
+    """Long because a process has one life: its start, what it hears and says first, its log, its end.
+
+    Nothing of that can be told apart from the process itself.
+    """
+
     def __init__(
         self,
         name: str,
