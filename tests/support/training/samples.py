@@ -107,6 +107,8 @@ def sample(
     return Sample(
         trace_id=f"{session_id}/0",
         session_id=session_id,
+        task_id="task-1",
+        score=1.0,
         prompt_ids=np.array(prompt, np.int32),
         response_ids=np.array(response, np.int32),
         weights=np.ones(num, np.float32) if weights is None else np.array(weights, np.float32),

@@ -19,10 +19,10 @@ import numpy as np
 from gangline.training.collecting.buffer import BufferState, ReplayBuffer
 from gangline.training.collecting.coalition_runs import CoalitionRuns
 from gangline.training.collecting.collector import (
+    Admit,
     CollectionCounts,
     PlainCollector,
     ReplenishingCollector,
-    informative,
 )
 from gangline.training.collecting.groups import Group
 from gangline.training.collecting.schedule import ScheduleSettings
@@ -64,19 +64,20 @@ class Batches:
         *,
         current_version: Callable[[], int],
         selection: Selection,
-        only_informative: bool = False,
+        informative: Admit | None = None,
         coalitions: CoalitionRuns | None = None,
     ) -> None:
         """current_version: the trainer's policy version, which decides whether a group is fresh.
 
-        only_informative: admit no group of one reward (dynamic sampling). coalitions: None runs none.
+        informative: the groups that teach (dynamic sampling); None admits those of one reward too.
+        coalitions: None runs none.
         """
         self._schedule = schedule
         self._service = service
         self._stream = stream
         self._current_version = current_version
         self._selection = selection
-        self._only_informative = only_informative
+        self._informative = informative
         self._coalitions = coalitions
         self._num_buffered = schedule.groups_per_step * max(schedule.staleness.max_lag, 1)
         """Enough to begin the next step with; more would only grow old."""
@@ -156,7 +157,7 @@ class Batches:
         self._tally.rewards += group.rewards
         self._stream.measure(group.task_id, group.rewards)
         selected = self._selection.select(group, self._tally.degenerate)
-        admitted = informative(selected) if selected is not None and self._only_informative else selected
+        admitted = selected if selected is None or self._informative is None else self._informative(selected)
         if admitted is None:
             self._settle(group.task_id)
         return admitted

@@ -2,7 +2,7 @@
 
 One reward a session, however many traces it has: sessions are compared with each other before anything is spread over
 traces (`gangline.training.learning.credit`). Sources: GRPO (arXiv 2402.03300, 4.1), Dr. GRPO (2503.20783, 3.2), RLOO
-(2402.14740, 2.2), OPO (2505.23585), pass@k (2503.19595), REINFORCE++ (2501.03262).
+(2402.14740, 2.2), OPO (2505.23585), pass@k (2503.19595), REINFORCE++ (2501.03262), GDPO (2601.05242), GPG (2504.02546).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __all__ = [
     "advantages_by_role",
     "batch_advantages",
     "group_advantages",
+    "part_advantages",
     "whitened",
 ]
 
@@ -48,11 +49,31 @@ class AdvantageSettings(TrainingOptions):
     """Added to the deviation."""
     clip: float | None = Field(default=None, gt=0)
     """Largest advantage, either way."""
+    rewards: Literal["whole", "parts"] = "whole"
+    """parts: each part of the sessions' rewards (evaluators `composite`, `staged`) is compared by itself, over the
+    deviation of its own, and the advantages are added (GDPO)."""
+    part_weights: dict[str, float] = Field(default_factory=dict[str, float])
+    """Only for `parts`: name of a part -> factor of its advantages. Empty: all parts, each 1."""
+    factor: Literal["none", "judged", "rewarded"] = "none"
+    """Multiplied by the step's sessions over those that teach: judged, those with an advantage (GPG); rewarded, those
+    whose reward is not 0, as verl counts them."""
+
+    @property
+    def is_of_step(self) -> bool:
+        """Whether it takes all groups of a step to know one session's advantage."""
+        return self.scale == "batch" or self.factor != "none"
 
     @model_validator(mode="after")
     def _fits(self) -> AdvantageSettings:
         if self.baseline == "none" and self.scale == "deviation":
             raise ValueError("rewards without a baseline are not divided by the deviation of their group: set scale")
+        if self.rewards == "parts" and (self.scale == "deviation" or self.baseline not in ("mean", "leave_one_out")):
+            raise ValueError(
+                "rewards `parts` divides each part by its own deviation: beside it baseline is mean or leave_one_out, "
+                "and scale batch or none"
+            )
+        if self.part_weights and self.rewards != "parts":
+            raise ValueError("part_weights is only for rewards `parts`")
         return self
 
 
@@ -79,6 +100,14 @@ def group_advantages(
         deviation = np.std(rewards_S, ddof=0 if settings.deviation == "population" else 1)
         advantages = advantages / (deviation + settings.epsilon)
     return advantages if settings.scale == "batch" else _clipped(advantages, settings)
+
+
+def part_advantages(parts: Mapping[str, ArrayLike], settings: AdvantageSettings) -> NDArray[np.float64]:
+    """Advantage of each session of one group, by the parts of its reward. parts: name -> [S]. Returns: [S]."""
+    each = settings.model_copy(update={"scale": "deviation", "clip": None})
+    found = [settings.part_weights.get(name, 1.0) * group_advantages(values, each) for name, values in parts.items()]
+    total = np.sum(found, axis=0)
+    return total if settings.scale == "batch" else _clipped(total, settings)
 
 
 def batch_advantages(advantages: NDArray[np.float64], settings: AdvantageSettings) -> NDArray[np.float64]:

@@ -61,10 +61,10 @@ class Algorithm(TrainingOptions):
                 f"{trainer} gets ready advantages, and those of a critic follow from values in the reference trainer. "
                 "Leave out critic, or use that trainer's own."
             )
-        if one_by_one and self.advantage.scale == "batch":
+        if one_by_one and self.advantage.is_of_step:
             raise InvalidRequest(
-                f"{trainer} gets groups one by one, and advantage.scale batch is over all groups of a step: set it to "
-                "deviation or none."
+                f"{trainer} gets groups one by one, and advantage.scale batch and advantage.factor are over all groups "
+                "of a step: set the scale to deviation or none, and the factor to none."
             )
 
     @model_validator(mode="after")
@@ -95,9 +95,21 @@ class Algorithm(TrainingOptions):
             )
         if self.turn_credit.returns is not None and self.advantage.baseline in ("length_weighted", "second_best"):
             raise ValueError(f"advantage.baseline {self.advantage.baseline} is of sessions, not of turns")
+        self._require_whole_rewards()
         if self.advantage.baseline == "none" and self.dynamic_sampling:
             raise ValueError("dynamic_sampling leaves out groups of one reward, which teach without a baseline")
         return self
+
+    def _require_whole_rewards(self) -> None:
+        """Raises: ValueError where parts are compared, beside settings that are of whole rewards."""
+        changes = (
+            self.shaping != RewardShaping() or self.reward_kl.coefficient > 0 or self.turn_credit.returns is not None
+        )
+        if self.advantage.rewards == "parts" and (changes or self.critic is not None or self.compare == "roles"):
+            raise ValueError(
+                "advantage.rewards `parts` compares parts of the sessions' rewards, and shaping, reward_kl, "
+                "turn_credit.returns, critic and compare: roles are of whole rewards: leave them out"
+            )
 
 
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
@@ -130,7 +142,13 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "reinforce_pp_baseline": {"advantage.scale": "batch", "loss.aggregation": "token_mean"},
     "opo": {"advantage.baseline": "length_weighted", "advantage.scale": "none", "loss.clipping": "none"},
     "pass_at_k": {"advantage.baseline": "second_best"},
-    "gpg": {"advantage.scale": "none", "loss.clipping": "none", "loss.aggregation": "token_mean"},
+    "gpg": {
+        "advantage.scale": "none",
+        "advantage.factor": "judged",
+        "loss.clipping": "none",
+        "loss.aggregation": "token_mean",
+    },
+    "gdpo": {"advantage.rewards": "parts", "advantage.scale": "batch", "loss.aggregation": "token_mean"},
     "gmpo": {
         "loss.clipping": "geometric",
         "loss.clip_low": 0.4,

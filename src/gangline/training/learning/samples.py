@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +14,10 @@ from gangline.domain.tokens import Logprobs, TokenIds, Versions
 from gangline.domain.trajectory import Trace
 from gangline.training.collecting.degenerates import num_sampled
 from gangline.training.collecting.groups import Group, trainable_traces
-from gangline.training.learning.advantages import AdvantageSettings, group_advantages, whitened
+from gangline.training.learning.advantages import AdvantageSettings, group_advantages, part_advantages, whitened
 from gangline.training.learning.algorithms import Algorithm
 from gangline.training.learning.credit.coalitions import spread_factors
+from gangline.training.learning.credit.parts import rewards_of_parts
 from gangline.training.learning.credit.roles import role_advantages
 from gangline.training.learning.credit.tokens import token_rewards
 from gangline.training.learning.credit.traces import spread_advantage
@@ -35,6 +37,10 @@ class Sample:
 
     trace_id: str
     session_id: str
+    task_id: str
+    """Samples of one task are a group."""
+    score: float
+    """The session's reward, as its evaluator gave it."""
     prompt_ids: TokenIds
     """Whole; never empty."""
     response_ids: TokenIds
@@ -84,9 +90,10 @@ def make_samples(
         advantages = return_advantages(traces, rewards, algorithm.turn_credit.returns, algorithm.advantage)
     else:
         advantages = _session_advantages(group, traces, algorithm, penalties or {})
+    scores, weight = _scores(group), algorithm.turn_credit.weight
     of_turns = turn_advantages(flat, algorithm.advantage)
     return [
-        _sample(trace, spread_factors(trace, factors or {}) * own_T + algorithm.turn_credit.weight * turns_T, mask)
+        _sample(trace, spread_factors(trace, factors or {}) * own_T + weight * turns_T, mask, scores)
         for trace, own_T, turns_T in zip(flat, advantages, of_turns, strict=True)
     ]
 
@@ -98,9 +105,9 @@ def _samples_for_critic(
     mask: Mask,
     penalties: Mapping[str, float],
 ) -> list[Sample]:
-    found = list[Sample]()
+    found, scores = list[Sample](), _scores(group)
     for session, mine in zip(group.sessions, traces, strict=True):
-        samples = [_sample(trace, np.zeros(len(trace.response_ids)), mask) for trace in mine]
+        samples = [_sample(trace, np.zeros(len(trace.response_ids)), mask, scores) for trace in mine]
         rewards = token_rewards(
             mine,
             [one.weights for one in samples],
@@ -112,9 +119,13 @@ def _samples_for_critic(
 
 
 def over_batch(samples: Sequence[Sample], settings: AdvantageSettings) -> list[Sample]:
-    """Samples of all groups of a step, with the part of the advantages that needs all of them (`scale: batch`)."""
-    if settings.scale != "batch":
-        return list(samples)
+    """Samples of all groups of a step, with the part of the advantages that needs all of them (`is_of_step`)."""
+    samples = _whitened(samples, settings) if settings.scale == "batch" else samples
+    factor = _factor(samples, settings)
+    return list(samples) if factor == 1.0 else [replace(one, advantages=factor * one.advantages) for one in samples]
+
+
+def _whitened(samples: Sequence[Sample], settings: AdvantageSettings) -> list[Sample]:
     trained = [sample.weights != 0 for sample in samples]
     sizes = [int(mask.sum()) for mask in trained]
     values = np.concatenate([np.empty(0), *(one.advantages[at] for one, at in zip(samples, trained, strict=True))])
@@ -127,21 +138,41 @@ def over_batch(samples: Sequence[Sample], settings: AdvantageSettings) -> list[S
     return found
 
 
+def _factor(samples: Sequence[Sample], settings: AdvantageSettings) -> float:
+    """All sessions, over those that teach."""
+    match settings.factor:
+        case "none":
+            return 1.0
+        case "judged":
+            teaching = {one.session_id for one in samples if one.advantages.any()}
+        case "rewarded":
+            teaching = {one.session_id for one in samples if one.score != 0}
+    return len({one.session_id for one in samples}) / max(len(teaching), 1)
+
+
 def _session_advantages(
     group: Group, traces: Sequence[Sequence[Trace]], algorithm: Algorithm, penalties: Mapping[str, float]
 ) -> list[NDArray[np.float64]]:
     """[T] of each trace: its share of its session's advantage."""
-    advantages = group_advantages(
-        [_shaped_reward(one, algorithm, penalties) for one in group.sessions],
-        algorithm.advantage,
-        lengths=[num_sampled(one) for one in group.sessions],
-    )
+    advantages = _compared(group, algorithm, penalties)
     own_range = _range_of_own([trace for mine in traces for trace in mine])
     return [
         np.full(len(trace.response_ids), credit)
         for advantage, mine in zip(advantages, traces, strict=True)
         for trace, credit in zip(mine, _credits(float(advantage), mine, algorithm, own_range), strict=True)
     ]
+
+
+def _compared(group: Group, algorithm: Algorithm, penalties: Mapping[str, float]) -> NDArray[np.float64]:
+    """[S] the sessions' advantages."""
+    settings = algorithm.advantage
+    if settings.rewards == "parts":
+        return part_advantages(rewards_of_parts(group, tuple(settings.part_weights)), settings)
+    return group_advantages(
+        [_shaped_reward(one, algorithm, penalties) for one in group.sessions],
+        settings,
+        lengths=[num_sampled(one) for one in group.sessions],
+    )
 
 
 def _shaped_reward(session: SessionResult, algorithm: Algorithm, penalties: Mapping[str, float]) -> float:
@@ -164,10 +195,21 @@ def _range_of_own(traces: Sequence[Trace]) -> float:
     return max(rewards) - min(rewards) if rewards else 0.0
 
 
-def _sample(trace: Trace, advantages_T: NDArray[np.float64], mask: Mask) -> Sample:
+class _Scores(NamedTuple):
+    task_id: str
+    of_sessions: Mapping[str, float]
+
+
+def _scores(group: Group) -> _Scores:
+    return _Scores(group.task_id, {one.session_id: one.reward for one in group.sessions if one.reward is not None})
+
+
+def _sample(trace: Trace, advantages_T: NDArray[np.float64], mask: Mask, scores: _Scores) -> Sample:
     return Sample(
         trace_id=trace.trace_id,
         session_id=trace.session_id,
+        task_id=scores.task_id,
+        score=scores.of_sessions[trace.session_id],
         prompt_ids=trace.prompt_ids,
         response_ids=trace.response_ids,
         weights=mask(trace),

@@ -29,6 +29,7 @@ from gangline.training.collecting.admission import lag_histogram
 from gangline.training.collecting.batches import Batches
 from gangline.training.collecting.coalition_runs import CoalitionRuns
 from gangline.training.collecting.coalitions import CoalitionSettings
+from gangline.training.collecting.collector import Admit, informative
 from gangline.training.collecting.groups import Group, early_ends, tokens_left_out, trainable_traces
 from gangline.training.collecting.schedule import ScheduleSettings
 from gangline.training.collecting.selection import Selection
@@ -36,6 +37,7 @@ from gangline.training.collecting.service import RolloutClient
 from gangline.training.collecting.task_stream import TaskStream
 from gangline.training.learning.algorithms import Algorithm
 from gangline.training.learning.credit.coalitions import asked_coalitions, mean_shapley
+from gangline.training.learning.credit.parts import parts_differ
 from gangline.training.learning.credit.roles import mean_role_rewards
 from gangline.training.learning.credit.turns import mean_turn_score
 from gangline.training.learning.mask_settings import FullMask, GroupMasks, Phase
@@ -87,7 +89,7 @@ class Trainer:
             stream,
             current_version=lambda: self._version,
             selection=selection,
-            only_informative=algorithm.dynamic_sampling,
+            informative=_informative(algorithm),
             coalitions=None if coalitions is None else _coalition_runs(service, coalitions, schedule, selection),
         )
         self._weights = WeightsUpkeep(weights, self._lessons.save_weights, patience_s=schedule.patience_s)
@@ -233,6 +235,16 @@ class Trainer:
         )
         await asyncio.to_thread(self._checkpoints.save, state, self._lessons.learner.save_state)
         self._checkpoint_s = time.monotonic() - began
+
+
+def _informative(algorithm: Algorithm) -> Admit | None:
+    """The rule of dynamic sampling: groups whose rewards differ, or one of the compared parts of them."""
+    if not algorithm.dynamic_sampling:
+        return None
+    if algorithm.advantage.rewards == "whole":
+        return informative
+    names = tuple(algorithm.advantage.part_weights)
+    return lambda group: group if parts_differ(group, names) else None
 
 
 def _coalition_runs(
