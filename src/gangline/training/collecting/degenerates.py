@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pydantic import Field
 
@@ -80,7 +81,7 @@ def why_degenerate(session: SessionResult, settings: DegenerateSettings) -> str 
 def without_degenerates(group: Group, settings: DegenerateSettings) -> tuple[Group, dict[str, str]]:
     """The group's other sessions, and session id -> why it was left out. One reward in all is not looked at here."""
     reasons = {one.session_id: why for one in group.sessions if (why := why_degenerate(one, settings)) is not None}
-    return Group(group.task_id, tuple(one for one in group.sessions if one.session_id not in reasons)), reasons
+    return replace(group, sessions=tuple(one for one in group.sessions if one.session_id not in reasons)), reasons
 
 
 def _traces(session: SessionResult) -> Sequence[Trace]:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -32,6 +32,7 @@ from gangline.trajectories.shared_prefixes import with_whole_prompts
 __all__ = [
     "LOW_DEVIATION",
     "CoalitionRewards",
+    "Fork",
     "Group",
     "ValiditySettings",
     "Verdict",
@@ -66,6 +67,15 @@ class CoalitionRewards:
     """That ran for these means alone."""
 
 
+class Fork(NamedTuple):
+    """Where a session branches off another one."""
+
+    parent_id: str
+    """The session that it was forked from; it need not be of the group."""
+    num_turns: int
+    """Turns at the beginning of both, which the parent sampled."""
+
+
 @dataclass(frozen=True)
 class Group:
     """The sessions of one task that are compared with each other, by sample index."""
@@ -74,6 +84,9 @@ class Group:
     sessions: tuple[SessionResult, ...]
     coalitions: CoalitionRewards | None = None
     """None where no coalitions are measured, and before they are."""
+
+    forks: Mapping[str, Fork] = field(default_factory=dict[str, Fork])
+    """session id -> where it branches off; sessions that are no forks are not in it."""
 
     @property
     def rewards(self) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -67,7 +67,7 @@ class Selection:
     def _without(self, group: Group, left_out: Counter[str]) -> Group:
         if (why := self.filter) is not None:
             reasons = {one.session_id: found for one in group.sessions if (found := why(one)) is not None}
-            group = Group(group.task_id, tuple(one for one in group.sessions if one.session_id not in reasons))
+            group = replace(group, sessions=tuple(one for one in group.sessions if one.session_id not in reasons))
             left_out.update(_kind(reason) for reason in reasons.values())
         if self.degenerates is not None:
             group, reasons = without_degenerates(group, self.degenerates)
@@ -85,7 +85,7 @@ def _rewarded(group: Group, reward: RewardSession) -> Group:
             "every session, or leave sessions out by a filter."
         )
     sessions = zip(group.sessions, rewards, strict=True)
-    return Group(group.task_id, tuple(_with_reward(one, found) for one, found in sessions))
+    return replace(group, sessions=tuple(_with_reward(one, found) for one, found in sessions))
 
 
 def _with_reward(session: SessionResult, reward: float) -> SessionResult:

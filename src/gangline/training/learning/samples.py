@@ -16,6 +16,7 @@ from gangline.training.collecting.degenerates import num_sampled
 from gangline.training.collecting.groups import Group, trainable_traces
 from gangline.training.learning.advantages import AdvantageSettings, group_advantages, part_advantages, whitened
 from gangline.training.learning.algorithms import Algorithm
+from gangline.training.learning.credit.branches import branch_advantages
 from gangline.training.learning.credit.coalitions import spread_factors
 from gangline.training.learning.credit.parts import rewards_of_parts
 from gangline.training.learning.credit.roles import role_advantages
@@ -47,7 +48,8 @@ class Sample:
     weights: Weights
     """0.0 where not trained on."""
     advantages: NDArray[np.float64]
-    """One value all over, unless turns (`turn_credit`) or roles (`compare`, coalitions) are credited on their own."""
+    """One value all over, unless turns (`turn_credit`, `branches`) or roles (`compare`, coalitions) are credited on
+    their own."""
     behaviour_logprobs: Logprobs
     """As the engine reported them; 0.0 where not sampled."""
     versions: Versions
@@ -88,6 +90,9 @@ def make_samples(
     elif algorithm.turn_credit.returns is not None:
         rewards = [_shaped_reward(one, algorithm, penalties or {}) for one in group.sessions]
         advantages = return_advantages(traces, rewards, algorithm.turn_credit.returns, algorithm.advantage)
+    elif algorithm.branches is not None:
+        rewards = [_shaped_reward(one, algorithm, penalties or {}) for one in group.sessions]
+        advantages = branch_advantages(group, traces, rewards, algorithm.branches, algorithm.advantage)
     else:
         advantages = _session_advantages(group, traces, algorithm, penalties or {})
     scores, weight = _scores(group), algorithm.turn_credit.weight

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
@@ -41,7 +42,7 @@ def shuffled_rewards(seed: int, run: str) -> Callable[[Group], Group]:
             order.shuffle(numbers)
         left = iter(of_traces), iter(scores)
         sessions = zip(group.sessions, rewards, strict=True)
-        return Group(group.task_id, tuple(_dealt(one, reward, *left) for one, reward in sessions))
+        return replace(group, sessions=tuple(_dealt(one, reward, *left) for one, reward in sessions))
 
     return prepare
 
