@@ -15,6 +15,7 @@ from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidGroup
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
+from gangline.training.collecting.beside import Beside
 from gangline.training.collecting.coalition_runs import CoalitionRuns
 from gangline.training.collecting.coalitions import CoalitionSettings
 from gangline.training.collecting.collector import PlainCollector
@@ -89,7 +90,7 @@ async def collecting(folder: Path, *arguments: str) -> AsyncGenerator[PlainColle
         ServerClient(server.url, TOKEN) as client,
     ):
         runs = CoalitionRuns(client, SETTINGS, lambda task_id: asked_coalitions(task_id, SETTINGS))
-        async with PlainCollector(client, repeat(task(*arguments), 1), coalitions=runs) as collector:
+        async with PlainCollector(client, repeat(task(*arguments), 1), beside=Beside(coalitions=runs)) as collector:
             yield collector
 
 

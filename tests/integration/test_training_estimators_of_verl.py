@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from gangline.training.collecting.groups import Group
+from gangline.training.collecting.groups import Greedy, Group
 from gangline.training.learning.algorithms import algorithm
+from gangline.training.learning.resampling import ResamplingSettings, draw_weights
 from gangline.training.learning.samples import Sample, make_samples, over_batch
 from support.training.samples import session, trace
 
@@ -111,3 +113,37 @@ def test_gpgs_factor_is_as_verls(verl: Any, seed: int) -> None:
     theirs, _ = verl.compute_gpg_outcome_advantage(given.at_the_end(given.rewards), given.mask, given.labels)
     ours = joined(samples_of(given, "gpg", {"advantage.factor": "rewarded"}))
     assert ours == pytest.approx(theirs[given.mask > 0].numpy(), abs=2e-6)
+
+
+@given(st.integers(0, 10**6))
+def test_remax_is_as_verls(verl: Any, seed: int) -> None:
+    given = step_of(seed)
+    greedy = np.random.default_rng(seed + 1).random(NUM_GROUPS)
+    baselines = torch.tensor(np.repeat(greedy, NUM_SAMPLES))
+    theirs, _ = verl.compute_remax_outcome_advantage(given.at_the_end(given.rewards), baselines, given.mask)
+    groups = [replace(group, greedy=Greedy(float(one), 3)) for group, one in zip(given.groups(), greedy, strict=True)]
+    ours = joined([one for group in groups for one in make_samples(group, algorithm("remax"))])
+    assert ours == pytest.approx(theirs[given.mask > 0].numpy(), abs=1e-9)
+
+
+METHODS = {"power": "pow", "extremes": "max_min", "best": "max_random"}
+
+
+@given(st.lists(st.floats(-2, 2, allow_subnormal=False), min_size=1, max_size=9), st.sampled_from(sorted(METHODS)))
+def test_chances_of_resampling_are_as_verls(verl: Any, scores: list[float], method: str) -> None:
+    asked = list[Tensor]()
+
+    class Drawn(Exception):
+        pass
+
+    def multinomial(weights: Tensor, *_: Any, **__: Any) -> Tensor:
+        asked.append(weights)
+        raise Drawn
+
+    data = SimpleNamespace(batch={"token_level_scores": torch.tensor(scores, dtype=torch.float64)[:, None]})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch, "multinomial", multinomial)
+        with pytest.raises(Drawn):
+            verl.compute_pf_ppo_reweight_data(data, METHODS[method], 1.5)
+    ours = draw_weights(scores, ResamplingSettings.model_validate({"method": method, "power": 1.5}))
+    assert ours == pytest.approx(asked[0].numpy(), abs=1e-7)

@@ -14,6 +14,7 @@ from gangline.domain.errors import InvalidGroup, OutOfTasks
 from gangline.domain.task import AgentSpec, TaskRequest
 from gangline.runs.log import read_records
 from gangline.runs.records import StepRecord
+from gangline.training.collecting.beside import Beside
 from gangline.training.collecting.coalition_runs import CoalitionRuns
 from gangline.training.collecting.coalitions import COALITION, CoalitionSettings, coalition_task
 from gangline.training.collecting.collector import PlainCollector
@@ -45,7 +46,7 @@ def collector(
     validity = ValiditySettings.model_validate({"on_invalid": on_invalid})
     runs = CoalitionRuns(service, settings, lambda task_id: asked_coalitions(task_id, settings), validity=validity)
     numbered = ({**task, "num_samples": 2} for task in tasks())
-    return PlainCollector(service, islice(numbered, 1), coalitions=runs, **options)
+    return PlainCollector(service, islice(numbered, 1), beside=Beside(coalitions=runs), **options)
 
 
 def nothing(_: Group) -> None:
@@ -92,7 +93,7 @@ async def test_the_reward_of_a_hook_is_that_of_coalitions_too() -> None:
         service, PAIR, lambda task_id: asked_coalitions(task_id, PAIR), reward=lambda one: 10 * (one.reward or 0.0)
     )
     numbered = ({**task, "num_samples": 2} for task in tasks())
-    async with PlainCollector(service, numbered, coalitions=runs) as collecting:
+    async with PlainCollector(service, numbered, beside=Beside(coalitions=runs)) as collecting:
         (group,) = await collecting.collect(1)
     assert group_shapley(group, PAIR) == {"worker": 5.0, "idler": 0.0}
 

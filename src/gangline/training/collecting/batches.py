@@ -16,8 +16,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from gangline.training.collecting.beside import Beside
 from gangline.training.collecting.buffer import BufferState, ReplayBuffer
-from gangline.training.collecting.coalition_runs import CoalitionRuns
 from gangline.training.collecting.collector import (
     Admit,
     CollectionCounts,
@@ -65,12 +65,12 @@ class Batches:
         current_version: Callable[[], int],
         selection: Selection,
         informative: Admit | None = None,
-        coalitions: CoalitionRuns | None = None,
+        beside: Beside | None = None,
     ) -> None:
         """current_version: the trainer's policy version, which decides whether a group is fresh.
 
         informative: the groups that teach (dynamic sampling); None admits those of one reward too.
-        coalitions: None runs none.
+        beside: None runs nothing beside tasks.
         """
         self._schedule = schedule
         self._service = service
@@ -78,7 +78,7 @@ class Batches:
         self._current_version = current_version
         self._selection = selection
         self._informative = informative
-        self._coalitions = coalitions
+        self._beside = beside
         self._num_buffered = schedule.groups_per_step * max(schedule.staleness.max_lag, 1)
         """Enough to begin the next step with; more would only grow old."""
         self._buffer = ReplayBuffer(
@@ -94,16 +94,16 @@ class Batches:
 
     def _make_collector(self) -> PlainCollector | ReplenishingCollector:
         tasks, validity = self._stream.tasks(self._settled), self._schedule.validity
-        service, coalitions = self._service, self._coalitions
+        service, beside = self._service, self._beside
         if self._schedule.mode == "sync":
-            return PlainCollector(service, tasks, validity=validity, admit=self._admit, coalitions=coalitions)
+            return PlainCollector(service, tasks, validity=validity, admit=self._admit, beside=beside)
         return ReplenishingCollector(
             service,
             tasks,
             num_in_flight=self._schedule.num_in_flight,
             validity=validity,
             admit=self._admit,
-            coalitions=coalitions,
+            beside=beside,
         )
 
     @property

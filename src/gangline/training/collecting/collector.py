@@ -16,12 +16,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, Self
 
 from gangline.domain.errors import GanglineError, OutOfTasks
 from gangline.domain.ids import new_id
-from gangline.training.collecting.coalition_runs import CoalitionRuns, CoalitionsOfTask
+from gangline.training.collecting.beside import Beside, BesideTask
 from gangline.training.collecting.groups import Group, ValiditySettings, judge_group
 from gangline.training.collecting.service import MOST_RUNS, RolloutClient, Task, answered, id_of, named
 
@@ -74,7 +74,7 @@ class _Rollout:
     task: Task
     task_id: str
     """Task id of its last run: the service may have work for it."""
-    coalitions: CoalitionsOfTask | None
+    beside: BesideTask
     work: asyncio.Task[_Ended] = field(init=False)
 
 
@@ -87,11 +87,11 @@ class _Rollouts:
         tasks: Iterator[Task],
         validity: ValiditySettings | None,
         admit: Admit | None,
-        coalitions: CoalitionRuns | None,
+        beside: Beside | None,
         retry_s: float,
     ) -> None:
         self._retry_s = retry_s
-        self._coalitions = coalitions
+        self._beside = beside or Beside()
         self._service = service
         self._tasks = tasks
         self._validity = validity or ValiditySettings()
@@ -108,7 +108,7 @@ class _Rollouts:
         if task is None:
             return False
         task = named(task, id_of(task) or new_id("task"))
-        rollout = _Rollout(task, id_of(task), None if self._coalitions is None else self._coalitions.of(task))
+        rollout = _Rollout(task, id_of(task), self._beside.of(task))
         self.counts.submitted += 1
         rollout.work = asyncio.create_task(self._run(rollout))
         self._running[rollout.work] = rollout
@@ -154,24 +154,19 @@ class _Rollouts:
             await self._service.cancel(rollout.task_id)
 
     async def _run(self, rollout: _Rollout) -> _Ended:
-        """Coalitions that are not needed any more are cancelled. Raises: InvalidGroup under `refuse`."""
-        coalitions = rollout.coalitions
-        if coalitions is None:
-            group = await self._whole(rollout)
-            return "invalid" if group is None else self._admit(group) or "not_admitted"
+        """Tasks beside it that are not needed any more are cancelled. Raises: InvalidGroup under `refuse`."""
         try:
-            return await self._measured(rollout, coalitions)
+            return await self._measured(rollout)
         finally:
-            await coalitions.cancel()
+            await rollout.beside.cancel()
 
-    async def _measured(self, rollout: _Rollout, coalitions: CoalitionsOfTask) -> _Ended:
-        """The group that is trained on, with the rewards of its task's coalitions."""
+    async def _measured(self, rollout: _Rollout) -> _Ended:
+        """The group that is trained on, with the rewards of what runs beside its task."""
         if (group := await self._whole(rollout)) is None:
             return "invalid"
         if (admitted := self._admit(group)) is None:
             return "not_admitted"
-        rewards = await coalitions.measure(group)
-        return "invalid" if rewards is None else replace(admitted, coalitions=rewards)
+        return await rollout.beside.measure(group, admitted) or "invalid"
 
     async def _whole(self, rollout: _Rollout) -> Group | None:
         """None when it is to be dropped."""
@@ -182,8 +177,8 @@ class _Rollouts:
             submitted = await answered(self._service.submit, task, self._retry_s)
             if submitted.unplaced is not None:
                 _log.warning("task.waits task_id=%s why=%s", task_id, submitted.unplaced)
-            if run == 1 and rollout.coalitions is not None:
-                await rollout.coalitions.submit()
+            if run == 1:
+                await rollout.beside.submit()
             await self._service.wait(task_id)
             sessions = await answered(self._service.result, task_id, self._retry_s)
             verdict = judge_group(task_id, sessions, len(submitted.session_ids), self._validity)
@@ -199,7 +194,7 @@ class _Collector:
     """Enter it before use: rollouts that are still in flight when it is left are cancelled.
 
     tasks: endless, usually; each under an id of its own, if it has one. retry_s: between questions to a server that
-    does not answer. coalitions: measured for every task whose group is admitted; None measures none.
+    does not answer. beside: what runs beside every task; None runs nothing.
     """
 
     def __init__(
@@ -209,10 +204,10 @@ class _Collector:
         *,
         validity: ValiditySettings | None = None,
         admit: Admit | None = None,
-        coalitions: CoalitionRuns | None = None,
+        beside: Beside | None = None,
         retry_s: float = 0.5,
     ) -> None:
-        self._rollouts = _Rollouts(service, tasks, validity, admit, coalitions, retry_s)
+        self._rollouts = _Rollouts(service, tasks, validity, admit, beside, retry_s)
         self._found: list[Group] = []
 
     @property
@@ -276,10 +271,10 @@ class ReplenishingCollector(_Collector):
         unfinished: Literal["carry", "cancel"] = "carry",
         validity: ValiditySettings | None = None,
         admit: Admit | None = None,
-        coalitions: CoalitionRuns | None = None,
+        beside: Beside | None = None,
         retry_s: float = 0.5,
     ) -> None:
-        super().__init__(service, tasks, validity=validity, admit=admit, coalitions=coalitions, retry_s=retry_s)
+        super().__init__(service, tasks, validity=validity, admit=admit, beside=beside, retry_s=retry_s)
         self._num_in_flight = num_in_flight
         self._unfinished = unfinished
 

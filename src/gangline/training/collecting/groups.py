@@ -33,6 +33,7 @@ __all__ = [
     "LOW_DEVIATION",
     "CoalitionRewards",
     "Fork",
+    "Greedy",
     "Group",
     "ValiditySettings",
     "Verdict",
@@ -67,6 +68,14 @@ class CoalitionRewards:
     """That ran for these means alone."""
 
 
+class Greedy(NamedTuple):
+    """The session of the likeliest tokens that ran beside a group."""
+
+    reward: float
+    num_tokens: int
+    """That it sampled."""
+
+
 class Fork(NamedTuple):
     """Where a session branches off another one."""
 
@@ -85,6 +94,8 @@ class Group:
     coalitions: CoalitionRewards | None = None
     """None where no coalitions are measured, and before they are."""
 
+    greedy: Greedy | None = None
+    """None where no greedy session runs."""
     forks: Mapping[str, Fork] = field(default_factory=dict[str, Fork])
     """session id -> where it branches off; sessions that are no forks are not in it."""
 

@@ -36,10 +36,11 @@ _TINY = 1e-8
 class AdvantageSettings(TrainingOptions):
     """The default is GRPO's."""
 
-    baseline: Literal["mean", "leave_one_out", "length_weighted", "second_best", "none"] = "mean"
+    baseline: Literal["mean", "leave_one_out", "length_weighted", "second_best", "greedy", "none"] = "mean"
     """The subtracted baseline: the mean of the group, that of its other sessions, or the mean weighted by the sessions'
-    sampled tokens (OPO). second_best: only the best session has an advantage, over the second best (pass@k). none:
-    rewards as they are; groups of one reward teach something then."""
+    sampled tokens (OPO). second_best: only the best session has an advantage, over the second best (pass@k). greedy:
+    the reward of a session of the likeliest tokens, which runs beside each task (ReMax). none: rewards as they are; of
+    both, groups of one reward teach something."""
     scale: Literal["deviation", "batch", "none"] = "deviation"
     """The divisor: the standard deviation of the group's rewards, or none. batch: the mean over the trained tokens of
     the whole step is subtracted, and their deviation divides (REINFORCE++)."""
@@ -65,8 +66,10 @@ class AdvantageSettings(TrainingOptions):
 
     @model_validator(mode="after")
     def _fits(self) -> AdvantageSettings:
-        if self.baseline == "none" and self.scale == "deviation":
-            raise ValueError("rewards without a baseline are not divided by the deviation of their group: set scale")
+        if self.baseline in ("none", "greedy") and self.scale == "deviation":
+            raise ValueError(
+                "rewards without a baseline of the group are not divided by the deviation of their group: set scale"
+            )
         if self.rewards == "parts" and (self.scale == "deviation" or self.baseline not in ("mean", "leave_one_out")):
             raise ValueError(
                 "rewards `parts` divides each part by its own deviation: beside it baseline is mean or leave_one_out, "
@@ -78,13 +81,18 @@ class AdvantageSettings(TrainingOptions):
 
 
 def group_advantages(
-    rewards: ArrayLike, settings: AdvantageSettings | None = None, *, lengths: ArrayLike | None = None
+    rewards: ArrayLike,
+    settings: AdvantageSettings | None = None,
+    *,
+    lengths: ArrayLike | None = None,
+    greedy: float | None = None,
 ) -> NDArray[np.float64]:
     """Advantage of each session of one group; all zero where the group has one reward or one session, unless there is
     no baseline.
 
-    rewards: [S], one a session. lengths: [S] sampled tokens; all alike when None. Returns: [S].
-    Raises: ValueError when a reward is not finite.
+    rewards: [S], one a session. lengths: [S] sampled tokens; all alike when None. greedy: the reward under the baseline
+    `greedy`. Returns: [S].
+    Raises: ValueError when a reward is not finite, or there is no greedy one and the baseline needs it.
     """
     settings = settings or AdvantageSettings()
     rewards_S = np.asarray(rewards, dtype=np.float64)
@@ -92,6 +100,10 @@ def group_advantages(
         raise ValueError("rewards must be finite: leave sessions without a reward out of the group.")
     if settings.baseline == "none":
         return rewards_S
+    if settings.baseline == "greedy":
+        if greedy is None:
+            raise ValueError("baseline greedy needs the reward of a greedy session.")
+        return rewards_S - greedy if settings.scale == "batch" else _clipped(rewards_S - greedy, settings)
     if len(rewards_S) < 2 or np.ptp(rewards_S) < ONE_REWARD:
         return np.zeros(len(rewards_S))
     lengths_S = np.ones(len(rewards_S)) if lengths is None else np.asarray(lengths, dtype=np.float64)

@@ -22,6 +22,7 @@ from gangline.training.learning.credit.traces import CreditSettings
 from gangline.training.learning.credit.turns import TurnCreditSettings
 from gangline.training.learning.loss_settings import LossSettings
 from gangline.training.learning.losses.reward_kl import RewardKLSettings
+from gangline.training.learning.resampling import ResamplingSettings
 from gangline.training.learning.rewards import RewardShaping
 from gangline.training.options import TrainingOptions
 
@@ -46,6 +47,8 @@ class Algorithm(TrainingOptions):
     over those that share the turn (TreeAdv). depths: against the turns behind as many branch points (BranchGRPO)."""
     dynamic_sampling: bool = False
     """Whether groups of one reward are left out, and others collected in their place."""
+    resampling: ResamplingSettings | None = None
+    """Sessions of a step that weigh more or less by their rewards; None: all alike."""
     loss: LossSettings = LossSettings()
     reward_kl: RewardKLSettings = RewardKLSettings()
     """A penalty in the reward, beside the one of `loss.kl`."""
@@ -67,6 +70,8 @@ class Algorithm(TrainingOptions):
                 f"{trainer} gets ready advantages, and those of a critic follow from values in the reference trainer. "
                 "Leave out critic, or use that trainer's own."
             )
+        if self.resampling is not None:
+            raise InvalidRequest(f"{trainer} gets every session, and resampling leaves some out: leave out resampling.")
         if one_by_one and self.advantage.is_of_step:
             raise InvalidRequest(
                 f"{trainer} gets groups one by one, and advantage.scale batch and advantage.factor are over all groups "
@@ -103,8 +108,13 @@ class Algorithm(TrainingOptions):
             raise ValueError(f"advantage.baseline {self.advantage.baseline} is of sessions, not of turns")
         self._require_whole_rewards()
         self._require_branches_of_sessions()
-        if self.advantage.baseline == "none" and self.dynamic_sampling:
-            raise ValueError("dynamic_sampling leaves out groups of one reward, which teach without a baseline")
+        of_turns = self.turn_credit.returns is not None or self.turn_credit.weight > 0
+        if self.advantage.baseline == "greedy" and (self.compare == "roles" or of_turns):
+            raise ValueError("advantage.baseline greedy is of sessions, not of turns or roles")
+        if self.advantage.baseline in ("none", "greedy") and self.dynamic_sampling:
+            raise ValueError(
+                "dynamic_sampling leaves out groups of one reward, which teach without a baseline of the group"
+            )
         return self
 
     def _require_whole_rewards(self) -> None:
@@ -190,6 +200,15 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "advantage.baseline": "none",
         "advantage.scale": "none",
         "loss.clipping": "none",
+    },
+    "remax": {"advantage.baseline": "greedy", "advantage.scale": "none", "loss.aggregation": "token_mean"},
+    "pf_ppo": {
+        "critic": {},
+        "advantage.baseline": "none",
+        "advantage.scale": "batch",
+        "resampling": {"method": "power"},
+        "loss.dual_clip": 3.0,
+        "loss.aggregation": "token_mean",
     },
     "tree_grpo": {"branches": "trees"},
     "tree_adv": {"branches": "leaves"},

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gangline.domain.errors import InvalidGroup
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import Logprobs, TokenIds, Versions
 from gangline.domain.trajectory import Trace
@@ -24,10 +25,11 @@ from gangline.training.learning.credit.tokens import token_rewards
 from gangline.training.learning.credit.traces import spread_advantage
 from gangline.training.learning.credit.turns import return_advantages, turn_advantages
 from gangline.training.learning.masks import Weights, all_sampled
+from gangline.training.learning.resampling import ResamplingSettings, drawn_factors
 from gangline.training.learning.rewards import shape_reward
 from gangline.trajectories.comparability import scoring_temperature
 
-__all__ = ["Mask", "Sample", "make_samples", "over_batch"]
+__all__ = ["Mask", "Sample", "make_samples", "over_batch", "resampled"]
 
 Mask = Callable[[Trace], Weights]
 
@@ -96,11 +98,11 @@ def make_samples(
     else:
         advantages = _session_advantages(group, traces, algorithm, penalties or {})
     scores, weight = _scores(group), algorithm.turn_credit.weight
-    of_turns = turn_advantages(flat, algorithm.advantage)
-    return [
-        _sample(trace, spread_factors(trace, factors or {}) * own_T + weight * turns_T, mask, scores)
-        for trace, own_T, turns_T in zip(flat, advantages, of_turns, strict=True)
-    ]
+    advantages = [spread_factors(one, factors or {}) * own_T for one, own_T in zip(flat, advantages, strict=True)]
+    if weight > 0:
+        of_turns = turn_advantages(flat, algorithm.advantage)
+        advantages = [own_T + weight * turns_T for own_T, turns_T in zip(advantages, of_turns, strict=True)]
+    return [_sample(trace, own_T, mask, scores) for trace, own_T in zip(flat, advantages, strict=True)]
 
 
 def _samples_for_critic(
@@ -128,6 +130,14 @@ def over_batch(samples: Sequence[Sample], settings: AdvantageSettings) -> list[S
     samples = _whitened(samples, settings) if settings.scale == "batch" else samples
     factor = _factor(samples, settings)
     return list(samples) if factor == 1.0 else [replace(one, advantages=factor * one.advantages) for one in samples]
+
+
+def resampled(samples: Sequence[Sample], settings: ResamplingSettings | None) -> list[Sample]:
+    """Samples of a step, weighted by how often their sessions are drawn; as they are when None."""
+    if settings is None:
+        return list(samples)
+    factors = drawn_factors({one.session_id: one.score for one in samples}, settings)
+    return [replace(one, weights=one.weights * np.float32(factors[one.session_id])) for one in samples]
 
 
 def _whitened(samples: Sequence[Sample], settings: AdvantageSettings) -> list[Sample]:
@@ -177,7 +187,18 @@ def _compared(group: Group, algorithm: Algorithm, penalties: Mapping[str, float]
         [_shaped_reward(one, algorithm, penalties) for one in group.sessions],
         settings,
         lengths=[num_sampled(one) for one in group.sessions],
+        greedy=_greedy_reward(group, algorithm) if settings.baseline == "greedy" else None,
     )
+
+
+def _greedy_reward(group: Group, algorithm: Algorithm) -> float:
+    """Shaped. Raises: InvalidGroup."""
+    if group.greedy is None:
+        raise InvalidGroup(
+            f"advantage.baseline greedy needs a greedy session beside {group.task_id}, and it has none: collect with "
+            "Beside(greedy=...), as `gangline train run` does, or choose another baseline."
+        )
+    return shape_reward(group.greedy.reward, group.greedy.num_tokens, algorithm.shaping)
 
 
 def _shaped_reward(session: SessionResult, algorithm: Algorithm, penalties: Mapping[str, float]) -> float:

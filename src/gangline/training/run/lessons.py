@@ -16,7 +16,7 @@ from gangline.training.learning.algorithms import Algorithm
 from gangline.training.learning.credit.coalitions import player_factors
 from gangline.training.learning.credit.turns import require_turn_scores
 from gangline.training.learning.mask_settings import GroupMasks, Phase
-from gangline.training.learning.samples import Mask, Sample, make_samples, over_batch
+from gangline.training.learning.samples import Mask, Sample, make_samples, over_batch, resampled
 
 __all__ = ["Learned", "Learning", "Lessons"]
 
@@ -77,6 +77,7 @@ class Lessons:
                 penalties = self.learner.reward_penalties([one for mine in by_group for one in mine])
             by_group = self._samples(groups, masks, penalties)
         samples = over_batch([sample for mine in by_group for sample in mine], self._algorithm.advantage)
+        samples = resampled(samples, self._algorithm.resampling)
         ends = itertools.accumulate(map(len, by_group))
         num_one_reward = sum(
             not any(map(_is_judged, samples[end - len(mine) : end])) for mine, end in zip(by_group, ends, strict=True)

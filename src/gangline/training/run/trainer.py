@@ -27,9 +27,11 @@ from gangline.runs.log import RunLog
 from gangline.runs.records import EvaluationRecord, StepRecord
 from gangline.training.collecting.admission import lag_histogram
 from gangline.training.collecting.batches import Batches
+from gangline.training.collecting.beside import Beside
 from gangline.training.collecting.coalition_runs import CoalitionRuns
 from gangline.training.collecting.coalitions import CoalitionSettings
 from gangline.training.collecting.collector import Admit, informative
+from gangline.training.collecting.greedy_runs import GreedyRuns
 from gangline.training.collecting.groups import Group, early_ends, tokens_left_out, trainable_traces
 from gangline.training.collecting.schedule import ScheduleSettings
 from gangline.training.collecting.selection import Selection
@@ -90,7 +92,7 @@ class Trainer:
             current_version=lambda: self._version,
             selection=selection,
             informative=_informative(algorithm),
-            coalitions=None if coalitions is None else _coalition_runs(service, coalitions, schedule, selection),
+            beside=_beside(service, algorithm, coalitions, schedule, selection),
         )
         self._weights = WeightsUpkeep(weights, self._lessons.save_weights, patience_s=schedule.patience_s)
         self._on_step = on_step
@@ -247,13 +249,24 @@ def _informative(algorithm: Algorithm) -> Admit | None:
     return lambda group: group if parts_differ(group, names) else None
 
 
-def _coalition_runs(
-    service: RolloutClient, settings: CoalitionSettings, schedule: ScheduleSettings, selection: Selection
-) -> CoalitionRuns:
-    return CoalitionRuns(
-        service,
-        settings,
-        lambda task_id: asked_coalitions(task_id, settings),
-        validity=schedule.validity,
-        reward=selection.reward,
+def _beside(
+    service: RolloutClient,
+    algorithm: Algorithm,
+    coalitions: CoalitionSettings | None,
+    schedule: ScheduleSettings,
+    selection: Selection,
+) -> Beside:
+    validity, reward = schedule.validity, selection.reward
+    is_greedy = algorithm.advantage.baseline == "greedy"
+    return Beside(
+        coalitions=None
+        if coalitions is None
+        else CoalitionRuns(
+            service,
+            coalitions,
+            lambda task_id: asked_coalitions(task_id, coalitions),
+            validity=validity,
+            reward=reward,
+        ),
+        greedy=GreedyRuns(service, validity=validity, reward=reward) if is_greedy else None,
     )

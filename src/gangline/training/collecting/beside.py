@@ -1,0 +1,65 @@
+"""Tasks that run beside one that is trained on, and give its group rewards: coalitions, and a greedy session.
+
+Law: they are asked for with the task, measured once its group is admitted, and cancelled when it is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gangline.training.collecting.coalition_runs import CoalitionRuns, CoalitionsOfTask
+from gangline.training.collecting.greedy_runs import GreedyOfTask, GreedyRuns
+from gangline.training.collecting.groups import Group
+from gangline.training.collecting.service import Task
+
+__all__ = ["Beside", "BesideTask"]
+
+
+@dataclass(frozen=True)
+class Beside:
+    coalitions: CoalitionRuns | None = None
+    """Measured for every task whose group is admitted; None measures none."""
+    greedy: GreedyRuns | None = None
+    """None runs none."""
+
+    def of(self, task: Task) -> BesideTask:
+        return BesideTask(
+            None if self.coalitions is None else self.coalitions.of(task),
+            None if self.greedy is None else self.greedy.of(task),
+        )
+
+
+@dataclass(frozen=True)
+class BesideTask:
+    """What runs beside one task."""
+
+    coalitions: CoalitionsOfTask | None
+    greedy: GreedyOfTask | None
+
+    async def submit(self) -> None:
+        for one in (self.coalitions, self.greedy):
+            if one is not None:
+                await one.submit()
+
+    async def measure(self, group: Group, admitted: Group) -> Group | None:
+        """`admitted` with what was measured; None when it is to be dropped. group: before any session is left out.
+
+        Raises: InvalidGroup.
+        """
+        if self.coalitions is not None:
+            rewards = await self.coalitions.measure(group)
+            if rewards is None:
+                return None
+            admitted = replace(admitted, coalitions=rewards)
+        if self.greedy is not None:
+            greedy = await self.greedy.measure()
+            if greedy is None:
+                return None
+            admitted = replace(admitted, greedy=greedy)
+        return admitted
+
+    async def cancel(self) -> None:
+        """End what the service may still run."""
+        for one in (self.coalitions, self.greedy):
+            if one is not None:
+                await one.cancel()
