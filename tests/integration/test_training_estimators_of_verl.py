@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gangline.training.collecting.groups import Greedy, Group
 from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.resampling import ResamplingSettings, draw_weights
+from gangline.training.learning.credit.resampling import ResamplingSettings, draw_weights
 from gangline.training.learning.samples import Sample, make_samples, over_batch
 from support.training.samples import session, trace
 

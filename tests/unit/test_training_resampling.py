@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gangline.domain.errors import InvalidRequest
 from gangline.training.learning.algorithms import algorithm
-from gangline.training.learning.resampling import ResamplingSettings, draw_weights, drawn_factors
+from gangline.training.learning.credit.resampling import ResamplingSettings, draw_weights, drawn_factors
 from gangline.training.learning.samples import make_samples, resampled
 from support.training.samples import group
 

@@ -18,11 +18,11 @@ from gangline.domain.mistakes import mistakes
 from gangline.training.learning.advantages import AdvantageSettings
 from gangline.training.learning.credit.branches import BranchCredit
 from gangline.training.learning.credit.critic.settings import CriticSettings
+from gangline.training.learning.credit.resampling import ResamplingSettings
 from gangline.training.learning.credit.traces import CreditSettings
 from gangline.training.learning.credit.turns import TurnCreditSettings
 from gangline.training.learning.loss_settings import LossSettings
 from gangline.training.learning.losses.reward_kl import RewardKLSettings
-from gangline.training.learning.resampling import ResamplingSettings
 from gangline.training.learning.rewards import RewardShaping
 from gangline.training.options import TrainingOptions
 

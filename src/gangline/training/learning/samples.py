@@ -20,12 +20,12 @@ from gangline.training.learning.algorithms import Algorithm
 from gangline.training.learning.credit.branches import branch_advantages
 from gangline.training.learning.credit.coalitions import spread_factors
 from gangline.training.learning.credit.parts import rewards_of_parts
+from gangline.training.learning.credit.resampling import ResamplingSettings, drawn_factors
 from gangline.training.learning.credit.roles import role_advantages
 from gangline.training.learning.credit.tokens import token_rewards
 from gangline.training.learning.credit.traces import spread_advantage
 from gangline.training.learning.credit.turns import return_advantages, turn_advantages
 from gangline.training.learning.masks import Weights, all_sampled
-from gangline.training.learning.resampling import ResamplingSettings, drawn_factors
 from gangline.training.learning.rewards import shape_reward
 from gangline.trajectories.comparability import scoring_temperature
 
