@@ -20,6 +20,7 @@ from torch import Tensor
 from gangline.training.collecting.groups import Greedy, Group
 from gangline.training.learning.algorithms import algorithm
 from gangline.training.learning.credit.resampling import ResamplingSettings, draw_weights
+from gangline.training.learning.credit.token_baseline import Energies, optimal_advantages, returns_of_traces
 from gangline.training.learning.samples import Sample, make_samples, over_batch
 from support.training.samples import session, trace
 
@@ -147,3 +148,28 @@ def test_chances_of_resampling_are_as_verls(verl: Any, scores: list[float], meth
             verl.compute_pf_ppo_reweight_data(data, METHODS[method], 1.5)
     ours = draw_weights(scores, ResamplingSettings.model_validate({"method": method, "power": 1.5}))
     assert ours == pytest.approx(asked[0].numpy(), abs=1e-7)
+
+
+@given(st.integers(0, 10**6), st.booleans())
+def test_the_optimal_token_baseline_is_as_verls(verl: Any, seed: int, is_corrected: bool) -> None:
+    """By tokens that are trained on, with holes in the mask, as of tool output."""
+    random = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=random, dtype=torch.float64)
+
+    mask = (noise(NUM_GROUPS * NUM_SAMPLES, WIDTH) < 0.6).double()
+    mask[:, 0] = 1
+    rewards = noise(len(mask), WIDTH) * mask
+    logprobs, squares = -3 * noise(len(mask), WIDTH), noise(len(mask), WIDTH)
+    weights = 2 * noise(len(mask), WIDTH) if is_corrected else None
+    labels = np.repeat(np.arange(NUM_GROUPS), NUM_SAMPLES)
+    theirs, _ = verl.compute_multi_turn_optimal_token_baseline_advantage(
+        rewards, mask, labels, logprobs, squares, rollout_is_weights=weights
+    )
+    energies = 1 - 2 * logprobs.exp() + squares
+    energies = energies if weights is None else energies * weights**2
+    chosen = mask.numpy() > 0
+    rows = np.broadcast_to(np.arange(len(mask))[:, None], chosen.shape)[chosen]
+    tokens = Energies(returns_of_traces(rewards.numpy()[chosen], rows), energies.numpy()[chosen], rows)
+    assert optimal_advantages(tokens, labels.tolist()) == pytest.approx(theirs.numpy()[chosen], abs=1e-9)

@@ -38,6 +38,9 @@ class Algorithm(TrainingOptions):
     advantage: AdvantageSettings = AdvantageSettings()
     critic: CriticSettings | None = None
     """Advantages over a critic's values instead of over the group; None compares sessions."""
+    token_baseline: Literal["optimal"] | None = None
+    """A baseline for each token, from the returns and the gradients' sizes of the group's sessions; None: one for the
+    session."""
     compare: Literal["sessions", "roles"] = "sessions"
     """Whose rewards are compared within a group: those of sessions, or of each role in them (M-GRPO)."""
     branches: BranchCredit | None = None
@@ -61,14 +64,19 @@ class Algorithm(TrainingOptions):
     @property
     def moves_all_tokens(self) -> bool:
         """Whether tokens of advantage 0, as of groups of one reward, have a gradient too."""
-        return self.loss.moves_all_tokens or self.critic is not None
+        return self.loss.moves_all_tokens or self.follows_from_scores
+
+    @property
+    def follows_from_scores(self) -> bool:
+        """Whether advantages follow from the model's scores of the tokens, in the reference trainer alone."""
+        return self.critic is not None or self.token_baseline is not None
 
     def require_group_advantages(self, trainer: str, *, one_by_one: bool = False) -> None:
         """Raises: InvalidRequest when `trainer` cannot be given these advantages. one_by_one: it gets single groups."""
-        if self.critic is not None:
+        if self.follows_from_scores:
             raise InvalidRequest(
-                f"{trainer} gets ready advantages, and those of a critic follow from values in the reference trainer. "
-                "Leave out critic, or use that trainer's own."
+                f"{trainer} gets ready advantages, and those of a critic or a token baseline follow from scores in the "
+                "reference trainer. Leave out critic and token_baseline, or use that trainer's own."
             )
         if self.resampling is not None:
             raise InvalidRequest(f"{trainer} gets every session, and resampling leaves some out: leave out resampling.")
@@ -91,6 +99,18 @@ class Algorithm(TrainingOptions):
             raise ValueError(
                 "compare: roles, credit.scheme and turn_credit.returns are of comparisons within a group, which a "
                 "critic replaces: leave them out. turn_credit.weight makes turns' scores rewards"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _token_baseline_stands_for_the_group(self) -> Algorithm:
+        if self.token_baseline is None:
+            return self
+        others = self.compare == "roles" or self.credit.scheme != "broadcast" or self.turn_credit.returns is not None
+        if others or self.critic is not None or self.advantage.baseline != "none" or self.branches is not None:
+            raise ValueError(
+                "token_baseline is the baseline: beside it advantage.baseline must be none, as in algorithm otb, "
+                "compare `sessions`, credit.scheme `broadcast`, without a critic, branches and turn_credit.returns"
             )
         return self
 
@@ -200,6 +220,12 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "advantage.baseline": "none",
         "advantage.scale": "none",
         "loss.clipping": "none",
+    },
+    "otb": {
+        "token_baseline": "optimal",
+        "advantage.baseline": "none",
+        "advantage.scale": "none",
+        "loss.aggregation": "token_mean",
     },
     "remax": {"advantage.baseline": "greedy", "advantage.scale": "none", "loss.aggregation": "token_mean"},
     "pf_ppo": {

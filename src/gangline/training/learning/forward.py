@@ -33,6 +33,7 @@ def token_scores(
     chunk: int = CHUNK,
     entropy_has_gradient: bool = False,
     critic: ValueHead | None = None,
+    with_squares: bool = False,
 ) -> TokenScores:
     """Log-probs, entropies and the critic's values [N] of the batch's trained tokens, on the model's device.
 
@@ -48,7 +49,14 @@ def token_scores(
 
     chosen = Chosen(there(batch.sources), there(batch.targets), there(batch.temperatures))
     flat = hidden.reshape(-1, hidden.shape[-1])
-    scores = score_tokens(output_head(model), flat, chosen, chunk=chunk, entropy_has_gradient=entropy_has_gradient)
+    scores = score_tokens(
+        output_head(model),
+        flat,
+        chosen,
+        chunk=chunk,
+        entropy_has_gradient=entropy_has_gradient,
+        with_squares=with_squares,
+    )
     return scores if critic is None else scores._replace(values=critic(flat, chosen.places))
 
 

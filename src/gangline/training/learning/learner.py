@@ -31,6 +31,7 @@ from gangline.training.learning.compute.loading import freeze_all_but, load_mode
 from gangline.training.learning.compute.lora import whole_weights, with_adapters
 from gangline.training.learning.compute.metrics import StepMetrics, engine_mismatch
 from gangline.training.learning.compute.optimiser import optimiser_of
+from gangline.training.learning.compute.token_baseline import with_optimal_baseline
 from gangline.training.learning.credit.critic.head import ValueHead, value_head_of
 from gangline.training.learning.credit.critic.targets import Rewarded, ValueTargets, estimate_batches
 from gangline.training.learning.forward import loss_inputs, token_scores
@@ -214,11 +215,14 @@ class Learner:
         With one update its own log-probs are the old ones.
         """
         is_old = num_updates > 1 and self._settings.old_logprobs == "trainer"
-        if not is_old and self._critic is None:
+        if not is_old and not self._algorithm.follows_from_scores:
             return [_Prepared(batch, None, None) for batch in batches]
         with torch.no_grad():
             before = [self._scores(self._base, batch, self._critic) for batch in self._wanted(batches)]
         old = [one.logprobs if is_old else None for one in before]
+        if self._algorithm.token_baseline is not None:
+            is_corrected = self._settings.old_logprobs == "trainer"
+            batches = with_optimal_baseline(batches, before, self._algorithm, is_corrected=is_corrected)
         if self._algorithm.critic is None:
             return [_Prepared(*one, None) for one in zip(batches, old, strict=True)]
         rewarded = [
@@ -260,6 +264,7 @@ class Learner:
                 chunk=self._settings.logits_chunk,
                 entropy_has_gradient=self._algorithm.loss.entropy > 0,
                 critic=critic,
+                with_squares=self._algorithm.token_baseline is not None and not torch.is_grad_enabled(),
             )
 
     def _frozen_copy(self) -> PreTrainedModel:

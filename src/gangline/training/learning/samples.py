@@ -59,8 +59,8 @@ class Sample:
     temperatures: NDArray[np.float32]
     """That the behaviour log-probs are of, as certified: softmax(logits / temperature). 1.0 where not sampled."""
     rewards: NDArray[np.float64] | None = None
-    """Under a critic, the reward after each token (`credit.tokens`), and `advantages` are 0: they follow from its
-    values. None where sessions are compared."""
+    """Under a critic or a token baseline, the reward after each token (`credit.tokens`), and `advantages` are 0: they
+    follow from the model's scores. None where sessions are compared."""
 
     def __post_init__(self) -> None:
         if len(self.prompt_ids) == 0:
@@ -85,7 +85,7 @@ def make_samples(
     """
     traces = [trainable_traces(session) for session in group.sessions]
     flat = [trace for mine in traces for trace in mine]
-    if algorithm.critic is not None:
+    if algorithm.follows_from_scores:
         return _samples_for_critic(group, traces, algorithm, mask, penalties or {})
     if algorithm.compare == "roles":
         advantages = role_advantages(group, traces, algorithm.shaping, algorithm.advantage)

@@ -110,8 +110,10 @@ class Experiment(TrainingOptions):
     def require_consistent(self) -> None:
         """Raises: UnknownPlugin, InvalidRequest."""
         algorithm = self.algorithm.resolve()
-        if algorithm.critic is not None and self.coalitions is not None:
-            raise InvalidRequest("coalitions share out a group's advantages, which a critic replaces: leave one out.")
+        if algorithm.follows_from_scores and self.coalitions is not None:
+            raise InvalidRequest(
+                "coalitions share out a group's advantages, which a critic or a token baseline replaces: leave one out."
+            )
         if algorithm.critic is not None and self.degenerates is not None and self.degenerates.identical_rewards:
             raise InvalidRequest(
                 "degenerates.identical_rewards leaves out groups by their rewards, and a critic that never sees them "

@@ -35,6 +35,8 @@ class TokenScores(NamedTuple):
     """Nats, of the same distribution."""
     values: Tensor | None = None
     """The critic's, before each token; None without a critic."""
+    square_sums: Tensor | None = None
+    """Sums of the squared probabilities of the same distribution; None where they were not asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,21 +57,29 @@ class Chosen:
 
 
 def score_tokens(
-    head: Head, hidden: Tensor, chosen: Chosen, *, chunk: int = CHUNK, entropy_has_gradient: bool = False
+    head: Head,
+    hidden: Tensor,
+    chosen: Chosen,
+    *,
+    chunk: int = CHUNK,
+    entropy_has_gradient: bool = False,
+    with_squares: bool = False,
 ) -> TokenScores:
     """hidden: [P, H]. chunk: tokens computed at a time. Gradients go to `hidden`, and to the head's weights."""
 
-    def score(hidden: Tensor, places: Tensor, ids: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    def score(hidden: Tensor, places: Tensor, ids: Tensor, temperatures: Tensor) -> tuple[Tensor, ...]:
         logits = head(hidden[places])
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperatures[:, None]
         logprobs = logits.log_softmax(-1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_has_gradient):
             entropies = -(logprobs.exp() * logprobs).sum(-1)
-        return logprobs.gather(-1, ids[:, None])[:, 0], entropies
+        found = logprobs.gather(-1, ids[:, None])[:, 0], entropies
+        return (*found, logprobs.detach().mul(2).exp().sum(-1)) if with_squares else found
 
     run = cast("Any", checkpoint).checkpoint
     parts = [run(score, hidden, *part, use_reentrant=False) for part in chosen.split(chunk)]
-    return TokenScores(*(torch.cat(one) for one in zip(*parts, strict=True)))
+    logprobs, entropies, *squares = (torch.cat(one) for one in zip(*parts, strict=True))
+    return TokenScores(logprobs, entropies, square_sums=squares[0] if squares else None)
 
 
 def output_head(model: PreTrainedModel) -> Head:
