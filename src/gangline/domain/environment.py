@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import msgspec
 from pydantic import BaseModel
 
-__all__ = ["CallResult", "EnvironmentCall", "EnvironmentKind", "GradedEnvironment", "OfferedTool", "SessionEnvironment"]
+__all__ = [
+    "CallResult",
+    "EnvironmentCall",
+    "EnvironmentKind",
+    "GradedEnvironment",
+    "HasOpening",
+    "OfferedTool",
+    "SessionEnvironment",
+]
 
 
 class EnvironmentKind(Protocol):
@@ -24,6 +32,15 @@ class EnvironmentKind(Protocol):
     """An MCP server on its standard streams, in the environment's sandbox."""
     env: Mapping[str, str]
     """Environment of the command."""
+
+
+@runtime_checkable
+class HasOpening(Protocol):
+    """A kind whose command reads something before it speaks MCP."""
+
+    opening: bytes
+    """Written to the command's stdin first. What the agent must not know goes here: each process of a sandbox can read
+    the arguments of all others."""
 
 
 class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):

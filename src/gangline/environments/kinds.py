@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gangline.environments.program import program
+from gangline.environments.program import command, opening
 
 __all__ = [
     "GymnasiumConfig",
@@ -41,7 +41,8 @@ class McpConfig(_Config):
     """Configuration of environments of kind `mcp`."""
 
     command: _Command
-    """A program in the environment's sandbox and its arguments: an MCP server on its standard streams."""
+    """A program in the environment's sandbox and its arguments: an MCP server on its standard streams. Every process of
+    that sandbox can read the arguments."""
     env: dict[str, str] = Field(default_factory=dict)
 
 
@@ -80,7 +81,8 @@ class _Played:
     module: ClassVar[str]
 
     def __init__(self, config: _Episode) -> None:
-        self.command: tuple[str, ...] = program(config.python, self.module, config.model_dump(mode="json"))
+        self.command: tuple[str, ...] = command(config.python)
+        self.opening: bytes = opening(self.module, config.model_dump(mode="json"))
         self.env: dict[str, str] = {}
 
 
@@ -193,5 +195,6 @@ class OpenEnvKind:
     offers_tools: ClassVar[bool] = True
 
     def __init__(self, config: OpenEnvConfig) -> None:
-        self.command: tuple[str, ...] = program(config.python, "openenv_server", config.model_dump(mode="json"))
+        self.command: tuple[str, ...] = command(config.python)
+        self.opening: bytes = opening("openenv_server", config.model_dump(mode="json"))
         self.env: dict[str, str] = {}

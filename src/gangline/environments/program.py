@@ -1,4 +1,8 @@
-"""A program of `inside/` as a command line: its modules as one argument, so that no file of it lies in the sandbox."""
+"""A program of `inside/` as a command, and its modules and configuration as the first bytes on its stdin.
+
+So no file of it lies in the sandbox, and nothing of it in `/proc/PID/cmdline`, which every process there can read: a
+configuration may hold the answer.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,26 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["program"]
+__all__ = ["command", "opening"]
 
 _INSIDE = Path(__file__).with_name("inside")
 _SHARED = ("protocol", "episode", "spaces")
 
 _BOOTSTRAP = """\
-import json, sys
+import os, sys
+if os.stat(".").st_uid != os.getuid():
+    sys.path[:] = [path for path in sys.path if path]  # nothing that the agent left there is imported
+import json
 from importlib.machinery import ModuleSpec
-given = json.loads(sys.argv.pop())
+def front(size):
+    data = b""
+    while len(data) < size:
+        piece = os.read(0, size - len(data))
+        if not piece:
+            sys.exit("no configuration came")
+        data += piece
+    return data
+given = json.loads(front(int.from_bytes(front(8), "big")))
 class Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -36,14 +51,16 @@ serve(lambda: import_module(given["main"]).begin(given["config"]))
 """
 
 
-def program(python: str, name: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The command that serves one environment on its standard streams.
+def command(python: str) -> tuple[str, ...]:
+    """Serves one environment on its standard streams, after it has read `opening`."""
+    return (python, "-c", _BOOTSTRAP)
 
-    name: a module of `inside/` with `begin(config)`.
-    """
+
+def opening(name: str, config: Mapping[str, Any]) -> bytes:
+    """The first bytes for the command's stdin. name: a module of `inside/` with `begin(config)`."""
     modules = {"gangline_world": "", **{f"gangline_world.{one}": _source(one) for one in (*_SHARED, name)}}
-    given = {"modules": modules, "main": f"gangline_world.{name}", "config": config}
-    return (python, "-c", _BOOTSTRAP, json.dumps(given))
+    given = json.dumps({"modules": modules, "main": f"gangline_world.{name}", "config": config}).encode()
+    return len(given).to_bytes(8, "big") + given
 
 
 @cache

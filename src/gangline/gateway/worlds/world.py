@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gangline.domain.contracts import RuntimeHandle
-from gangline.domain.environment import CallResult, EnvironmentCall, EnvironmentKind, OfferedTool
+from gangline.domain.environment import CallResult, EnvironmentCall, EnvironmentKind, HasOpening, OfferedTool
 from gangline.domain.errors import EnvironmentFailed, InvalidRequest, RuntimeFailed, SessionOver, ToolUnavailable
 from gangline.domain.task import EnvironmentSpec
 from gangline.tools.contract import ToolFailed
@@ -121,7 +121,10 @@ class World:
     async def _connect(self) -> None:
         user = "grader" if self._spec.place == "inside" else "agent"
         try:
-            await self._server.start(await Pipe.start(self._runtime, self._kind.command, self._kind.env, user))
+            pipe = await Pipe.start(self._runtime, self._kind.command, self._kind.env, user)
+            if isinstance(self._kind, HasOpening):
+                await pipe.write(self._kind.opening)
+            await self._server.start(pipe)
         except (ToolUnavailable, RuntimeFailed) as error:
             raise EnvironmentFailed(f"environment {self.name!r}: {error.message}") from error
 

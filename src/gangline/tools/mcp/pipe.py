@@ -38,6 +38,11 @@ class Pipe:
         on_streams = ["sh", "-c", _ON_ITS_STREAMS, "sh", *command]
         return cls(await runtime.channel(on_streams, env=env, user=user))
 
+    async def write(self, data: bytes) -> None:
+        """Give the command something before it speaks MCP."""
+        with suppress(RuntimeFailed):  # its end is seen by the reader
+            await self._channel.write(data)
+
     @asynccontextmanager
     async def opened(self, over: asyncio.Event) -> AsyncGenerator[tuple[Any, Any]]:
         """The streams of a session: from the server, to the server. over: set when the server has ended."""
