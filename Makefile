@@ -59,7 +59,7 @@ help:
 	@echo "make test    all tests but those of the lanes below"
 	@echo "make test-programs  agent programs from npm, and the judges of their dialects, each with a whole service"
 	@echo "make test-chaos  kills of every process at many moments, and what they leave"
-	@echo "make environments  Gymnasium, TextArena, OpenEnv and others in $(TOOLS): without them their tests are skipped"
+	@echo "make environments  Gymnasium, TextArena, OpenEnv, verifiers and others in $(TOOLS): without them their tests are skipped"
 	@echo "make test-slow  tests with the agent programs from PyPI (2 GB in $(TOOLS), minutes to install)"
 	@echo "make test-vllm  tests on a real vLLM on this machine's CPU (3.5 GB in $(VLLM))"
 	@echo "make test-verl  tests in verl itself, which trains a tiny model on this machine's CPU (2 GB in $(VERL))"
@@ -286,12 +286,13 @@ lock: .venv/.dev
 	scripts/lock.sh $(TESTED) $(if $(UPGRADE),--upgrade)
 	scripts/lock.sh requirements/docs.txt $(if $(UPGRADE),--upgrade)
 
-# Packages that judge the adapters of environments, in two environments of their own: they need another mcp than ours.
-environments: $(TOOLS)/gyms/.ready $(TOOLS)/openenv/.ready
+# Packages that judge the adapters of environments, each in an environment of its own: they need different versions of mcp.
+environments: $(TOOLS)/gyms/.ready $(TOOLS)/openenv/.ready $(TOOLS)/verifiers/.ready
 
 $(TOOLS)/gyms/.ready: GYMS := gymnasium==1.4.0 pettingzoo==1.27.0 pygame textarena==0.7.4 reasoning-gym==0.1.25
 $(TOOLS)/openenv/.ready: GYMS := openenv==0.10.0
-$(TOOLS)/gyms/.ready $(TOOLS)/openenv/.ready: Makefile
+$(TOOLS)/verifiers/.ready: GYMS := verifiers==0.4.0
+$(TOOLS)/gyms/.ready $(TOOLS)/openenv/.ready $(TOOLS)/verifiers/.ready: Makefile
 	@echo "Installing $(GYMS) into $(@D) ..."
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(GYMS)

@@ -150,6 +150,11 @@ def _write(
             return agent or (None if task is None else task.agent.harness)
 
         return out / f"{name}.atif", "documents", write_atif(results, out / f"{name}.atif", agent_of=agent_of)
+    if row_format is RowFormat.verifiers:
+        from gangline.datasets.verifiers_traces import FILE_NAME, write_episodes
+
+        path = out / f"{name}.verifiers" / FILE_NAME
+        return path, "traces", write_episodes(results, path, request_of=lru_cache(maxsize=8)(request_of))
     if row_format is RowFormat.csv:
         from gangline.cli.results.sessions_table import write_sessions_csv
 

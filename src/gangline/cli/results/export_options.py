@@ -27,6 +27,7 @@ class RowFormat(StrEnum):
     msgpack = "msgpack"
     messages = "messages"
     atif = "atif"
+    verifiers = "verifiers"
     csv = "csv"
 
 
@@ -39,7 +40,8 @@ FormatOption = Annotated[
     typer.Option(
         "--format",
         help="messages: main conversations in OpenAI's form, as JSON lines. atif: a folder with one document for each "
-        "session, for Harbor's tools. csv: one line for each session, with its reward, tokens, seconds and resources.",
+        "session, for Harbor's tools. verifiers: a folder with traces.jsonl, for "
+        "verifiers and prime-rl. csv: one line for each session, with its reward, tokens, seconds and resources.",
     ),
 ]
 FileNameOption = Annotated[
