@@ -50,7 +50,7 @@ VERL := .venv-verl
 INSPECT := .venv-inspect
 INSPECT_PACKAGE := inspect-ai==0.3.285
 
-.PHONY: help demo environments test test-slow test-vllm test-verl test-inspect test-trainers test-cluster test-apptainer test-presets simulate \
+.PHONY: help demo environments test test-slow test-vllm test-verl test-inspect test-verifiers test-trainers test-cluster test-apptainer test-presets simulate \
 	chaos test-programs test-chaos check format bench docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web mutation
 .DELETE_ON_ERROR:
 
@@ -64,6 +64,7 @@ help:
 	@echo "make test-vllm  tests on a real vLLM on this machine's CPU (3.5 GB in $(VLLM))"
 	@echo "make test-verl  tests in verl itself, which trains a tiny model on this machine's CPU (2 GB in $(VERL))"
 	@echo "make test-inspect  Inspect's own checks of our sandboxes, in an environment that has Inspect (400 MB in $(INSPECT))"
+	@echo "make test-verifiers  tasks of verifiers with its own rewards, in an environment that has it (560 MB in $(TOOLS))"
 	@echo "make test-trainers  adapters in the trainers themselves, as packages and checkouts (GANGLINE_SLIME=CHECKOUT ...)"
 	@echo "make test-cluster  tests on a Ray cluster of several machines, all of them this one, over PostgreSQL"
 	@echo "make test-apptainer  tests with Apptainer itself, from Debian unstable in a root of its own (as root, 600 MB)"
@@ -187,6 +188,9 @@ $(INSPECT)/.ready: pyproject.toml Makefile
 	$(INSPECT)/bin/python -m pip install --quiet --disable-pip-version-check $(INSPECT_PACKAGE) --editable . \
 		pytest pytest-asyncio pytest-timeout pytest-xdist
 	@touch $@
+
+test-verifiers: .venv/.dev sandbox $(TOOLS)/verifiers/.ready
+	$(BIN)/python -m pytest $(SHARED_OUT) $(or $(TESTS),tests/verifiers)
 
 # Starts engines of its own, as root, and removes them; docker beside podman. GANGLINE_TEST_CONTAINERS names one of them.
 test-docker: .venv/.dev

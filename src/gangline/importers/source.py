@@ -15,11 +15,14 @@ from gangline.importers.dataset import name_of_row, read_plain_row, read_preset_
 from gangline.importers.harbor import is_harbor_task, read_harbor_task
 from gangline.importers.harbor_config import read_toml
 from gangline.importers.imported import Choices, Imported
-from gangline.importers.inspect_tasks import PREFIX, read_inspect_sample, read_inspect_task
+from gangline.importers.inspect_tasks import PREFIX as INSPECT
+from gangline.importers.inspect_tasks import read_inspect_sample, read_inspect_task
 from gangline.importers.mapping import column_of
 from gangline.importers.rows import read_rows
 from gangline.importers.swe import InstanceChoices, read_instance
 from gangline.importers.terminal_bench import is_terminal_bench_task, read_terminal_bench_task, read_yaml
+from gangline.importers.verifiers_tasks import PREFIX as VERIFIERS
+from gangline.importers.verifiers_tasks import name_of_task, read_verifiers_task, read_verifiers_taskset
 from gangline.presets.preset import Preset
 from gangline.presets.rows.unsuitable import RowUnsuitable
 
@@ -80,7 +83,7 @@ def read_source(path: Path, wanted: Wanted) -> Generator[Imported | RowUnsuitabl
 
     Raises: InvalidRequest, naming the file, the row and the field; also when nothing is found.
     """
-    if not path.exists() and not str(path).startswith(PREFIX):
+    if not path.exists() and not str(path).startswith((INSPECT, VERIFIERS)):
         raise InvalidRequest(f"cannot read {path}: there is no such file or folder.")
     num_seen = num_read = num_tasks = 0
     for candidate in _candidates(path, wanted):
@@ -114,9 +117,12 @@ def _matches(candidate: _Candidate, filters: tuple[str, ...]) -> bool:
 
 
 def _candidates(path: Path, wanted: Wanted) -> Generator[_Candidate]:
-    if str(path).startswith(PREFIX):
-        yield from _of_inspect(str(path).removeprefix(PREFIX), wanted)
-        return
+    for prefix, read in ((INSPECT, _of_inspect), (VERIFIERS, _of_verifiers)):
+        if str(path).startswith(prefix):
+            if wanted.format or wanted.split or wanted.preset or wanted.mapping:
+                raise InvalidRequest(f"{path}: --format, --split, --preset and --map are for files, not for programs.")
+            yield from read(str(path).removeprefix(prefix), wanted)
+            return
     kind = wanted.format or _format_of(path, wanted)
     if kind in _FOLDERS:
         yield from _of_folders(path, kind, wanted)
@@ -162,12 +168,17 @@ def _of_folders(path: Path, kind: Format, wanted: Wanted) -> Generator[_Candidat
 
 
 def _of_inspect(source: str, wanted: Wanted) -> Generator[_Candidate]:
-    if wanted.format or wanted.split or wanted.preset or wanted.mapping:
-        raise InvalidRequest(f"{PREFIX}{source}: --format, --split, --preset and --map are for files, not for Inspect.")
     task = read_inspect_task(source, wanted.choices)
     for sample in task.samples:
         read = partial(read_inspect_sample, task, sample, wanted.choices)
         yield _Candidate(f"{task.name}-{sample.id}", msgspec.to_builtins(sample), read)
+
+
+def _of_verifiers(source: str, wanted: Wanted) -> Generator[_Candidate]:
+    taskset = read_verifiers_taskset(source, wanted.choices, None if wanted.filters else wanted.limit)
+    for task in taskset.tasks:
+        read = partial(read_verifiers_task, taskset, task, wanted.choices)
+        yield _Candidate(name_of_task(taskset, task), task.data, read)
 
 
 def _reading(read: Callable[[Path, Choices], Imported], folder: Path, choices: Choices) -> Callable[[], Imported]:

@@ -32,7 +32,8 @@ _ROWS = "Rows of datasets"
 SourceArgument = Annotated[
     Path,
     typer.Argument(
-        help="A task folder or a folder of them, a file of rows, a Hugging Face dataset's folder, inspect:FILE@TASK."
+        help="A task folder or a folder of them, a file of rows, a Hugging Face dataset's folder, inspect:FILE@TASK, "
+        "verifiers:TASKSET."
     ),
 ]
 FormatOption = Annotated[
@@ -88,7 +89,7 @@ PythonOption = Annotated[
     typer.Option(
         "--python",
         metavar="FOLDER",
-        help="Inspect: Python environment on the nodes and here that has inspect-ai. Default: this one.",
+        help="Python environment on the nodes and here that has inspect-ai (default: this one) or verifiers.",
         show_default=False,
         rich_help_panel=_PLACE,
     ),

@@ -1,0 +1,2 @@
+"""The border to verifiers: its tasks' hooks and rewards over our sessions. `program` makes commands for a Python that
+has it; `inside/` has their modules, which need verifiers and no package of ours. Start with `program`."""
