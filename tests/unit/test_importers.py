@@ -12,8 +12,8 @@ import pytest
 from gangline.cli.tasks.files import validated
 from gangline.domain.errors import InvalidRequest
 from gangline.importers.dockerfile import read_dockerfile
-from gangline.importers.harbor import read_harbor_task
-from gangline.importers.harbor_config import config_of, read_toml
+from gangline.importers.harbor.config import config_of, read_toml
+from gangline.importers.harbor.task import read_harbor_task
 from gangline.importers.imported import Choices
 from gangline.importers.terminal_bench import read_terminal_bench_task
 from support.requirements import need_module
@@ -73,24 +73,29 @@ def test_harbors_own_types_read_the_same_file_in_the_same_way(tmp_path: Path) ->
             theirs.verifier.timeout_sec,
         )
         assert (ours.environment.env, ours.verifier.env) == (theirs.environment.env, theirs.verifier.env)
-        assert (ours.wants_network() is None) == (theirs.environment.network_mode.value == "no-network")
+        quiet = ours.environment.network_mode == "no-network"
+        assert quiet == (theirs.environment.network_mode.value == "no-network")
 
 
 def test_every_field_of_harbors_types_is_known(tmp_path: Path) -> None:
     need_module("harbor", "make .venv/.dev")
-    from harbor.models.task.config import AgentConfig, EnvironmentConfig, SolutionConfig, TaskConfig, VerifierConfig
+    from harbor.models.task import config as theirs
 
-    from gangline.importers import harbor_config as ours
+    from gangline.importers.harbor import config as ours
 
     pairs = {
-        ours.HarborConfig: TaskConfig,
-        ours.HarborAgent: AgentConfig,
-        ours.HarborEnvironment: EnvironmentConfig,
-        ours.HarborVerifier: VerifierConfig,
-        ours.HarborSolution: SolutionConfig,
+        ours.HarborConfig: theirs.TaskConfig,
+        ours.HarborAgent: theirs.AgentConfig,
+        ours.HarborEnvironment: theirs.EnvironmentConfig,
+        ours.HarborVerifier: theirs.VerifierConfig,
+        ours.HarborSolution: theirs.SolutionConfig,
+        ours.HarborHealthcheck: theirs.HealthcheckConfig,
+        ours.HarborCollect: theirs.VerifierCollectConfig,
+        ours.HarborArtifact: theirs.ArtifactConfig,
+        ours.HarborMcpServer: theirs.MCPServerConfig,
     }
-    for mine, theirs in pairs.items():
-        assert set(theirs.model_fields) <= set(mine.model_fields), mine
+    for mine, other in pairs.items():
+        assert set(other.model_fields) <= set(mine.model_fields), mine
 
 
 @pytest.mark.parametrize(
@@ -98,8 +103,8 @@ def test_every_field_of_harbors_types_is_known(tmp_path: Path) -> None:
     [
         ("environment", "gpus = 1", "environment.gpus"),
         ("environment", 'os = "windows"', "environment.os"),
-        ("environment", 'skills_dir = "/skills"', "environment.skills_dir"),
-        ("environment", 'healthcheck = { command = "true" }', "environment.healthcheck"),
+        ("environment", "healthcheck = { interval_sec = 1 }", "environment.healthcheck.command"),
+        ("verifier", 'collect = [{ command = "true", service = "db" }]', r"verifier.collect.0.service \(db\)"),
         ("environment", "colour = 1", "environment.colour: Extra inputs"),
         ("verifier", 'environment_mode = "separate"', "verifier.environment_mode"),
         ("verifier", 'user = "root"', "verifier.user"),
@@ -135,7 +140,7 @@ def test_servers_of_tools_go_to_the_agent(tmp_path: Path) -> None:
     agent = read_harbor_task(folder, QUIET).body["agent"]
     assert agent == {"mcp_servers": {"a": {"command": ["serve", "x"]}, "b": {"url": "http://tools/mcp"}}}
     write(folder / "task.toml", http.replace('"http"', '"sse"'))
-    with pytest.raises(InvalidRequest, match=r"mcp_servers\.0.*streamable HTTP"):
+    with pytest.raises(InvalidRequest, match=r"mcp_servers\.0.*talks sse"):
         read_harbor_task(folder, QUIET)
 
 

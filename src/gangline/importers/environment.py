@@ -64,6 +64,11 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
             return body, self._without_image(body, dockerfile, choices)
         return body, self._with_image(body, dockerfile, choices)
 
+    def copied(self) -> dict[str, dict[str, Any]]:
+        """Path inside -> file, for those that its Dockerfile copies. Raises: InvalidRequest for a link."""
+        dockerfile = self._dockerfile()
+        return {} if dockerfile is None else _copied(dockerfile)
+
     def _dockerfile(self) -> Dockerfile | None:
         path = self.context / "Dockerfile"
         return read_dockerfile(path) if path.is_file() else None

@@ -12,8 +12,8 @@ import msgspec
 
 from gangline.domain.errors import InvalidRequest
 from gangline.importers.dataset import name_of_row, read_plain_row, read_preset_row
-from gangline.importers.harbor import is_harbor_task, read_harbor_task
-from gangline.importers.harbor_config import read_toml
+from gangline.importers.harbor.config import read_toml
+from gangline.importers.harbor.task import is_harbor_task, read_harbor_task
 from gangline.importers.imported import Choices, Imported
 from gangline.importers.inspect_tasks import PREFIX as INSPECT
 from gangline.importers.inspect_tasks import read_inspect_sample, read_inspect_task

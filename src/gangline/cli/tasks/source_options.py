@@ -82,7 +82,11 @@ ImageOption = Annotated[
 ]
 NetworkOption = Annotated[
     str | None,
-    typer.Option("--network", help="Network of agents and tests: proxy, none, full.", rich_help_panel=_PLACE),
+    typer.Option(
+        "--network",
+        help="Network of agents and tests: proxy, none, full, list (the hosts that a Harbor task names).",
+        rich_help_panel=_PLACE,
+    ),
 ]
 PythonOption = Annotated[
     str | None,

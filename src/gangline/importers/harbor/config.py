@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -17,7 +17,20 @@ from gangline.domain.errors import InvalidRequest
 from gangline.importers.files import read_text
 from gangline.plugins import explain
 
-__all__ = ["HarborConfig", "config_of", "read_toml", "resolved"]
+__all__ = [
+    "HarborAgent",
+    "HarborArtifact",
+    "HarborCollect",
+    "HarborConfig",
+    "HarborEnvironment",
+    "HarborHealthcheck",
+    "HarborMcpServer",
+    "HarborSolution",
+    "HarborVerifier",
+    "config_of",
+    "read_toml",
+    "resolved",
+]
 
 _TEMPLATE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 
@@ -31,6 +44,42 @@ class _Policy(_Table):
     allowed_hosts: list[str] | None = None
 
 
+class HarborHealthcheck(_Table):
+    command: str
+    interval_sec: float = Field(default=5, ge=0)
+    timeout_sec: float = Field(default=30, ge=1)
+    start_period_sec: float = Field(default=0, ge=0)
+    start_interval_sec: float = Field(default=5, ge=0)
+    retries: int = 3
+
+
+class HarborCollect(_Table):
+    """A command that runs when the agent has ended; one that fails is only reported."""
+
+    command: str
+    service: str = "main"
+    timeout_sec: float = Field(default=60, gt=0)
+    user: str | int | None = None
+
+
+class HarborArtifact(_Table):
+    source: str = Field(min_length=1)
+    destination: str | None = None
+    exclude: list[str] = Field(default_factory=list)
+    service: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_text(cls, given: Any) -> Any:
+        return {"source": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _stays_inside(self) -> HarborArtifact:
+        if ".." in PurePosixPath(self.source).parts:
+            raise ValueError(f"source {self.source!r} must not contain '..'")
+        return self
+
+
 class HarborAgent(_Policy):
     timeout_sec: float | None = Field(default=None, gt=0)
     user: str | int | None = None
@@ -42,7 +91,7 @@ class HarborVerifier(_Policy):
     user: str | int | None = None
     environment_mode: Literal["shared", "separate"] | None = None
     environment: dict[str, Any] | None = None
-    collect: list[Any] = Field(default_factory=list)
+    collect: list[HarborCollect] = Field(default_factory=list[HarborCollect])
 
 
 class HarborMcpServer(_Table):
@@ -55,13 +104,17 @@ class HarborMcpServer(_Table):
 
     @model_validator(mode="after")
     def _can_be_given(self) -> HarborMcpServer:
-        if self.headers or (self.transport == "sse" and self.url is not None):
-            raise ValueError("only servers that are commands, or talk streamable HTTP without headers, can be given")
+        if self.transport == "sse":
+            raise ValueError("this one talks sse; commands and streamable HTTP can be given")
+        if secret := [name for name, value in self.headers.items() if "${" in value]:
+            raise ValueError(f"headers.{secret[0]} has a variable of this machine, perhaps a secret: a task is stored")
         return self
 
     def given(self) -> dict[str, Any]:
         """As the agent of a task takes it."""
-        return {"command": [self.command, *self.args]} if self.transport == "stdio" else {"url": self.url}
+        if self.transport == "stdio":
+            return {"command": [self.command, *self.args]}
+        return {"url": self.url, **({"headers": self.headers} if self.headers else {})}
 
 
 class HarborEnvironment(_Policy):
@@ -77,7 +130,7 @@ class HarborEnvironment(_Policy):
     mcp_servers: list[HarborMcpServer] = Field(default_factory=list[HarborMcpServer])
     env: dict[str, str] = Field(default_factory=dict)
     skills_dir: str | None = None
-    healthcheck: dict[str, Any] | None = None
+    healthcheck: HarborHealthcheck | None = None
     workdir: str | None = None
     allow_internet: bool | None = None
 
@@ -113,33 +166,7 @@ class HarborConfig(_Table):
     source: str | None = None
     multi_step_reward_strategy: str | None = None
     steps: list[Any] | None = None
-    artifacts: list[Any] = Field(default_factory=list)
-
-    def uncarried(self) -> list[str]:
-        """Names of this task's fields that are not supported here."""
-        environment, verifier = self.environment, self.verifier
-        asked = {
-            "steps": self.steps,
-            "environment.os": environment.os.lower() != "linux",
-            "environment.gpus": environment.gpus,
-            "environment.tpu": environment.tpu,
-            "environment.skills_dir": environment.skills_dir,
-            "environment.healthcheck": environment.healthcheck,
-            "agent.user": self.agent.user,
-            "verifier.user": verifier.user,
-            "verifier.environment": verifier.environment,
-            "verifier.environment_mode (separate)": verifier.environment_mode == "separate",
-            "verifier.collect": verifier.collect,
-        }
-        return [name for name, value in asked.items() if value]
-
-    def wants_network(self) -> str | None:
-        """Its network settings beyond the model, in its own words; None when it needs none."""
-        environment = self.environment
-        mode = environment.network_mode or ("no-network" if environment.allow_internet is False else "public")
-        others = {self.agent.network_mode, self.verifier.network_mode} - {None}
-        wanted = sorted({mode, *others} - {"no-network"}, key=str)
-        return " and ".join(map(str, wanted)) or None
+    artifacts: list[HarborArtifact] = Field(default_factory=list[HarborArtifact])
 
 
 def read_toml(path: Path) -> dict[str, Any]:

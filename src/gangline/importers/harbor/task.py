@@ -14,12 +14,18 @@ from gangline.domain.errors import InvalidRequest
 from gangline.importers.environment import Environment, OwnFolders
 from gangline.importers.files import read_text, written_folder
 from gangline.importers.grading import GRADING_MARGIN_S, script_evaluator, solution, tests_of
-from gangline.importers.harbor_config import HarborConfig, config_of, read_toml, resolved
+from gangline.importers.harbor.config import HarborConfig, config_of, read_toml, resolved
+from gangline.importers.harbor.healthcheck import healthcheck_action
+from gangline.importers.harbor.network import network_of
+from gangline.importers.harbor.refused import notes_on_users, refuse_uncarried
+from gangline.importers.harbor.skills import skills_of
 from gangline.importers.imported import Choices, Imported, plain
 
 __all__ = ["is_harbor_task", "read_harbor_task"]
 
 FOLDERS = OwnFolders(("/tests", "/logs/verifier", "/logs/agent", "/logs/artifacts", "/solution"))
+_INIT_S = 300.0
+"""A task's usual budget of INIT."""
 _RUN_TESTS = """
 /tests/test.sh >/logs/verifier/test-stdout.txt 2>&1 </dev/null
 tail -c 2000 /logs/verifier/test-stdout.txt
@@ -36,8 +42,10 @@ def read_harbor_task(folder: Path, choices: Choices) -> Imported:
     document = read_toml(folder / "task.toml")
     config = config_of(document, folder / "task.toml")
     name = str((config.task or {}).get("name") or folder.name)
-    _refuse_uncarried(folder, name, config)
-    _refuse_unsaid_network(name, config, choices)
+    refuse_uncarried(folder, name, config)
+    if not (folder / "tests" / "test.sh").is_file():
+        raise InvalidRequest(f"{name}: {folder / 'tests' / 'test.sh'} does not exist.")
+    network = network_of(name, config, choices)
     environment = Environment(
         name=name,
         context=folder / "environment",
@@ -48,6 +56,7 @@ def read_harbor_task(folder: Path, choices: Choices) -> Imported:
         folders=FOLDERS,
     )
     runtime, notes = environment.runtime(choices)
+    runtime |= network
     body: dict[str, Any] = {
         "instruction": _without_canary(read_text(folder / "instruction.md")),
         "runtime": runtime,
@@ -57,34 +66,25 @@ def read_harbor_task(folder: Path, choices: Choices) -> Imported:
     }
     if config.agent.timeout_sec is not None:
         body["timeout_seconds"] = config.agent.timeout_sec
-    if servers := config.environment.mcp_servers:
-        body["agent"] = {"mcp_servers": {server.name: server.given() for server in servers}}
+    if (check := config.environment.healthcheck) is not None:
+        action = healthcheck_action(check)
+        runtime["prepare"] = [*runtime.get("prepare", []), action]
+        body["init_timeout_seconds"] = _INIT_S + action["timeout_seconds"]
+    if agent := _agent(name, config, environment):
+        body["agent"] = agent
     if (folder / "solution" / "solve.sh").is_file():
         body["solution"] = _solution(folder / "solution", config)
     return Imported(name=name, body=body, notes=(*notes, *_notes(name, config)))
 
 
-def _refuse_uncarried(folder: Path, name: str, config: HarborConfig) -> None:
-    asked = config.uncarried()
-    asked += [
-        path
-        for path in ("trajectory.json", "environment/docker-compose.yaml", "tests/.harborignore")
-        if (folder / path).exists()
-    ]
-    if asked:
-        raise InvalidRequest(f"{name}: requests unsupported features: {', '.join(asked)}.")
-    if not (folder / "tests" / "test.sh").is_file():
-        raise InvalidRequest(f"{name}: {folder / 'tests' / 'test.sh'} does not exist.")
-
-
-def _refuse_unsaid_network(name: str, config: HarborConfig, choices: Choices) -> None:
-    """Tests that cannot install their tools mostly leave a 0: that must not be because nobody thought of it."""
-    wanted = config.wants_network()
-    if wanted is not None and choices.network is None:
-        raise InvalidRequest(
-            f"{name}: asks for the network ({wanted}). Give --network full; or --network proxy, so that agent and "
-            "tests reach the model only, and see by `gangline submit --oracle` whether its tests can do without."
-        )
+def _agent(name: str, config: HarborConfig, environment: Environment) -> dict[str, Any]:
+    """What the task gives its agent, whichever that is."""
+    given: dict[str, Any] = {}
+    if servers := config.environment.mcp_servers:
+        given["mcp_servers"] = {server.name: server.given() for server in servers}
+    if (folder := config.environment.skills_dir) is not None:
+        given["skills"] = skills_of(name, folder, environment.copied())
+    return given
 
 
 def _evaluator(folder: Path, config: HarborConfig) -> dict[str, Any]:
@@ -105,13 +105,17 @@ def _solution(folder: Path, config: HarborConfig) -> dict[str, Any]:
 
 def _limits(config: HarborConfig) -> dict[str, Any]:
     environment = config.environment
-    limits = {"cpus": environment.cpus, "memory_bytes": environment.memory_mb and environment.memory_mb << 20}
+    limits = {
+        "cpus": environment.cpus,
+        "memory_bytes": environment.memory_mb and environment.memory_mb << 20,
+        "disk_bytes": environment.storage_mb and environment.storage_mb << 20,
+    }
     return {name: value for name, value in limits.items() if value is not None}
 
 
 def _notes(name: str, config: HarborConfig) -> list[str]:
-    unheld = {"environment.storage_mb": config.environment.storage_mb, "artifacts": config.artifacts}
-    return [f"{name}: {field} is not held to" for field, value in unheld.items() if value]
+    kept = ["artifacts are not kept"] if config.artifacts else []
+    return [f"{name}: {note}" for note in (*notes_on_users(config), *kept)]
 
 
 def _without_canary(text: str) -> str:

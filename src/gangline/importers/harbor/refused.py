@@ -1,0 +1,58 @@
+"""Fields and files of a Harbor task that are not carried. They are refused by name, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gangline.domain.errors import InvalidRequest
+from gangline.importers.harbor.config import HarborArtifact, HarborCollect, HarborConfig
+
+__all__ = ["notes_on_users", "refuse_uncarried"]
+
+_FILES = ("trajectory.json", "environment/docker-compose.yaml", "tests/docker-compose.yaml", "tests/.harborignore")
+_OTHER_FILES = (".harborignore",)
+
+
+def refuse_uncarried(folder: Path, name: str, config: HarborConfig) -> None:
+    """Raises: InvalidRequest, naming the fields and the files."""
+    asked = [*_fields(config), *(path for path in (*_FILES, *_OTHER_FILES) if (folder / path).exists())]
+    if asked:
+        raise InvalidRequest(f"{name}: requests unsupported features: {', '.join(asked)}.")
+
+
+def notes_on_users(config: HarborConfig) -> list[str]:
+    """What becomes of the users that it names: sandboxes have one of their own for the agent, who is never root."""
+    users = {"agent.user": config.agent.user, "verifier.user": config.verifier.user}
+    return [f"{field} {user!r} is the sandbox's own user" for field, user in users.items() if user is not None]
+
+
+def _fields(config: HarborConfig) -> Iterator[str]:
+    environment, verifier = config.environment, config.verifier
+    asked = {
+        "steps": config.steps,
+        "environment.os": environment.os.lower() != "linux",
+        "environment.gpus": environment.gpus,
+        "environment.gpu_types": environment.gpu_types,
+        "environment.tpu": environment.tpu,
+        "agent.user (root)": _is_root(config.agent.user),
+        "verifier.user (root)": _is_root(verifier.user),
+        "verifier.environment": verifier.environment,
+        "verifier.environment_mode (separate)": verifier.environment_mode == "separate",
+    }
+    yield from (field for field, value in asked.items() if value)
+    yield from _of_services("verifier.collect", verifier.collect)
+    yield from _of_services("artifacts", config.artifacts)
+    for number, hook in enumerate(verifier.collect):
+        if _is_root(hook.user):
+            yield f"verifier.collect.{number}.user (root)"
+
+
+def _of_services(field: str, entries: Sequence[HarborCollect | HarborArtifact]) -> Iterator[str]:
+    for number, entry in enumerate(entries):
+        if entry.service not in (None, "main"):
+            yield f"{field}.{number}.service ({entry.service})"
+
+
+def _is_root(user: str | int | None) -> bool:
+    return user in ("root", "0", 0)
