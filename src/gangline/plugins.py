@@ -203,6 +203,8 @@ def check_evaluator(spec: EvaluatorSpec) -> None:
     """Raises: UnknownPlugin, InvalidRequest when its configuration is wrong, or it would ignore that a clean runtime is
     asked for."""
     evaluator = make_evaluator(spec.strategy, spec.config)
+    if spec.runtime is not None:
+        load("runtime", spec.runtime.backend)
     if spec.refresh_runtime and not (isinstance(evaluator, GradesClean) and evaluator.grades_clean):
         raise InvalidRequest(
             f"evaluator.refresh_runtime: evaluator {spec.strategy!r} grades in no clean runtime; leave refresh_runtime "

@@ -224,3 +224,54 @@ async def test_folders_to_clear_are_emptied_whatever_the_agent_made_of_them(
     result = await graded(agents, None, command, **config)
     assert result.reward == 1.0
     assert (outside / "kept").read_text() == "mine"
+
+
+async def test_folders_come_along_with_modes_and_links_but_for_what_is_left_out(
+    agents: FolderRuntime, clean: FolderRuntime
+) -> None:
+    out = agents.file("out")
+    (out / "sub").mkdir(parents=True)
+    (out / "sub" / "run.sh").write_text("echo 1 > reward.txt")
+    (out / "sub" / "run.sh").chmod(0o755)
+    (out / "sub" / "big.log").write_text("x" * 99)
+    (out / "link").symlink_to("sub/run.sh")
+    given = {"out": ("*.log",), "none": ()}
+    result = await graded(agents, clean, "test ! -e out/sub/big.log && ./out/link", collect_folders=given)
+    assert result.reward == 1.0
+    (missing,) = result.details["missing_files"]
+    assert missing.startswith("none: ")
+    result = await graded(agents, None, "echo 0 > reward.txt", collect_folders={"out": ()})
+    assert "missing_files" not in result.details
+
+
+async def test_an_absolute_folder_comes_to_the_same_place(
+    agents: FolderRuntime, clean: FolderRuntime, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "answer").write_text("4")
+    command = f'[ "$(cat {out}/answer)" = 4 ] && echo 1 > reward.txt'
+    assert (await graded(agents, clean, command, collect_folders={str(out): ()})).reward == 1.0
+
+
+async def test_a_folder_that_is_too_large_stays_behind(agents: FolderRuntime, clean: FolderRuntime) -> None:
+    agents.file("out").mkdir()
+    agents.file("out/large").write_bytes(b"x" * 20_000)
+    command = "test ! -e out && echo 1 > reward.txt"
+    result = await graded(agents, clean, command, collect_folders={"out": ()}, max_collect_bytes=5000)
+    assert result.details["missing_files"] == ["out: takes more than 5000 bytes"]
+
+
+async def test_commands_of_the_collection_run_where_the_agent_worked(
+    agents: FolderRuntime, clean: FolderRuntime
+) -> None:
+    commands = [{"command": "exit 3"}, {"command": "echo 4 > state"}, {"command": "sleep 60", "timeout_seconds": 0.2}]
+    result = await graded(agents, clean, "cp state reward.txt", collect=["state"], collect_commands=commands)
+    assert result.reward == 4.0
+    assert result.details["failed_commands"] == ["exit 3: exit code 3; ", "sleep 60: not done in 0.2 s; "]
+    agents.log.clear()
+    result = await graded(agents, None, "cp state reward.txt", files={"secret": ""}, collect_commands=commands[1:2])
+    assert result.reward == 4.0
+    assert agents.log.index("exec echo 4 > state") < agents.log.index(f"upload {agents.file('secret')}"), (
+        "no command sees the tests"
+    )

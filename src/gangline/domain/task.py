@@ -367,12 +367,20 @@ class EvaluatorSpec(_Spec):
     """Checked against the evaluator's own configuration type at submit."""
     refresh_runtime: bool = False
     """Grade in a clean runtime, prepared like the agent's, that the agent never touched."""
+    runtime: RuntimeSpec | None = None
+    """Specification of the clean runtime, where it is another one than the agent's. Only with `refresh_runtime`."""
     keep_files: bool = False
     """Keep the agent's working folder with the session, so that an evaluator which reads it can grade the session
     again. It is the artifact `files.tar`, of at most 8 MiB."""
     on_failure: Literal["none"] | float = "none"
     """Reward of a session whose grading the agent's files or actions made fail; `none` gives it no reward, which keeps
     it out of its group. A grader that fails for another reason never gives one."""
+
+    @model_validator(mode="after")
+    def _has_a_use_for_its_runtime(self) -> EvaluatorSpec:
+        if self.runtime is not None and not self.refresh_runtime:
+            raise ValueError("runtime is that of a clean runtime: set refresh_runtime")
+        return self
 
 
 class SolutionSpec(_Spec):

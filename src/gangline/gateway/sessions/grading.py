@@ -31,13 +31,14 @@ _T = TypeVar("_T")
 async def graded(
     evaluator: Evaluator,
     context: EvaluationContext,
-    start_control: Callable[[], Awaitable[RuntimeHandle]],
+    start_control: Callable[[], Awaitable[tuple[RuntimeHandle, RuntimeHandle]]],
     *,
     budget_s: float,
 ) -> Reward:
     """The reward of a session.
 
-    start_control: starts a clean runtime for the control; the caller stops it.
+    start_control: starts clean runtimes for the control, in the place of the agent's and of the grader's, which may be
+        the same; the caller stops them.
     budget_s: for grading, and again for the control.
     Raises: GradingSpoiled, EvaluatorError, and errors of a runtime.
     """
@@ -50,7 +51,7 @@ async def graded(
             raise
         log.info("grader.control session=%s message=%s", context.session_id, error)
         try:
-            await _reward(evaluator, _without_agent(context, await start_control()), budget_s)
+            await _reward(evaluator, _without_agent(context, *await start_control()), budget_s)
         except EvaluatorError:
             raise error from None
         raise GradingSpoiled(f"{error.message}; without what the agent left, grading works") from error
@@ -62,9 +63,9 @@ async def _reward(evaluator: Evaluator, context: EvaluationContext, budget_s: fl
     )
 
 
-def _without_agent(context: EvaluationContext, runtime: RuntimeHandle) -> EvaluationContext:
+def _without_agent(context: EvaluationContext, runtime: RuntimeHandle, graders: RuntimeHandle) -> EvaluationContext:
     async def fresh_runtime() -> RuntimeHandle:
-        return runtime
+        return graders
 
     return msgspec.structs.replace(
         context,

@@ -185,9 +185,9 @@ class Postrun:
             await asyncio.wait({self._sandboxes.fresh()})
         self._stages.allow(budget_s)
 
-        def start_control() -> Coroutine[Any, Any, RuntimeHandle]:
-            self._stages.allow(init_s + budget_s)
-            return self._sandboxes.start_grader("control")
+        def start_control() -> Coroutine[Any, Any, tuple[RuntimeHandle, RuntimeHandle]]:
+            self._stages.allow(2 * init_s + budget_s)
+            return self._sandboxes.start_control()
 
         return await graded(evaluator, context, start_control, budget_s=budget_s)
 

@@ -46,12 +46,13 @@ class Sandboxes:
         """The agent's sandbox; None before it has started."""
         return self._started[0] if self._started else None
 
-    async def start(self, role: str) -> RuntimeHandle:
-        """Start a sandbox and run the task's prepare actions there, or take a warm one. The agent's comes first.
+    async def start(self, role: str, spec: RuntimeSpec | None = None) -> RuntimeHandle:
+        """Start a sandbox and run its prepare actions there, or take a warm one. The agent's comes first.
 
+        spec: None is that of the agent's.
         Raises: PrepareFailed, and the runtime's errors.
         """
-        spec, warm = self._task.runtime, self._parts.warm
+        spec, warm = spec or self._task.runtime, self._parts.warm
         handle = None if warm is None else await warm.take(spec, self._task.submitter)
         if handle is not None:
             self._started.append(handle)
@@ -86,10 +87,22 @@ class Sandboxes:
         return lambda: self._parts.checkpoints.take(self._key.session_id, agent)
 
     async def start_grader(self, role: str) -> RuntimeHandle:
-        """Start a clean sandbox within INIT's budget. Raises: RuntimeFailed, and as `start`."""
+        """Start a clean sandbox for the evaluator within INIT's budget. Raises: RuntimeFailed, and as `start`."""
+        return await self._in_time(self.start(role, self._task.evaluator.runtime))
+
+    async def start_untouched(self, role: str) -> RuntimeHandle:
+        """The same, of the agent's specification."""
+        return await self._in_time(self.start(role))
+
+    async def start_control(self) -> tuple[RuntimeHandle, RuntimeHandle]:
+        """Clean sandboxes in the place of the agent's and of the grader's: one, unless they differ."""
+        agents = await self.start_untouched("control")
+        return agents, agents if self._task.evaluator.runtime is None else await self.start_grader("control.grader")
+
+    async def _in_time(self, start: Coroutine[Any, Any, RuntimeHandle]) -> RuntimeHandle:
         budget_s = self._task.init_timeout_seconds
         out_of_time = RuntimeFailed(f"the grader's clean runtime ran out of INIT's budget of {budget_s:g} s")
-        return await within(budget_s, self.start(role), out_of_time)
+        return await within(budget_s, start, out_of_time)
 
     async def usage(self, run: Usage | None, *, was_graded: bool) -> SessionUsage | None:
         """Resources of the attempt so far, before `stop`; None where no sandbox was started.

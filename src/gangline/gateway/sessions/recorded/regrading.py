@@ -88,7 +88,7 @@ async def _runtime(recorded: SessionResult, task: TaskRequest, sandboxes: Sandbo
     if archive is None or f"{FILES}.cut" in recorded.artifacts:
         why = recorded.artifacts.get(f"{FILES}.missing", b"the task did not ask for it").decode().strip().rstrip(".")
         return AbsentFiles(recorded.session_id, task.runtime.workdir, why)
-    runtime = await sandboxes.start_grader("agent")
+    runtime = await sandboxes.start_untouched("agent")
     await bring_back(runtime, archive)
     return runtime
 

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from gangline.domain.contracts import EvaluationContext, ExecResult, Reward, RuntimeHandle, RuntimeUser
 from gangline.domain.errors import CallerError, EvaluatorError, NotFound
 from gangline.domain.task import TextEncoding, decoded
+from gangline.evaluators.script.collecting import CollectCommand, collected, run_commands
 from gangline.evaluators.solution_user import serving_solution
 from gangline.evaluators.transcript import transcript
 
@@ -74,6 +75,12 @@ class ScriptConfig(BaseModel):
     the command's findings."""
     collect: tuple[str, ...] = ()
     """Files of the agent's runtime that are copied into the clean one; those that do not exist are left out."""
+    collect_folders: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Folders that are copied likewise, with modes and links -> patterns of what is left out, as `tar --exclude` has
+    them. Both runtimes need `tar`."""
+    collect_commands: tuple[CollectCommand, ...] = ()
+    """Run first, in the agent's runtime, when its processes are gone: they write what is to be collected. One that
+    fails is told in the reward's details."""
     reward_file: str | Annotated[tuple[str, ...], Field(min_length=1)] = ("reward.json", "reward.txt")
     """Where the command writes a number, or JSON `{"reward": number, ...}` whose other fields are kept as details, but
     for `trace_rewards` (trace id -> reward) and `turn_scores` (completion id -> score). Of several files, the first
@@ -81,7 +88,7 @@ class ScriptConfig(BaseModel):
     env: dict[str, str] = Field(default_factory=dict)
     timeout_seconds: float = Field(default=120, gt=0)
     max_collect_bytes: int = Field(default=16 << 20, gt=0)
-    """For each collected file."""
+    """For each collected file and folder."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +135,7 @@ class ScriptEvaluator:
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
         """Raises: EvaluatorError when the command fails, is not done in time, or leaves no finite number."""
-        runtime, missing = await self._grading_runtime(context)
+        runtime, lacks = await self._grading_runtime(context)
         place = self._place(runtime)
         await self._write_inputs(place, context)
         result = await self._run(place)
@@ -136,32 +143,23 @@ class ScriptEvaluator:
             raise EvaluatorError(f"the grading command {_how_it_ended(result, self._config.timeout_seconds)}")
         found = await self._read_reward(place)
         details = found.details | {"graded_in": "clean runtime" if context.refresh_runtime else "agent's runtime"}
-        if missing:
-            details["missing_files"] = missing
+        details |= lacks
         if result.stdout or result.stderr:
             details["output"] = _tail(result.stdout + result.stderr)
         return msgspec.structs.replace(found, details=details)
 
-    async def _grading_runtime(self, context: EvaluationContext) -> tuple[RuntimeHandle, list[str]]:
-        """The runtime to grade in, with the collected files, and the names of those that could not be collected."""
+    async def _grading_runtime(self, context: EvaluationContext) -> tuple[RuntimeHandle, dict[str, list[str]]]:
+        """The runtime to grade in, with the collected files, and details about those that could not be collected."""
+        config = self._config
         if not context.refresh_runtime:
             await context.runtime.kill()  # nothing of the agent's may watch hidden files arrive
-            return context.runtime, []
-        collected, missing = await self._collect(context.runtime)
+        failed = await run_commands(context.runtime, config.collect_commands) if config.collect_commands else []
+        if not context.refresh_runtime:
+            return context.runtime, _given(failed_commands=failed)
+        found = await collected(context.runtime, config.collect, config.collect_folders, config.max_collect_bytes)
         runtime = await context.fresh_runtime()
-        for path, data in collected.items():
-            await runtime.upload(path, data)
-        return runtime, missing
-
-    async def _collect(self, runtime: RuntimeHandle) -> tuple[dict[str, bytes], list[str]]:
-        collected: dict[str, bytes] = {}
-        missing: list[str] = []
-        for path in self._config.collect:
-            try:
-                collected[path] = await runtime.download(path, max_bytes=self._config.max_collect_bytes)
-            except CallerError as error:  # no such file, too large, a link: the agent's doing
-                missing.append(f"{path}: {error.message}")
-        return collected, missing
+        missing = found.missing + await found.bring(runtime)
+        return runtime, _given(failed_commands=failed, missing_files=missing)
 
     def _place(self, runtime: RuntimeHandle) -> _Place:
         """Raises: EvaluatorError when the runtime has no user for a grader."""
@@ -214,6 +212,10 @@ class ScriptEvaluator:
     def _reward_files(self) -> tuple[str, ...]:
         named = self._config.reward_file
         return (named,) if isinstance(named, str) else named
+
+
+def _given(**lists: list[str]) -> dict[str, list[str]]:
+    return {name: found for name, found in lists.items() if found}
 
 
 def _parse_reward(path: str, data: bytes) -> Reward:
