@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,3 +141,92 @@ def test_our_defaults_are_harbors() -> None:
     assert ours.HarborHealthcheck(command="x").model_dump() == HealthcheckConfig(command="x").model_dump()
     assert ours.HarborCollect(command="x").model_dump() == VerifierCollectConfig(command="x").model_dump()
     assert ours.HarborArtifact(source="x").model_dump() == ArtifactConfig(source="x").model_dump()
+
+
+SEPARATE = '[verifier]\nenvironment_mode = "separate"\n'
+
+
+def evaluator_of(folder: Path, choices: Choices = QUIET) -> dict[str, Any]:
+    body = read_harbor_task(folder, choices).body
+    validated({**body, "agent": {"harness": "pi"}}, "t")
+    return body["evaluator"]
+
+
+def test_a_separate_verifier_gets_the_artifacts_and_a_fresh_copy_of_the_environment(tmp_path: Path) -> None:
+    toml = f'artifacts = ["/app/answer.txt", {{ source = "/app/out/", exclude = ["*.log"] }}]\n{SEPARATE}'
+    given = evaluator_of(harbor_task(tmp_path / "t", toml))
+    assert given["refresh_runtime"]
+    assert "runtime" not in given, "one like the agent's"
+    assert "/tests/test.sh" in given["config"]["files"]
+    assert given["config"]["collect_folders"] == {
+        "/logs/artifacts": [],
+        "/app/answer.txt": [],
+        "/app/out": ["*.log"],
+    }
+
+
+def test_an_environment_of_the_verifiers_own_has_its_settings(tmp_path: Path) -> None:
+    toml = (
+        "[verifier.environment]\nmemory_mb = 64\nenv = { WHO = 'judge' }\nworkdir = '/judge'\n"
+        "healthcheck = { command = 'true', retries = 100 }\n"
+    )
+    folder = harbor_task(tmp_path / "t", toml)
+    body = read_harbor_task(folder, QUIET).body
+    runtime = body["evaluator"]["runtime"]
+    assert (runtime["env"], runtime["workdir"], runtime["limits"]) == (
+        {"WHO": "judge"},
+        "/judge",
+        {"memory_bytes": 64 << 20},
+    )
+    assert body["init_timeout_seconds"] == 300 + 5 + 30 + 100 * 35 + 10
+    write(folder / "task.toml", toml + '[verifier]\nenvironment_mode = "shared"\n')
+    with pytest.raises(InvalidRequest, match="exclude each other"):
+        read_harbor_task(folder, QUIET)
+
+
+def test_an_image_of_the_verifiers_brings_its_tests(tmp_path: Path) -> None:
+    toml = f'{SEPARATE}environment = {{ docker_image = "kennel/judge:1" }}\n'
+    folder = harbor_task(tmp_path / "t", toml)
+    given = evaluator_of(folder, Choices(runtime="docker", network="proxy", image="kennel/agent:1"))
+    assert given["runtime"]["image"] == "kennel/judge:1"
+    assert "/tests" not in given["runtime"]["folders"], "that would hide those of the image"
+    assert (given["config"]["files"], given["config"]["clear"]) == ({}, ["/logs/verifier"])
+    folder = harbor_task(tmp_path / "t", SEPARATE, **{"tests/Dockerfile": "FROM debian:12\nCOPY . /tests/\n"})
+    given = evaluator_of(folder)
+    assert given["config"]["files"] == {}
+    assert "/tests/test.sh" in [action["path"] for action in given["runtime"]["prepare"]]
+
+
+def test_collect_hooks_run_first(tmp_path: Path) -> None:
+    hooks = '[[verifier.collect]]\ncommand = "dump > /logs/artifacts/db"\ntimeout_sec = 7\n'
+    body = read_harbor_task(harbor_task(tmp_path / "t", hooks), QUIET).body
+    commands = [{"command": "dump > /logs/artifacts/db", "timeout_seconds": 7}]
+    assert body["evaluator"]["config"]["collect_commands"] == commands
+    assert body["evaluation_timeout_seconds"] == 600 + 7 + 60
+
+
+def test_a_separate_verifier_has_a_network_of_its_own(tmp_path: Path) -> None:
+    folder = harbor_task(tmp_path / "t", f"{SEPARATE}{HOSTS}[environment]\n{NONE}")
+    body = read_harbor_task(folder, LISTED).body
+    assert body["runtime"]["network"] == "proxy"
+    assert body["evaluator"]["runtime"]["network_allow"] == ["pypi.org", "*.debian.org"]
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        "",
+        SEPARATE,
+        "[verifier.environment]\n",
+        '[verifier]\nenvironment_mode = "shared"\n',
+    ],
+)
+def test_the_mode_is_the_one_that_harbor_resolves(tmp_path: Path, toml: str) -> None:
+    need_module("harbor", "make .venv/.dev")
+    need_module("pathspec", "make .venv/.dev")
+    from harbor.models.task.config import TaskConfig
+    from harbor.models.task.verifier_mode import resolve_task_verifier_mode
+
+    theirs = resolve_task_verifier_mode(TaskConfig.model_validate_toml(toml)).value
+    given = evaluator_of(harbor_task(tmp_path / "t", toml))
+    assert given.get("refresh_runtime", False) == (theirs == "separate")

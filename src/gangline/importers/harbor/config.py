@@ -85,15 +85,6 @@ class HarborAgent(_Policy):
     user: str | int | None = None
 
 
-class HarborVerifier(_Policy):
-    timeout_sec: float = Field(default=600, gt=0)
-    env: dict[str, str] = Field(default_factory=dict)
-    user: str | int | None = None
-    environment_mode: Literal["shared", "separate"] | None = None
-    environment: dict[str, Any] | None = None
-    collect: list[HarborCollect] = Field(default_factory=list[HarborCollect])
-
-
 class HarborMcpServer(_Table):
     name: str
     transport: Literal["stdio", "sse", "streamable-http", "http"] = "sse"
@@ -145,6 +136,21 @@ class HarborEnvironment(_Policy):
             if isinstance(table.get(old), str):
                 table[f"{old}_mb"] = _megabytes(table.pop(old))
         return table
+
+
+class HarborVerifier(_Policy):
+    timeout_sec: float = Field(default=600, gt=0)
+    env: dict[str, str] = Field(default_factory=dict)
+    user: str | int | None = None
+    environment_mode: Literal["shared", "separate"] | None = None
+    environment: HarborEnvironment | None = None
+    collect: list[HarborCollect] = Field(default_factory=list[HarborCollect])
+
+    @model_validator(mode="after")
+    def _shares_no_environment_of_its_own(self) -> HarborVerifier:
+        if self.environment_mode == "shared" and self.environment is not None:
+            raise ValueError("environment_mode 'shared' and an environment of its own exclude each other")
+        return self
 
 
 class HarborSolution(_Table):

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.network import NetworkRule
-from gangline.importers.harbor.config import HarborConfig, HarborEnvironment
+from gangline.importers.harbor.config import HarborAgent, HarborConfig, HarborEnvironment, HarborVerifier
 from gangline.importers.imported import Choices
 
-__all__ = ["Policy", "network_of"]
+__all__ = ["Networks", "Policy", "networks_of"]
 
 
 class Policy(NamedTuple):
@@ -20,28 +20,38 @@ class Policy(NamedTuple):
         return f"{self.mode}: {', '.join(self.hosts)}" if self.hosts else self.mode
 
 
-def network_of(name: str, config: HarborConfig, choices: Choices) -> dict[str, Any]:
-    """Fields of the body's `runtime`, where agent and tests share one.
+class Networks(NamedTuple):
+    """Fields of a runtime."""
+
+    agent: dict[str, Any]
+    verifier: dict[str, Any]
+
+
+def networks_of(name: str, config: HarborConfig, choices: Choices, *, separate: bool) -> Networks:
+    """The network of the agent, and of the verifier: the same, unless it has a runtime of its own.
 
     Tests that cannot install their tools mostly leave a 0: that must not be because nobody thought of it.
     Raises: InvalidRequest when nobody decided, or the policies cannot be given.
     """
     if choices.network not in (None, "list"):
-        return {"network": choices.network}
-    agent, verifier = _phase(config, "agent"), _phase(config, "verifier")
-    wanted = sorted({str(one) for one in (agent, verifier, _baseline(config.environment)) if one.mode != "no-network"})
+        return Networks({"network": choices.network}, {"network": choices.network})
+    baseline = _baseline(config.environment)
+    verifiers = config.verifier.environment
+    agent = _explicit(config.agent) or baseline
+    verifier = _explicit(config.verifier) or (_baseline(verifiers) if separate and verifiers else baseline)
+    wanted = sorted({str(one) for one in (agent, verifier, baseline) if one.mode != "no-network"})
     if choices.network is None and wanted:
         raise InvalidRequest(
             f"{name}: asks for the network ({' and '.join(wanted)}). Give --network list for the hosts that it names; "
             "--network full; or --network proxy, so that agent and tests reach the model only, and see by `gangline "
             "submit --oracle` whether its tests can do without."
         )
-    if agent != verifier:
+    if agent != verifier and not separate:
         raise InvalidRequest(
             f"{name}: agent.network_mode ({agent}) and verifier.network_mode ({verifier}) differ, and both work in one "
             "runtime, which has one network. Give --network full or proxy."
         )
-    return _given(name, agent)
+    return Networks(_given(name, agent), _given(name, verifier))
 
 
 def _given(name: str, policy: Policy) -> dict[str, Any]:
@@ -57,12 +67,8 @@ def _given(name: str, policy: Policy) -> dict[str, Any]:
     return {"network": "list", "network_allow": list(policy.hosts)}
 
 
-def _phase(config: HarborConfig, phase: str) -> Policy:
-    """An explicit policy of the phase wins over the environment's."""
-    own = config.agent if phase == "agent" else config.verifier
-    if own.network_mode is None:
-        return _baseline(config.environment)
-    return Policy(own.network_mode, tuple(own.allowed_hosts or ()))
+def _explicit(phase: HarborAgent | HarborVerifier) -> Policy | None:
+    return None if phase.network_mode is None else Policy(phase.network_mode, tuple(phase.allowed_hosts or ()))
 
 
 def _baseline(environment: HarborEnvironment) -> Policy:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gangline.domain.errors import InvalidRequest
-from gangline.importers.harbor.config import HarborArtifact, HarborCollect, HarborConfig
+from gangline.importers.harbor.config import HarborArtifact, HarborCollect, HarborConfig, HarborEnvironment
 
 __all__ = ["notes_on_users", "refuse_uncarried"]
 
@@ -28,24 +28,34 @@ def notes_on_users(config: HarborConfig) -> list[str]:
 
 
 def _fields(config: HarborConfig) -> Iterator[str]:
-    environment, verifier = config.environment, config.verifier
+    verifier = config.verifier
     asked = {
         "steps": config.steps,
-        "environment.os": environment.os.lower() != "linux",
-        "environment.gpus": environment.gpus,
-        "environment.gpu_types": environment.gpu_types,
-        "environment.tpu": environment.tpu,
         "agent.user (root)": _is_root(config.agent.user),
         "verifier.user (root)": _is_root(verifier.user),
-        "verifier.environment": verifier.environment,
-        "verifier.environment_mode (separate)": verifier.environment_mode == "separate",
     }
     yield from (field for field, value in asked.items() if value)
+    yield from _of_environment("environment", config.environment)
+    if (own := verifier.environment) is not None:
+        yield from _of_environment("verifier.environment", own)
+        yield from (
+            f"verifier.environment.{field}"
+            for field, value in (("mcp_servers", own.mcp_servers), ("skills_dir", own.skills_dir))
+            if value
+        )
     yield from _of_services("verifier.collect", verifier.collect)
     yield from _of_services("artifacts", config.artifacts)
     for number, hook in enumerate(verifier.collect):
         if _is_root(hook.user):
             yield f"verifier.collect.{number}.user (root)"
+
+
+def _of_environment(field: str, environment: HarborEnvironment) -> Iterator[str]:
+    if environment.os.lower() != "linux":
+        yield f"{field}.os"
+    for name in ("gpus", "gpu_types", "tpu"):
+        if getattr(environment, name):
+            yield f"{field}.{name}"
 
 
 def _of_services(field: str, entries: Sequence[HarborCollect | HarborArtifact]) -> Iterator[str]:

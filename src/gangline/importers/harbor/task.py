@@ -10,26 +10,19 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gangline.domain.errors import InvalidRequest
-from gangline.importers.environment import Environment, OwnFolders
+from gangline.importers.environment import Environment
 from gangline.importers.files import read_text, written_folder
-from gangline.importers.grading import GRADING_MARGIN_S, script_evaluator, solution, tests_of
+from gangline.importers.grading import GRADING_MARGIN_S, solution
 from gangline.importers.harbor.config import HarborConfig, config_of, read_toml, resolved
-from gangline.importers.harbor.healthcheck import healthcheck_action
-from gangline.importers.harbor.network import network_of
+from gangline.importers.harbor.network import networks_of
+from gangline.importers.harbor.places import INIT_S, environment_of, init_timeout_s, runtime_of
 from gangline.importers.harbor.refused import notes_on_users, refuse_uncarried
 from gangline.importers.harbor.skills import skills_of
+from gangline.importers.harbor.verifier import Verification, is_separate, verifier_of
 from gangline.importers.imported import Choices, Imported, plain
 
 __all__ = ["is_harbor_task", "read_harbor_task"]
 
-FOLDERS = OwnFolders(("/tests", "/logs/verifier", "/logs/agent", "/logs/artifacts", "/solution"))
-_INIT_S = 300.0
-"""A task's usual budget of INIT."""
-_RUN_TESTS = """
-/tests/test.sh >/logs/verifier/test-stdout.txt 2>&1 </dev/null
-tail -c 2000 /logs/verifier/test-stdout.txt
-"""
 _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 
 
@@ -43,38 +36,41 @@ def read_harbor_task(folder: Path, choices: Choices) -> Imported:
     config = config_of(document, folder / "task.toml")
     name = str((config.task or {}).get("name") or folder.name)
     refuse_uncarried(folder, name, config)
-    if not (folder / "tests" / "test.sh").is_file():
-        raise InvalidRequest(f"{name}: {folder / 'tests' / 'test.sh'} does not exist.")
-    network = network_of(name, config, choices)
-    environment = Environment(
+    network = networks_of(name, config, choices, separate=is_separate(config.verifier))
+    settings = config.environment
+    environment = environment_of(name, settings, settings.docker_image, folder / "environment", where="environment")
+    runtime, notes = runtime_of(environment, settings, network.agent, choices)
+    wanted = Verification(
         name=name,
-        context=folder / "environment",
-        image=config.environment.docker_image,
-        workdir=config.environment.workdir,
-        env=resolved(config.environment.env, "environment.env"),
-        limits=_limits(config),
-        folders=FOLDERS,
+        folder=folder,
+        config=config,
+        artifacts=config.artifacts,
+        runtime=runtime,
+        network=network.verifier,
+        choices=choices,
     )
-    runtime, notes = environment.runtime(choices)
-    runtime |= network
+    evaluator, more = verifier_of(wanted)
+    notes += [*more, *(f"{name}: {note}" for note in notes_on_users(config))]
     body: dict[str, Any] = {
         "instruction": _without_canary(read_text(folder / "instruction.md")),
         "runtime": runtime,
-        "evaluator": _evaluator(folder, config),
-        "evaluation_timeout_seconds": config.verifier.timeout_sec + GRADING_MARGIN_S,
+        "evaluator": evaluator,
+        "evaluation_timeout_seconds": _evaluation_s(config),
         "metadata": {"source": "harbor", "task": name, "instance": plain(document)},
     }
+    if (init_s := init_timeout_s(runtime, evaluator.get("runtime", {}))) > INIT_S:
+        body["init_timeout_seconds"] = init_s
     if config.agent.timeout_sec is not None:
         body["timeout_seconds"] = config.agent.timeout_sec
-    if (check := config.environment.healthcheck) is not None:
-        action = healthcheck_action(check)
-        runtime["prepare"] = [*runtime.get("prepare", []), action]
-        body["init_timeout_seconds"] = _INIT_S + action["timeout_seconds"]
     if agent := _agent(name, config, environment):
         body["agent"] = agent
     if (folder / "solution" / "solve.sh").is_file():
         body["solution"] = _solution(folder / "solution", config)
-    return Imported(name=name, body=body, notes=(*notes, *_notes(name, config)))
+    return Imported(
+        name=name,
+        body=body,
+        notes=tuple(dict.fromkeys(notes)),
+    )
 
 
 def _agent(name: str, config: HarborConfig, environment: Environment) -> dict[str, Any]:
@@ -87,13 +83,9 @@ def _agent(name: str, config: HarborConfig, environment: Environment) -> dict[st
     return given
 
 
-def _evaluator(folder: Path, config: HarborConfig) -> dict[str, Any]:
-    files = tests_of(folder / "tests", "/tests")
-    files["/tests/test.sh"]["mode"] = 0o755
-    env = resolved(config.verifier.env, "verifier.env")
-    return script_evaluator(
-        _RUN_TESTS, files, clear=["/tests", "/logs/verifier"], timeout_s=config.verifier.timeout_sec, env=env
-    )
+def _evaluation_s(config: HarborConfig) -> float:
+    verifier = config.verifier
+    return verifier.timeout_sec + sum(hook.timeout_sec for hook in verifier.collect) + GRADING_MARGIN_S
 
 
 def _solution(folder: Path, config: HarborConfig) -> dict[str, Any]:
@@ -101,21 +93,6 @@ def _solution(folder: Path, config: HarborConfig) -> dict[str, Any]:
     files["/solution/solve.sh"]["mode"] = 0o755
     env = {"DEBIAN_FRONTEND": "noninteractive", **resolved(config.solution.env, "solution.env")}
     return solution(files, ["/solution/solve.sh"], env)
-
-
-def _limits(config: HarborConfig) -> dict[str, Any]:
-    environment = config.environment
-    limits = {
-        "cpus": environment.cpus,
-        "memory_bytes": environment.memory_mb and environment.memory_mb << 20,
-        "disk_bytes": environment.storage_mb and environment.storage_mb << 20,
-    }
-    return {name: value for name, value in limits.items() if value is not None}
-
-
-def _notes(name: str, config: HarborConfig) -> list[str]:
-    kept = ["artifacts are not kept"] if config.artifacts else []
-    return [f"{name}: {note}" for note in (*notes_on_users(config), *kept)]
 
 
 def _without_canary(text: str) -> str:

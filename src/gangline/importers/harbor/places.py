@@ -1,0 +1,61 @@
+"""Runtimes of a Harbor task: the agent's, and that of a verifier in an environment of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gangline.importers.environment import Environment, OwnFolders
+from gangline.importers.harbor.config import HarborEnvironment, resolved
+from gangline.importers.harbor.healthcheck import healthcheck_action
+from gangline.importers.imported import Choices
+
+__all__ = ["INIT_S", "environment_of", "init_timeout_s", "runtime_of"]
+
+INIT_S = 300.0
+"""A task's usual budget of INIT."""
+_LOGS = ("/logs/verifier", "/logs/agent", "/logs/artifacts")
+
+
+def environment_of(
+    name: str, settings: HarborEnvironment, image: str | None, context: Path, *, where: str, owns_tests: bool = False
+) -> Environment:
+    """
+    where: name of the field with the settings, for messages.
+    owns_tests: whether its image brings `/tests`.
+    """
+    return Environment(
+        name=name,
+        context=context,
+        image=image,
+        workdir=settings.workdir,
+        env=resolved(settings.env, f"{where}.env"),
+        limits=_limits(settings),
+        folders=OwnFolders(_LOGS if owns_tests else ("/tests", *_LOGS, "/solution")),
+    )
+
+
+def runtime_of(
+    environment: Environment, settings: HarborEnvironment, network: dict[str, Any], choices: Choices
+) -> tuple[dict[str, Any], list[str]]:
+    """The runtime with its network and health check, and notes. Raises: InvalidRequest."""
+    runtime, notes = environment.runtime(choices)
+    runtime |= network
+    if settings.healthcheck is not None:
+        runtime["prepare"] = [*runtime.get("prepare", []), healthcheck_action(settings.healthcheck)]
+    return runtime, notes
+
+
+def init_timeout_s(*runtimes: dict[str, Any]) -> float:
+    """INIT's budget, with the time that health checks may take."""
+    waits = [action.get("timeout_seconds", 0.0) for one in runtimes for action in one.get("prepare", [])]
+    return INIT_S + max(waits, default=0.0)
+
+
+def _limits(settings: HarborEnvironment) -> dict[str, Any]:
+    limits = {
+        "cpus": settings.cpus,
+        "memory_bytes": settings.memory_mb and settings.memory_mb << 20,
+        "disk_bytes": settings.storage_mb and settings.storage_mb << 20,
+    }
+    return {name: value for name, value in limits.items() if value is not None}

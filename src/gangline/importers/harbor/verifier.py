@@ -1,0 +1,126 @@
+"""Harbor's verifier as evaluator `script`: in the agent's runtime, or in an environment of its own that gets the
+artifacts.
+
+A separate environment is the verifier's image, the one that a Dockerfile in the tests' folder describes (either brings
+`/tests` itself), or a fresh copy of the task's, which gets the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gangline.domain.errors import InvalidRequest
+from gangline.importers.grading import script_evaluator, tests_of
+from gangline.importers.harbor.config import (
+    HarborArtifact,
+    HarborConfig,
+    HarborEnvironment,
+    HarborVerifier,
+    resolved,
+)
+from gangline.importers.harbor.places import environment_of, runtime_of
+from gangline.importers.imported import Choices
+
+__all__ = ["Verification", "is_separate", "verifier_of"]
+
+_ARTIFACTS = "/logs/artifacts"
+_RUN_TESTS = """
+/tests/test.sh >/logs/verifier/test-stdout.txt 2>&1 </dev/null
+tail -c 2000 /logs/verifier/test-stdout.txt
+"""
+_MAKE_RUNNABLE = "[ -x /tests/test.sh ] || chmod +x /tests/test.sh || exit 1\n"
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """One verification of a task."""
+
+    name: str
+    folder: Path
+    config: HarborConfig
+    artifacts: Sequence[HarborArtifact]
+    runtime: dict[str, Any]
+    """The agent's."""
+    network: dict[str, Any]
+    """The verifier's own, where it is separate."""
+    choices: Choices
+
+    @property
+    def tests(self) -> Path:
+        return self.folder / "tests"
+
+
+def is_separate(verifier: HarborVerifier) -> bool:
+    """An environment without a mode implies it."""
+    if verifier.environment_mode is None:
+        return verifier.environment is not None
+    return verifier.environment_mode == "separate"
+
+
+def verifier_of(wanted: Verification) -> tuple[dict[str, Any], list[str]]:
+    """The body's `evaluator`, and notes. Raises: InvalidRequest."""
+    verifier = wanted.config.verifier
+    if not is_separate(verifier):
+        evaluator = _script(wanted, _tests(wanted), _RUN_TESTS)
+        return evaluator, [f"{wanted.name}: artifacts are not kept"] if wanted.artifacts else []
+    own = verifier.environment
+    image = None if own is None else own.docker_image
+    if image is not None or (wanted.tests / "Dockerfile").is_file():
+        evaluator = _script(wanted, None, _MAKE_RUNNABLE + _RUN_TESTS)
+        runtime, notes = _runtime(wanted, image, wanted.tests, owns_tests=True)
+    else:
+        evaluator = _script(wanted, _tests(wanted), _RUN_TESTS)
+        runtime, notes = _runtime(wanted, wanted.config.environment.docker_image, wanted.folder / "environment")
+    evaluator["refresh_runtime"] = True
+    evaluator["config"]["collect_folders"] = _folders(wanted.artifacts)
+    if runtime == wanted.runtime:
+        return evaluator, []
+    return {**evaluator, "runtime": runtime}, notes
+
+
+def _runtime(
+    wanted: Verification, image: str | None, context: Path, *, owns_tests: bool = False
+) -> tuple[dict[str, Any], list[str]]:
+    own = wanted.config.verifier.environment
+    settings: HarborEnvironment = own or wanted.config.environment
+    where = "environment" if own is None else "verifier.environment"
+    environment = environment_of(wanted.name, settings, image, context, where=where, owns_tests=owns_tests)
+    # An image that the submitter names is the agent's.
+    choices = msgspec.structs.replace(wanted.choices, image=None) if owns_tests else wanted.choices
+    return runtime_of(environment, settings, wanted.network, choices)
+
+
+def _tests(wanted: Verification) -> dict[str, dict[str, Any]]:
+    if not (wanted.tests / "test.sh").is_file():
+        raise InvalidRequest(f"{wanted.name}: {wanted.tests / 'test.sh'} does not exist.")
+    files = tests_of(wanted.tests, "/tests")
+    files["/tests/test.sh"]["mode"] = 0o755
+    return files
+
+
+def _script(wanted: Verification, files: dict[str, dict[str, Any]] | None, command: str) -> dict[str, Any]:
+    """files: None where the image has the tests."""
+    verifier = wanted.config.verifier
+    evaluator = script_evaluator(
+        command,
+        files or {},
+        clear=["/logs/verifier"] if files is None else ["/tests", "/logs/verifier"],
+        timeout_s=verifier.timeout_sec,
+        env=resolved(verifier.env, "verifier.env"),
+    )
+    if verifier.collect:
+        evaluator["config"]["collect_commands"] = [
+            {"command": hook.command, "timeout_seconds": hook.timeout_sec} for hook in verifier.collect
+        ]
+    return evaluator
+
+
+def _folders(artifacts: Sequence[HarborArtifact]) -> dict[str, list[str]]:
+    """What is carried over, by path. The folder for artifacts always is; of two entries the first counts."""
+    found: dict[str, list[str]] = {}
+    for one in artifacts:
+        found.setdefault(one.source.rstrip("/") or "/", one.exclude)
+    return found if _ARTIFACTS in found else {_ARTIFACTS: [], **found}
