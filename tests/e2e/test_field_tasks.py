@@ -92,6 +92,30 @@ async def test_harbor_grades_what_the_agent_left_and_not_what_it_planted(up: UpP
     assert await ended(up, *tries) == [("completed", 0.0), ("completed", 0.0), ("completed", 1.0)]
 
 
+async def test_a_separate_verifier_of_harbors_sees_the_artifacts_and_nothing_else(
+    up: UpProcess, tmp_path: Path
+) -> None:
+    toml = (
+        'artifacts = [{ source = "/app/out", exclude = ["*.log"] }]\n'
+        "[environment]\nnetwork_mode = 'no-network'\nhealthcheck = { command = 'test -d /logs' }\n"
+        "[verifier]\nenvironment_mode = 'separate'\nenv = { WANTED = '4' }\n"
+        "[[verifier.collect]]\ncommand = 'cp answer.txt /logs/artifacts/'\n"
+        "[verifier.environment]\nnetwork_mode = 'no-network'\nenv = { WHO = 'judge' }\n"
+        "[solution]\nenv = { ANSWER_FILE = 'answer.txt', SLED = '' }\n"
+    )
+    grade = (
+        "#!/bin/sh\n[ $WHO = judge ] && [ ! -e answer.txt ] && [ ! -e out/x.log ] && [ -x out/run ] &&\n"
+        '[ "$(cat /logs/artifacts/answer.txt)" = "$WANTED " ]\n'
+        "[ $? = 0 ] && echo 1 >/logs/verifier/reward.txt || echo 0 >/logs/verifier/reward.txt\n"
+    )
+    solve = "mkdir out; touch out/x.log out/run; chmod +x out/run; echo '4 ' > answer.txt"
+    task = imported(
+        harbor_task(tmp_path / "task", toml, **{"tests/test.sh": grade, "solution/solve.sh": f"#!/bin/sh\n{solve}\n"})
+    )
+    tries = [solved(task), with_command(task, NOTHING), with_command(task, f"{solve}; rm answer.txt")]
+    assert await ended(up, *tries) == [("completed", 1.0), ("completed", 0.0), ("completed", 0.0)]
+
+
 async def test_terminal_bench_grades_by_the_summary_of_its_tests(up: UpProcess, tmp_path: Path) -> None:
     folder = terminal_bench_task(tmp_path / "hello")
     oracle = solved(imported(folder))
