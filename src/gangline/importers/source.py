@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import msgspec
 from gangline.domain.errors import InvalidRequest
 from gangline.importers.dataset import name_of_row, read_plain_row, read_preset_row
 from gangline.importers.harbor.config import read_toml
+from gangline.importers.harbor.registry import registered_folders
 from gangline.importers.harbor.task import is_harbor_task, read_harbor_task
 from gangline.importers.imported import Choices, Imported
 from gangline.importers.inspect_tasks import PREFIX as INSPECT
@@ -41,6 +42,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     instances: InstanceChoices = InstanceChoices()
     format: Format | None = None
     """None: recognized from the files."""
+    registry: Path | None = None
+    """Registry of Harbor, where the source is the name of one of its datasets."""
     preset: Preset | None = None
     mapping: Mapping[str, str] = {}
     """Field -> column, for rows."""
@@ -83,7 +86,7 @@ def read_source(path: Path, wanted: Wanted) -> Generator[Imported | RowUnsuitabl
 
     Raises: InvalidRequest, naming the file, the row and the field; also when nothing is found.
     """
-    if not path.exists() and not str(path).startswith((INSPECT, VERIFIERS)):
+    if wanted.registry is None and not path.exists() and not str(path).startswith((INSPECT, VERIFIERS)):
         raise InvalidRequest(f"cannot read {path}: there is no such file or folder.")
     num_seen = num_read = num_tasks = 0
     for candidate in _candidates(path, wanted):
@@ -123,6 +126,15 @@ def _candidates(path: Path, wanted: Wanted) -> Generator[_Candidate]:
                 raise InvalidRequest(f"{path}: --format, --split, --preset and --map are for files, not for programs.")
             yield from read(str(path).removeprefix(prefix), wanted)
             return
+    if wanted.registry is not None:
+        clones = wanted.instances.repositories
+        yield from _of_folders(
+            path,
+            "harbor",
+            wanted,
+            registered_folders(wanted.registry, str(path), None if clones is None else Path(clones)),
+        )
+        return
     kind = wanted.format or _format_of(path, wanted)
     if kind in _FOLDERS:
         yield from _of_folders(path, kind, wanted)
@@ -153,13 +165,15 @@ def _format_of(path: Path, wanted: Wanted) -> Format:
     return "rows"
 
 
-def _of_folders(path: Path, kind: Format, wanted: Wanted) -> Generator[_Candidate]:
+def _of_folders(path: Path, kind: Format, wanted: Wanted, found: Sequence[Path] | None = None) -> Generator[_Candidate]:
+    """found: the tasks' folders; None: `path` is one, or they are in it."""
     folders = _FOLDERS[kind]
     if wanted.split is not None or wanted.preset is not None or wanted.mapping:
         raise InvalidRequest(f"{path}: --split, --preset and --map are for rows; these are folders of tasks ({kind}).")
-    if not path.is_dir():
+    if found is None and not path.is_dir():
         raise InvalidRequest(f"{path}: is no folder, as tasks of {kind} are.")
-    found = [path.resolve()] if folders.recognizes(path) else sorted(filter(folders.recognizes, path.iterdir()))
+    if found is None:
+        found = [path.resolve()] if folders.recognizes(path) else sorted(filter(folders.recognizes, path.iterdir()))
     by_field = any("=" in one for one in wanted.filters)
     for folder in found:
         document = folders.document(folder) if by_field else None

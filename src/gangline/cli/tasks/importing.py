@@ -22,6 +22,7 @@ from gangline.cli.tasks.source_options import (
     PrefixOption,
     PresetOption,
     PythonOption,
+    RegistryOption,
     RepositoriesOption,
     RuntimeOption,
     SourceArgument,
@@ -56,6 +57,7 @@ def from_source(
     image: ImageOption = None,
     network: NetworkOption = None,
     python: PythonOption = None,
+    registry: RegistryOption = None,
     repositories: RepositoriesOption = None,
     test_command: TestCommandOption = None,
     log_parser: LogParserOption = None,
@@ -79,6 +81,7 @@ def from_source(
         preset=None if preset is None else found_preset(preset),
         mapping=parsed_mapping(mapping or []),
         split=split,
+        registry=registry,
         filters=tuple(filters or ()),
         limit=limit,
     )

@@ -19,6 +19,7 @@ __all__ = [
     "PrefixOption",
     "PresetOption",
     "PythonOption",
+    "RegistryOption",
     "RepositoriesOption",
     "RuntimeOption",
     "SourceArgument",
@@ -103,8 +104,18 @@ RepositoriesOption = Annotated[
     typer.Option(
         "--repositories",
         metavar="FOLDER",
-        help="SWE family without images: folder of clones named owner__name, as a path inside the runtime.",
+        help="Folder of clones named owner__name: for the SWE family without images, as a path inside the runtime; "
+        "for --registry, on this machine.",
         rich_help_panel=_PLACE,
+    ),
+]
+RegistryOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--registry",
+        metavar="FILE",
+        help="Registry of Harbor (registry.json); SOURCE is then the NAME@VERSION of one of its datasets.",
+        show_default=False,
     ),
 ]
 TestCommandOption = Annotated[
