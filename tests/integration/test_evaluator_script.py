@@ -275,3 +275,13 @@ async def test_commands_of_the_collection_run_where_the_agent_worked(
     assert agents.log.index("exec echo 4 > state") < agents.log.index(f"upload {agents.file('secret')}"), (
         "no command sees the tests"
     )
+
+
+async def test_a_folder_that_is_a_link_replaces_no_hidden_file(agents: FolderRuntime, clean: FolderRuntime) -> None:
+    agents.file("tests").mkdir()
+    agents.file("tests/grade.sh").write_text("echo 1 > reward.txt")
+    agents.file("out").symlink_to("tests")
+    files = {"tests/grade.sh": "[ -L out ] && echo 0.5 > reward.txt"}
+    given: dict[str, Any] = {"out": (), "tests": ()}
+    result = await graded(agents, clean, "sh tests/grade.sh", files=files, collect_folders=given)
+    assert result.reward == 0.5

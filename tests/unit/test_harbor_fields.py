@@ -158,6 +158,7 @@ def test_a_separate_verifier_gets_the_artifacts_and_a_fresh_copy_of_the_environm
     assert given["refresh_runtime"]
     assert "runtime" not in given, "one like the agent's"
     assert "/tests/test.sh" in given["config"]["files"]
+    assert given["config"]["max_collect_bytes"] == 64 << 20
     assert given["config"]["collect_folders"] == {
         "/logs/artifacts": [],
         "/app/answer.txt": [],

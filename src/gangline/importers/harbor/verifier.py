@@ -28,6 +28,8 @@ from gangline.importers.imported import Choices
 __all__ = ["Verification", "is_separate", "verifier_of"]
 
 _ARTIFACTS = "/logs/artifacts"
+_MAX_ARTIFACT_BYTES = 64 << 20
+"""For each; Harbor has no such limit."""
 _RUN_TESTS = """
 /tests/test.sh >/logs/verifier/test-stdout.txt 2>&1 </dev/null
 tail -c 2000 /logs/verifier/test-stdout.txt
@@ -75,6 +77,7 @@ def verifier_of(wanted: Verification) -> tuple[dict[str, Any], list[str]]:
         evaluator = _script(wanted, _tests(wanted), _RUN_TESTS)
         runtime, notes = _runtime(wanted, wanted.config.environment.docker_image, wanted.folder / "environment")
     evaluator["refresh_runtime"] = True
+    evaluator["config"]["max_collect_bytes"] = _MAX_ARTIFACT_BYTES
     evaluator["config"]["collect_folders"] = _folders(wanted.artifacts)
     if runtime == wanted.runtime:
         return evaluator, []
