@@ -54,6 +54,7 @@ __all__ = [
     "RuntimeUser",
     "SupportsCapabilities",
     "TellsMissing",
+    "VariesBetweenRuns",
     "in_binary_units",
 ]
 
@@ -452,6 +453,14 @@ class Logged(Protocol):
 
     logs: ClassVar[tuple[str, ...]]
     """Shell patterns, relative to HOME."""
+
+
+@runtime_checkable
+class VariesBetweenRuns(Protocol):
+    """A harness whose program writes text into user messages or tool results that differs between equal runs."""
+
+    varying_text: ClassVar[tuple[str, ...]]
+    """Regular expressions: see `forks.tolerance`."""
 
 
 class Builder(Protocol):

@@ -3,7 +3,8 @@
     GanglineError
     ├── CallerError            a request that cannot be answered
     │   ├── InvalidRequest     400
-    │   │   └── ReplyNotFound  it continues a reply that the session does not have
+    │   │   ├── ReplyNotFound  it continues a reply that the session does not have
+    │   │   └── ForkDiverged   a fork's agent asks otherwise than its parent's did
     │   ├── Unauthorized       401
     │   ├── SessionOver        403: the session takes no more model calls
     │   ├── ForeignRequest     403: a web page of another site, or another host's name
@@ -82,6 +83,7 @@ __all__ = [
     "Failure",
     "FilesNotKept",
     "ForeignRequest",
+    "ForkDiverged",
     "GanglineError",
     "GraderUnavailable",
     "GradingSpoiled",
@@ -162,6 +164,13 @@ class ReplyNotFound(InvalidRequest):
     """A model call goes on from a reply that this session does not have."""
 
     code = "previous_response_not_found"
+
+
+class ForkDiverged(InvalidRequest):
+    """A model call of a fork differs from the recorded one that would answer it."""
+
+    code = "fork_diverged"
+    boundary = "harness"
 
 
 class Unauthorized(CallerError):

@@ -26,6 +26,7 @@ __all__ = [
     "EnvironmentSpec",
     "EvaluatorSpec",
     "ExecAction",
+    "ForkSpec",
     "LimitsSpec",
     "McpServer",
     "NetworkPolicy",
@@ -415,6 +416,16 @@ class SolutionSpec(_Spec):
         return self
 
 
+class ForkSpec(_Spec):
+    """The recorded session whose first calls are given again, from its record, to sessions of this task. The server
+    writes it: see `POST /v1/sessions/{session_id}/forks`."""
+
+    session_id: str
+    attempt: int = Field(ge=1)
+    turn: int = Field(ge=1)
+    """Calls up to this one are answered from the record, in the order of their first answers."""
+
+
 class TaskRequest(_Spec):
     """A task to solve: the body of `POST /v1/tasks`."""
 
@@ -447,6 +458,8 @@ class TaskRequest(_Spec):
     """Name of an environment variable of the server: the key that signs the callback, instead of the control token."""
     callback_expiry_seconds: float | None = Field(default=None, gt=0)
     """How long the callback is tried; None is as long as the server does usually."""
+    fork: ForkSpec | None = None
+    """The session that this task's sessions continue, from one of its turns; None: they begin at the beginning."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """The caller's own; never read by us."""
     solution: SolutionSpec | None = None

@@ -220,6 +220,7 @@ async def serve(
             child_work=child_work,
             metrics=metrics,
             on_result=on_result,
+            recorded=client.session_result,
             checkpoints=checkpoints,
             warm=spares,
             keeper=keeper,

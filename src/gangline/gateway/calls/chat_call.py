@@ -15,6 +15,7 @@ from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, TokenLogprob, 
 from gangline.domain.tokens import TokenIds
 from gangline.engines.contract import EngineCapabilities, EngineChoice, EngineReply, EngineRequest, ReplyAccumulator
 from gangline.event_loop import Turn
+from gangline.forks.calls import REQUEST, USAGE, request_fields
 from gangline.gateway.calls.empty_generation import GIVEN_UP, Tries, is_empty
 from gangline.gateway.calls.flight import Flight, Progress
 from gangline.gateway.truth.capture import parse_status, tool_call_id
@@ -25,7 +26,7 @@ from gangline.gateway.truth.recorder import Recorder, Sampled
 from gangline.gateway.truth.references import INSTRUCTIONS
 from gangline.gateway.truth.stitch import Decision
 
-__all__ = ["CHECKPOINT", "RETRY_KEY", "CallInFlight", "call_in_flight", "whole_delta"]
+__all__ = ["CHECKPOINT", "RETRY_KEY", "CallInFlight", "call_in_flight", "shown_again", "whole_delta"]
 
 RETRY_KEY = "retry_key"
 """Name in a record's metadata, of what a retry is known by."""
@@ -51,7 +52,7 @@ def call_in_flight(
     """
     progress = Progress[ReplyDelta](parts.clock())
     sampler = _ChatSampler(call, parts, progress, wished=wished, retry_key=retry_key, known=known)
-    return Flight(sampler, progress, parts, _replay)
+    return Flight(sampler, progress, parts, shown_again)
 
 
 class _ChatSampler:
@@ -102,6 +103,8 @@ class _ChatSampler:
         turn = Turn()
         choices = self._recorder.own(answer.choices)
         metadata = self._metadata() | self._tries.metadata(answer.choices, self._call.sampling.stop) | answer.metadata
+        if answer.usage is not None:
+            metadata[USAGE] = msgspec.to_builtins(answer.usage)
         await self._recorder.commit(Sampled(self._call, place, prompt, choices, capabilities, metadata), turn=turn)
         return self._reply(choices, answer)
 
@@ -210,7 +213,9 @@ class _ChatSampler:
 
     def _metadata(self) -> dict[str, Any]:
         """The reply's id, and the harness's wishes that were not met."""
-        metadata: dict[str, Any] = {"reply_id": self._progress.record_key}
+        wished = self._call.sampling if self._wished is None else self._wished
+        asked = request_fields(msgspec.structs.replace(self._call, sampling=wished))
+        metadata: dict[str, Any] = {"reply_id": self._progress.record_key, REQUEST: asked}
         if self._checkpoint is not None:
             metadata[CHECKPOINT] = self._checkpoint
         if self._call.leads_with_instructions:
@@ -251,7 +256,8 @@ class _ChatSampler:
         )
 
 
-def _replay(reply: Reply) -> list[ReplyDelta]:
+def shown_again(reply: Reply) -> list[ReplyDelta]:
+    """The news of a reply that is given again."""
     return [whole_delta(choice.index, choice.message, choice.logprobs or ()) for choice in reply.choices]
 
 

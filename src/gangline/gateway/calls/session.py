@@ -17,12 +17,13 @@ import msgspec
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import ModelCall
 from gangline.domain.environment import SessionEnvironment
-from gangline.domain.errors import SessionOver
+from gangline.domain.errors import ForkDiverged, InvalidRequest, SessionOver
 from gangline.domain.lifecycle import CallLimit
 from gangline.domain.task import CaptureSpec, SamplingPolicy
 from gangline.engines.contract import Engine
 from gangline.gateway.backends.gate import Gate, GateMeter
-from gangline.gateway.calls.answered import answered_calls
+from gangline.gateway.calls.again.answered import answered_calls
+from gangline.gateway.calls.again.replayed import replayed_call
 from gangline.gateway.calls.chat_call import CallInFlight, call_in_flight
 from gangline.gateway.calls.failures import SessionFailures
 from gangline.gateway.calls.flight import Flight
@@ -30,6 +31,7 @@ from gangline.gateway.calls.retries import MAX_FINISHED, CallMark, Retries, Subs
 from gangline.gateway.calls.sampling_policy import SamplingRules
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.gateway.calls.token_call import TokenCall, TokenRequest, token_call
+from gangline.gateway.replay.replay import Match, Replay
 from gangline.gateway.truth.ledger import CompletionJournal, Ledger
 from gangline.gateway.truth.parts import CallParts, PartsByRole
 from gangline.gateway.truth.placing import Digests, unknown
@@ -68,23 +70,28 @@ class ModelSession:
         sampling: SamplingPolicy | None = None,
         checkpoint: Callable[[], Awaitable[str | None]] | None = None,
         engine_of: Callable[[str], Engine | None] = _of_policy,
+        replay: Replay | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """
+        Long because it puts the session's parts together.
+
         engine: the policy's.
         completions: records that the journal already has of this attempt; their conversations go on.
         gate: the node's; None is one of its own, open.
         sampling: the operator's policy, applied after the task's.
         checkpoint: see `CallParts`.
         engine_of: a role's own engine; None where the policy's answers it.
+        replay: the recorded calls that a fork repeats.
         """
         self.spec = spec
         self.key_digest = key_digest(spec.key) if isinstance(spec.key, str) else spec.key
         self.limit_reached = asyncio.Event()
-        """Set by the first call beyond a limit of the session's; that call was refused."""
+        """Set by the first call beyond a limit of the session's, or a fork's that diverged; that call was refused."""
         self.limit: CallLimit | None = None
         """Which one it was beyond."""
         self.failures = SessionFailures()
+        self.replay = replay
         self.environments: Mapping[str, SessionEnvironment] = {}
         """Worlds whose tools its agent calls over HTTP: see `ToolRoutes`."""
         capture = spec.capture
@@ -175,15 +182,31 @@ class ModelSession:
         """`retry_key`: see `CallMark`; `known`: see `PlaceIndex.place`. Raises: SessionOver, InvalidRequest."""
         call = resolved(call, self._ledger)
         self._refuse_loop(call)
+        recorded = None
+        if self.replay is not None:
+            call, recorded = self._matched(call, self.replay)
         number = self._admit()
         used = self._sampling.used(call.sampling, number)
         wished = None if used == call.sampling else call.sampling
         call = call if wished is None else msgspec.structs.replace(call, sampling=used)
         parts = self._parts.of(call.agent_role)
-        flight = call_in_flight(call, parts, wished=wished, retry_key=retry_key, known=known)
+        if recorded is not None and self.replay is not None:
+            flight = replayed_call(call, recorded, self.replay, parts, retry_key=retry_key)
+        else:
+            flight = call_in_flight(call, parts, wished=wished, retry_key=retry_key, known=known)
         self._in_flight[flight] = number
         flight.start(self._ended)
         return flight
+
+    def _matched(self, call: ModelCall, replay: Replay) -> Match:
+        """Raises: SessionOver, ForkDiverged, which ends the session."""
+        if self._fence_message is not None:
+            raise SessionOver(self._fence_message)
+        try:
+            return replay.match(call)
+        except ForkDiverged:
+            self.limit_reached.set()
+            raise
 
     async def count(self, call: ModelCall) -> int:
         """Tokens of the call's prompt, as the engine renders it. Samples nothing, and is no turn.
@@ -197,6 +220,8 @@ class ModelSession:
 
     def start_tokens(self, request: TokenRequest) -> TokenCall:
         """A call in tokens, of the policy. Seed and sampling policies hold for it too. Raises: SessionOver."""
+        if self.replay is not None:
+            raise InvalidRequest("a fork takes no calls in tokens: they cannot be compared with the recorded ones.")
         wished = request.sampling
         number = self._admit()
         used = self._sampling.used(wished, number)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
@@ -28,6 +28,7 @@ from gangline.domain.task import TaskRequest
 from gangline.domain.usage import Usage
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
+from gangline.gateway.replay.replay import Replay
 from gangline.gateway.sessions.adoption import RESTARTED, AttemptNote, LastingHandle, RunEnd
 from gangline.gateway.sessions.failures import failure_of, log_failed
 from gangline.gateway.sessions.grading import within
@@ -36,6 +37,7 @@ from gangline.gateway.sessions.harness.shown_tools import check_tools_are_shown
 from gangline.gateway.sessions.parts import NodeParts
 from gangline.gateway.sessions.postrun import Graded, Postrun
 from gangline.gateway.sessions.recorded.files import keep_files
+from gangline.gateway.sessions.recorded.forks import replay_of
 from gangline.gateway.sessions.sandboxes import Sandboxes
 from gangline.gateway.sessions.stages import StageClock
 from gangline.gateway.worlds.worlds import Worlds
@@ -50,7 +52,10 @@ _STOP_S = 30.0
 
 
 class Attempt:
-    """Run with `live()`, once. Cancelling it (a cancelled session, a lost lease) leaves nothing behind."""
+    """Run with `live()`, once. Cancelling it (a cancelled session, a lost lease) leaves nothing behind.
+
+    Long because it has every stage of an attempt.
+    """
 
     def __init__(
         self,
@@ -80,7 +85,9 @@ class Attempt:
         attempt = cls(note.lease, parts, adopted=(note, handle))
         attempt.stages.go_on("run" if note.ended is None else "postrun", note.entered_at, note.timings)
         if note.ended is None:
-            session = attempt._open_session(note.key_digest, await parts.journal.read(attempt.key))
+            completions = await parts.journal.read(attempt.key)
+            replay = await replay_of(attempt._task, parts, completions)
+            session = attempt._open_session(note.key_digest, replay, *completions)
             session.failures.node = RESTARTED
         log.info("session.adopted session=%s attempt=%d stage=%s", *attempt.key, attempt.stage)
         return attempt
@@ -222,7 +229,7 @@ class Attempt:
         task, parts = self._task, self._parts
         handle = await self._sandboxes.start("agent")
         await self._sandboxes.begin_checkpoints()
-        session = self._open_session(new_secret("gls"))
+        session = self._open_session(new_secret("gls"), await replay_of(task, parts))
         harness = plugins.make_harness(task.agent.harness, task.agent.settings)
         check_tools_are_shown(harness, task.agent, parts.backends.policy.views())
         await self._worlds.start(handle)
@@ -248,9 +255,9 @@ class Attempt:
         )
         return Prepared(handle=handle, session=session, harness=harness, launch=await harness.prepare(context))
 
-    def _open_session(self, key: str | bytes, completions: Sequence[Completion] = ()) -> ModelSession:
+    def _open_session(self, key: str | bytes, replay: Replay | None, *completions: Completion) -> ModelSession:
         spec = _session_spec(self.lease, self._task, key)
-        self._session = self._parts.open_session(spec, completions, self._sandboxes.checkpoint)
+        self._session = self._parts.open_session(spec, completions, self._sandboxes.checkpoint, replay)
         return self._session
 
     # -- POSTRUN -------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from gangline.gateway.calls.proxy import Proxy
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.gateway.health.metrics import NodeMetrics
+from gangline.gateway.replay.replay import Replay
 from gangline.gateway.sessions.pools import Pools
 from gangline.gateway.sessions.stock.checkpoints import Checkpoints
 from gangline.gateway.sessions.stock.warm import WarmPool
@@ -66,6 +67,8 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     metrics: NodeMetrics = msgspec.field(default_factory=NodeMetrics)
     on_result: Callable[[SessionResult], None] | None = None
     """Called with the result of each attempt that ended."""
+    recorded: Callable[[str, int], Awaitable[SessionResult]] | None = None
+    """The server's record of a session's attempt, for its forks; None: there is no server."""
     checkpoints: Checkpoints = msgspec.field(default_factory=Checkpoints)
     """Checkpoints of the sessions whose tasks ask for them."""
     warm: WarmPool | None = None
@@ -96,8 +99,9 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
         spec: SessionSpec,
         completions: Sequence[Completion] = (),
         checkpoint: Callable[[], Awaitable[str | None]] | None = None,
+        replay: Replay | None = None,
     ) -> ModelSession:
-        """Answer a session's calls from here on. `completions`, `checkpoint`: see `ModelSession`.
+        """Answer a session's calls from here on. `completions`, `checkpoint`, `replay`: see `ModelSession`.
 
         Raises: Conflict when its id is taken.
         """
@@ -109,6 +113,7 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
             gate=self.gate,
             sampling=self.sampling,
             checkpoint=checkpoint,
+            replay=replay,
             engine_of=lambda role: self.backends.engine_for(role, spec.session_id, spec.task_id),
         )
         self.proxy.add(session)

@@ -156,6 +156,9 @@ class HarnessRun:
         if self._evicted is not None:
             ended = HarnessExit(exit_code=result.exit_code, signal=result.signal)
             return _Verdict("agent_error", self._evicted, ended)
+        replay = self._prepared.session.replay
+        if replay is not None and replay.diverged is not None:
+            return _Verdict("infra_error", replay.diverged, HarnessExit(exit_code=None))
         if self._prepared.session.limit is not None:
             return _Verdict(self._prepared.session.limit, None, HarnessExit(exit_code=None))
         outcome, failure = self._judged(result)

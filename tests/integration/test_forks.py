@@ -1,0 +1,95 @@
+"""Forks of recorded sessions in one node: the parent's calls are given again, exactly, or the session says why not."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gangline.domain.session import SessionResult
+from gangline.forks.calls import REPLAYED
+from gangline.gateway.sessions.attempt import Attempt
+from gangline.trajectories.audit import audit
+from support.node.attempt import lease_of, node_parts
+
+FIRST = {"turn": 0, "pattern": "^say hi$"}
+RULES: list[dict[str, Any]] = [
+    FIRST | {"text": "First I look.", "tool_calls": [{"run": "echo one"}, {"run": "x=7; ls -l /etc/hostname"}]},
+    {"turn": 1, "tool_calls": [{"run": "echo x is $x"}]},
+    {"turn": 2, "tool_calls": [{"run": "echo three"}]},
+    {"turn": 3, "text": "all done"},
+]
+OTHER: list[dict[str, Any]] = [{"pattern": ".", "text": "from here on otherwise"}]
+
+
+async def lived(
+    folder: Path, name: str, rules: list[dict[str, Any]], parent: SessionResult | None = None, **task: Any
+) -> SessionResult:
+    agent = {"harness": "native", "settings": {"tools": ["shell"]}}
+    lease = lease_of(name, **{"agent": agent, **task})
+
+    async def recorded(session_id: str, attempt: int) -> SessionResult:
+        assert parent is not None
+        assert (session_id, attempt) == (parent.session_id, parent.attempt)
+        return parent
+
+    async with node_parts(folder / name, script={"rules": [*rules, *OTHER]}) as parts, asyncio.timeout(60):
+        return await Attempt(lease, msgspec.structs.replace(parts, recorded=recorded)).live()
+
+
+def fork_of(parent: SessionResult, turn: int) -> dict[str, Any]:
+    return {"session_id": parent.session_id, "attempt": parent.attempt, "turn": turn}
+
+
+@pytest.fixture
+async def parent(tmp_path: Path) -> SessionResult:
+    result = await lived(tmp_path, "parent", RULES)
+    assert (result.outcome, len(result.completions)) == ("completed", 4), result.failure
+    return result
+
+
+async def test_a_fork_repeats_its_parent_up_to_each_turn_and_goes_on_by_itself(
+    tmp_path: Path, parent: SessionResult
+) -> None:
+    for turn in (1, 2, 3, 4):
+        result = await lived(tmp_path, f"fork-{turn}", [], parent, fork=fork_of(parent, turn))
+        assert (result.outcome, result.failure) == ("completed", None)
+        given = [one for one in result.completions if REPLAYED in one.metadata]
+        assert [one.metadata[REPLAYED] for one in given] == [one.completion_id for one in parent.completions[:turn]]
+        for own, theirs in zip(result.completions, parent.completions[:turn], strict=False):
+            assert own.sampled_ids.tolist() == theirs.sampled_ids.tolist()
+            assert own.response == theirs.response
+        assert result.trajectory is not None
+        assert audit(result.trajectory, result.completions).ok
+        (trace,) = result.trajectory.traces
+        own = result.completions[turn:]
+        assert len(own) == (1 if turn < 4 else 0)
+        assert int(trace.loss_mask.sum()) == sum(len(one.sampled_ids) for one in own), "the parent's are context"
+        assert parent.trajectory is not None
+        theirs = parent.trajectory.traces[0]
+        ids = [*trace.prompt_ids.tolist(), *trace.response_ids.tolist()]
+        last = parent.completions[turn - 1].completion_id
+        end = len(theirs.prompt_ids) + next(span.end for span in theirs.spans if span.completion_id == last)
+        assert ids[:end] == [*theirs.prompt_ids.tolist(), *theirs.response_ids.tolist()][:end]
+
+
+async def test_a_fork_whose_agent_asks_otherwise_ends_with_the_difference(
+    tmp_path: Path, parent: SessionResult
+) -> None:
+    result = await lived(tmp_path, "other", [], parent, fork=fork_of(parent, 2), instruction="say ho")
+    assert result.outcome == "infra_error"
+    assert result.failure is not None
+    assert result.failure.code == "fork_diverged"
+    assert not result.failure.retryable
+    assert "diverged at call 1: message" in result.failure.message
+    assert "'say hi' was recorded, here is 'say ho'" in result.failure.message
+    assert result.completions == ()
+
+
+async def test_a_turn_that_the_parent_does_not_have_is_refused(tmp_path: Path, parent: SessionResult) -> None:
+    result = await lived(tmp_path, "far", [], parent, fork=fork_of(parent, 5))
+    assert result.failure is not None
+    assert "is not forkable, because turn 5 is none of its turns: it has 1 to 4" in result.failure.message
