@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gangline.domain.session import SessionResult
-from gangline.forks.calls import REPLAYED
+from gangline.forks.calls import LINEAGE_FILE, REPLAYED
 from gangline.gateway.sessions.attempt import Attempt
 from gangline.trajectories.audit import audit
 from support.node.attempt import lease_of, node_parts
@@ -62,6 +62,8 @@ async def test_a_fork_repeats_its_parent_up_to_each_turn_and_goes_on_by_itself(
         for own, theirs in zip(result.completions, parent.completions[:turn], strict=False):
             assert own.sampled_ids.tolist() == theirs.sampled_ids.tolist()
             assert own.response == theirs.response
+        lineage = msgspec.json.decode(result.artifacts[LINEAGE_FILE])
+        assert (lineage["session_id"], lineage["turn"], lineage["num_replayed"]) == (parent.session_id, turn, turn)
         assert result.trajectory is not None
         assert audit(result.trajectory, result.completions).ok
         (trace,) = result.trajectory.traces

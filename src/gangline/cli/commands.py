@@ -80,6 +80,10 @@ COMMANDS: dict[str, Command] = {
         "evals.regrade",
         "Grade recorded sessions again, by another evaluator or their tasks' own; their agents do not run again.",
     ),
+    "fork": Command(
+        "evals.fork",
+        "Run a session's agent again: its first model calls are answered from the record, the others by the engine.",
+    ),
     "vet": Command("vetting.vet", "Audit tasks: are their rewards to be believed?"),
     "data": Command(
         "datasets.data",

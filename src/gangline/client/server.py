@@ -23,7 +23,7 @@ from gangline.client.sessions import CallerSessions
 from gangline.domain.errors import GanglineError, ServerUnavailable, StoreError
 from gangline.domain.lifecycle import Outcome, SessionState, TaskState
 from gangline.domain.session import Grading, Heartbeat, HeartbeatReply, Lease, SessionResult
-from gangline.domain.task import EvaluatorSpec, TaskRequest
+from gangline.domain.task import EvaluatorSpec, SamplingPolicy, TaskRequest
 from gangline.domain.tokens import encode_msgpack
 from gangline.domain.views import (
     Annotation,
@@ -52,7 +52,10 @@ def _nobody(_error: GanglineError | None) -> None:
 
 
 class ServerClient(CallerSessions):
-    """Calls the rollout server."""
+    """Calls the rollout server.
+
+    Long because it has every route of a user and a node.
+    """
 
     # The user's side.
 
@@ -163,6 +166,26 @@ class ServerClient(CallerSessions):
         fields = {} if evaluator is None else {"evaluator": evaluator.model_dump(mode="json")}
         path = f"/v1/sessions/{session_id}/regrade"
         return await self.request_json("POST", path, Grading, body=msgspec.json.encode(fields), wait_s=GRADING_WAIT_S)
+
+    async def fork(
+        self,
+        session_id: str,
+        turn: int,
+        *,
+        samples: int = 1,
+        sampling: SamplingPolicy | None = None,
+        task_id: str | None = None,
+    ) -> Submitted:
+        """Submit a task whose sessions continue an ended session behind its model call `turn`.
+
+        sampling: of the calls behind it; None: the task's own. Raises: NotFound, Conflict when the session has not
+        ended or is not forkable there.
+        """
+        fields: dict[str, Any] = {"turn": turn, "samples": samples, "task_id": task_id}
+        if sampling is not None:
+            fields["sampling"] = sampling.model_dump(mode="json")
+        path = f"/v1/sessions/{session_id}/forks"
+        return await self.request_json("POST", path, Submitted, body=msgspec.json.encode(fields))
 
     async def cancel(self, task_id: str) -> TaskView:
         """End a task's unfinished sessions. Raises: NotFound."""

@@ -29,7 +29,7 @@ from gangline.domain.node_views import (
     OpenedSession,
 )
 from gangline.domain.session import Grading, SessionResult
-from gangline.domain.task import EvaluatorSpec, TaskRequest
+from gangline.domain.task import EvaluatorSpec, SamplingPolicy, TaskRequest
 from gangline.domain.views import (
     Annotation,
     AnnotationPage,
@@ -169,6 +169,24 @@ class SyncServerClient(_SyncSessions[ServerClient]):
         Raises: NotFound, Conflict when the task has not ended and `partial` is not asked for.
         """
         return self._run(lambda client: client.result(task_id, partial=partial))
+
+    def fork(
+        self,
+        session_id: str,
+        turn: int,
+        *,
+        samples: int = 1,
+        sampling: SamplingPolicy | None = None,
+        task_id: str | None = None,
+    ) -> Submitted:
+        """Submit a task whose sessions continue an ended session behind its model call `turn`.
+
+        sampling: of the calls behind it; None: the task's own. Raises: NotFound, Conflict when the session has not
+        ended or is not forkable there.
+        """
+        return self._run(
+            lambda client: client.fork(session_id, turn, samples=samples, sampling=sampling, task_id=task_id)
+        )
 
     def session_result(self, session_id: str, attempt: int | None = None) -> SessionResult:
         """Raises: NotFound, Conflict when the session has not ended and no attempt is named."""

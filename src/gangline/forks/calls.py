@@ -16,7 +16,17 @@ from gangline.domain.completion import EMPTY_GENERATION, Completion
 from gangline.domain.conversation import ModelCall, Text, ToolCall, ToolResult
 from gangline.forks.tolerance import Tolerance
 
-__all__ = ["REPLAYED", "REQUEST", "USAGE", "RecordedCall", "recorded_calls", "request_fields", "why_not_forkable"]
+__all__ = [
+    "LINEAGE_FILE",
+    "REPLAYED",
+    "REQUEST",
+    "USAGE",
+    "ForkLineage",
+    "RecordedCall",
+    "recorded_calls",
+    "request_fields",
+    "why_not_forkable",
+]
 
 REQUEST = "request_fields"
 """Name in a record's metadata, of digests of the request's fields beside its conversation."""
@@ -37,6 +47,22 @@ _FIELDS = (
     "dropped",
     "agent_role",
 )
+
+
+LINEAGE_FILE = "fork.json"
+"""Name of the artifact with a `ForkLineage`."""
+
+
+class ForkLineage(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a fork's session comes from, and how far it followed its parent."""
+
+    session_id: str
+    attempt: int
+    turn: int
+    num_replayed: int
+    """Calls that were answered from the record: fewer than `turn` where the agent ended, or diverged, before it."""
+    num_tolerated: int
+    """Messages in which a value differed that differs in each run; the engine was sent the recorded ones."""
 
 
 class RecordedCall(msgspec.Struct, frozen=True):

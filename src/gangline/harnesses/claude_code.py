@@ -88,6 +88,7 @@ class ClaudeCodeHarness:
     program: ClassVar[Program] = _PROGRAM
     needs_tools: ClassVar[bool] = True
     takes: ClassVar[frozenset[Capability]] = frozenset({"mcp_servers", "skills"})
+    varying_text: ClassVar[tuple[str, ...]] = (r"Today's date is (?P<value>\d{4}[-/]\d{2}[-/]\d{2})",)
     logs: ClassVar[tuple[str, ...]] = (f"{_FOLDER}/projects/*/*.jsonl", f"{_FOLDER}/projects/*/*/subagents/*.jsonl")
 
     def __init__(self, config: ClaudeCodeConfig) -> None:

@@ -56,6 +56,12 @@ class CodexHarness:
     program: ClassVar[Program] = _PROGRAM
     needs_tools: ClassVar[bool] = True
     takes: ClassVar[frozenset[Capability]] = frozenset({"mcp_servers", "skills"})
+    varying_text: ClassVar[tuple[str, ...]] = (
+        r"(?m)^Chunk ID: (?P<handle>[0-9a-f]+)$",
+        r"(?m)^Wall time: (?P<value>[0-9.]+) seconds$",
+        r"(?m)^Process running with session ID (?P<handle>\d+)$",
+        r"<current_date>(?P<value>[^<]*)</current_date>",
+    )
     logs: ClassVar[tuple[str, ...]] = (f"{_FOLDER}/sessions/*/*/*/*.jsonl",)
 
     def __init__(self, config: CodexConfig) -> None:

@@ -69,6 +69,11 @@ class QwenCodeHarness:
     program: ClassVar[Program] = _PROGRAM
     needs_tools: ClassVar[bool] = True
     takes: ClassVar[frozenset[Capability]] = frozenset({"mcp_servers", "skills"})
+    varying_text: ClassVar[tuple[str, ...]] = (
+        r"(?m)^Today's date is (?P<value>[^\n]*)$",
+        r"(?m)^Background PIDs: (?P<handle>\d[\d, ]*)$",
+        r"(?m)^Process Group PGID: (?P<handle>\d+)$",
+    )
     logs: ClassVar[tuple[str, ...]] = (".qwen/projects/*/chats/*.jsonl",)
 
     def __init__(self, config: QwenCodeConfig) -> None:

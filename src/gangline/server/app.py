@@ -20,6 +20,7 @@ from gangline.server.compat.prorl.templates import Templates
 from gangline.server.routes.annotations import AnnotationRoutes
 from gangline.server.routes.events import EventRoutes
 from gangline.server.routes.find import FindRoutes
+from gangline.server.routes.forks import ForkRoutes
 from gangline.server.routes.metrics import MetricsRoutes
 from gangline.server.routes.nodes import NodeRoutes
 from gangline.server.routes.page import PageRoutes
@@ -132,6 +133,7 @@ def all_routes(
         *EventRoutes(service, running, keep_alive_s=keep_alive_s).routes(),
         *NodeRoutes(service, max_result_bytes=max_result_bytes).routes(),
         *CallerSessionRoutes(CallerSessions(service, control_token)).routes(),
+        *ForkRoutes(service).routes(),
         *RegradingRoutes(Regrading(service, control_token)).routes(),
         *MetricsRoutes(service).routes(),
         *PageRoutes(visitors).routes(),

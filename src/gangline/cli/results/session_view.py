@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.style import Style
 from rich.table import Table
@@ -19,6 +20,7 @@ from gangline.cli.results.token_runs import Run, TextOf, elided, runs_of, standi
 from gangline.cli.terminal.output import printable, printable_lines
 from gangline.domain.contracts import in_binary_units
 from gangline.domain.conversation import Document, Image, Thinking, ToolCall, ToolResult
+from gangline.forks.calls import LINEAGE_FILE, ForkLineage
 
 if TYPE_CHECKING:
     from gangline.domain.completion import Lineage
@@ -76,6 +78,8 @@ def session_view(result: SessionResult) -> RenderableType:
     head = Text.assemble((result.session_id, "bold"), f"  {result.outcome}")
     head.append(f"  reward {_number(result.reward)}", "bold green" if result.reward else "")
     lines = [head, Text(f"task {result.task_id}, attempt {result.attempt}, node {result.node_id or 'none'}")]
+    if (lineage := result.artifacts.get(LINEAGE_FILE)) is not None:
+        lines.append(Text(_fork_line(lineage)))
     if result.timings:
         stages = (f"{timing.stage} {timing.ended_at - timing.started_at:.2f} s" for timing in result.timings)
         lines.append(Text("time: " + ", ".join(stages)))
@@ -90,6 +94,12 @@ def session_view(result: SessionResult) -> RenderableType:
     if result.trajectory is None:
         lines.append(Text("no trajectory was built"))
     return Group(*lines)
+
+
+def _fork_line(lineage: bytes) -> str:
+    fork = msgspec.json.decode(lineage, type=ForkLineage)
+    line = f"fork of {fork.session_id} at turn {fork.turn}, {fork.num_replayed} model calls from its record"
+    return f"{line}, values that differ tolerated in {fork.num_tolerated} messages" if fork.num_tolerated else line
 
 
 def _usage_lines(usage: SessionUsage) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,15 @@ import msgspec
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall
 from gangline.domain.errors import Failure, ForkDiverged
-from gangline.forks.calls import REPLAYED, REQUEST, RecordedCall, recorded_calls, request_fields
+from gangline.forks.calls import (
+    LINEAGE_FILE,
+    REPLAYED,
+    REQUEST,
+    ForkLineage,
+    RecordedCall,
+    recorded_calls,
+    request_fields,
+)
 from gangline.gateway.replay.forms import Forms, difference, echoes
 from gangline.gateway.truth.placing import branch_key
 
@@ -84,9 +92,17 @@ class Replay:
             if call.turn <= turn:
                 self._pending[call.turn] = (call, path)
 
-    @property
-    def num_pending(self) -> int:
-        return len(self._pending)
+    def record(self) -> dict[str, bytes]:
+        """The fork's lineage, as a file among its session's artifacts."""
+        parent = self._calls[0].first
+        lineage = ForkLineage(
+            session_id=parent.session_id,
+            attempt=parent.attempt,
+            turn=self.turn,
+            num_replayed=self.turn - len(self._pending),
+            num_tolerated=self.num_tolerated,
+        )
+        return {LINEAGE_FILE: msgspec.json.encode(lineage)}
 
     def restore(self, completions: Iterable[Completion]) -> None:
         """Go on behind what an earlier life of the node has given: the fork's own records."""

@@ -78,12 +78,14 @@ class HarnessRun:
         usage = await usage_of(handle)
         self._note_excess(usage)
         logs = await collect_logs(handle, harness.logs) if isinstance(harness, Logged) else {}
+        replay = self._prepared.session.replay
+        lineage = {} if replay is None else replay.record()
         verdict = self._verdict(result)
         end = RunEnd(
             outcome=verdict.outcome,
             failure=verdict.failure,
             harness_exit=verdict.exit,
-            artifacts=logs | {"harness.stdout": result.stdout, "harness.stderr": result.stderr},
+            artifacts=logs | lineage | {"harness.stdout": result.stdout, "harness.stderr": result.stderr},
             ended_at=self._now(),
             usage=usage,
         )

@@ -1,0 +1,89 @@
+"""Forks of recorded sessions: tasks whose sessions continue a session that has ended, from one of its turns."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from gangline import plugins
+from gangline.domain.contracts import VariesBetweenRuns
+from gangline.domain.errors import Conflict
+from gangline.domain.ids import ID_PATTERN
+from gangline.domain.seeds import derived_seed
+from gangline.domain.session import SessionResult
+from gangline.domain.task import MAX_SAMPLES, ForkSpec, SamplingPolicy, TaskRequest
+from gangline.domain.views import Submitted
+from gangline.forks.calls import why_not_forkable
+from gangline.forks.tolerance import Tolerance
+from gangline.http.audit import SUBJECT
+from gangline.http.negotiation import answer, path_id, read_record
+from gangline.http.routes import Route
+from gangline.server.service.core import RolloutService
+
+__all__ = ["ForkRequest", "ForkRoutes"]
+
+
+class ForkRequest(BaseModel):
+    """Body of `POST /v1/sessions/{session}/forks`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    turn: int = Field(ge=1)
+    """The last model call that is answered from the record; 1 is the first."""
+    samples: int = Field(default=1, ge=1, le=MAX_SAMPLES)
+    """Sessions that continue from there."""
+    sampling: SamplingPolicy | None = None
+    """Sampling policy of the calls behind the fork; None: the task's own."""
+    task_id: str | None = Field(default=None, pattern=ID_PATTERN)
+    """Id of the new task; None lets the server choose."""
+
+
+class ForkRoutes:
+    def __init__(self, service: RolloutService) -> None:
+        self._service = service
+
+    async def fork(self, request: web.Request) -> web.Response:
+        session_id = path_id(request, "session_id")
+        SUBJECT.set(session_id)
+        wanted = await read_record(request, ForkRequest)
+        recorded = await self._service.session_result(session_id)
+        task = TaskRequest.model_validate((await self._service.task(recorded.task_id)).request)
+        view = await self._service.store.query(self._service.store.session, session_id)
+        fork = await asyncio.to_thread(_fork, task, recorded, view.sample_index, wanted)
+        return answer(request, (await self._service.submit([fork]))[0])
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/v1/sessions/{session_id}/forks", self.fork,
+                  "Submit a task whose sessions continue an ended session from one of its turns.",
+                  body=ForkRequest, answer=Submitted, errors=(400, 401, 404, 409, 413, 507)),
+        ]  # fmt: skip
+
+
+def _fork(task: TaskRequest, recorded: SessionResult, sample_index: int, wanted: ForkRequest) -> TaskRequest:
+    """The task of the forks. Raises: Conflict when the session cannot be forked there."""
+    harness = plugins.make_harness(task.agent.harness, task.agent.settings)
+    tolerance = Tolerance(harness.varying_text if isinstance(harness, VariesBetweenRuns) else ())
+    if (why := why_not_forkable(recorded.completions, wanted.turn, tolerance)) is not None:
+        raise Conflict(f"session {recorded.session_id} is not forkable, because {why}.")
+    seed = task.capture.session_seed(sample_index)
+    capture = task.capture.model_copy(
+        update={
+            "sampling": wanted.sampling or task.capture.sampling,
+            # The parent's seed would sample the parent's answers again.
+            "seed": None if seed is None else derived_seed(seed, wanted.turn),
+        }
+    )
+    fork = ForkSpec(session_id=recorded.session_id, attempt=recorded.attempt, turn=wanted.turn)
+    changes: dict[str, Any] = {
+        "task_id": wanted.task_id,
+        "num_samples": wanted.samples,
+        "capture": capture,
+        "fork": fork,
+        "callback_url": None,
+        "vetting": None,
+    }
+    return TaskRequest.model_validate(task.model_copy(update=changes).model_dump())
