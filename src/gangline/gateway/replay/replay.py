@@ -51,6 +51,8 @@ class _Node:
         self.fields = fields
         self.turn = turn
         """The first call that has it."""
+        self.is_sampled = False
+        """Whether it is an answer to a recorded call: clients may not carry all of one."""
         self.children: dict[bytes, _Node] = {}
         self.calls: list[RecordedCall] = []
         """Calls whose history ends here, by turn."""
@@ -58,7 +60,7 @@ class _Node:
     def child(self, message: Message, key: bytes) -> _Node | None:
         found = self.children.get(key)
         if found is None and message.role == "assistant":
-            sampled = (one for one in self.children.values() if one.message is not None)
+            sampled = (one for one in self.children.values() if one.is_sampled and one.message is not None)
             found = next((one for one in sampled if one.message and echoes(message, one.message)), None)
         return found
 
@@ -140,7 +142,7 @@ class Replay:
             nodes.append(node)
         node.calls.append(call)
         for choice in call.choices:
-            self._grown(node, choice.response, list(call_ids), call.turn + 1)
+            self._grown(node, choice.response, list(call_ids), call.turn + 1).is_sampled = True
         return _Path(tuple(nodes), True)
 
     def _grown(self, node: _Node, message: Message, call_ids: list[str], turn: int) -> _Node:
