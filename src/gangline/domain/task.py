@@ -423,7 +423,7 @@ class ForkSpec(_Spec):
     session_id: str
     attempt: int = Field(ge=1)
     turn: int = Field(ge=1)
-    """Calls up to this one are answered from the record, in the order of their first answers."""
+    """Calls up to this one, in the order of their answers, are answered from the record."""
 
 
 class TaskRequest(_Spec):

@@ -72,7 +72,7 @@ class _Path(NamedTuple):
 
 
 class Replay:
-    """Of one attempt of a fork."""
+    """The recorded calls that one attempt of a fork is to repeat."""
 
     def __init__(self, completions: Sequence[Completion], turn: int, forms: Forms) -> None:
         """`completions`: the parent's, forkable at `turn`: see `why_not_forkable`."""
