@@ -11,6 +11,7 @@ import pytest
 
 from gangline.domain.session import SessionResult
 from gangline.forks.calls import LINEAGE_FILE, REPLAYED
+from gangline.gateway.health.metrics import NodeMetrics
 from gangline.gateway.sessions.attempt import Attempt
 from gangline.trajectories.audit import audit
 from support.node.attempt import lease_of, node_parts
@@ -95,3 +96,37 @@ async def test_a_turn_that_the_parent_does_not_have_is_refused(tmp_path: Path, p
     result = await lived(tmp_path, "far", [], parent, fork=fork_of(parent, 5))
     assert result.failure is not None
     assert "is not forkable, because turn 5 is none of its turns: it has 1 to 4" in result.failure.message
+
+
+async def test_calls_that_are_repeated_are_counted_once_by_their_parents_node(
+    tmp_path: Path, parent: SessionResult
+) -> None:
+    result = await lived(tmp_path, "counted", [], parent, fork=fork_of(parent, 3))
+    metrics = NodeMetrics()
+    metrics.kept(result.completions)
+    last = result.completions[-1]
+    read = metrics._registry.get_sample_value
+    assert read("gangline_sampled_tokens_total") == len(last.sampled_ids)
+
+
+async def test_text_that_differs_in_each_run_is_tolerated_and_pinned(tmp_path: Path) -> None:
+    """`ls -l` shows another time; the engine is sent the recorded one."""
+    touch = "touch -d @{} dog.txt; ls -l"
+    rules: list[dict[str, Any]] = [
+        FIRST | {"tool_calls": [{"run": "sh ./look"}]},
+        {"turn": 1, "tool_calls": [{"run": "echo two"}]},
+        {"turn": 2, "text": "done"},
+    ]
+
+    def at(seconds: int) -> dict[str, Any]:
+        file = {"type": "write", "path": "look", "content": touch.format(seconds)}
+        return {"backend": "process", "prepare": [file, {"type": "exec", "command": "touch -d @0 look"}]}
+
+    parent = await lived(tmp_path, "parent", rules, runtime=at(1_700_000_000))
+    assert len(parent.completions) == 3
+    result = await lived(tmp_path, "fork", [], parent, runtime=at(1_710_000_000), fork=fork_of(parent, 2))
+    assert (result.outcome, result.failure) == ("completed", None)
+    assert msgspec.json.decode(result.artifacts[LINEAGE_FILE])["num_tolerated"] == 1
+    assert result.completions[-1].certificate.context == "exact"
+    assert result.trajectory is not None
+    assert audit(result.trajectory, result.completions).ok

@@ -19,6 +19,7 @@ from gangline.domain.node_numbers import NodeNumbers
 from gangline.domain.node_views import BackendView, BreakerView, DiskState
 from gangline.domain.session import SessionResult
 from gangline.domain.usage import Usage
+from gangline.forks.calls import REPLAYED
 from gangline.gateway.backends.gate import Gate
 from gangline.telemetry.exposition import LoopLag, counted, exposition, gauge, new_registry
 
@@ -186,6 +187,8 @@ class NodeMetrics:
         """Completions of one call are durable."""
         totals = self._totals
         for completion in completions:
+            if REPLAYED in completion.metadata:
+                continue  # its parent's node has counted it
             certificate = completion.certificate
             if completion.choice_index == 0:
                 num_prompt = completion.prompt_shared + len(completion.prompt_suffix_ids)
