@@ -60,6 +60,10 @@ COMMANDS: dict[str, Command] = {
         "Print the stdout and stderr of a session's agent program, or one of the files kept with its result.",
     ),
     "audit": Command("results.audit", "Check rows against the sampled tokens; exit code 1 if any differ."),
+    "check-rows": Command(
+        "results.check_rows",
+        "Check rows of any trainer or environment for faults; exit code 1 if there are any.",
+    ),
     "drift": Command(
         "results.drift", "Count the calls whose context differs from the tokens sampled before, by cause."
     ),
