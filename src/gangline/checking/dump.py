@@ -1,6 +1,6 @@
 """Files of records: JSON lines, a JSON document, MessagePack, Parquet, and PyTorch files of plain values.
 
-JSON lines, MessagePack and Parquet stream. A JSON document and a PyTorch file are read whole.
+JSON lines and Parquet stream. MessagePack, a JSON document and a PyTorch file are read whole.
 """
 
 # pyarrow has no type stubs, and records are of anybody's shape.
