@@ -143,6 +143,8 @@ def _samples(num: int, prompt: int, response: int) -> list[Sample]:
         Sample(
             trace_id=f"s{number}/0",
             session_id=f"s{number}",
+            task_id="task",
+            score=1.0,
             prompt_ids=common,
             response_ids=random.integers(1, VOCABULARY, response).astype(np.int32),
             weights=np.ones(response, np.float32),

@@ -117,11 +117,11 @@ def test_command_lists_findings_and_fails(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, records)))
     command = ["check-rows", str(path), "--json"]
-    clean = CliRunner().invoke(build_app("check-rows"), ["check-rows", str(path)])
+    clean = CliRunner().invoke(build_app(), ["check-rows", str(path)])
     assert clean.exit_code == 0
     PLANTS["a log-prob is NaN"][0]("trl", records)
     path.write_text("\n".join(map(json.dumps, records)))  # with NaN, as Python writes it
-    done = CliRunner().invoke(build_app("check-rows"), command)
+    done = CliRunner().invoke(build_app(), command)
     assert done.exit_code == 1
     document = json.loads(done.stdout)
     assert document["files"][0]["counts"] == {"logprob_nan": 1}

@@ -47,7 +47,7 @@ def test_the_table_has_the_first_paragraph_of_a_commands_help(command: str) -> N
 
 def test_the_help_of_all_shows_every_line() -> None:
     shown = CliRunner().invoke(build_app(), ["--help"], env={"COLUMNS": "300"}).output
-    found = dict(re.findall(r"│ ([a-z]+) +(\S.*?) +│", shown))
+    found = dict(re.findall(r"│ ([a-z-]+) +(\S.*?) +│", shown))
     assert {name: found[name] for name in COMMANDS} == {name: line.help for name, line in COMMANDS.items()}
 
 

@@ -200,6 +200,7 @@ ACTIONS: dict[str, str] = {
     "weights.lease_not_renewed": "A node did not answer while its gate was held closed; its lease may run out.",
     "weights.lease_ran_out": "A gate opened by itself while weights were loaded: its lease was renewed too late.",
     "weights.engine_silent": "An engine does not say which weights it has.",
+    "group.without_greedy": "A group is dropped: the greedy session, its baseline, did not end validly.",
     "group.one_reward": "The rewards of a group hardly differ: nothing can be learned from comparing its sessions.",
     # The reference trainer.
     "learner.ready": "A model is loaded: how many parameters it has, and how many are trained.",
