@@ -52,6 +52,15 @@ def test_a_node_passes_over_what_it_cannot_run_and_another_takes_it(store: TaskS
     assert leased(store, "n2") == ["d", "d"]
 
 
+def test_a_graders_own_runtime_and_those_of_environments_are_needed_too(store: TaskStore) -> None:
+    offers(store, HERE)
+    grader = {"strategy": "script", "refresh_runtime": True, "runtime": {"backend": "docker"}}
+    game = {"game": {"kind": "mcp", "runtime": {"backend": "docker"}}}
+    answers = store.submit([of("g", "sandbox", evaluator=grader), of("e", "sandbox", environments=game)])
+    assert [answer.unplaced is not None for answer in answers] == [True, True]
+    assert leased(store, "n1") == []
+
+
 def test_what_changed_in_an_offer_wakes_waiting_nodes_and_the_same_offer_does_not(store: TaskStore) -> None:
     for offer in (HERE, HERE, BOTH, BOTH):
         offers(store, offer)

@@ -15,7 +15,7 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a node must have to run the sessions of a task."""
 
     runtimes: tuple[str, ...] = ()
-    """Names of runtime plug-ins: the agent's, and those of its environments. Sorted."""
+    """Names of runtime plug-ins: the agent's, the grader's, and those of its environments. Sorted."""
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,8 +35,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def needs_of(task: TaskRequest) -> Needs:
-    beside = (spec.runtime.backend for spec in task.environments.values() if spec.runtime is not None)
-    return Needs(runtimes=tuple(sorted({task.runtime.backend, *beside})))
+    others = (task.evaluator.runtime, *(spec.runtime for spec in task.environments.values()))
+    return Needs(runtimes=tuple(sorted({task.runtime.backend, *(one.backend for one in others if one is not None)})))
 
 
 def nearest(needs: Needs, offers: Iterable[tuple[str, Offer]]) -> str | None:

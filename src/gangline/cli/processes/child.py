@@ -29,9 +29,9 @@ _END_AFTER_EOF_S = 2.0
 
 
 class Child:
-    """Long because a process has one life: its start, what it hears and says first, its log, its end.
+    """A process of the service: its start, its settings, its first line, its log and its end.
 
-    Nothing of that can be told apart from the process itself.
+    Long because these are the steps of one life, and each needs the process itself.
     """
 
     def __init__(

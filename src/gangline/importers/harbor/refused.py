@@ -10,13 +10,18 @@ from gangline.importers.harbor.config import HarborArtifact, HarborCollect, Harb
 
 __all__ = ["notes_on_users", "refuse_uncarried"]
 
-_FILES = ("trajectory.json", "environment/docker-compose.yaml", "tests/docker-compose.yaml", "tests/.harborignore")
-_OTHER_FILES = (".harborignore",)
+_FILES = (
+    "trajectory.json",
+    "environment/docker-compose.yaml",
+    "tests/docker-compose.yaml",
+    "tests/.harborignore",
+    ".harborignore",
+)
 
 
 def refuse_uncarried(folder: Path, name: str, config: HarborConfig) -> None:
     """Raises: InvalidRequest, naming the fields and the files."""
-    asked = [*_fields(config), *(path for path in (*_FILES, *_OTHER_FILES) if (folder / path).exists())]
+    asked = [*_fields(config), *(path for path in _FILES if (folder / path).exists())]
     if asked:
         raise InvalidRequest(f"{name}: requests unsupported features: {', '.join(asked)}.")
 

@@ -114,6 +114,11 @@ class Experiment(TrainingOptions):
             raise InvalidRequest(
                 "coalitions share out a group's advantages, which a critic or a token baseline replaces: leave one out."
             )
+        if algorithm.branches is not None and self.hooks.prepare is None:
+            raise InvalidRequest(
+                "branches credits the turns that forked sessions share, and a run forks none: it would be grpo. Set "
+                "hooks.prepare to a function that fills the group's forks, or choose another algorithm."
+            )
         if algorithm.critic is not None and self.degenerates is not None and self.degenerates.identical_rewards:
             raise InvalidRequest(
                 "degenerates.identical_rewards leaves out groups by their rewards, and a critic that never sees them "

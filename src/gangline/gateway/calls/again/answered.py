@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 
+import msgspec
+
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Usage
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta
+from gangline.forks.calls import USAGE
 from gangline.gateway.calls.chat_call import RETRY_KEY, whole_delta
 
-__all__ = ["AnsweredCall", "answered_calls"]
+__all__ = ["AnsweredCall", "answered_calls", "recorded_reply"]
 
 
 class AnsweredCall:
@@ -32,25 +35,8 @@ class AnsweredCall:
 
     async def reply(self) -> Reply:
         first = self._choices[0]
-        return Reply(
-            reply_id=self.record_key,
-            model=str(first.metadata.get("requested_model", first.model)),
-            created_at=int(self.created_at),
-            choices=tuple(
-                ReplyChoice(
-                    index=choice.choice_index,
-                    message=choice.response,
-                    finish_reason=choice.certificate.finish_reason,
-                    stop_reason=choice.certificate.stop_reason,
-                    parse=choice.certificate.parse,
-                )
-                for choice in self._choices
-            ),
-            usage=Usage(
-                num_prompt_tokens=self.num_prompt_tokens,
-                num_sampled_tokens=sum(len(choice.sampled_ids) for choice in self._choices),
-            ),
-        )
+        model = str(first.metadata.get("requested_model", first.model))
+        return recorded_reply(self._choices, self.num_prompt_tokens, model=model, created_at=self.created_at)
 
     async def news(self, idle_s: float) -> AsyncGenerator[Sequence[ReplyDelta], None]:
         """All of it at once."""
@@ -64,6 +50,34 @@ class AnsweredCall:
 
     def abort(self, message: str) -> None:
         """It has ended."""
+
+
+def recorded_reply(choices: Sequence[Completion], num_prompt_tokens: int, *, model: str, created_at: float) -> Reply:
+    """The reply to one call, made again of the records of all its choices, with the usage that the client was told.
+
+    created_at: Unix time, seconds.
+    """
+    first = choices[0]
+    usage = first.metadata.get(USAGE)
+    counted = Usage(
+        num_prompt_tokens=num_prompt_tokens, num_sampled_tokens=sum(len(choice.sampled_ids) for choice in choices)
+    )
+    return Reply(
+        reply_id=str(first.metadata["reply_id"]),
+        model=model,
+        created_at=int(created_at),
+        choices=tuple(
+            ReplyChoice(
+                index=choice.choice_index,
+                message=choice.response,
+                finish_reason=choice.certificate.finish_reason,
+                stop_reason=choice.certificate.stop_reason,
+                parse=choice.certificate.parse,
+            )
+            for choice in choices
+        ),
+        usage=counted if usage is None else msgspec.convert(usage, Usage),
+    )
 
 
 def answered_calls(tree: CompletionTree, since: float, most: int) -> dict[str, AnsweredCall]:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import msgspec
 
 from gangline.domain.completion import Completion
-from gangline.domain.conversation import ModelCall, Usage
-from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta
-from gangline.forks.calls import REPLAYED, USAGE, RecordedCall
+from gangline.domain.conversation import ModelCall
+from gangline.domain.reply import Reply, ReplyDelta
+from gangline.forks.calls import REPLAYED, RecordedCall
+from gangline.gateway.calls.again.answered import recorded_reply
 from gangline.gateway.calls.chat_call import RETRY_KEY, CallInFlight, shown_again, whole_delta
 from gangline.gateway.calls.flight import Flight, Progress
 from gangline.gateway.replay.replay import Replay
@@ -58,8 +59,10 @@ class _Repeater:
         committed = await parts.ledger.commit(drafts, place.digest)
         for choice, own in zip(self._recorded.choices, committed, strict=True):
             self._replay.own_ids[choice.completion_id] = own.completion_id
-        reply = self._reply()
-        self._progress.num_prompt_tokens = tree.num_prompt_ids(self._recorded.first)
+        self._progress.num_prompt_tokens = num = tree.num_prompt_ids(self._recorded.first)
+        reply = recorded_reply(
+            self._recorded.choices, num, model=self._call.model, created_at=self._progress.created_at
+        )
         if self._call.stream:
             for choice in reply.choices:
                 self._progress.show(whole_delta(choice.index, choice.message, ()))
@@ -95,29 +98,4 @@ class _Repeater:
             started_at=self._progress.created_at,
             finished_at=self._parts.clock(),
             metadata=metadata | {REPLAYED: choice.completion_id},
-        )
-
-    def _reply(self) -> Reply:
-        first = self._recorded.first
-        usage = first.metadata.get(USAGE)
-        return Reply(
-            reply_id=self._progress.record_key,
-            model=self._call.model,
-            created_at=int(self._progress.created_at),
-            choices=tuple(
-                ReplyChoice(
-                    index=choice.choice_index,
-                    message=choice.response,
-                    finish_reason=choice.certificate.finish_reason,
-                    stop_reason=choice.certificate.stop_reason,
-                    parse=choice.certificate.parse,
-                )
-                for choice in self._recorded.choices
-            ),
-            usage=msgspec.convert(usage, Usage)
-            if usage is not None
-            else Usage(
-                num_prompt_tokens=self._replay.parent.num_prompt_ids(first),
-                num_sampled_tokens=sum(len(choice.sampled_ids) for choice in self._recorded.choices),
-            ),
         )
