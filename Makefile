@@ -35,9 +35,10 @@ export GANGLINE_TOOLS ?= $(abspath $(TOOLS))
 unexport PYTHONDONTWRITEBYTECODE
 
 # Most tests wait for processes. A file stays with one worker, and with it the services that its tests share.
-PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# A worker that crashed, or was ended because its test hung, is not replaced: it would hang there again.
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # Where one file has most of the tests, it is shared out.
-SHARED_OUT := -n $(WORKERS) --dist worksteal
+SHARED_OUT := -n $(WORKERS) --dist worksteal --max-worker-restart 0
 
 # vLLM for CPUs, and a small model for it: an environment of its own, 3.5 GB, in two minutes.
 VLLM := .venv-vllm
@@ -51,7 +52,7 @@ INSPECT := .venv-inspect
 INSPECT_PACKAGE := inspect-ai==0.3.285
 
 .PHONY: help demo environments test test-slow test-vllm test-verl test-inspect test-verifiers test-trainers test-cluster test-apptainer test-presets simulate \
-	chaos test-programs test-chaos check format bench docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web mutation
+	chaos lost-disks test-programs test-chaos check format bench scale docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web mutation
 .DELETE_ON_ERROR:
 
 help:
@@ -75,11 +76,13 @@ help:
 	@echo "make test-presets  all 20 samples of each preset, solved rightly and wrongly, and audited (a quarter of an hour)"
 	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; about an hour)"
 	@echo "make chaos   1,000 sessions through kills of everything (SESSIONS=N, SEED=N repeats; a quarter of an hour)"
+	@echo "make lost-disks  1,000 sessions through the loss of ten nodes with their disks (SESSIONS=N; six minutes)"
 	@echo "make leaks   500 sessions cancelled and killed at any moment, and what they leave (SESSIONS=N, SEED=N; ten minutes)"
 	@echo "make mutation  changes of the code that no test notices, where tokens and losses are made (half an hour; MUTANTS=...)"
 	@echo "make check   lint, format, types, layers, English"
 	@echo "make check-web  the page's modules: types, lint, and its libraries against their packages"
 	@echo "make bench   measure; writes bench/results.json and docs/benchmarks.md"
+	@echo "make scale   1,000 simulated nodes and 100,000 sessions against real servers and PostgreSQL (an hour on two cores; NODES=N, SESSIONS=N)"
 	@echo "make dist    sdist and wheel in dist/, checked"
 	@echo "make sbom    the same, and dist/gangline-sbom.cdx.json, a list of the components (CycloneDX)"
 	@echo "make lock    write requirements/*.txt anew after a change of the dependencies (UPGRADE=1: with the newest versions)"
@@ -240,6 +243,10 @@ chaos: .venv/.dev sandbox
 	GANGLINE_CHAOS_SESSIONS=$(or $(SESSIONS),1000) GANGLINE_CHAOS_SEED=$(or $(SEED),0) \
 		$(BIN)/python -m pytest --capture=no tests/chaos/test_chaos.py
 
+lost-disks: .venv/.dev sandbox
+	GANGLINE_LOST_SESSIONS=$(or $(SESSIONS),1000) \
+		$(BIN)/python -m pytest --capture=no tests/chaos/test_lost_disks.py
+
 leaks: .venv/.dev sandbox
 	GANGLINE_LEAK_SESSIONS=$(or $(SESSIONS),500) GANGLINE_LEAK_SEED=$(or $(SEED),0) \
 		$(BIN)/python -m pytest --capture=no tests/chaos/test_leaks.py
@@ -267,6 +274,11 @@ format: .venv/.dev
 
 bench: .venv/.dev sandbox
 	$(BIN)/python bench/run.py
+
+# NODES and SESSIONS choose other numbers than 1,000 and 100,000.
+scale: .venv/.dev
+	@scripts/need-package.sh "ls /usr/lib/postgresql/*/bin/initdb" postgresql
+	$(BIN)/python bench/run.py scale
 
 docs: .venv/.dev
 	$(BIN)/python docs/generate.py

@@ -144,6 +144,6 @@ def run() -> dict[str, dict[str, Any]]:
         "eval.sessions_per_s": {
             "value": round(NUM_TASKS * NUM_SAMPLES / seconds, 1),
             "unit": "sessions/s",
-            "note": "the undisturbed one; a Python agent with one model call in each, other work on the machine",
+            "note": f"the undisturbed one; a Python agent with one model call in each; load {os.getloadavg()[0]:.1f}",
         },
     }

@@ -91,10 +91,12 @@ class StepSeen:
 
 def groups_of(games: list[list[Game]], arm: Arm) -> list[Group]:
     builder = PrefixMergingBuilder(PrefixMergingConfig(on_divergence=arm.on_divergence, end_of_turn_ids=(END,)))
-    return [Group(f"g{number}", tuple(_session(game, builder) for game in group)) for number, group in enumerate(games)]
+    return [
+        Group(f"g{number}", tuple(session_of(game, builder) for game in group)) for number, group in enumerate(games)
+    ]
 
 
-def _session(game: Game, builder: PrefixMergingBuilder) -> SessionResult:
+def session_of(game: Game, builder: PrefixMergingBuilder) -> SessionResult:
     trajectory = builder.build(game.tree, session_id=game.session_id, task_id="letters")
     return SessionResult(
         session_id=game.session_id,
@@ -104,6 +106,7 @@ def _session(game: Game, builder: PrefixMergingBuilder) -> SessionResult:
         fence=1,
         outcome="completed",
         reward=game.reward,
+        completions=tuple(game.tree),
         trajectory=trajectory,
     )
 

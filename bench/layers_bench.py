@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import statistics
 import tempfile
 import time
@@ -82,10 +83,10 @@ async def _measured(root: Path) -> dict[str, dict[str, Any]]:
         "layers.base_ms": _figure(base_ms, "10,000 files frozen where no process lives, mounted again"),
         "layers.checkpoint_ms": _figure(
             statistics.median(taken_ms),
-            f"agent alive, 1 MB in 20 files; median of {_ROUNDS}; other work on the machine",
+            f"agent alive, 1 MB in 20 files; median of {_ROUNDS}; load {os.getloadavg()[0]:.1f}",
         ),
         "layers.fork_32_started_ms": _figure(started_ms, "32 sandboxes over one checkpoint have started"),
-        "layers.fork_32_ms": _figure(forked_ms, "and each has run a command; other work on the machine"),
+        "layers.fork_32_ms": _figure(forked_ms, f"and each has run a command; load {os.getloadavg()[0]:.1f}"),
     }
 
 

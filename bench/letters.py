@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Literal
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from gangline.domain.completion import Certificate, Completion, CompletionTree, VersionSpan
 from gangline.domain.conversation import Message, Text
 from gangline.domain.tokens import common_prefix_len, logprobs, token_ids
+from gangline.forks.calls import REPLAYED
 
 __all__ = ["END", "Game", "Play", "play", "taught_model"]
 
@@ -79,6 +81,18 @@ class Game:
     replies: list[list[int]] = field(default_factory=list[list[int]])
     tree: CompletionTree = field(default_factory=CompletionTree)
     last: Completion | None = None
+
+    def forked(self, session_id: str, turn: int) -> Game:
+        """A game that repeats this one's first `turn` turns, as a fork's records do."""
+        fork = Game(session_id, self.start)
+        for one, reply in zip(list(self.tree)[:turn], self.replies, strict=False):
+            certificate = msgspec.structs.replace(one.certificate, untrainable="replayed: sampled in the parent")
+            fork.last = msgspec.structs.replace(
+                one, session_id=session_id, certificate=certificate, metadata={REPLAYED: one.completion_id}
+            )
+            fork.replies.append(reply)
+            fork.tree.add(fork.last)
+        return fork
 
     @property
     def reward(self) -> float:
@@ -141,10 +155,10 @@ def _score(text: str, letter: str) -> float:
 @torch.inference_mode()
 def play(model: PreTrainedModel, games: list[Game], kind: Play, chance: torch.Generator) -> None:
     """Play all games to their end, at temperature 1, together."""
-    for _ in range(NUM_TURNS):
-        prompts = [game.prompt(kind) for game in games]
+    while playing := [game for game in games if len(game.replies) < NUM_TURNS]:
+        prompts = [game.prompt(kind) for game in playing]
         sampled, values = _sample(model, prompts, chance)
-        for game, prompt, ids, found in zip(games, prompts, sampled, values, strict=True):
+        for game, prompt, ids, found in zip(playing, prompts, sampled, values, strict=True):
             game.record(kind, prompt, ids, found)
 
 

@@ -39,6 +39,7 @@ PEERS = {
 PATHS = {
     "direct": "/v1/chat/completions",
     "ours": "/s/s{}/v1/chat/completions",
+    "durable": "/s/s{}/v1/chat/completions",
     "agentlightning": "/proxy/rollout/s{}/attempt/a/mode/train/openai/v1/chat/completions",
     "rllm": "/sessions/s{}/v1/chat/completions",
 }
@@ -149,9 +150,16 @@ class Stand:
 
         return asyncio.run(drive(self.ports[system], concurrency, num_calls, request))
 
-    def stats(self) -> dict[str, float]:
+    def cpu_ms(self, system: str, concurrency: int, num_calls: int) -> float:
+        """Processor time of a node of ours for a call, under load."""
+        before = self.stats(system)["cpu_s"]
+        self.load(system, concurrency, num_calls)
+        time.sleep(0.5)  # for what it does behind the last answer
+        return 1000 * (self.stats(system)["cpu_s"] - before) / num_calls
+
+    def stats(self, system: str = "ours") -> dict[str, float]:
         async def ask() -> bytes:
-            client = await HttpClient.connect(self.ports["ours"])
+            client = await HttpClient.connect(self.ports[system])
             answer = await client.send(get("/bench/stats"))
             client.close()
             return answer

@@ -1,10 +1,12 @@
 """A node as the benchmark of the proxy needs it: sessions, proxy and a journal on disk; no tasks, no sandboxes.
 
-    python bench/proxy_node.py ENGINE_URL PORT FOLDER NUM_SESSIONS
+    python bench/proxy_node.py ENGINE_URL PORT FOLDER NUM_SESSIONS [SERVER_URL [CAPTURE]]
 
-Sessions are `s0`, `s1` ... with the keys `gls-bench-s0` ...; `POST /bench/renew/{session}` ends one and opens it anew,
-as a node does when a session's result is safe. `GET /bench/stats` gives the process's memory, CPU time and the event
-loop's lags since the last such call.
+Sessions are `s0`, `s1` ... with the keys `gls-bench-s0` ...; CAPTURE is a task's `capture`, as JSON.
+`POST /bench/renew/{session}` ends one and opens it anew, as a node does when a session's result is safe.
+`POST /bench/result/{session}` reads a session's records, builds its traces and encodes its result, as a node does when
+its agent has ended. `GET /bench/stats` gives the process's memory, CPU time and the event loop's lags since the last
+such call. With a server's URL, which may be empty, all records are sent there, as with `capture.durable: turn`.
 """
 
 from __future__ import annotations
@@ -17,32 +19,48 @@ from pathlib import Path
 
 from aiohttp import web
 
+from gangline.client.server import ServerClient
+from gangline.domain.completion import Completion
+from gangline.domain.session import SessionResult
+from gangline.domain.task import CaptureSpec
+from gangline.domain.tokens import encode_msgpack
 from gangline.engines.vllm.engine import VllmEngine
 from gangline.gateway.calls.proxy import Proxy
 from gangline.gateway.calls.reading.pool import Readers
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.gateway.health.interpreter import settle_interpreter
+from gangline.gateway.sessions.stock.turns import TurnSender
 from gangline.store.journal.log import AttemptKey, AttemptOpened, Journal
+from gangline.trajectories.builders.building import built
+from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder
 
 KEY = "gls-bench"
 LAG_EVERY_S = 0.005
 
 
 class BenchNode:
-    def __init__(self, engine_urls: list[str], folder: Path) -> None:
+    def __init__(self, engine_urls: list[str], folder: Path, capture: CaptureSpec) -> None:
         """Sessions take turns in which engine they have."""
+        self._capture = capture
         self.engines = [VllmEngine(url) for url in engine_urls]
         self.journal = Journal.open(folder)
         self.readers = Readers()
         self.proxy = Proxy(readers=self.readers)
         self.lags_s: list[float] = []
         self._sessions: dict[str, ModelSession] = {}
+        self._sender: TurnSender | None = None
+
+    def send_turns(self, sender: TurnSender) -> None:
+        self.journal.on_kept = sender.kept
+        self._sender = sender
 
     async def open(self, session_id: str) -> None:
+        if self._sender is not None:
+            self._sender.follow(AttemptKey(session_id, 1), 1)
         await self.journal.open_attempt(AttemptOpened(session_id, 1, "task", 1))
         engine = self.engines[int(session_id[1:]) % len(self.engines)]
-        spec = SessionSpec(session_id=session_id, attempt=1, key=f"{KEY}-{session_id}")
+        spec = SessionSpec(session_id=session_id, attempt=1, key=f"{KEY}-{session_id}", capture=self._capture)
         session = ModelSession(spec, engine, self.journal)
         self._sessions[session_id] = session
         self.proxy.add(session)
@@ -54,6 +72,12 @@ class BenchNode:
         await self.journal.close_attempt(AttemptKey(session_id, 1))
         await self.open(session_id)
         return web.Response()
+
+    async def result(self, request: web.Request) -> web.Response:
+        session_id = request.match_info["session"]
+        completions = tuple(await self.journal.read(AttemptKey(session_id, 1)))
+        size = await asyncio.to_thread(_encoded_bytes, session_id, completions)
+        return web.json_response({"result_bytes": size})
 
     async def stats(self, request: web.Request) -> web.Response:
         lags = sorted(self.lags_s) or [0.0]
@@ -77,21 +101,56 @@ class BenchNode:
             self.lags_s.append(loop.time() - due_at)
 
 
+def _encoded_bytes(session_id: str, completions: tuple[Completion, ...]) -> int:
+    trajectory = built(PrefixMergingBuilder(), completions, session_id=session_id, task_id="task")
+    result = SessionResult(
+        session_id=session_id,
+        task_id="task",
+        node_id="bench",
+        attempt=1,
+        fence=1,
+        outcome="completed",
+        reward=1.0,
+        trajectory=trajectory,
+        completions=completions,
+    )
+    return len(encode_msgpack(result))
+
+
 def _rss_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-async def main(engine_urls: str, port: str, folder: str, num_sessions: str) -> None:
+async def main(
+    engine_urls: str, port: str, folder: str, num_sessions: str, server_url: str = "", capture: str = "{}"
+) -> None:
     """engine_urls: separated by commas."""
-    node = BenchNode(engine_urls.split(","), Path(folder))
+    node = BenchNode(engine_urls.split(","), Path(folder), CaptureSpec.model_validate_json(capture))
+    if not server_url:
+        await serve(node, port, num_sessions)
+        return
+    async with ServerClient(server_url) as client:
+        sender = TurnSender("bench", client)
+        node.send_turns(sender)
+        sending = asyncio.create_task(sender.run())
+        await serve(node, port, num_sessions)
+        sending.cancel()
+
+
+async def serve(node: BenchNode, port: str, num_sessions: str) -> None:
     for engine in node.engines:
         await engine.probe()
     for number in range(int(num_sessions)):
         await node.open(f"s{number}")
     app = web.Application()
     app.add_routes(
-        [web.get("/bench/stats", node.stats), web.post("/bench/renew/{session}", node.renew), *node.proxy.routes()]
+        [
+            web.get("/bench/stats", node.stats),
+            web.post("/bench/renew/{session}", node.renew),
+            web.post("/bench/result/{session}", node.result),
+            *node.proxy.routes(),
+        ]
     )
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, auto_decompress=False)
     await runner.setup()

@@ -17,6 +17,9 @@ BENCH = Path(__file__).parent
 RESULTS = BENCH / "results.json"
 PAGE = BENCH.parent / "docs" / "benchmarks.md"
 
+ON_REQUEST = {"containers", "scale"}
+"""Benchmarks that run only by name: they start engines as root, or take a quarter of an hour."""
+
 Figures = dict[str, dict[str, Any]]
 
 
@@ -64,7 +67,7 @@ def _number(value: float) -> str:
 def main() -> None:
     sys.path.insert(0, str(BENCH))
     known = sorted(path.name.removesuffix("_bench.py") for path in BENCH.glob("*_bench.py"))
-    names = sys.argv[1:] or known
+    names = sys.argv[1:] or [name for name in known if name not in ON_REQUEST]
     if unknown := set(names) - set(known):
         sys.exit(f"no benchmark {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
     measured = measure(names)

@@ -1,6 +1,6 @@
 """The processes of the service's benchmark, each one event loop: what they use is what the service costs.
 
-    python bench/service_processes.py server FOLDER
+    python bench/service_processes.py server FOLDER [DATABASE_URL RESULTS_FOLDER]
     python bench/service_processes.py node FOLDER SERVER_URL ENGINE_URL
 
 Both are the real ones, on a disk. The node's runtimes start nothing: a session passes through all stages, and what a
@@ -20,6 +20,7 @@ from no_runtime import NoRuntime
 from gangline import plugins
 from gangline.gateway.node import serve as serve_node
 from gangline.gateway.sessions.pools import PoolSizes
+from gangline.server.run import ONE_MACHINE, Storage
 from gangline.server.run import serve as serve_server
 
 SIZES = PoolSizes(init_workers=16, ready_slots=32, run_slots=64, postrun_workers=16)
@@ -30,7 +31,8 @@ async def _serve(role: str, folder: Path, urls: Sequence[str]) -> None:
         print(url, flush=True)
 
     if role == "server":
-        serving = serve_server(data_dir=folder, control_token=None, on_ready=ready)
+        storage = Storage(database_url=urls[0], results_url=urls[1]) if urls else ONE_MACHINE
+        serving = serve_server(data_dir=folder, control_token=None, on_ready=ready, storage=storage)
     else:
         plugins.make_runtime = lambda name: NoRuntime()
         serving = serve_node(

@@ -36,6 +36,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 _LONGEST_TEARDOWN_S = 240
+_stderr_fd = 2
+"""While a test runs, its output is captured from 2."""
 
 # A collection of garbage visits all that is alive: while the tests are imported, more of it each time. That takes 7 of
 # 17 seconds, in each worker. Afterwards all that was imported stays, and is not visited again.
@@ -65,13 +67,34 @@ def pytest_runtest_makereport(
     return report
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_teardown() -> Generator[None]:
-    """End the process where a teardown hangs: the time limit of a test strikes once, and it may have struck already.
+def pytest_configure() -> None:
+    global _stderr_fd
+    _stderr_fd = os.dup(2)
 
-    A thread that waits for ever keeps a loop from being closed. Other workers do the rest.
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End the process where a test hangs beyond its time limit, and show where each of its threads is.
+
+    The limit strikes once, as an exception, wherever the main thread then is: a callback of an event loop, or a task
+    that belongs to something else, swallows it.
     """
-    faulthandler.dump_traceback_later(_LONGEST_TEARDOWN_S, exit=True, file=2)
+    marker = item.get_closest_marker("timeout")
+    limit_s = float(marker.args[0] if marker is not None else item.config.getini("timeout"))
+    return (yield from _watched(limit_s + 60))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown() -> Generator[None, object, object]:
+    """The same for a teardown: pytest ends the watch over a test that fails, and its time limit may have struck.
+
+    A thread that waits for ever keeps a loop from being closed.
+    """
+    return (yield from _watched(_LONGEST_TEARDOWN_S))
+
+
+def _watched(limit_s: float) -> Generator[None, object, object]:
+    faulthandler.dump_traceback_later(limit_s, exit=True, file=_stderr_fd)
     try:
         return (yield)
     finally:

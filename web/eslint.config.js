@@ -2,7 +2,7 @@
 //
 // The page's modules: plain JavaScript in a browser. Its text comes from agents, so nothing may write HTML from strings.
 const BROWSER = [
-  "AbortController", "Blob", "DecompressionStream", "Response", "atob", "EventSource", "HTMLElement", "HTMLInputElement", "HTMLSelectElement", "Headers", "MouseEvent", "KeyboardEvent",
+  "AbortController", "Blob", "DecompressionStream", "Response", "atob", "EventSource", "HTMLElement", "HTMLInputElement", "HTMLSelectElement", "HTMLTextAreaElement", "Headers", "MouseEvent", "KeyboardEvent",
   "ResizeObserver", "SharedWorker", "TextDecoder", "URL", "URLSearchParams", "addEventListener", "cancelAnimationFrame",
   "clearInterval", "clearTimeout", "console", "document", "fetch", "getComputedStyle", "globalThis", "history", "location", "matchMedia",
   "navigator", "queueMicrotask", "removeEventListener", "requestAnimationFrame", "setInterval", "setTimeout", "window",

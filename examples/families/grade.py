@@ -9,7 +9,8 @@ import json
 import os
 from pathlib import Path
 
-WORKDIR = Path(os.environ["GANGLINE_WORKDIR"])
+WORKDIR = Path(os.environ.get("GANGLINE_WORKDIR", "."))
+"""Where the agent worked; here, for a grader that runs there as the same user."""
 
 
 def read(name: str) -> str | None:

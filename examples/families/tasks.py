@@ -50,7 +50,7 @@ def build_tasks(
                 "settings": {"command": _command(puzzle, style)},
                 "allow_no_model_call": style not in STYLES,
             },
-            "evaluator": _evaluator(puzzle),
+            "evaluator": _evaluator(puzzle, runtime),
             "metadata": {"example": "families", "family": family},
         }
 
@@ -74,13 +74,14 @@ def _command(puzzle: Puzzle, style: str) -> list[str]:
     return ["python3", f"{_FOLDER}/agent.py", style, f"{_FOLDER}/manual.txt", "{instruction}", "{model}"]
 
 
-def _evaluator(puzzle: Puzzle) -> dict[str, Any]:
+def _evaluator(puzzle: Puzzle, runtime: str) -> dict[str, Any]:
+    """The grader has a user of its own, where the runtime has one."""
     expected = {"answer": puzzle.answer, "changed": dict(puzzle.changed)}
     return {
         "strategy": "script",
         "config": {
             "command": ["python3", "grade.py"],
-            "separate": True,
+            "separate": runtime != "process",
             "files": {"grade.py": (HERE / "grade.py").read_text(), "expected.json": json.dumps(expected)},
             "timeout_seconds": 30,
         },

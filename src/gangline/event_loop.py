@@ -1,14 +1,15 @@
-"""Work on one event loop: long work that gives others their turns, and calls that run together."""
+"""Work on one event loop: long work that gives others their turns, calls that run together, and work that is not left
+halfway."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-__all__ = ["Share", "Turn", "call_all"]
+__all__ = ["Share", "Turn", "call_all", "to_end"]
 
 ResultT = TypeVar("ResultT")
 
@@ -64,3 +65,20 @@ async def call_all(calls: Sequence[Coroutine[Any, Any, ResultT]]) -> list[Result
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+async def to_end(
+    work: Coroutine[Any, Any, ResultT], undo: Callable[[ResultT], Awaitable[None]] | None = None
+) -> ResultT:
+    """Run `work` to its end, also where the caller is cancelled meanwhile: then the cancellation waits for it.
+
+    undo: called with what it made for a caller that was cancelled.
+    """
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        if not task.cancelled() and task.exception() is None and undo is not None:
+            await undo(task.result())
+        raise

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser
+from playwright.async_api import Browser, expect
 
 from gangline.client.server import ServerClient
 from gangline.domain.errors import Failure
@@ -19,6 +19,9 @@ from support.page.sessions import working_session
 from support.service.running import FakeNode, any_plugin, request
 
 TOKEN = "control-token"
+
+# No test fails for its time: containers are tested beside these, on the same processors.
+expect.set_options(timeout=30_000)
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")

@@ -44,8 +44,9 @@ SETTLE_S = 120.0
 KEPT_ALIVE_S = 16.0
 """A little longer than a connection without use is kept for the next call."""
 MEMORY_ALLOWANCE_BYTES = 24 << 20
-IN_TURN = Counter(socket=5)
-"""Idle connections to the server that a node may keep: heartbeats, one each 3 s, use all of them in turn."""
+MAY_COME = Counter(socket=6, anon_inode=1)
+"""Idle connections to the server that a node may keep, 5: heartbeats, one each 3 s, use all of them in turn. And a
+zygote of its own: once a session's runtime failed, the node checks that runtime itself."""
 
 ENDS_A_SESSION = {"prepare_failed", "evaluator_error"}
 """Commands of the task's own, killed; they are not tried again."""
@@ -192,7 +193,7 @@ async def back_to(before: dict[str, Footprint], leaks: Leaks) -> None:
         return {
             name: now[name]
             for name, was in before.items()
-            if not now[name].descriptors <= was.descriptors + IN_TURN
+            if not now[name].descriptors <= was.descriptors + MAY_COME
             or now[name].memory_bytes > was.memory_bytes + MEMORY_ALLOWANCE_BYTES
         }
 

@@ -116,6 +116,25 @@ async def test_a_separate_verifier_of_harbors_sees_the_artifacts_and_nothing_els
     assert await ended(up, *tries) == [("completed", 1.0), ("completed", 0.0), ("completed", 0.0)]
 
 
+async def test_the_one_step_of_a_harbor_task_is_set_up_run_and_graded(up: UpProcess, tmp_path: Path) -> None:
+    toml = (
+        "multi_step_reward_strategy = 'final'\n[environment]\nnetwork_mode = 'no-network'\n"
+        "[verifier]\nenv = { WANTED = 'wrong', SLED = 'red' }\n"
+        "[[steps]]\nname = 'first'\nmin_reward = 1.0\nhealthcheck = { command = 'test -e made' }\n"
+        "[steps.verifier]\nenv = { WANTED = '4' }\n"
+    )
+    files = {
+        "steps/first/instruction.md": "Write the number.\n",
+        "steps/first/workdir/setup.sh": "[[ $0 = /app/setup.sh ]] && cp seed made\n",
+        "steps/first/workdir/seed": "4 red\n",
+        "steps/first/solution/solve.sh": "#!/bin/sh\ncp made answer.txt\n",
+    }
+    task = imported(harbor_task(tmp_path / "task", toml, **files))
+    broken = imported(harbor_task(tmp_path / "task", toml, **files | {"steps/first/workdir/setup.sh": "exit 3\n"}))
+    tries = [solved(task), with_command(task, NOTHING), {**solved(broken), "max_attempts": 1}]
+    assert await ended(up, *tries) == [("completed", 1.0), ("completed", 0.0), ("infra_error", None)]
+
+
 async def test_terminal_bench_grades_by_the_summary_of_its_tests(up: UpProcess, tmp_path: Path) -> None:
     folder = terminal_bench_task(tmp_path / "hello")
     oracle = solved(imported(folder))

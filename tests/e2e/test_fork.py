@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gangline.client.server import ServerClient
 from gangline.domain.errors import Conflict
+from gangline.serving.scripted.server import scripted_server
+from gangline.training.collecting.beside.trees import TreeRuns, TreeSettings, num_own_sampled
+from gangline.training.collecting.groups import Group
+from gangline.training.learning.algorithms import algorithm
+from gangline.training.learning.samples import make_samples
 from support.service.cli_process import UpProcess, gangline
 
 SCRIPT: dict[str, Any] = {
@@ -54,7 +62,13 @@ async def test_a_group_of_forks_begins_at_a_turn_of_its_parent(up: UpProcess, tm
         assert made.returncode == 0, made.stderr
         assert json.loads(made.stdout)["task_id"] == "forks"
         view = await client.wait("forks", timeout_s=60)
-        assert view.request["fork"] == {"session_id": parent.session_id, "attempt": 1, "turn": 2}
+        assert view.request["fork"] == {
+            "session_id": parent.session_id,
+            "attempt": 1,
+            "turn": 2,
+            "edit": None,
+            "engine": None,
+        }
         results = await client.result("forks")
     assert len(results) == 3
     for result in results:
@@ -65,3 +79,85 @@ async def test_a_group_of_forks_begins_at_a_turn_of_its_parent(up: UpProcess, tm
         assert [one.trainable for one in result.completions] == [False, False, True]
     shown = gangline("show", results[0].session_id, "--data", up.data)
     assert f"fork of {parent.session_id} at turn 2, 2 model calls" in shown.stdout, shown.stdout
+
+
+async def test_an_edited_fork_with_other_sampling_from_the_command_line(up: UpProcess) -> None:
+    running = up.running()
+    async with ServerClient(running["server_url"], running["control_token"]) as client:
+        rules = {"top_k": {"override": 7}, "temperature": {"override": 0.8}}
+        await client.submit(TASK | {"task_id": "edited-parent", "capture": {"sampling": rules}})
+        await client.wait("edited-parent", timeout_s=60)
+        made = gangline(
+            *("fork", "edited-parent.0", "--turn", "1", "--edit", "no such file", "--id", "edited"),
+            *("--temperature", "0.5", "--top-p", "0.9", "--max-tokens", "64", "--data", up.data),
+        )
+        assert made.returncode == 0, made.stderr
+        view = await client.wait("edited", timeout_s=60)
+        (result,) = await client.result("edited")
+    assert view.request["fork"]["edit"] == "no such file"
+    assert (result.outcome, result.failure) == ("completed", None)
+    (sent,) = result.completions[1].new_messages
+    assert [part.content[0].text for part in sent.parts] == ["no such file"]  # type: ignore[union-attr]
+    asked = result.completions[1].certificate.sampling
+    assert (asked.temperature, asked.top_p, asked.max_tokens) == (0.5, 0.9, 64)
+    assert asked.top_k == 7, "the parent's rule, as the fork has none of its own for it"
+    shown = gangline("show", "edited.0", "--data", up.data)
+    assert "1 model calls from its record, edited" in shown.stdout, shown.stdout
+
+
+async def test_a_fork_goes_on_with_the_engine_of_a_role_from_the_command_line(up: UpProcess) -> None:
+    running = up.running()
+    async with (
+        ServerClient(running["server_url"], running["control_token"]) as client,
+        scripted_server({"rules": [{"pattern": ".", "text": "I am the critic."}]}) as critic,
+    ):
+        await client.submit(TASK | {"task_id": "critic-parent"})
+        await client.wait("critic-parent", timeout_s=60)
+        fork = ("fork", "critic-parent.0", "--turn", "2", "--engine", "critic", "--data", up.data)
+        assert (await asyncio.to_thread(gangline, *fork, "--id", "too-early")).returncode == 0
+        await client.wait("too-early", timeout_s=60)
+        (early,) = await client.result("too-early", partial=True)
+        added = await asyncio.to_thread(gangline, "backend", "add", critic, "--role", "critic", "--data", up.data)
+        assert added.returncode == 0, added.stderr
+        made = await asyncio.to_thread(gangline, *fork, "--id", "critics")
+        assert made.returncode == 0, made.stderr
+        await client.wait("critics", timeout_s=60)
+        (result,) = await client.result("critics")
+    assert early.failure is not None
+    assert "no engine answers for role 'critic' on this node" in early.failure.message
+    assert (result.outcome, result.failure) == ("completed", None)
+    assert [one.certificate.engine_role for one in result.completions] == [None, None, "critic"]
+    assert result.completions[-1].certificate.context == "exact"
+    shown = gangline("show", "critics.0", "--data", up.data)
+    assert "2 model calls from its record, behind it the engines of role critic" in " ".join(shown.stdout.split())
+
+
+async def test_a_tree_that_is_asked_for_again_finds_its_forks(up: UpProcess) -> None:
+    """As after a kill of the trainer: the forks' tasks have ids made from their sessions'."""
+    running = up.running()
+    async with ServerClient(running["server_url"], running["control_token"]) as client:
+        await client.submit(TASK | {"task_id": "stems", "num_samples": 2})
+        await client.wait("stems", timeout_s=60)
+        stems = Group("stems", tuple(await client.result("stems")))
+        trees = TreeRuns(client, TreeSettings(branches=2, turns=1, rounds=2, choose="evenly"))
+        first = await trees.of_task().grow(stems)
+        again = await trees.of_task().grow(stems)
+    assert [one.session_id for one in first.sessions[:4]] == ["stems.0", "stems.1", "stems.0.t2.0", "stems.0.t2.1"]
+    assert first.forks == again.forks
+    assert [one.fence for one in first.sessions] == [one.fence for one in again.sessions]
+    for session in first.sessions:
+        theirs = next(one for one in stems.sessions if session.session_id.startswith(one.session_id))
+        for own, parents in zip(session.completions, theirs.completions, strict=True):
+            assert own.sampled_ids.tolist() == parents.sampled_ids.tolist(), "a scripted engine says the same again"
+    samples = make_samples(with_rewards(first), algorithm("tree_grpo"))
+    trained = {session.session_id: 0 for session in first.sessions}
+    for sample in samples:
+        trained[sample.session_id] += int((sample.weights > 0).sum())
+    sampled = {one.session_id: num_own_sampled(one) for one in first.sessions}
+    assert trained == sampled, "each sampled token is trained on once"
+
+
+def with_rewards(group: Group) -> Group:
+    """The first session's tree did better in each of its forks than in the one before."""
+    sessions = tuple(msgspec.structs.replace(one, reward=float(at)) for at, one in enumerate(group.sessions))
+    return dataclasses.replace(group, sessions=sessions)

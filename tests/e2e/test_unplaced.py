@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,9 @@ def up(tmp_path: Path) -> Iterator[UpProcess]:
     broken = tmp_path / "docker"
     broken.write_text("#!/bin/sh\necho 'the daemon is gone' >&2; exit 1\n")
     broken.chmod(0o755)
-    service = UpProcess(tmp_path, env={"GANGLINE_PODMAN": "no-such-podman", "GANGLINE_DOCKER": str(broken)})
+    service = UpProcess(
+        tmp_path, "--label", "gpu", env={"GANGLINE_PODMAN": "no-such-podman", "GANGLINE_DOCKER": str(broken)}
+    )
     try:
         assert service.ready(), service.outcome()
         yield service
@@ -50,3 +53,12 @@ def test_what_is_missing_is_said_at_once_or_after_the_first_try(up: UpProcess) -
     (session,) = view["sessions"]
     assert (session["state"], session["attempt"]) == ("queued", 1), "the session went back unharmed"
     assert "the daemon is gone" in session["unplaced"]
+
+
+def test_a_label_that_the_operator_gave_is_found_and_another_is_missed(up: UpProcess) -> None:
+    runs = {**WAITS, "task_id": "on-gpu", "runtime": {"backend": "process", "node_labels": ["gpu", platform.machine()]}}
+    waits = {**runs, "task_id": "on-tpu", "runtime": {"backend": "process", "node_labels": ["tpu"]}}
+    for task in (waits, runs):
+        assert gangline("submit", "-", "--data", up.data, stdin=json.dumps(task)).returncode == 0
+    wait_for(lambda: "completed" in seen(up, "status", "on-gpu"))
+    assert "lacks label `tpu`" in seen(up, "status", "on-tpu")

@@ -184,7 +184,7 @@ async def test_an_image_is_never_stitched_and_its_expanded_ids_are_in_the_record
     async with agent(name, [Turn(text="A cat."), Turn(text="Yes.")], messages=[first]) as one:
         await one.run(2, then="And now?")
         assert one.engine.sent_ids == [None, None]
-        assert "images or documents" in (one.completions[1].certificate.fallback or "")
+        assert "images in the conversation" in (one.completions[1].certificate.fallback or "")
         tree = CompletionTree(one.completions)
         assert [tree.prompt_ids(c).tolist().count(MEDIA_ID) >= 4 for c in one.completions] == [True, True]
         assert [message.parts for message in one.completions[0].new_messages] == [

@@ -8,6 +8,7 @@ import socket
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,9 +57,9 @@ async def test_settings_that_are_known_later_reach_a_child_that_has_begun(child:
         "node", ["node"], log_path=child.log_path, env=dict(os.environ), port=0, tables=lambda: asyncio.shield(known)
     )
     starting = asyncio.create_task(later.start())
-    while not (tmp_path / "begun").exists():
-        await asyncio.sleep(0.01)
-    assert later.is_waiting
+    async with asyncio.timeout(30):
+        while not (later.is_waiting and (tmp_path / "begun").exists()):
+            await asyncio.sleep(0.01)
     known.set_result(b"settings")
     await starting
     assert (tmp_path / "read").read_text() == "settings"
@@ -66,6 +67,37 @@ async def test_settings_that_are_known_later_reach_a_child_that_has_begun(child:
     assert not later.is_waiting
     later.kill()
     await later.wait()
+
+
+async def test_a_start_that_is_cancelled_halfway_ends_the_child_and_what_it_started(
+    child: Child, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "python").write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/pids\ncat\n")
+    loop = asyncio.get_running_loop()
+    connect, may_go_on, connecting = loop.connect_write_pipe, asyncio.Event(), asyncio.Event()
+
+    async def slowly(*given: Any) -> Any:
+        connecting.set()
+        await may_go_on.wait()
+        return await connect(*given)
+
+    monkeypatch.setattr(loop, "connect_write_pipe", slowly)
+    later = Child("node", ["node"], log_path=child.log_path, env=dict(os.environ), port=0, tables=b"settings")
+    starting = asyncio.create_task(later.start())
+    async with asyncio.timeout(30):
+        await connecting.wait()
+        while not (tmp_path / "pids").exists() or not (tmp_path / "pids").read_text().strip():
+            await asyncio.sleep(0.01)
+    starting.cancel()
+    await asyncio.sleep(0)  # so that it has heard of it
+    may_go_on.set()
+    done, _ = await asyncio.wait({starting}, timeout=30)
+    assert done
+    assert starting.cancelled()
+    assert not later.is_running
+    async with asyncio.timeout(30):
+        while Path("/proc", (tmp_path / "pids").read_text().strip()).exists():  # it is the system's to reap
+            await asyncio.sleep(0.01)
 
 
 async def test_a_child_whose_settings_never_come_is_ended(child: Child, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -230,3 +231,20 @@ def test_loading_weights_leaves_the_model_folder_alone(model: LanguageModel, fol
     family = "llama" if model.module.config.model_type == "llama" else "qwen3"
     model.load_weights(write_tiny_model(tmp_path, family, seed=1))
     assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_a_pass_happens_on_the_models_device(folder: Path) -> None:
+    """PyTorch's device `meta` computes shapes alone, refuses tensors of other devices, and has no logits to bring."""
+    model = LanguageModel(load_model(folder, "meta"))
+    cache = model.new_cache()
+    for part in (prompt(70), prompt(5), prompt(1)):  # a prompt beyond one allocation, a later chunk, a decoded token
+        with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+            model.forward([Chunk(cache, np.asarray(part, dtype=np.int64))])
+    assert (cache.length, cache.keys.device.type, cache.values.device.type) == (76, "meta", "meta")
+
+
+def test_a_device_that_is_not_there_is_refused(folder: Path) -> None:
+    with pytest.raises(InvalidRequest, match="cannot use the device 'cuda:99'"):
+        load_model(folder, "cuda:99")
+    with pytest.raises(InvalidRequest, match="cannot use the device 'abacus'"):
+        load_model(folder, "abacus")

@@ -16,8 +16,10 @@ from gangline.domain.ids import new_id
 from gangline.domain.task import RuntimeSpec
 from gangline.runtimes.bubblewrap.runtime import SandboxRuntime
 from gangline.runtimes.commands import execution, zygote
+from gangline.runtimes.network.relay import listening_inside
 from gangline.runtimes.process import ProcessRuntime
 from gangline.runtimes.shared.handle import ExecRequest, open_channel
+from gangline.runtimes.shared.leftovers import kill_labelled
 
 NUM_ACTIONS = 1000
 MAX_PRIVATE_BYTES = 3 << 20
@@ -167,6 +169,29 @@ async def test_a_killed_zygote_is_replaced_and_foremen_live_on(runtime: Runtime,
     finally:
         await handle.stop()
         await other.stop()
+
+
+async def test_a_listener_whose_caller_was_cancelled_is_gone_when_the_caller_is(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    handle, owner = await start(runtime, tmp_path)  # so there is a zygote
+    stopped = zygote_pid()
+    folder = os.open(f"/proc/{os.getpid()}", os.O_DIRECTORY | os.O_RDONLY)
+    try:
+        os.kill(stopped, signal.SIGSTOP)
+        opening = asyncio.create_task(listening_inside(f"{owner}/l/sandbox", folder, 0))
+        await asyncio.wait({opening}, timeout=0.1)
+        opening.cancel()
+        done, _ = await asyncio.wait({opening}, timeout=0.1)
+        assert not done, "its helper is still to come"
+        os.kill(stopped, signal.SIGCONT)
+        await asyncio.wait({opening}, timeout=30)
+        assert opening.cancelled()
+        assert not kill_labelled(lambda label: label == f"{owner}/l/sandbox")
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+        os.close(folder)
+        await handle.stop()
 
 
 async def test_a_supervisor_takes_one_command_after_another(runtime: Runtime, tmp_path: Path) -> None:

@@ -130,3 +130,37 @@ async def test_text_that_differs_in_each_run_is_tolerated_and_pinned(tmp_path: P
     assert result.completions[-1].certificate.context == "exact"
     assert result.trajectory is not None
     assert audit(result.trajectory, result.completions).ok
+
+
+EDITED: list[dict[str, Any]] = [
+    *RULES[:2],
+    {"turn": 2, "pattern": "Error: no space left", "tool_calls": [{"run": "echo again"}]},
+    {"turn": 3, "pattern": "^again", "text": "mended"},
+]
+
+
+async def test_an_edit_takes_the_place_of_the_newest_result_for_the_model_alone(
+    tmp_path: Path, parent: SessionResult
+) -> None:
+    fork = fork_of(parent, 2) | {"edit": "Error: no space left"}
+    result = await lived(tmp_path, "edited", EDITED, parent, fork=fork)
+    assert (result.outcome, result.failure) == ("completed", None)
+    replayed, own = result.completions[:2], result.completions[2:]
+    assert all(REPLAYED in one.metadata for one in replayed)
+    assert not any(REPLAYED in one.metadata for one in own)
+    assert len(own) == 2, "the later request carries the edit too, or the session would have another conversation"
+    (sent,) = own[0].new_messages
+    assert sent.role == "tool"
+    assert [part.content[0].text for part in sent.parts] == ["Error: no space left"]  # type: ignore[union-attr]
+    assert result.trajectory is not None
+    (trace,) = result.trajectory.traces
+    assert audit(result.trajectory, result.completions).ok
+    assert int(trace.loss_mask.sum()) == sum(len(one.sampled_ids) for one in own)
+    lineage = msgspec.json.decode(result.artifacts[LINEAGE_FILE])
+    assert lineage["was_edited"] is True
+
+
+async def test_a_fork_that_ends_before_its_edit_says_so(tmp_path: Path, parent: SessionResult) -> None:
+    result = await lived(tmp_path, "unedited", [], parent, fork=fork_of(parent, 4) | {"edit": "never read"})
+    assert (result.outcome, len(result.completions)) == ("completed", 4)
+    assert msgspec.json.decode(result.artifacts[LINEAGE_FILE])["was_edited"] is False

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import aiohttp
 import anthropic
 import msgspec
 import numpy as np
@@ -188,3 +189,31 @@ async def test_what_stands_before_the_first_image_is_trained_on(strategy: str) -
         (None, True),
         ("images", False),
     ]
+
+
+_AUDIO: Any = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+_WAV: Any = {"type": "audio", "source": {"type": "base64", "media_type": "audio/wav", "data": "AAAA"}}
+AUDIO: dict[str, tuple[str, dict[str, Any], str]] = {
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": [_AUDIO]}]}, "input_audio"),
+    "responses": ("/v1/responses", {"input": [{"role": "user", "content": [_AUDIO]}]}, "input_audio"),
+    "anthropic": ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": [_WAV]}]}, "audio"),
+    "google": (
+        "/v1beta/models/m:generateContent",
+        {"contents": [{"role": "user", "parts": [{"inlineData": {"mimeType": "audio/wav", "data": "AAAA"}}]}]},
+        "audio/wav",
+    ),
+}
+
+
+@pytest.mark.parametrize("dialect", AUDIO)
+async def test_audio_is_refused_by_name(dialect: str) -> None:
+    path, body, name = AUDIO[dialect]
+    body = body if dialect == "google" else {"model": "scripted", **body}
+    async with seeing({"default": {"text": "x"}}) as running, aiohttp.ClientSession() as client:
+        key = running.session.key
+        headers = {"Authorization": f"Bearer {key}", "x-api-key": str(key), "x-goog-api-key": str(key)}
+        url = f"{running.url}/s/{running.session.session_id}{path}"
+        async with client.post(url, json=body, headers=headers) as answer:
+            assert answer.status == 400
+            assert f"'{name}'" in await answer.text()
+        assert running.journal.completions == []

@@ -52,6 +52,30 @@ def test_a_node_passes_over_what_it_cannot_run_and_another_takes_it(store: TaskS
     assert leased(store, "n2") == ["d", "d"]
 
 
+def test_labels_place_a_session_whichever_of_its_runtimes_asks_for_them(store: TaskStore) -> None:
+    plain = msgspec.structs.replace(HERE, labels=("x86_64",))
+    offers(store, plain)
+    grader = {
+        "strategy": "script",
+        "refresh_runtime": True,
+        "runtime": {"backend": "sandbox", "node_labels": ["gpu", "aarch64"]},
+    }
+    (first, second, third) = store.submit(
+        [
+            request("x", runtime={"backend": "sandbox", "node_labels": ["x86_64"]}, num_samples=1),
+            request("g", runtime={"backend": "sandbox", "node_labels": ["gpu"]}, num_samples=1),
+            of("a", "sandbox", evaluator=grader),
+        ]
+    )
+    assert first.unplaced is None
+    assert second.unplaced == "no node can run it; node n1 lacks label `gpu`"
+    assert third.unplaced == "no node can run it; node n1 lacks label `aarch64`; label `gpu`"
+    assert leased(store, "n1") == ["x"]
+    offers(store, msgspec.structs.replace(HERE, labels=("x86_64", "gpu")), "n2")
+    assert leased(store, "n2") == ["g"]
+    assert store.status().unplaced == {"no node can run it; node n2 lacks label `aarch64`": 2}
+
+
 def test_a_graders_own_runtime_and_those_of_environments_are_needed_too(store: TaskStore) -> None:
     offers(store, HERE)
     grader = {"strategy": "script", "refresh_runtime": True, "runtime": {"backend": "docker"}}
@@ -97,6 +121,8 @@ def test_a_store_of_version_3_is_opened_and_its_sessions_run_anywhere(tmp_path: 
             conn.exec_driver_sql("ALTER TABLE sessions DROP COLUMN needs")
             conn.exec_driver_sql("ALTER TABLE nodes DROP COLUMN offer")
             conn.exec_driver_sql("DROP TABLE needs")
+            conn.exec_driver_sql("DROP INDEX tasks_by_fork")
+            conn.exec_driver_sql("ALTER TABLE tasks DROP COLUMN fork_of")
             conn.exec_driver_sql("UPDATE meta SET value = '3' WHERE key = 'schema_version'")
             old = "CREATE INDEX sessions_in_queue ON sessions (priority DESC, turn, position) WHERE state = 'queued'"
             conn.exec_driver_sql(f"{old} AND ready_at IS NULL")

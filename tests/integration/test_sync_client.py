@@ -54,7 +54,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
 
 
 OF_HTTP = {"close", "twin", "opened", "unavailable", "request", "request_json", "request_msgpack"}
-OF_NODES = {"lease", "heartbeat", "release", "post_result"}
+OF_NODES = {"lease", "heartbeat", "release", "post_result", "post_turns", "kept_turns", "begin_anew"}
 RARE = {"events", "references", "health"}  # a stream, and rarely used calls
 
 

@@ -284,7 +284,6 @@ def test_groups_may_not_shrink(tmp_path: Path) -> None:
         ({"use_opd": True, "opd_type": "sglang"}, "use --opd-type megatron"),
         ({"custom_rm_path": "my.rm"}, "--custom-rm-path my.rm would be ignored: rewards come from the tasks"),
         ({"dynamic_sampling_filter_path": "my.filter"}, "give the rollout `admit`"),
-        ({"use_rollout_routing_replay": True}, "--use-rollout-routing-replay True would be ignored"),
     ],
 )
 def test_options_under_which_slime_would_train_wrongly_are_refused(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,7 +28,9 @@ from gangline.training.learning.forward import loss_inputs, token_logprobs
 from gangline.training.learning.loss import policy_loss
 from gangline.training.learning.packing import pack
 from gangline.training.learning.samples import make_samples
+from support.engines.expert_talks import twenty_thousand_tokens
 from support.engines.models import CONFIGS
+from support.training.absent_modules import importable
 from support.training.samples import group, session, trace
 
 with warnings.catch_warnings():
@@ -75,6 +80,41 @@ def test_rows_are_padded_as_verls_agent_loops_do() -> None:
     assert batch["attention_mask"][0].tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 0]
     assert batch["position_ids"][0].tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 5]
     assert batch["rm_scores"][1].tolist() == [0, 0, 0.5, 0]
+
+
+@contextmanager
+def agent_loops(empty: Path) -> Iterator[Any]:
+    """verl's module of agent loops, without what it starts workers by. empty: a folder."""
+    absent = ("hydra", "omegaconf", "ray", "transfer_queue", "codetiming")
+    before = set(sys.modules)
+    with importable(empty, *absent), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield importlib.import_module("verl.experimental.agent_loop.agent_loop")
+    for name in [name for name in sys.modules if name not in before and name.startswith("verl")]:
+        del sys.modules[name]
+
+
+async def test_routing_is_equal_to_that_of_verls_own_agent_loops(tmp_path: Path) -> None:
+    """20,000 tokens of 48 layers and 8 experts, given to verl's own `AgentLoopOutput` as its engine client does."""
+    routing, result = await twenty_thousand_tokens(tmp_path)
+    batch = adapter.to_data_proto([Group("t1", (result,))], 1, replays_experts=True, prompt_length=3000).batch
+    assert result.trajectory is not None
+    (one,) = result.trajectory.traces
+    ids = [*one.prompt_ids.tolist(), *one.response_ids.tolist()]
+    with agent_loops(tmp_path) as loops:
+        theirs = loops.AgentLoopOutput(
+            prompt_ids=one.prompt_ids.tolist(),
+            response_ids=one.response_ids.tolist(),
+            response_mask=one.loss_mask.tolist(),
+            routed_experts=routing.of(ids),
+            metrics=loops.AgentLoopMetrics(),
+        ).as_dict()["routed_experts"]
+    padding = 3000 - len(one.prompt_ids)
+    ours = batch["routed_experts"][0]
+    assert ours.dtype == theirs.dtype == torch.int16
+    assert torch.equal(ours[padding:], theirs)
+    assert not ours[:padding].any()
+    assert len(theirs) >= 20_000
 
 
 def test_a_batch_says_at_which_temperature_it_was_sampled() -> None:

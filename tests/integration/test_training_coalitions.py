@@ -15,9 +15,9 @@ from gangline.client.server import ServerClient
 from gangline.domain.errors import InvalidGroup
 from gangline.server.run import serving
 from gangline.serving.scripted.server import scripted_server
-from gangline.training.collecting.beside import Beside
-from gangline.training.collecting.coalition_runs import CoalitionRuns
-from gangline.training.collecting.coalitions import CoalitionSettings
+from gangline.training.collecting.beside.coalition_runs import CoalitionRuns
+from gangline.training.collecting.beside.coalitions import CoalitionSettings
+from gangline.training.collecting.beside.tasks import Beside
 from gangline.training.collecting.collector import PlainCollector
 from gangline.training.learning.algorithms import algorithm
 from gangline.training.learning.credit.coalitions import asked_coalitions, group_shapley, player_factors

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.training.collecting.coalitions import CoalitionSettings
+from gangline.training.collecting.beside.coalitions import CoalitionSettings
 from gangline.training.collecting.groups import CoalitionRewards, Group
 from gangline.training.learning.advantages import advantages_by_role, group_advantages
 from gangline.training.learning.algorithms import Algorithm

@@ -4,7 +4,10 @@ dialect."""
 from __future__ import annotations
 
 import json
+import os
+import random
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -140,10 +143,19 @@ def parsed(name: str, body: Any) -> ModelCall:
 ROUTES = DialectRoutes([plugins.load("dialect", name)() for name in plugins.names("dialect")])
 
 
-def replay_of(call: ModelCall) -> Replay:
-    """Of a session whose only call is this one."""
-    record = Completion(
-        completion_id="c1-000001",
+def replay_of(*calls: ModelCall) -> Replay:
+    """Of a session with these calls."""
+    following = [after.messages[len(call.messages)] for call, after in pairwise(calls)]
+    records = [
+        record_of(call, number, answer)
+        for number, (call, answer) in enumerate(zip(calls, [*following, ANSWER], strict=True))
+    ]
+    return Replay(records, len(records), Forms(VolatileText(), Tolerance()))
+
+
+def record_of(call: ModelCall, number: int, answer: Message) -> Completion:
+    return Completion(
+        completion_id=f"c1-{number:06d}",
         session_id="parent",
         attempt=1,
         status="complete",
@@ -157,14 +169,13 @@ def replay_of(call: ModelCall) -> Replay:
         logprobs=logprobs([-0.5]),
         messages_shared=0,
         new_messages=call.messages,
-        response=ANSWER,
+        response=answer,
         tools=call.tools,
         certificate=Certificate(prompt_source="engine", context="first", logprobs="processed", finish_reason="stop"),
         started_at=1.0,
         finished_at=2.0,
-        metadata={"reply_id": "r", REQUEST: request_fields(call)},
+        metadata={"reply_id": f"r{number}", REQUEST: request_fields(call)},
     )
-    return Replay([record], 1, Forms(VolatileText(), Tolerance()))
 
 
 def changed(value: Any) -> Iterator[Any]:
@@ -240,6 +251,70 @@ def test_no_planted_difference_is_answered_from_the_record(name: str) -> None:
             continue
         undetected.append(json.dumps(other))
     assert num_planted > 50
+    assert undetected == []
+
+
+UNITS = {"openai_chat": ("messages", 2), "anthropic": ("messages", 2), "openai_responses": ("input", 3)}
+"""Where a dialect has its items, and how many of them are an assistant's turn with its tool result. Google has
+`contents`, 2."""
+NUM_FORKS = int(os.environ.get("GANGLINE_PLANTED_FORKS", "1000")) // len(BODIES)
+
+
+def is_echo(call: ModelCall, recorded: ModelCall) -> bool:
+    """Whether all that differs is the text of assistant's turns with tool calls, which some clients do not send back:
+    the conversation goes on from what was sampled."""
+    (rest, messages), (own_rest, own_messages) = seen(recorded), seen(call)
+    if rest != own_rest or len(messages) != len(own_messages):
+        return False
+    for (role, name, parts), (own_role, own_name, own) in zip(messages, own_messages, strict=True):
+        calls = [part for part in parts if "arguments" in part]
+        left_out = role == "assistant" and bool(calls) and own == calls
+        if (role, name) != (own_role, own_name) or (parts != own and not left_out):
+            return False
+    return True
+
+
+def generated(name: str, chance: random.Random) -> list[dict[str, Any]]:
+    """The requests of an agent with three to seven turns, in words of its own."""
+
+    def words() -> str:
+        return " ".join("".join(chance.choices("abcdehilnorstu", k=chance.randint(1, 7))) for _ in range(4))
+
+    field, length = UNITS.get(name, ("contents", 2))
+    body = json.loads(json.dumps(BODIES[name][2]).replace("Pull the sled.", words()).replace("You are a dog.", words()))
+    unit = json.dumps(body[field][-length:])
+    items = body[field][:-length]
+    requests = [{**body, field: list(items)}]
+    for _ in range(chance.randint(2, 6)):
+        turn = unit.replace(CALL_ID, f"call_{chance.randrange(16**20):020x}").replace("I pull.", words())
+        items += json.loads(turn.replace("It moves.", words()).replace("pull", words()))
+        requests.append({**body, field: list(items)})
+    return requests
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_no_difference_planted_into_the_forks_of_generated_agents_is_undetected(name: str) -> None:
+    chance, num_forks, undetected = random.Random(name), 0, list[str]()
+    while num_forks < NUM_FORKS:
+        requests = generated(name, chance)
+        recorded = [parsed(name, body) for body in requests]
+        at = chance.randrange(len(requests))
+        planted = chance.choice(list(changed(requests[at])))
+        try:
+            call = parsed(name, planted)
+        except GanglineError:
+            continue
+        if any(is_echo(call, one) for one in recorded):  # another call of the record, or none that differs
+            continue
+        num_forks += 1
+        replay = replay_of(*recorded)
+        for before in requests[:at]:
+            assert replay.match(parsed(name, before)).recorded is not None
+        try:
+            replay.match(call)
+        except ForkDiverged:
+            continue
+        undetected.append(json.dumps(planted))
     assert undetected == []
 
 

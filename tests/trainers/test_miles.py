@@ -9,19 +9,23 @@ on 2026-11-23.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
 import importlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gangline.trainers import miles as adapter
 from gangline.trainers.slime import post_process_rewards
 from gangline.trainers.slime.arguments import IGNORED_BY_ROLLOUTS
 from gangline.training.collecting.groups import Group
+from support.engines.expert_talks import twenty_thousand_tokens
 from support.slime import miles as stand_ins
 from support.slime import types as slime_types
 from support.slime.checkout import ABSENT
@@ -71,6 +75,19 @@ def converted(groups: list[Group], **changes: Any) -> dict[str, Any]:
         custom_convert_samples_to_train_data_func=None,
         custom_reward_post_process_func=None if path is None else post_process_rewards,
     )
+
+
+def test_routing_of_20_000_tokens_reaches_miless_samples_bit_by_bit(tmp_path: Path) -> None:
+    """Its own check of a sample asks for one row fewer than tokens."""
+    routing, result = asyncio.run(twenty_thousand_tokens(tmp_path))
+    make = importlib.import_module("miles.utils.types").Sample
+    [[[sample]]] = adapter.to_samples([Group("t1", (result,))], 1, sample_type=make, replays_experts=True)
+    sample.validate()
+    assert sample.rollout_routed_experts.dtype == np.int32
+    assert np.array_equal(sample.rollout_routed_experts, routing.of(sample.tokens))
+    sample.rollout_routed_experts = sample.rollout_routed_experts[1:]
+    with pytest.raises(AssertionError, match="rollout_routed_experts length"):
+        sample.validate()
 
 
 def test_every_sample_of_every_session_is_trained_and_each_session_counts_once() -> None:

@@ -18,12 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gangline.domain.errors import InvalidRequest, NodeError
+from gangline.domain.session import SessionResult
 from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
 from gangline.trainers.prime_rl import samples as adapter
 from gangline.trainers.prime_rl.feed import feed
@@ -36,6 +38,7 @@ from gangline.training.learning.loss import policy_loss
 from gangline.training.learning.masks import last_turns, outcome_weighted
 from gangline.training.learning.packing import pack as pack_ours
 from gangline.training.learning.samples import Mask, make_samples
+from support.engines.expert_talks import twenty_thousand_tokens
 from support.engines.models import CONFIGS
 from support.training.fakes import Engines, Service
 from support.training.prime_rl_trainer import of_prime_rl, prime_loss, prime_rl_checkout, trainer_logprobs
@@ -114,6 +117,32 @@ def test_a_sample_has_the_algorithms_advantage_on_every_trained_token() -> None:
     assert first.advantages == [0.0] * 3 + [0.5] * 3 + [0.0] * 2 + [0.5] * 2
     assert first.rl_weights is None
     assert [one.training_sample.advantages[3] for one in found] == [0.5, 0.5, 0.5, -0.5, -0.125, 0.125]
+
+
+def test_routing_of_20_000_tokens_reaches_prime_rls_tensors_bit_by_bit(tmp_path: Path) -> None:
+    """Through its own packer, its own bytes on the disk and its own loader."""
+    routing, result = asyncio.run(twenty_thousand_tokens(tmp_path))
+    chosen = settings(seq_len=40_000, router_replay=True, pad_to_multiple_of=8, num_samples=1 + 1)
+    two = Group("t1", (result, renamed(result)))
+    [[batch]] = pack(to_samples([two], chosen, GRPO)[:1], chosen)
+    types = of_prime_rl("transports.rollouts.types")
+    batch = msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=types.MicroBatch)
+    loader = object.__new__(of_prime_rl("trainer.rl.data").DataLoader)
+    found = loader._micro_batch_to_tensor(batch)["routed_experts"][0].numpy()
+    (trace,) = result.trajectory.traces if result.trajectory is not None else ()
+    ids = [*trace.prompt_ids.tolist(), *trace.response_ids.tolist()]
+    assert len(ids) >= 20_000
+    assert np.array_equal(found[: len(ids) - 1], routing.of(ids))
+    assert not found[len(ids) - 1 :].any()
+    assert len(found) == len(batch.input_ids)
+
+
+def renamed(result: SessionResult) -> SessionResult:
+    """The same session under another name, with another reward."""
+    assert result.trajectory is not None
+    traces = tuple(msgspec.structs.replace(one, session_id="s2", trace_id="s2.t0") for one in result.trajectory.traces)
+    trajectory = msgspec.structs.replace(result.trajectory, session_id="s2", traces=traces)
+    return msgspec.structs.replace(result, session_id="s2", trajectory=trajectory, reward=0.0)
 
 
 def test_every_rank_gets_as_many_micro_batches_and_every_row_is_in_one() -> None:

@@ -8,6 +8,7 @@ Last run with slime at 624b824 on 2026-11-23.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import importlib
 import itertools
@@ -24,6 +25,7 @@ import torch
 from gangline.trainers import slime as adapter
 from gangline.trainers.slime.arguments import IGNORED_BY_ROLLOUTS
 from gangline.training.collecting.groups import Group
+from support.engines.expert_talks import twenty_thousand_tokens
 from support.slime import types as slime_types
 from support.slime.checkout import ABSENT, parsed_arguments
 from support.training.absent_modules import importable
@@ -113,6 +115,24 @@ def test_rewards_of_traces_reach_slimes_batch() -> None:
     )
     assert data["raw_reward"] == [0.25, 0.75, 0.0, 0.0, 1.0]
     assert 0 < data["rewards"][0] < data["rewards"][1]
+
+
+def test_routing_of_20_000_tokens_reaches_slimes_batch_bit_by_bit(tmp_path: Path) -> None:
+    """Through its own check of replays and its own alignment with the trained tokens."""
+    routing, result = asyncio.run(twenty_thousand_tokens(tmp_path))
+    (sample,) = flat(adapter.to_samples([Group("t1", (result,))], 1, replays_experts=True))
+    here = manager(use_rollout_routing_replay=True, num_layers=48, moe_router_topk=8)
+    data = here._convert_samples_to_train_data([sample])
+    want = torch.from_numpy(routing.of(sample.tokens).astype("int32"))
+    assert len(sample.tokens) >= 20_000
+    assert torch.equal(data["rollout_routed_experts"][0], want)
+    assert data["rollout_routed_experts"][0].dtype == torch.int32
+    module = importlib.import_module("slime.backends.megatron_utils.cp_utils")
+    padded = module._pad_routed_experts(data["rollout_routed_experts"][0], 1, 128)
+    assert padded.shape == (len(sample.tokens), 48, 8)
+    sample.rollout_routed_experts[:, 7] = 0
+    with pytest.raises(ValueError, match=r"all zero for MoE layers \[7\]"):  # its check is on
+        here._convert_samples_to_train_data([sample])
 
 
 def choices() -> list[str]:

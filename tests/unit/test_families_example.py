@@ -106,3 +106,16 @@ def test_the_same_options_give_the_same_tasks_and_others_follow_them() -> None:
 )
 def test_a_reply_is_read_in_its_style(style: str, text: str, read: tuple[str, str]) -> None:
     assert agent["read_reply"](style, text) == read
+
+
+def test_a_runtime_without_a_second_user_grades_where_the_agent_worked(tmp_path: Path) -> None:
+    (task,) = build_tasks(1, runtime="process")
+    assert not task["evaluator"]["config"]["separate"]
+    assert next(build_tasks(1))["evaluator"]["config"]["separate"]
+    puzzle = make_puzzle("read", 0, 0)
+    workdir = laid_out(tmp_path, puzzle)
+    for name, content in task["evaluator"]["config"]["files"].items():
+        (workdir / name).write_text(content)
+    (workdir / "answer.txt").write_text(puzzle.answer)
+    subprocess.run([sys.executable, "grade.py"], cwd=workdir, env={"PATH": "/usr/bin:/bin"}, check=True)
+    assert json.loads((workdir / "reward.json").read_text())["reward"] == 1.0

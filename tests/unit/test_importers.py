@@ -145,12 +145,6 @@ def test_servers_of_tools_go_to_the_agent(tmp_path: Path) -> None:
         read_harbor_task(folder, QUIET)
 
 
-def test_steps_are_refused(tmp_path: Path) -> None:
-    folder = harbor_task(tmp_path / "t", '[[steps]]\nname = "first"\n')
-    with pytest.raises(InvalidRequest, match="steps"):
-        read_harbor_task(folder, QUIET)
-
-
 @pytest.mark.parametrize("missing", ["instruction.md", "tests/test.sh"])
 def test_what_is_missing_is_named(tmp_path: Path, missing: str) -> None:
     folder = harbor_task(tmp_path / "t")

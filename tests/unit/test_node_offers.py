@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.gateway.health.offers import Offers
 
@@ -45,6 +47,12 @@ async def test_a_start_looks_at_programs_only_and_a_doubted_runtime_is_withdrawn
     assert await found.doubt(["sound", "broken"])
     assert found.offer.runtimes == ("sound",)
     assert found.offer.missing["broken"] == "broken does not start"
+
+
+def test_a_node_has_its_architecture_and_its_operators_labels() -> None:
+    machine = Machine()
+    found = Offers(["sound"], machine.make, labels=["gpu", "gpu"])  # type: ignore[arg-type]
+    assert found.offer.labels == (platform.machine(), "gpu")
 
 
 async def test_sessions_that_fail_together_cost_one_check() -> None:

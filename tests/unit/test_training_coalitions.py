@@ -14,9 +14,9 @@ from gangline.domain.errors import InvalidGroup, OutOfTasks
 from gangline.domain.task import AgentSpec, TaskRequest
 from gangline.runs.log import read_records
 from gangline.runs.records import StepRecord
-from gangline.training.collecting.beside import Beside
-from gangline.training.collecting.coalition_runs import CoalitionRuns
-from gangline.training.collecting.coalitions import COALITION, CoalitionSettings, coalition_task
+from gangline.training.collecting.beside.coalition_runs import CoalitionRuns
+from gangline.training.collecting.beside.coalitions import COALITION, CoalitionSettings, coalition_task
+from gangline.training.collecting.beside.tasks import Beside
 from gangline.training.collecting.collector import PlainCollector
 from gangline.training.collecting.groups import CoalitionRewards, Group, ValiditySettings
 from gangline.training.collecting.schedule import ScheduleSettings

@@ -70,7 +70,7 @@ def test_a_critic_beside_what_is_of_groups_is_refused(tmp_path: Path, changes: d
 
 @pytest.mark.parametrize("name", ["tree_grpo", "tree_adv", "branch_grpo"])
 def test_credit_of_branches_is_refused_where_nothing_forks_sessions(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidRequest, match="a run forks none: it would be grpo"):
+    with pytest.raises(InvalidRequest, match="this run forks none: it would be grpo"):
         read(tmp_path, algorithm={"name": name})
     with pytest.raises(UnknownPlugin, match="unknown hook 'mine'"):  # one that is installed may fill them
         read(tmp_path, algorithm={"name": name}, hooks={"prepare": "mine"})

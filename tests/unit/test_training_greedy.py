@@ -8,9 +8,9 @@ import pytest
 
 from gangline.domain.errors import InvalidGroup, InvalidRequest
 from gangline.domain.task import TaskRequest
-from gangline.training.collecting.beside import Beside
+from gangline.training.collecting.beside.greedy_runs import GreedyRuns, greedy_task
+from gangline.training.collecting.beside.tasks import Beside
 from gangline.training.collecting.collector import PlainCollector, informative
-from gangline.training.collecting.greedy_runs import GreedyRuns, greedy_task
 from gangline.training.collecting.groups import Greedy, ValiditySettings
 from gangline.training.learning.algorithms import algorithm
 from gangline.training.learning.samples import make_samples

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from gangline.checking.samples import Sample, as_floats, as_ids, has_images, streamed
+from gangline.checking.samples import Sample, as_floats, as_ids, has_images, image_urls, streamed
 
 __all__ = ["gangline_rows", "slime_samples", "trl_rows", "verl_rows"]
 
@@ -39,7 +42,7 @@ def gangline_rows(record: Record, row: int) -> Iterator[Sample]:
     if record.get("untrainable") is None:
         _nothing_trained(sample)
     _reward(sample, record.get("reward"), is_fault=record.get("outcome") == "infra_error")
-    _pixels(sample, record.get("prompt_messages"), has_pixels=False)
+    _certified_pixels(sample, record)
     yield sample
 
 
@@ -205,6 +208,27 @@ def _reward(sample: Sample, reward: Any, *, is_fault: bool) -> None:
         sample.add("reward_invalid", None, f"reward {reward}")
     elif is_fault and float(reward) == 0.0:
         sample.add("fault_scored", None, "it ended by a fault, its reward is 0, and it is trained")
+
+
+def _certified_pixels(sample: Sample, record: Record) -> None:
+    """The files are in the messages; those that the last certificate names must be there, each in its place."""
+    evidence = [one["images"] for one in record.get("certificates") or () if one.get("images")]
+    placed = evidence[-1]["placed"] if evidence else []
+    messages = [*(record.get("prompt_messages") or ()), *(record.get("response_messages") or ())]
+    urls = list(image_urls(messages))
+    if not sample.mask.any():
+        return
+    if not placed and (urls or has_images(messages)):
+        sample.add("pixels_missing", None, "images in its messages, and no certificate of them")
+    elif [_digest(url) for url in urls] != [image["digest"] for image in placed]:
+        sample.add("pixels_missing", None, f"{len(placed)} images are certified, and its messages hold other files")
+
+
+def _digest(url: str) -> str:
+    try:
+        return hashlib.sha256(base64.b64decode(url.partition(",")[2], validate=True)).hexdigest()
+    except (binascii.Error, ValueError):
+        return ""
 
 
 def _pixels(sample: Sample, messages: Any, *, has_pixels: bool) -> None:

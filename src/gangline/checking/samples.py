@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gangline.checking.kinds import KINDS, Finding
 
-__all__ = ["Sample", "as_floats", "as_ids", "has_images", "spans_of", "streamed"]
+__all__ = ["Sample", "as_floats", "as_ids", "has_images", "image_urls", "spans_of", "streamed"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -115,6 +115,14 @@ def spans_of(mask: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     """Runs of True, as [start, end)."""
     edges = np.flatnonzero(np.diff(mask.view(np.int8), prepend=0, append=0))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+
+def image_urls(messages: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Addresses of images in messages of Gangline's rows, in the order of the prompt: tool results of one first."""
+    for message in messages:
+        parts: list[dict[str, Any]] = message.get("parts") or []
+        results = [piece for part in parts if part.get("type") == "tool_result" for piece in part.get("content") or ()]
+        yield from (str(part.get("url")) for part in (*results, *parts) if part.get("type") == "image")
 
 
 def has_images(messages: Any) -> bool:

@@ -105,7 +105,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "engine": Command(
         "service.engine",
-        "Run an engine server with vLLM's routes and fields: a small real model on the CPU, or a script.",
+        "Run an engine server with vLLM's routes and fields: a small real model on the CPU or a GPU, or a script.",
     ),
     "server": Command("service.server", "Run a rollout server: tasks, groups, leases, results, callbacks."),
     "node": Command(
@@ -115,6 +115,10 @@ COMMANDS: dict[str, Command] = {
         "service.cluster", "Run nodes on a Ray cluster for a running server. Needs the extra `cluster`."
     ),
     "tasks": Command("tasks.task_files", "Make tasks of other systems' tasks and datasets, and look at them."),
+    "serve": Command(
+        "evals.serve",
+        "Serve tasks as an OpenEnv environment until Ctrl-C: clients act in their sandboxes and get their rewards.",
+    ),
     "preset": Command("tasks.preset", "Task families that are ready to use: swe, stem, math, code."),
     "list": Command("tasks.listing", "List tasks or sessions, newest first, a page at a time."),
     "train": Command("learning.train", "Train on groups of sessions."),

@@ -22,13 +22,14 @@ from gangline.client.base import GRADING_WAIT_S, MSGPACK, error_of
 from gangline.client.sessions import CallerSessions
 from gangline.domain.errors import GanglineError, ServerUnavailable, StoreError
 from gangline.domain.lifecycle import Outcome, SessionState, TaskState
-from gangline.domain.session import Grading, Heartbeat, HeartbeatReply, Lease, SessionResult
+from gangline.domain.session import Grading, Heartbeat, HeartbeatReply, KeptTurns, Lease, SessionResult, Turns
 from gangline.domain.task import EvaluatorSpec, SamplingPolicy, TaskRequest
 from gangline.domain.tokens import encode_msgpack
 from gangline.domain.views import (
     Annotation,
     AnnotationPage,
     Event,
+    ForkTree,
     PageLink,
     ResultReceipt,
     ResultReference,
@@ -38,6 +39,7 @@ from gangline.domain.views import (
     Submitted,
     TaskPage,
     TaskView,
+    TurnsReceipt,
     Verdict,
 )
 
@@ -174,18 +176,25 @@ class ServerClient(CallerSessions):
         *,
         samples: int = 1,
         sampling: SamplingPolicy | None = None,
+        edit: str | None = None,
+        engine: str | None = None,
         task_id: str | None = None,
     ) -> Submitted:
         """Submit a task whose sessions continue an ended session behind its model call `turn`.
 
-        sampling: of the calls behind it; None: the task's own. Raises: NotFound, Conflict when the session has not
-        ended or is not forkable there.
+        sampling: of the calls behind it; None: the task's own. edit: text in the place of the newest message before
+        them. engine: a role whose own engines answer them; None: the policy's. Raises: NotFound, Conflict when the
+        session has not ended or is not forkable there.
         """
-        fields: dict[str, Any] = {"turn": turn, "samples": samples, "task_id": task_id}
+        fields: dict[str, Any] = {"turn": turn, "samples": samples, "edit": edit, "engine": engine, "task_id": task_id}
         if sampling is not None:
             fields["sampling"] = sampling.model_dump(mode="json")
         path = f"/v1/sessions/{session_id}/forks"
         return await self.request_json("POST", path, Submitted, body=msgspec.json.encode(fields))
+
+    async def forks(self, session_id: str) -> ForkTree:
+        """The tree of forks that a session is in. Raises: NotFound."""
+        return await self.request_json("GET", f"/v1/sessions/{session_id}/forks", ForkTree)
 
     async def cancel(self, task_id: str) -> TaskView:
         """End a task's unfinished sessions. Raises: NotFound."""
@@ -284,6 +293,21 @@ class ServerClient(CallerSessions):
         return await self.request_json(
             "POST", path, ResultReceipt, body=body, content_type=MSGPACK, wait_s=9 * self.timeout_s
         )
+
+    async def post_turns(self, node_id: str, turns: Sequence[Turns]) -> TurnsReceipt:
+        """Have records of running sessions kept; durable on return. Raises: DiskFull."""
+        body = await asyncio.to_thread(encode_msgpack, turns)
+        path = f"/v1/nodes/{node_id}/turns"
+        return await self.request_json("POST", path, TurnsReceipt, body=body, content_type=MSGPACK)
+
+    async def kept_turns(self, session_id: str, fence: int) -> KeptTurns:
+        """Records of an earlier lease of a session, the one with the most. `fence`: of the present lease."""
+        return await self.request_msgpack(f"/v1/sessions/{session_id}/turns", KeptTurns, {"fence": str(fence)})
+
+    async def begin_anew(self, node_id: str, *, session_id: str, fence: int) -> None:
+        """Have the records of a session's earlier leases forgotten. Raises: LeaseLost."""
+        body = msgspec.json.encode({"session_id": session_id, "fence": fence})
+        await self.request_json("POST", f"/v1/nodes/{node_id}/turns:begin-anew", dict[str, Any], body=body)
 
     async def _event_stream(
         self, params: Mapping[str, str], place: _Place, on_connection: Callable[[GanglineError | None], None]

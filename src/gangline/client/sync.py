@@ -33,6 +33,7 @@ from gangline.domain.task import EvaluatorSpec, SamplingPolicy, TaskRequest
 from gangline.domain.views import (
     Annotation,
     AnnotationPage,
+    ForkTree,
     PageLink,
     ServiceStatus,
     SessionPage,
@@ -177,16 +178,25 @@ class SyncServerClient(_SyncSessions[ServerClient]):
         *,
         samples: int = 1,
         sampling: SamplingPolicy | None = None,
+        edit: str | None = None,
+        engine: str | None = None,
         task_id: str | None = None,
     ) -> Submitted:
         """Submit a task whose sessions continue an ended session behind its model call `turn`.
 
-        sampling: of the calls behind it; None: the task's own. Raises: NotFound, Conflict when the session has not
-        ended or is not forkable there.
+        sampling: of the calls behind it; None: the task's own. edit: text in the place of the newest message before
+        them. engine: a role whose own engines answer them; None: the policy's. Raises: NotFound, Conflict when the
+        session has not ended or is not forkable there.
         """
         return self._run(
-            lambda client: client.fork(session_id, turn, samples=samples, sampling=sampling, task_id=task_id)
+            lambda client: client.fork(
+                session_id, turn, samples=samples, sampling=sampling, edit=edit, engine=engine, task_id=task_id
+            )
         )
+
+    def forks(self, session_id: str) -> ForkTree:
+        """The tree of forks that a session is in. Raises: NotFound."""
+        return self._run(lambda client: client.forks(session_id))
 
     def session_result(self, session_id: str, attempt: int | None = None) -> SessionResult:
         """Raises: NotFound, Conflict when the session has not ended and no attempt is named."""

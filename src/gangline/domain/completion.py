@@ -15,6 +15,8 @@ import numpy as np
 
 from gangline.domain.conversation import Message, SamplingParams, ToolDefinition
 from gangline.domain.decodable import warm_decoder
+from gangline.domain.experts import ExpertEvidence
+from gangline.domain.images import ImageEvidence
 from gangline.domain.tokens import Logprobs, TokenIds, token_ids
 
 __all__ = [
@@ -71,8 +73,8 @@ EMPTY_GENERATION = "empty_generation"
 where it was sampled again."""
 
 MEDIA = ("images", "documents")
-"""Why a call is untrainable whose prompt holds more than token ids: pixels do not travel with rows, and ids alone say
-nothing of them. Documents are those that are not text."""
+"""Why a call is untrainable whose prompt holds more than token ids, which say nothing of pixels. Calls whose images are
+certified (`Certificate.images`) are trainable. Documents are those that are not text."""
 
 Relation = Literal["root", "continuation", "branch", "sibling", "retry", "changed", "spawned", "compacted"]
 """The relation of a call to an earlier one of its session, the origin.
@@ -136,6 +138,10 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     template_digest: str = ""
     engine_role: str | None = None
     """The role whose own engines answered, with a model that is not the policy's; None: the policy's engines did."""
+    images: ImageEvidence | None = None
+    """The pixels behind the prompt's placeholder ids; None where the prompt holds no image."""
+    routed_experts: ExpertEvidence | None = None
+    """The experts that the model chose for the context; None unless `capture.routed_experts` asks for them."""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +167,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """[len(sampled_ids)]"""
     sampled_texts: tuple[str, ...] = ()
     """[len(sampled_ids)], as the engine reports them; empty unless `capture.token_texts` asks for them."""
+    routed_experts: bytes = b""
+    """Numbers of experts, as `certificate.routed_experts` describes them. Records of an open session come without."""
     messages_shared: int
     new_messages: tuple[Message, ...]
     response: Message

@@ -5,6 +5,7 @@
     │   ├── InvalidRequest     400
     │   │   ├── ReplyNotFound  it continues a reply that the session does not have
     │   │   └── ForkDiverged   a fork's agent asks otherwise than its parent's did
+    │   │       └── ResumeDiverged  retryable: one that goes on for a lost node asks otherwise
     │   ├── Unauthorized       401
     │   ├── SessionOver        403: the session takes no more model calls
     │   ├── ForeignRequest     403: a web page of another site, or another host's name
@@ -103,6 +104,7 @@ __all__ = [
     "ReadOnly",
     "ReplyNotFound",
     "RequestTimeout",
+    "ResumeDiverged",
     "RuntimeFailed",
     "RuntimeFault",
     "RuntimeUnavailable",
@@ -171,6 +173,13 @@ class ForkDiverged(InvalidRequest):
 
     code = "fork_diverged"
     boundary = "harness"
+
+
+class ResumeDiverged(ForkDiverged):
+    """A model call of a session that another node began differs from the recorded one that would answer it."""
+
+    code = "resume_diverged"
+    retryable = True
 
 
 class Unauthorized(CallerError):

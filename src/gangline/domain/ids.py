@@ -16,7 +16,7 @@ RECORD_KEY = re.compile(r"[0-9a-f]{16}")
 """A reply's key in the records, which its ids in every dialect contain."""
 
 ROLE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-"""The name of a role that a client plays among several."""
+"""The name of a role that a client plays among several, or a label of a node."""
 
 _ID = re.compile(ID_PATTERN)
 

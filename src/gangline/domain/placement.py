@@ -16,6 +16,8 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     runtimes: tuple[str, ...] = ()
     """Names of runtime plug-ins: the agent's, the grader's, and those of its environments. Sorted."""
+    labels: tuple[str, ...] = ()
+    """Labels of the node, of the same. Sorted."""
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -25,10 +27,13 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Names of runtime plug-ins that can start sandboxes there."""
     missing: dict[str, str] = {}
     """Name of another runtime plug-in -> why it cannot."""
+    labels: tuple[str, ...] = ()
+    """Its architecture, and the labels that its operator gave it."""
 
     def lacks(self, needs: Needs) -> list[str]:
         """What is missing, a sentence for each; none: the node can run it."""
-        return [self._lack(name) for name in needs.runtimes if name not in self.runtimes]
+        runtimes = [self._lack(name) for name in needs.runtimes if name not in self.runtimes]
+        return runtimes + [f"label `{label}`" for label in needs.labels if label not in self.labels]
 
     def _lack(self, runtime: str) -> str:
         return f"runtime `{runtime}`: {self.missing.get(runtime, 'the node does not have this plug-in')}"
@@ -36,7 +41,11 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def needs_of(task: TaskRequest) -> Needs:
     others = (task.evaluator.runtime, *(spec.runtime for spec in task.environments.values()))
-    return Needs(runtimes=tuple(sorted({task.runtime.backend, *(one.backend for one in others if one is not None)})))
+    specs = [task.runtime, *(one for one in others if one is not None)]
+    return Needs(
+        runtimes=tuple(sorted({spec.backend for spec in specs})),
+        labels=tuple(sorted({label for spec in specs for label in spec.node_labels})),
+    )
 
 
 def nearest(needs: Needs, offers: Iterable[tuple[str, Offer]]) -> str | None:

@@ -20,9 +20,11 @@ __all__ = [
     "HarnessExit",
     "Heartbeat",
     "HeartbeatReply",
+    "KeptTurns",
     "Lease",
     "SessionResult",
     "StageTiming",
+    "Turns",
 ]
 
 
@@ -88,6 +90,25 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
     """Resources of the attempt's sandboxes; None where it had none."""
 
 
+class Turns(msgspec.Struct, frozen=True, kw_only=True):
+    """Records of a leased session's model calls, on their way off the node: see `CaptureSpec.durable`."""
+
+    session_id: str
+    fence: int
+    first: int
+    """How many records of this lease were sent before these."""
+    completions: tuple[msgspec.Raw, ...]
+    """Each a `Completion` as MessagePack, which the server stores as it is."""
+
+
+class KeptTurns(msgspec.Struct, frozen=True, kw_only=True):
+    """The records that the server has of a session's earlier lease, with the most of them."""
+
+    fence: int = 0
+    """0: it has none."""
+    completions: tuple[Completion, ...] = ()
+
+
 class GradingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A recorded session that a node is to grade again."""
 
@@ -140,6 +161,9 @@ class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[str, ...]
     """Sessions that this node must drop at once: cancelled, or leased to another node."""
     lease_s: float
+    every_s: float = 0.0
+    """Seconds until the next heartbeat, where the node's own interval is shorter: a server of many nodes asks for
+    fewer."""
 
 
-warm_decoder(SessionResult)
+warm_decoder(SessionResult, KeptTurns)

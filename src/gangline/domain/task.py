@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from gangline.domain.ids import ID_PATTERN
+from gangline.domain.ids import ID_PATTERN, ROLE_PATTERN
 from gangline.domain.network import NetworkRule
 from gangline.domain.seeds import derived_seed
 from gangline.domain.vetting import TaskVerdict
@@ -121,6 +121,9 @@ class RuntimeSpec(_Spec):
     """A Python environment on the node's machine, such as a venv: its folder, which the runtime sees read-only at the
     same path together with the installation that it was made from. Its programs come first in `PATH`, so that `python3`
     is its interpreter. Containers have none: packages belong in their image."""
+    node_labels: tuple[Annotated[str, Field(pattern=ROLE_PATTERN)], ...] = Field(default=(), max_length=16)
+    """Labels that the node must have: the architecture of its machine, such as `x86_64` or `aarch64`, or one that its
+    operator gave it, such as `gpu`. Where no node has them, the task waits and says so."""
     network: NetworkPolicy = "proxy"
     network_allow: tuple[Annotated[str, Field(max_length=300)], ...] = Field(default=(), max_length=256)
     """Addresses that network `list` opens beside the node's proxy: `host`, `*.domain` (all names below it) or an
@@ -329,9 +332,17 @@ class CaptureSpec(_Spec):
     """`turn`: keep the files of the sandbox at each model call, before it is sampled. The record's metadata names the
     checkpoint. They last as long as the session and the node's `checkpoint_hold_s`, unless the node needs their room.
     Not every runtime has them."""
+    durable: Literal["node", "turn"] = "node"
+    """`turn`: each model call's record reaches the server within about a second. Where a node is lost with its disk,
+    the next one answers those calls from there, and samples none of them again. `node`: the record is on the node's
+    disk until the session has ended, and a session that is lost with it begins anew. A fork begins anew at its
+    parent."""
     token_texts: bool = False
     """Keep the text of each sampled token beside its id, as the engine reports it: a part of a character is U+FFFD.
     Tasks in Polar's format have it on."""
+    routed_experts: bool = False
+    """Keep the experts that a mixture-of-experts model chooses for each token, for trainers that replay them. Calls are
+    refused where the policy's engine does not report them. Replies are asked for whole: a stream comes in one piece."""
 
     @field_validator("volatile_system_text")
     @classmethod
@@ -416,6 +427,10 @@ class SolutionSpec(_Spec):
         return self
 
 
+MAX_EDIT_CHARS = 1 << 20
+"""Characters of a fork's edit."""
+
+
 class ForkSpec(_Spec):
     """The recorded session whose first calls are given again, from its record, to sessions of this task. The server
     writes it: see `POST /v1/sessions/{session_id}/forks`."""
@@ -424,6 +439,12 @@ class ForkSpec(_Spec):
     attempt: int = Field(ge=1)
     turn: int = Field(ge=1)
     """Calls up to this one, in the order of their answers, are answered from the record."""
+    edit: str | None = Field(default=None, max_length=MAX_EDIT_CHARS)
+    """Text that the engine is sent in the place of the newest message behind the last recorded answer: of the tool's
+    result, or of the user's message. The agent does not see it."""
+    engine: str | None = Field(default=None, pattern=ID_PATTERN)
+    """A role with engines of its own, which answer the calls behind the fork; None: the policy's do. They must have the
+    tokenizer and the chat template of the record."""
 
 
 class TaskRequest(_Spec):

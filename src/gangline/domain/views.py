@@ -18,6 +18,8 @@ __all__ = [
     "Annotation",
     "AnnotationPage",
     "Event",
+    "ForkNode",
+    "ForkTree",
     "NodeView",
     "PageLink",
     "ResultReceipt",
@@ -29,6 +31,7 @@ __all__ = [
     "TaskPage",
     "TaskSummary",
     "TaskView",
+    "TurnsReceipt",
     "Verdict",
 ]
 
@@ -136,6 +139,33 @@ class TaskView(TaskSummary, frozen=True, kw_only=True):
     @property
     def ended(self) -> bool:
         return self.ended_at is not None
+
+
+class ForkNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A session in a tree of forks."""
+
+    session_id: str
+    task_id: str
+    parent: str | None
+    """The session that it is a fork of; None of the tree's first."""
+    depth: int
+    """How many forks lie between it and the first."""
+    turn: int | None = None
+    """The parent's last model call that it repeats."""
+    edit: str | None = None
+    """The fork's edit, at most 2,000 characters of it."""
+    state: SessionState
+    outcome: Outcome | None = None
+    reward: float | None = None
+
+
+class ForkTree(msgspec.Struct, frozen=True, kw_only=True):
+    """A session's forks and theirs, and what it is a fork of itself."""
+
+    nodes: tuple[ForkNode, ...]
+    """Each behind its parent; the first is a fork of none, or of a session that was deleted."""
+    is_whole: bool
+    """False where there are more than were read."""
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,6 +284,13 @@ class ResultReceipt(msgspec.Struct, frozen=True, kw_only=True):
     accepted: bool
     state: SessionState
     """`ended`, or `queued` when the session goes round again."""
+
+
+class TurnsReceipt(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to records of turns: those of other sessions are kept."""
+
+    lost: tuple[str, ...]
+    """Sessions that are not leased to this node with that fence any more."""
 
 
 warm_decoder(SessionView)

@@ -13,6 +13,8 @@ import msgspec
 
 from gangline.domain.completion import LogprobKind, ParseStatus, PromptSource, VersionSpan
 from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolDefinition, Usage
+from gangline.domain.experts import ExpertArray
+from gangline.domain.images import ImageEvidence
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.reply import ReplyDelta, TokenLogprob, ToolCallDelta
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
@@ -43,6 +45,10 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     reports_ids: bool
     takes_prompt_ids: bool
     """Exact prompt ids were echoed as sent: stitching is possible."""
+    takes_images: bool = False
+    """Exact prompt ids may come with images."""
+    reports_experts: bool = False
+    """Whole replies report the experts that a mixture-of-experts model chose."""
     streams_ids: bool
     renders: bool
     """`render` works: a conversation -> its prompt ids."""
@@ -59,7 +65,10 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     call: ModelCall
     prompt_ids: TokenIds | None = None
-    """Exact prompt [T]; None lets the engine render `call.messages`. Never sent with media: ids do not hold pixels."""
+    """Exact prompt [T]; None lets the engine render `call.messages`. With images only where the engine takes both."""
+    experts_from: int | None = None
+    """First position of the context whose experts the reply is to report, at most the prompt's length. None asks for
+    none; only for `chat`, of an engine that reports them."""
 
 
 class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +91,10 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
     """For clients that asked."""
     parse: ParseStatus | None = None
     """How the reply's text was read, where that was done on this side; None: the engine did it."""
+    images: ImageEvidence | None = None
+    """The evidence of the prompt; None where it holds no image, or nobody looked."""
+    experts: ExpertArray | None = None
+    """[tokens, layers, chosen], to the last id but one; None: not reported."""
 
 
 class EngineReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +121,8 @@ class EngineDelta(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str | None = None
     parse: ParseStatus | None = None
     """As in `EngineChoice`; the last one sent counts."""
+    images: ImageEvidence | None = None
+    """As in `EngineChoice`; it holds for every choice."""
     prompt_ids: TokenIds | None = None
     """On the first piece, where the engine says."""
     usage: Usage | None = None
@@ -192,7 +207,7 @@ class _Growing:
         self.stop_reason = delta.stop_reason or self.stop_reason
         self.parse = delta.parse or self.parse
 
-    def choice(self, index: int) -> EngineChoice:
+    def choice(self, index: int, images: ImageEvidence | None) -> EngineChoice:
         return EngineChoice(
             index=index,
             message=self._message(),
@@ -204,6 +219,7 @@ class _Growing:
             weights_known=self.weights_known,
             token_logprobs=tuple(self.token_logprobs),
             parse=self.parse,
+            images=images,
         )
 
     def _message(self) -> Message:
@@ -219,6 +235,7 @@ class ReplyAccumulator:
         """As reported so far."""
         self._choices: dict[int, _Growing] = {}
         self._usage: Usage | None = None
+        self._images: ImageEvidence | None = None
         self._metadata: dict[str, Any] = {}
 
     def feed(self, delta: EngineDelta) -> None:
@@ -226,10 +243,11 @@ class ReplyAccumulator:
         if delta.prompt_ids is not None:
             self.prompt_ids = delta.prompt_ids
         self._usage = delta.usage or self._usage
+        self._images = delta.images or self._images
         self._choices.setdefault(delta.shown.choice_index, _Growing()).feed(delta)
 
     def reply(self) -> EngineReply:
-        choices = tuple(growing.choice(index) for index, growing in sorted(self._choices.items()))
+        choices = tuple(growing.choice(index, self._images) for index, growing in sorted(self._choices.items()))
         return EngineReply(
             prompt_ids=self.prompt_ids, choices=choices, usage=self._usage, metadata=dict(self._metadata)
         )
@@ -253,6 +271,7 @@ def whole_deltas(reply: EngineReply) -> list[EngineDelta]:
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
             parse=choice.parse,
+            images=choice.images,
             prompt_ids=reply.prompt_ids,
             usage=reply.usage,
             metadata=reply.metadata,

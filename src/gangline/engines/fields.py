@@ -32,7 +32,9 @@ __all__ = [
     "NEUTRAL_SAMPLING",
     "body_of",
     "call_fields",
+    "has_documents",
     "has_media",
+    "media_in",
     "message_fields",
     "messages_fields",
     "messages_in_turns",
@@ -87,6 +89,17 @@ def call_fields(call: ModelCall) -> dict[str, Any]:
 def has_media(messages: Sequence[Message]) -> bool:
     """Whether a message contains a part that token ids cannot represent: an image, or a document that is not text."""
     return media_in(messages) is not None
+
+
+def has_documents(messages: Sequence[Message]) -> bool:
+    """Whether a message contains a document that is not text."""
+    pieces = (
+        piece
+        for message in messages
+        for part in message.parts
+        for piece in (part.content if isinstance(part, ToolResult) else (part,))
+    )
+    return any(isinstance(piece, Document) and _document_text(piece.url) is None for piece in pieces)
 
 
 def media_in(messages: Sequence[Message]) -> str | None:

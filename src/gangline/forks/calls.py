@@ -20,6 +20,8 @@ __all__ = [
     "LINEAGE_FILE",
     "REPLAYED",
     "REQUEST",
+    "RESUMED",
+    "RESUME_FILE",
     "USAGE",
     "ForkLineage",
     "RecordedCall",
@@ -37,6 +39,9 @@ USAGE = "usage"
 REPLAYED = "replayed"
 """Name in a record's metadata, of the parent's completion that it repeats; see `ForkSpec`."""
 
+RESUMED = "resumed"
+"""Name in a record's metadata, of the record of a lost node that it repeats; see `CaptureSpec.durable`."""
+
 _FIELDS = (
     "tool_choice",
     "parallel_tool_calls",
@@ -53,6 +58,10 @@ LINEAGE_FILE = "fork.json"
 """Name of the artifact with a `ForkLineage`."""
 
 
+RESUME_FILE = "resumed.json"
+"""The same of a session that goes on for a lost node: its own earlier attempt."""
+
+
 class ForkLineage(msgspec.Struct, frozen=True, kw_only=True):
     """Where a fork's session comes from, and how far it followed its parent."""
 
@@ -63,6 +72,10 @@ class ForkLineage(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that were answered from the record: fewer than `turn` where the agent ended, or diverged, before it."""
     num_tolerated: int
     """Messages in which a value differed that differs in each run; the engine was sent the recorded ones."""
+    was_edited: bool | None = None
+    """Whether the engine was sent the fork's edit; None where it has none."""
+    engine: str | None = None
+    """The role whose own engines answered behind the fork; None: the policy's."""
 
 
 class RecordedCall(msgspec.Struct, frozen=True):
@@ -121,8 +134,10 @@ def _why_not_replayable(call: RecordedCall) -> str | None:
         return "has no record of its request's fields: a call in tokens, or recorded by an earlier version"
     if "num_top_logprobs" in first.metadata[REQUEST]:
         return "asked for log-probs, whose texts are not kept"
-    if first.certificate.engine_role is not None or "agent_role" in first.metadata:
+    if "agent_role" in first.metadata:
         return "is of one role among several"
+    if first.certificate.engine_role is not None:
+        return f"was answered by the engines of role {first.certificate.engine_role!r}, not by the policy's"
     if any(len(choice.sampled_ids) == 0 for choice in call.choices):
         return "has no token ids"
     return None

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from gangline import plugins
 from gangline.client.server import ServerClient
+from gangline.domain.completion import Completion
 from gangline.domain.contracts import GraderEngine
 from gangline.domain.errors import EngineUnavailable, GanglineError, StoreError
 from gangline.domain.mcp_source import McpSource
@@ -57,6 +58,7 @@ from gangline.gateway.sessions.pools import Pools, PoolSizes
 from gangline.gateway.sessions.recorded.regrading import regrade
 from gangline.gateway.sessions.sandboxes import start_prepared
 from gangline.gateway.sessions.stock.checkpoints import Checkpoints
+from gangline.gateway.sessions.stock.turns import TurnSender
 from gangline.gateway.sessions.stock.warm import WarmPool, WarmSizes
 from gangline.http.listening import listening, port_unavailable
 from gangline.http.negotiation import answer
@@ -109,6 +111,7 @@ async def serve(
     sizes: PoolSizes | None = None,
     breaker: Breaker | None = None,
     stuck_after_s: float = 60.0,
+    labels: Sequence[str] = (),
     disk_reserve_bytes: int | None = None,
     checkpoint_bytes: int = 8 << 30,
     checkpoint_hold_s: float = 600.0,
@@ -138,6 +141,7 @@ async def serve(
     mcp_sources: MCP servers over HTTP that agents in the node may use.
     call_limits: limits of one model call; None is the usual ones.
     stuck_after_s: seconds beyond its budget after which a session is reported as stuck.
+    labels: that tasks may ask for, beside the machine's architecture.
     disk_reserve_bytes: see `DiskGuard`.
     checkpoint_bytes, checkpoint_hold_s: see `Checkpoints`.
     warm: bounds of warm sandboxes; None: there are none.
@@ -188,7 +192,13 @@ async def serve(
         bound_port = int(listener.getsockname()[1])
         url = reachable_url(host, bound_port, public_url)
         metrics = NodeMetrics()
-        journal.on_kept = metrics.kept
+        turns = TurnSender(node_id, client)
+
+        def kept(completions: Sequence[Completion]) -> None:
+            metrics.kept(completions)
+            turns.kept(completions)
+
+        journal.on_kept = kept
         readers = Readers()
         stack.push_async_callback(readers.close)
         child_work = ForkServers()
@@ -221,6 +231,7 @@ async def serve(
             metrics=metrics,
             on_result=on_result,
             recorded=client.session_result,
+            turns=turns,
             checkpoints=checkpoints,
             warm=spares,
             keeper=keeper,
@@ -240,7 +251,7 @@ async def serve(
             breaker=breaker,
             watchdog=Watchdog(stuck_after_s),
             disk=await asyncio.to_thread(DiskGuard, runtimes_folder, disk_reserve_bytes),
-            offers=await asyncio.to_thread(Offers),
+            offers=await asyncio.to_thread(partial(Offers, labels=labels)),
             num_external=external.num_open,
         )
         await pipeline.join()
@@ -257,7 +268,8 @@ async def serve(
         if on_ready is not None:
             on_ready(local_url(host, bound_port))
         async with one_error(), asyncio.TaskGroup() as group:
-            keeping = [group.create_task(_expire(external)), group.create_task(metrics.loop_lag.watch())]
+            background = (_expire(external), metrics.loop_lag.watch(), turns.run())
+            keeping = [group.create_task(work) for work in background]
             await pipeline.run()
             await external.all_ended()
             for task in keeping:

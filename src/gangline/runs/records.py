@@ -81,7 +81,12 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Groups in which no session did better than another: there is nothing to learn from them. 0 under a critic, which
     learns from these too."""
     num_sessions: int
+    num_forks: int = 0
+    """Those of the sessions that are forks of others."""
     num_trained_tokens: int
+    num_sampled_tokens: int = 0
+    """That engines sampled since the step before, for groups that were admitted or not; beside them, such as for
+    coalitions, more are sampled."""
     left_out: dict[str, int]
     """Reason why tokens must not be trained on -> their number: their log-probs are of another distribution."""
     degenerate: dict[str, int] = {}
@@ -137,6 +142,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
                 found["sampler/stage"] = float(self.sampler.stage)
         if self.num_sessions:
             found["rollout/trained_tokens_per_session"] = self.num_trained_tokens / self.num_sessions
+            found["rollout/share_of_forks"] = self.num_forks / self.num_sessions
+        found["rollout/num_sampled_tokens"] = float(self.num_sampled_tokens)
         found["rollout/num_early_ends"] = float(sum(self.early_ends.values()))
         found["rollout/num_degenerate"] = float(sum(self.degenerate.values()))
         total = sum(self.lag.values())

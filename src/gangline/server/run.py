@@ -30,12 +30,13 @@ from gangline.server.service.housekeeping import Housekeeper, follow_forever
 from gangline.server.service.task_watch import TaskWatch
 from gangline.settings import local_url, reachable_url
 from gangline.store.audit import ActionLog
+from gangline.store.journal.turns import TURNS_FOLDER, TurnStore
 from gangline.store.results.files import Results, ResultStore
 from gangline.store.sql.outbox import Outbox
 from gangline.store.sql.retention import Keep
 from gangline.store.sql.tasks import TaskStore
 
-__all__ = ["ONE_MACHINE", "Running", "Storage", "database_path", "results_path", "serve", "serving"]
+__all__ = ["ONE_MACHINE", "Running", "Storage", "database_path", "results_path", "serve", "serving", "turn_store"]
 
 
 class Running(NamedTuple):
@@ -144,8 +145,8 @@ async def serving(
         target = storage.database_url or database_path(data_dir)
         store = await asyncio.to_thread(lambda: TaskStore(target, lease_s=lease_s, retry_base_s=retry_base_s))
         stack.push_async_callback(asyncio.to_thread, store.close)
-        results = await asyncio.to_thread(_results, storage, data_dir)
-        service = RolloutService(store, results, check_task=check_task, sweep_every_s=sweep_every_s)
+        results, turns = await asyncio.to_thread(_places, storage, data_dir, store.database.shared)
+        service = RolloutService(store, results, turns=turns, check_task=check_task, sweep_every_s=sweep_every_s)
         await service.start()
         engines, polar = NodeEngines(service, control_token), PolarDispatch(service, control_token)
         app = create_app(
@@ -206,6 +207,10 @@ async def _background(
         await asyncio.wait(work)
 
 
+def _places(storage: Storage, data_dir: Path, is_shared: bool) -> tuple[Results, TurnStore | None]:
+    return _results(storage, data_dir), turn_store(storage, data_dir, is_shared=is_shared)
+
+
 def _results(storage: Storage, data_dir: Path) -> Results:
     """Raises: InvalidRequest."""
     if storage.results_url is None:
@@ -215,6 +220,15 @@ def _results(storage: Storage, data_dir: Path) -> Results:
     from gangline.store.results.artifacts import ArtifactResults  # noqa: PLC0415 - it needs an extra
 
     return ArtifactResults(storage.results_url)
+
+
+def turn_store(storage: Storage, data_dir: Path, *, is_shared: bool) -> TurnStore | None:
+    """Beside the results, where these are in a folder; else in the data folder, unless there are other servers."""
+    if storage.results_url is None:
+        return TurnStore(results_path(data_dir).with_name("turns"))
+    if "://" not in storage.results_url:
+        return TurnStore(Path(storage.results_url) / TURNS_FOLDER)
+    return None if is_shared else TurnStore(results_path(data_dir).with_name("turns"))
 
 
 def _open_folders(data_dir: Path, folder: Path) -> None:

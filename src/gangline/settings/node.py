@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -55,14 +56,24 @@ class RoleEngines(BaseModel):
     """Options of the engine plug-in."""
 
 
+def _are_labels(labels: tuple[str, ...]) -> tuple[str, ...]:
+    _require_names("label", labels)
+    return labels
+
+
 def _roles_are_valid(engines: dict[str, RoleEngines]) -> dict[str, RoleEngines]:
-    for role in engines:
-        if re.fullmatch(ROLE_PATTERN, role) is None:
-            raise ValueError(
-                f"{role[:100]!r} is no role: 1 to 64 letters, digits, `.`, `_` or `-`, of which the first is a letter "
-                "or digit"
-            )
+    _require_names("role", engines)
     return engines
+
+
+def _require_names(kind: str, names: Iterable[str]) -> None:
+    """Raises: ValueError."""
+    for name in names:
+        if re.fullmatch(ROLE_PATTERN, name) is None:
+            raise ValueError(
+                f"{name[:100]!r} is no {kind}: 1 to 64 letters, digits, `.`, `_` or `-`, of which the first is a "
+                "letter or digit"
+            )
 
 
 def _read_policy(policy: dict[str, _JsonTable]) -> SamplingPolicy:
@@ -156,6 +167,9 @@ class NodeSettings(BaseModel):
     """Start without engines: a trainer gives them, or gangline backend add."""
     node_id: Annotated[str | None, Setting(option="--id")] = None
     """Id of the node. A second node with the same id is refused. Default: node-HOSTNAME."""
+    labels: Annotated[tuple[str, ...], Setting(option="--label", words=True), AfterValidator(_are_labels)] = ()
+    """Labels that tasks may ask for in `runtime.node_labels`, such as gpu; the option is repeatable. Every node has its
+    machine's architecture."""
     engine_kind: str = "auto"
     """Engine plug-in for these engines; auto asks the engine."""
     engine_options: _JsonTable = {}

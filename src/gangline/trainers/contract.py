@@ -20,16 +20,19 @@ import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from gangline.domain.completion import CompletionTree
 from gangline.domain.errors import InvalidGroup, NodeError
+from gangline.domain.experts import ExpertArray, ExpertsMissing
 from gangline.domain.lifecycle import Outcome
 from gangline.domain.node_views import GateMode, GateState
+from gangline.domain.row_experts import experts_of_trace
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions
 from gangline.domain.trajectory import Trace
-from gangline.training.collecting.groups import Group, trainable_traces, why_invalid
+from gangline.training.collecting.groups import Group, require_no_images, trainable_traces, why_invalid
 from gangline.trajectories.comparability import scoring_temperature
 
 __all__ = [
@@ -72,6 +75,8 @@ class TrainerRow:
     """Outcome of the session."""
     trace: Trace
     """For other fields that a trainer can use. Its prompt is whole, its mask the row's."""
+    routed_experts: ExpertArray | None = None
+    """[P + T - 1, layers, chosen] of prompt and response but the last token; None where no replay asks for them."""
 
     @classmethod
     def of(cls, trace: Trace, session: SessionResult, task_id: str) -> TrainerRow:
@@ -115,17 +120,45 @@ def require_whole(group: Group, num_samples: int) -> None:
     )
 
 
-def rows_of(group: Group, num_samples: int, *, temperature: float = 1.0) -> list[TrainerRow]:
+def rows_of(
+    group: Group,
+    num_samples: int,
+    *,
+    temperature: float = 1.0,
+    takes_images: bool = False,
+    replays_experts: bool = False,
+) -> list[TrainerRow]:
     """The rows of a whole group: by session, and by trace as the session made them.
 
-    temperature: the trainer's divisor of logits. Raises: as `require_whole`; InvalidGroup when log-probs are of another
-    temperature, for then the trainer's own would not be of the same distribution.
+    temperature: the trainer's divisor of logits. takes_images: the adapter hands over the pixels of a row.
+    replays_experts: the trainer routes tokens as they were routed when they were sampled.
+    Raises: as `require_whole`; InvalidGroup when log-probs are of another temperature, for then the trainer's own would
+    not be of the same distribution, when a row has images that the adapter would leave behind, and when experts are
+    replayed that are not known.
     """
     require_whole(group, num_samples)
     rows = [row for session in group.sessions for row in _rows(group.task_id, session)]
     for row in rows:
         _require_temperature(row, temperature)
-    return rows
+        if not takes_images:
+            require_no_images(row.trace)
+    return _with_experts(rows, group) if replays_experts else rows
+
+
+def _with_experts(rows: Sequence[TrainerRow], group: Group) -> list[TrainerRow]:
+    """Raises: InvalidGroup, which names the first row that cannot be replayed, and why."""
+    trees = {session.session_id: CompletionTree(session.completions) for session in group.sessions}
+    found: list[TrainerRow] = []
+    for row in rows:
+        try:
+            experts = experts_of_trace(trees[row.session_id], row.trace).array()
+        except ExpertsMissing as why:
+            raise InvalidGroup(
+                f"{row.trace_id} cannot be trained with replayed routing, for the experts of its tokens are not known: "
+                f"{why}. Sample its task with capture.routed_experts, or switch the replay off."
+            ) from why
+        found.append(replace(row, routed_experts=experts))
+    return found
 
 
 def _require_temperature(row: TrainerRow, temperature: float) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from gangline.domain.errors import InvalidRequest
-from gangline.trainers.slime.arguments import refuse_options
+from gangline.trainers.slime.arguments import refuse_options, replays_experts
 from gangline.trainers.slime.rewards import POST_PROCESS, compares_rewards
 from gangline.trainers.slime.rollout import CONTRACT, GroupRollouts
 from gangline.trainers.slime.samples import sample_type_of, to_samples
@@ -74,6 +74,7 @@ class MilesRollout(ABC):
             sample_type=self.sample_type,
             first_group=self._num_groups,
             temperature=self._args.rollout_temperature,
+            replays_experts=replays_experts(self._args),
         )
         self._num_groups += len(groups)
         require_comparable(self._args, samples)

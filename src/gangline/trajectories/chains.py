@@ -6,7 +6,8 @@ Laws that every builder here keeps:
   masked is in its certificate (`untrainable`);
 - the ids before a turn are the ids that the engine conditioned it on, except after a declared splice.
 
-A call whose prompt holds images extends no chain without any, and no row with one is trained on.
+A call whose prompt holds images without evidence (`Certificate.images`) extends no chain without any, and no row with
+one is trained on.
 An aborted completion extends no chain and none extends it: it stands alone in a trace whose mask is all 0.
 """
 
@@ -22,6 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from gangline.domain.completion import MEDIA, Certificate, Completion, CompletionTree
 from gangline.domain.conversation import Message
 from gangline.domain.errors import BuilderError
+from gangline.domain.images import PlacedImage
 from gangline.domain.tokens import LossMask, TokenIds, Versions, token_ids
 from gangline.domain.trajectory import Splice, Trace, TraceRole, Trajectory, TurnSpan
 from gangline.trajectories.lineage import CallRole, assign_roles
@@ -142,11 +144,20 @@ def _extends(tree: CompletionTree, completion: Completion) -> bool:
     parent = tree[completion.parent_id]
     if _has_media(completion) and not _has_media(parent):
         return False  # what stands before the first image is trained on, in a row of its own
-    return parent.branch_key == completion.branch_key and is_exact(tree, completion)
+    return (
+        parent.branch_key == completion.branch_key
+        and is_exact(tree, completion)
+        and _placed(completion)[: len(_placed(parent))] == _placed(parent)  # equal ids can stand for other pixels
+    )
 
 
 def _has_media(completion: Completion) -> bool:
     return completion.certificate.untrainable in MEDIA
+
+
+def _placed(completion: Completion) -> tuple[PlacedImage, ...]:
+    evidence = completion.certificate.images
+    return () if evidence is None else evidence.placed
 
 
 def _fill_ids(chain: Chain, chain_of: dict[str, Chain]) -> None:
@@ -213,6 +224,8 @@ def make_trajectory(
         media = next((turn.completion.certificate.untrainable for turn in turns if _has_media(turn.completion)), None)
         if media is not None:  # no row whose ids stand for pixels is trained on
             masked |= {turn.completion.completion_id: media for turn in turns}
+        elif any(turn.spliced for turn in turns) and any(_placed(turn.completion) for turn in turns):
+            masked |= {turn.completion.completion_id: "images" for turn in turns}  # a splice moves their placeholders
     traces: list[Trace] = []
     for chain, turns in rows:
         first = turns[0].completion

@@ -59,7 +59,19 @@ _STRUCTS: dict[str, Any] = {
     ),
     "splices": pa.struct([("completion_id", pa.string()), ("at", pa.int32()), ("cause", pa.string())]),
 }
-_STRUCT = {"shared_prefix": pa.struct([("trace_id", pa.string()), ("num_ids", pa.int32())])}
+_STRUCT = {
+    "shared_prefix": pa.struct([("trace_id", pa.string()), ("num_ids", pa.int32())]),
+    "routed_experts": pa.struct(
+        [
+            ("num_tokens", pa.int32()),
+            ("num_layers", pa.int32()),
+            ("num_chosen", pa.int32()),
+            ("number", pa.string()),
+            ("data", pa.large_binary()),
+            ("missing", pa.string()),
+        ]
+    ),
+}
 _TEXTS = ("response_texts",)
 _NUMBERS = {"attempt": pa.int32(), "reward": pa.float64(), "session_reward": pa.float64()}
 

@@ -16,7 +16,9 @@ import numpy as np
 from gangline.domain.completion import Certificate, Lineage
 from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.experts import RowExperts
 from gangline.domain.lifecycle import Outcome
+from gangline.domain.row_experts import experts_of_traces
 from gangline.domain.session import SessionResult
 from gangline.domain.tokens import Logprobs, LossMask, TokenIds, Versions, decode_msgpack, encode_json, encode_msgpack
 from gangline.domain.trajectory import SharedPrefix, Splice, TraceRole, TurnSpan
@@ -56,6 +58,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """-1 where masked, or unknown."""
     response_texts: tuple[str | None, ...] = ()
     """Texts of sampled tokens, None for others; empty unless `capture.token_texts` asks for them."""
+    routed_experts: RowExperts | None = None
+    """Experts of the whole prompt and the response; None unless `capture.routed_experts` asks for them."""
     finish_reason: str
     untrainable: str | None
     role: TraceRole
@@ -78,6 +82,7 @@ def rows_of(result: SessionResult) -> list[Row]:
     trajectory = result.trajectory
     if trajectory is None:
         return []
+    experts = experts_of_traces(result)
     return [
         Row(
             task_id=result.task_id,
@@ -95,6 +100,7 @@ def rows_of(result: SessionResult) -> list[Row]:
             response_logprobs=trace.response_logprobs,
             response_versions=trace.response_versions,
             response_texts=trace.response_texts,
+            routed_experts=experts.get(trace.trace_id),
             finish_reason=trace.finish_reason,
             untrainable=trace.untrainable,
             role=trace.role,

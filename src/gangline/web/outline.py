@@ -19,6 +19,7 @@ from gangline.domain.session import HarnessExit, SessionResult, StageTiming
 from gangline.domain.trajectory import TraceRole
 from gangline.domain.usage import SessionUsage
 from gangline.domain.views import SessionView
+from gangline.forks.calls import recorded_calls
 from gangline.trajectories.chains import is_exact, why_masked
 from gangline.trajectories.lineage import CallRole, assign_roles
 
@@ -36,6 +37,9 @@ class CallLine(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     """Position in commit order, from 0."""
     completion_id: str
+    turn: int | None
+    """The session's model call that it answers, in the order of answers, from 1: where a fork can begin. None of a
+    reply that was given up."""
     chain: int
     parent: int | None
     """Number of the call whose conversation it continues."""
@@ -214,8 +218,9 @@ def _call_lines(tree: CompletionTree, place: _Place) -> tuple[CallLine, ...]:
     calls = tuple(tree)
     numbers = {call.completion_id: number for number, call in enumerate(calls)}
     roles = assign_roles(tree)
+    turns = {one.completion_id: recorded.turn for recorded in recorded_calls(calls) for one in recorded.choices}
     return tuple(
-        _call_line(tree, call, number, chain, numbers, roles[call.completion_id], place)
+        _call_line(tree, call, number, chain, numbers, roles[call.completion_id], place, turns.get(call.completion_id))
         for number, (call, chain) in enumerate(zip(calls, _chains(tree, calls), strict=True))
     )
 
@@ -244,6 +249,7 @@ def _call_line(
     numbers: dict[str, int],
     known: CallRole,
     place: _Place,
+    turn: int | None,
 ) -> CallLine:
     trace_id, score, masked = place(call)
     sampled = len(call.logprobs) > 0
@@ -251,6 +257,7 @@ def _call_line(
     return CallLine(
         number=number,
         completion_id=call.completion_id,
+        turn=turn,
         chain=chain,
         parent=numbers.get(call.parent_id or ""),
         role=known.role,

@@ -1,4 +1,6 @@
-"""An agent for rough times: `python agent.py NUM_CALLS`, each call made again until it is answered.
+"""An agent for rough times: `python agent.py NUM_CALLS [WORD]`, each call made again until it is answered.
+
+Its messages are other ones in each run, unless it is given a word to make them from.
 
 It is quick to start, for it does so thousands of times. A retry carries its call's idempotency key, as those of the
 official SDKs do. Every second call streams. An answer that is not the scripted one ends it with code 3.
@@ -46,10 +48,10 @@ def streamed(answer):
     return "".join(delta.get("content") or "" for delta in deltas)
 
 
-def main(num_calls):
+def main(num_calls, word=None):
     messages = []
     for turn in range(num_calls):
-        mark = os.urandom(8).hex()
+        mark = os.urandom(8).hex() if word is None else f"{word}-{turn}"
         messages.append({"role": "user", "content": f"turn {turn} {mark}"})
         deadline = time.monotonic() + PATIENCE_S
         while (text := ask(messages, turn % 2 == 1, mark)) is None:
@@ -63,4 +65,4 @@ def main(num_calls):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

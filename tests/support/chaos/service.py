@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from gangline.gateway.node import reap
 from gangline.runtimes.shared.leftovers import LABEL, marked
 from gangline.store.journal.log import AttemptOpened, Journal
 from support.chaos.faults import NODES, Fault
@@ -84,6 +86,11 @@ class Program:
             await self.start()
             self._is_struck = False
 
+    async def die(self) -> None:
+        """For good."""
+        async with self._lock:
+            await self._killed()
+
     async def _killed(self) -> None:
         assert self._process is not None
         self.assert_alive()
@@ -148,6 +155,7 @@ class ChaosService:
         self._folder = folder
         self._nodes = nodes
         self._sizes = sizes
+        self._num_lost = 0
         self.programs: dict[str, Program] = {"engine": self.engine, "server": self.server}
 
     @asynccontextmanager
@@ -164,6 +172,16 @@ class ChaosService:
         where = ("--data", self.data, "--server", self.server.url, "--engine", self.engine.url)
         sizes = (text for option in self._sizes.items() for text in option)
         return Program(name, "--id", name, *where, *sizes, folder=self._folder)
+
+    async def lose(self, node_id: str) -> None:
+        """Take away a node with all that it started, and its disk. One of the next free number comes for it."""
+        await self.programs.pop(node_id).die()
+        await reap(self.data, node_id)
+        await asyncio.to_thread(shutil.rmtree, self.data / "nodes" / node_id)
+        self._num_lost += 1
+        name = f"node-{len(self._nodes) + self._num_lost - 1}"
+        self.programs[name] = self._node(name)
+        await self.programs[name].start()
 
     async def stop(self) -> list[int]:
         """Nodes first, the engine last; their exit codes. Idempotent."""

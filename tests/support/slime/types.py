@@ -28,6 +28,7 @@ class Sample:
     rollout_id: int | None = None
     prompt: str | list[dict[str, Any]] = ""
     tokens: list[int] = field(default_factory=list)
+    multimodal_train_inputs: dict[str, Any] | None = None
     response: str = ""
     response_length: int = 0
     label: str | None = None

@@ -23,13 +23,15 @@ _INSTALL = "sudo apt-get install -y postgresql"
 class Cluster:
     """A running server; each test takes a database of its own."""
 
-    def __init__(self, socket_dir: Path, control: Callable[..., None]) -> None:
+    def __init__(self, socket_dir: Path, control: Callable[..., None], *, is_durable: bool = False) -> None:
+        """is_durable: whether commits wait for the disk."""
         self.socket_dir = socket_dir
         self._control = control
+        self._fsync = "on" if is_durable else "off"
         self._numbers = count(1)
 
     def start(self) -> None:
-        settings = f"-c listen_addresses='' -c unix_socket_directories={self.socket_dir} -c fsync=off"
+        settings = f"-c listen_addresses='' -c unix_socket_directories={self.socket_dir} -c fsync={self._fsync}"
         self._control("-w", "-l", str(self.socket_dir / "log"), "-o", settings, "start")
 
     def stop(self) -> None:
@@ -50,8 +52,8 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster() -> Iterator[Cluster]:
-    """Skips the test where PostgreSQL, or a user to run it, is missing."""
+def running_cluster(*, is_durable: bool = False) -> Iterator[Cluster]:
+    """Skips the test where PostgreSQL, or a user to run it, is missing. is_durable: see `Cluster`."""
     need_module("psycopg", "pip install 'gangline[postgres]'")
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     need(found, f"PostgreSQL is missing: {_INSTALL}")
@@ -65,7 +67,7 @@ def running_cluster() -> Iterator[Cluster]:
 
     try:
         run("initdb", "-D", str(data), "-U", "postgres", "--auth=trust", "--no-sync", "-E", "UTF8", "--locale=C")
-        cluster = Cluster(folder, partial(run, "pg_ctl", "-D", str(data)))
+        cluster = Cluster(folder, partial(run, "pg_ctl", "-D", str(data)), is_durable=is_durable)
         cluster.start()
         try:
             yield cluster

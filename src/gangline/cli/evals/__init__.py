@@ -1,1 +1,1 @@
-"""Commands about evaluations: `eval` makes one, `compare` compares two. Start with `evaluate`."""
+"""Commands that run tasks for a purpose: `eval`, `compare`, `regrade`, `fork`, `serve`. Start with `evaluate`."""

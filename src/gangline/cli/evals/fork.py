@@ -11,6 +11,16 @@ from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, c
 
 __all__ = ["register"]
 
+_EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ROLE",
+        help="Role whose own engines answer the calls behind the fork. They must have the record's tokenizer and chat "
+        "template. Default: the policy's engines.",
+        show_default=False,
+    ),
+]
+
 
 def fork(
     session: Annotated[str, typer.Argument(metavar="SESSION", help="A session that has ended.", show_default=False)],
@@ -23,6 +33,21 @@ def fork(
         float | None,
         typer.Option(min=0, help="Temperature behind the fork. Default: as in the session.", show_default=False),
     ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Top-p behind the fork, likewise.", show_default=False)
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of a reply behind the fork, likewise.", show_default=False)
+    ] = None,
+    edit: Annotated[
+        str | None,
+        typer.Option(
+            help="Text in the place of the newest message before the first sampled call: of the tool's result, or "
+            "of the user's message. The agent does not see it.",
+            show_default=False,
+        ),
+    ] = None,
+    engine: _EngineOption = None,
     task_id: Annotated[str | None, typer.Option("--id", help="Id of the new task.", show_default=False)] = None,
     data: DataOption = None,
     server: ServerOption = None,
@@ -36,11 +61,15 @@ def fork(
     from gangline.client.running import find_service
     from gangline.domain.task import ParameterRule, SamplingPolicy
 
-    sampling = None if temperature is None else SamplingPolicy(temperature=ParameterRule(override=temperature))
+    given = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
+    rules = {name: ParameterRule(override=value) for name, value in given.items() if value is not None}
+    sampling = SamplingPolicy(**rules) if rules else None
     submitted = run(
         with_running(
             find_service(data, server),
-            lambda client, _: client.fork(session, turn, samples=samples, sampling=sampling, task_id=task_id),
+            lambda client, _: client.fork(
+                session, turn, samples=samples, sampling=sampling, edit=edit, engine=engine, task_id=task_id
+            ),
         )
     )
     if as_json:

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from gangline.domain.errors import GanglineError, NodeError, PortUnavailable, errors_by_code
+from gangline.event_loop import to_end
 from gangline.private import open_private
 from gangline.settings.service import FROM_STDIN
 
@@ -102,15 +103,7 @@ class Child:
         port = () if self.port is None else ("--port", str(self.port))
         handed_over = () if self._tables is None else (FROM_STDIN,)
         arguments = [self._command, *port, "--json", "--parent", str(os.getpid()), *handed_over, *self._arguments]
-        with self._log() as log:
-            self._process = process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "gangline", *arguments),
-                stdin=asyncio.subprocess.DEVNULL if self._tables is None else asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                env=self._env,
-                start_new_session=True,
-            )
+        process = await self._begin(arguments)
         try:
             await self._hand_over(process)
             ready = await self._first_line(process)
@@ -123,6 +116,25 @@ class Child:
             self.port = int(self.url.rsplit(":", 1)[1].split("/")[0])
         self._is_ready.set()
         self._pump = asyncio.create_task(self._drain(process))
+
+    async def _begin(self, arguments: Sequence[str]) -> asyncio.subprocess.Process:
+        """A cancelled caller waits for the start: asyncio would wait for ever for a pipe that a grandchild holds."""
+        with self._log() as log:
+            beginning = asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "gangline", *arguments),
+                stdin=asyncio.subprocess.DEVNULL if self._tables is None else asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=self._env,
+                start_new_session=True,
+            )
+            self._process = await to_end(beginning, self._end)
+        return self._process
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.kill()
+        await process.wait()
 
     async def _hand_over(self, process: asyncio.subprocess.Process) -> None:
         if process.stdin is not None and self._tables is not None:

@@ -20,7 +20,7 @@ from gangline.cli.results.token_runs import Run, TextOf, elided, runs_of, standi
 from gangline.cli.terminal.output import printable, printable_lines
 from gangline.domain.contracts import in_binary_units
 from gangline.domain.conversation import Document, Image, Thinking, ToolCall, ToolResult
-from gangline.forks.calls import LINEAGE_FILE, ForkLineage
+from gangline.forks.calls import LINEAGE_FILE, RESUME_FILE, ForkLineage
 
 if TYPE_CHECKING:
     from gangline.domain.completion import Lineage
@@ -80,6 +80,8 @@ def session_view(result: SessionResult) -> RenderableType:
     lines = [head, Text(f"task {result.task_id}, attempt {result.attempt}, node {result.node_id or 'none'}")]
     if (lineage := result.artifacts.get(LINEAGE_FILE)) is not None:
         lines.append(Text(_fork_line(lineage)))
+    if (lineage := result.artifacts.get(RESUME_FILE)) is not None:
+        lines.append(Text(_resume_line(lineage)))
     if result.timings:
         stages = (f"{timing.stage} {timing.ended_at - timing.started_at:.2f} s" for timing in result.timings)
         lines.append(Text("time: " + ", ".join(stages)))
@@ -99,7 +101,19 @@ def session_view(result: SessionResult) -> RenderableType:
 def _fork_line(lineage: bytes) -> str:
     fork = msgspec.json.decode(lineage, type=ForkLineage)
     line = f"fork of {fork.session_id} at turn {fork.turn}, {fork.num_replayed} model calls from its record"
-    return f"{line}, values that differ tolerated in {fork.num_tolerated} messages" if fork.num_tolerated else line
+    if fork.num_tolerated:
+        line = f"{line}, values that differ tolerated in {fork.num_tolerated} messages"
+    if fork.engine is not None:
+        line = f"{line}, behind it the engines of role {fork.engine}"
+    if fork.was_edited is not None:
+        line = f"{line}, {'edited' if fork.was_edited else 'its edit reached no call'}"
+    return line
+
+
+def _resume_line(lineage: bytes) -> str:
+    lost = msgspec.json.decode(lineage, type=ForkLineage)
+    line = f"went on for a lost node, {lost.num_replayed} model calls from the record of attempt {lost.attempt}"
+    return f"{line}, values that differ tolerated in {lost.num_tolerated} messages" if lost.num_tolerated else line
 
 
 def _usage_lines(usage: SessionUsage) -> Iterator[tuple[str, str]]:

@@ -35,11 +35,12 @@ def engine(
     max_context: Annotated[
         int | None, typer.Option("--max-context", help="Maximum context in tokens. Default: the model's own.")
     ] = None,
+    device: Annotated[str, typer.Option("--device", help="Device of the model, as PyTorch names it.")] = "cpu",
     log_format: LogFormatOption = None,
     as_json: JsonOption = False,
     parent: ParentOption = None,
 ) -> None:
-    """Run an engine server with vLLM's routes and fields: a small real model on the CPU, or a script.
+    """Run an engine server with vLLM's routes and fields: a small real model on the CPU or a GPU, or a script.
 
     Prints one line of JSON with its URL when it is ready, and serves until SIGTERM.
     """
@@ -48,7 +49,7 @@ def engine(
     service = (
         _scripted(scripted, tokenizer, host, port, allowed_host or ())
         if scripted is not None
-        else _embedded(model or "smollm2", host, port, allowed_host or (), threads, max_batch, max_context)
+        else _embedded(model or "smollm2", host, port, allowed_host or (), threads, max_batch, max_context, device)
     )
     serve(service, kind="engine", parent=parent, log_format=log_format)
 
@@ -72,6 +73,7 @@ def _embedded(
     threads: int | None,
     max_batch: int,
     max_context: int | None,
+    device: str,
 ) -> Service:
     from gangline.plugins import load
 
@@ -84,6 +86,7 @@ def _embedded(
         threads=threads,
         max_batch=max_batch,
         max_context=max_context,
+        device=device,
         on_ready=on_ready,
     )
 

@@ -79,6 +79,7 @@ def _arguments(wanted: NodeSettings) -> dict[str, Any]:
         "public_url",
         "allowed_hosts",
         "stuck_after_s",
+        "labels",
         "hooks",
         "adopt_grace_s",
     )

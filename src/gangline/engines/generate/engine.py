@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -20,6 +20,7 @@ from gangline.domain.errors import (
     EngineRefused,
     InvalidRequest,
 )
+from gangline.domain.images import ImageEvidence, images_in
 from gangline.domain.reply import TokenLogprob
 from gangline.domain.tokens import TokenIds
 from gangline.engines.contract import (
@@ -30,18 +31,25 @@ from gangline.engines.contract import (
     ReplyAccumulator,
     whole_deltas,
 )
-from gangline.engines.fields import has_media
+from gangline.engines.fields import has_documents, has_media
 from gangline.engines.generate.calls import GenerateCalls
 from gangline.engines.generate.probe import ROUTES, probe_route
 from gangline.engines.generate.text import ReplyReader, TextSide
 from gangline.engines.generate.wire import GenerateAsk, GenerateRoute, Sampled
 from gangline.engines.http import EngineHttp
 from gangline.engines.probe import probe_template
+from gangline.engines.sight import Sight
 from gangline.event_loop import call_all
 
 __all__ = ["GenerateEngine", "RouteName"]
 
 RouteName = Literal["auto", "vllm", "sglang"]
+
+
+class _Prompt(NamedTuple):
+    ids: TokenIds
+    """[T], each image's placeholder expanded."""
+    images: ImageEvidence | None
 
 
 class GenerateEngine:
@@ -55,14 +63,17 @@ class GenerateEngine:
         route: RouteName = "auto",
         model: str | None = None,
         max_context: int | None = None,
+        processor: str | None = None,
     ) -> None:
         """
         route: whose generate route the server has; `auto` tries both.
         model: served name; None takes the first that the engine lists.
         max_context: tokens of prompt and reply together; None asks the engine.
+        processor: folder of the served vision model; None refuses calls with images.
 
-        Raises: InvalidRequest for an unknown route.
+        Raises: InvalidRequest for an unknown route, and for a folder without an image processor.
         """
+        self._sight = Sight(processor)
         if route != "auto" and route not in ROUTES:
             raise InvalidRequest(f"route must be auto, {' or '.join(ROUTES)}; got {route!r}.")
         self._http = http
@@ -83,25 +94,29 @@ class GenerateEngine:
         routes = list(ROUTES.values()) if self._route is None else [self._route]
         self._route, found = await probe_route(self._calls, self._text, routes, self._model, self._max_context)
         self._model, self._max_context = found.model, found.max_context
-        self._capabilities = msgspec.structs.replace(found, template=await probe_template(self))
+        self._capabilities = msgspec.structs.replace(
+            found,
+            takes_images=self._route.takes_images and self._sight.reader is not None,
+            template=await probe_template(self),
+        )
         return self._capabilities
 
     # -- sampling ------------------------------------------------------------------------------------------------
 
     async def chat(self, request: EngineRequest) -> EngineReply:
         await self.capabilities()
-        prompt_ids = await self._prompt_ids(request)
+        prompt = await self._prompt(request)
         choices = range(request.call.num_choices)
-        deltas = await call_all([self._choice(request.call, prompt_ids, index) for index in choices])
+        deltas = await call_all([self._choice(request.call, prompt, index) for index in choices])
         folded = ReplyAccumulator()
         for delta in deltas:
             folded.feed(delta)
         return msgspec.structs.replace(folded.reply(), usage=_summed([delta.usage for delta in deltas]))
 
-    async def _choice(self, call: ModelCall, prompt_ids: TokenIds, index: int) -> EngineDelta:
-        reader = await self._text.reader(call, prompt_ids, index)
-        sampled = await self._calls.sample(self._new_route(), self._ask(call, prompt_ids, index, stream=False))
-        return await self._delta(reader, call, prompt_ids, sampled)
+    async def _choice(self, call: ModelCall, prompt: _Prompt, index: int) -> EngineDelta:
+        reader = await self._text.reader(call, prompt.ids, index)
+        sampled = await self._calls.sample(self._new_route(), self._ask(call, prompt, index, stream=False))
+        return await self._delta(reader, call, prompt, sampled)
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         """Several choices come as one delta each."""
@@ -110,22 +125,22 @@ class GenerateEngine:
                 yield delta
             return
         await self.capabilities()
-        prompt_ids = await self._prompt_ids(request)
-        reader = await self._text.reader(request.call, prompt_ids, 0)
+        prompt = await self._prompt(request)
+        reader = await self._text.reader(request.call, prompt.ids, 0)
         ended = False
-        ask = self._ask(request.call, prompt_ids, 0, stream=True)
+        ask = self._ask(request.call, prompt, 0, stream=True)
         async with aclosing(self._calls.chunks(self._new_route(), ask)) as chunks:
             async for sampled in chunks:
                 if ended:
                     yield EngineDelta(usage=sampled.usage)
                     continue
-                delta = await self._delta(reader, request.call, prompt_ids, sampled)
+                delta = await self._delta(reader, request.call, prompt, sampled)
                 yield delta
                 ended = delta.finish_reason is not None
                 if delta.stop_reason is not None and sampled.finish_reason is None:
                     return  # a stop string was found here; leaving ends the call in the engine
 
-    async def _delta(self, reader: ReplyReader, call: ModelCall, prompt_ids: TokenIds, sampled: Sampled) -> EngineDelta:
+    async def _delta(self, reader: ReplyReader, call: ModelCall, prompt: _Prompt, sampled: Sampled) -> EngineDelta:
         read = await reader.feed(sampled.ids, sampled.finish_reason)
         kept = read.num_kept
         shown = read.shown
@@ -139,7 +154,8 @@ class GenerateEngine:
             finish_reason=read.finish_reason,
             stop_reason=read.stop_reason or sampled.stop_string,
             parse=read.parse,
-            prompt_ids=prompt_ids if sampled.prompt_ids is None else sampled.prompt_ids,
+            images=prompt.images,
+            prompt_ids=prompt.ids if sampled.prompt_ids is None else sampled.prompt_ids,
             usage=sampled.usage if kept == len(sampled.ids) else None,
         )
 
@@ -157,11 +173,15 @@ class GenerateEngine:
         text = self._text.token_text(token)
         return TokenLogprob(text, value if value > -9999.0 else -9999.0, tuple(text.encode()), top)
 
-    async def _prompt_ids(self, request: EngineRequest) -> TokenIds:
+    async def _prompt(self, request: EngineRequest) -> _Prompt:
         """Raises: EngineRefused, ContextOverflow."""
         call = request.call
-        if has_media(call.messages):
-            raise EngineRefused("a route of ids carries no images and no documents that are not text", status=400)
+        if has_documents(call.messages):
+            raise EngineRefused("a route of ids carries no documents that are not text", status=400)
+        if has_media(call.messages) and not (await self.capabilities()).takes_images:
+            raise EngineRefused(
+                "this route of ids carries no images: vLLM's does, with the model's folder as `processor`", status=400
+            )
         ids = request.prompt_ids
         if ids is None:
             ids = await self._text.render(call.messages, call.tools, call.template_kwargs, True)
@@ -171,15 +191,22 @@ class GenerateEngine:
                 f"This model's maximum context length is {limit} tokens. However, you requested {wanted} output tokens "
                 f"and your prompt contains {len(ids)} input tokens. Please reduce the length of one of them."
             )
-        return ids
+        evidence = await self._sight.look(call.messages, ids)
+        if evidence is not None and evidence.refused is not None:
+            raise EngineRefused(f"images cannot go with ids: {evidence.refused}", status=400)
+        return _Prompt(ids, evidence)
 
-    def _ask(self, call: ModelCall, prompt_ids: TokenIds, index: int, *, stream: bool) -> GenerateAsk:
-        seed = call.sampling.seed
+    def _ask(self, call: ModelCall, prompt: _Prompt, index: int, *, stream: bool) -> GenerateAsk:
+        seed, sent_ids = call.sampling.seed, prompt.ids
+        if prompt.images is not None:
+            assert self._sight.reader is not None  # it made the evidence
+            sent_ids = self._sight.reader.collapsed(prompt.ids, prompt.images.placed)
         return GenerateAsk(
             model=self._model or "",
-            prompt_ids=prompt_ids,
+            prompt_ids=sent_ids,
+            images=tuple(image.url for image in images_in(call.messages)),
             call=call,
-            max_tokens=call.sampling.max_tokens or (self._max_context or 0) - len(prompt_ids),
+            max_tokens=call.sampling.max_tokens or (self._max_context or 0) - len(prompt.ids),
             stop_ids=self._text.stop_ids,
             stops=() if self._text.stops_here else call.sampling.stop,
             # Choices of one call must differ, and still be reproducible.

@@ -35,15 +35,17 @@ def generate_engine(
     max_context: int | None = None,
     api_key: str | None = None,
     timeout_s: float = 1800.0,
+    processor: str | None = None,
 ) -> GenerateEngine:
     """
     parsers: formats of thinking and tool calls in the text; none by default.
+    processor: folder of the served vision model, for calls with images, which are refused without.
 
     Raises: InvalidRequest.
     """
     http = EngineHttp(url, timeout_s=timeout_s, api_key=api_key)
     text = EngineText(http, Parsers.named(parsers or {}), model)
-    return GenerateEngine(http, text, route=route, model=model, max_context=max_context)
+    return GenerateEngine(http, text, route=route, model=model, max_context=max_context, processor=processor)
 
 
 class EngineText:

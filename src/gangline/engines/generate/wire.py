@@ -36,6 +36,8 @@ class GenerateAsk(msgspec.Struct, frozen=True, kw_only=True):
     """Ids that end a turn, besides those that the engine knows."""
     stops: tuple[str, ...] = ()
     """Strings for the engine to stop at, where nobody does it on this side."""
+    images: tuple[str, ...] = ()
+    """`data:` URLs of the images of the prompt, which then has one placeholder id for each: the engine expands it."""
     seed: int | None = None
     stream: bool = False
 
@@ -63,6 +65,8 @@ class GenerateRoute(Protocol):
     path: str
     logprob_kind: LogprobKind | None
     """None: to be probed."""
+    takes_images: bool
+    """Ids and images go together, and the ids stay as they are."""
 
     def body(self, ask: GenerateAsk) -> bytes: ...
 
@@ -100,6 +104,7 @@ class VllmGenerate:
     name = "vllm"
     path = "/inference/v1/generate"
     logprob_kind: LogprobKind | None = None
+    takes_images = True
 
     def body(self, ask: GenerateAsk) -> bytes:
         sampling = ask.call.sampling
@@ -124,6 +129,8 @@ class VllmGenerate:
             "return_token_ids": True,
             "stream": ask.stream,
         }
+        if ask.images:
+            body["content_parts"] = [{"type": "image_url", "url": url} for url in ask.images]
         if ask.stream:
             body["stream_options"] = {"include_usage": True}
         return msgspec.json.encode(body)
@@ -184,6 +191,7 @@ class SglangGenerate:
     name = "sglang"
     path = "/generate"
     logprob_kind: LogprobKind | None = "temperature_scaled"
+    takes_images = False  # it turns ids beside `image_data` into text, and that into other ids
 
     def __init__(self) -> None:
         self._num_read = 0

@@ -25,7 +25,15 @@ from gangline.engines.fields import messages_in_turns
 from gangline.engines.http import EngineHttp
 from gangline.engines.probe import probe_template
 from gangline.engines.replies import decode
-from gangline.engines.sglang.wire import Detokenized, SglangReply, chat_body, engine_reply, render_body
+from gangline.engines.sglang.wire import (
+    Detokenized,
+    SglangReply,
+    chat_body,
+    engine_reply,
+    num_expert_layers,
+    render_body,
+)
+from gangline.engines.sight import Sight, with_evidence
 from gangline.engines.vocabulary import vocabulary_size
 
 __all__ = ["SglangEngine"]
@@ -50,11 +58,20 @@ class SglangEngine:
         timeout_s: float = 1800.0,
         connect_timeout_s: float = 10.0,
         api_key: str | None = None,
+        processor: str | None = None,
+        experts_per_token: int | None = None,
     ) -> None:
         """
         model: served name; None takes the first that the engine lists.
         timeout_s: longest silence of the engine within one call; as whole replies come at once, its longest call.
+        processor: folder of the served vision model; None leaves calls with images untrainable.
+        experts_per_token: `num_experts_per_tok` of the served model. SGLang reports routed experts as numbers without a
+            shape, so without it they cannot be captured.
         """
+        self._num_chosen = experts_per_token
+        self._experts_shape: tuple[int, int] | None = None
+        """Layers, and experts of each; None before the probe, and where none are reported."""
+        self._sight = Sight(processor)
         self._http = EngineHttp(url, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key)
         self.url = self._http.url
         self._model = model
@@ -72,7 +89,11 @@ class SglangEngine:
         # The ids are those of another conversation than the messages: an engine that ignores them shows it.
         sampling = SamplingParams(max_tokens=1, temperature=1.0)
         call = ModelCall(dialect="probe", model="", messages=(_OTHER,), sampling=sampling)
-        reply = await self.chat(EngineRequest(call=call, prompt_ids=prompt_ids))
+        experts_from = None if self._num_chosen is None else 0
+        request = EngineRequest(call=call, prompt_ids=prompt_ids, experts_from=experts_from)
+        wire = await self._sampled(request)
+        self._experts_shape = self._probed_shape(wire)
+        reply = await self._read(request, wire)
         reported = self._checked_prompt_ids(reply)
         self._capabilities = EngineCapabilities(
             engine="sglang",
@@ -81,6 +102,7 @@ class SglangEngine:
             max_context=card.max_model_len,
             reports_ids=True,
             takes_prompt_ids=prompt_ids is not None and np.array_equal(reported, prompt_ids),
+            reports_experts=self._experts_shape is not None,
             streams_ids=False,
             renders=prompt_ids is not None,
             logprob_kind="temperature_scaled",
@@ -99,13 +121,35 @@ class SglangEngine:
             raise EngineIncapable(f"engine {self.url} returned no log-prob for each token. {_HOW_TO_START}")
         return reply.prompt_ids
 
-    async def chat(self, request: EngineRequest) -> EngineReply:
-        messages = await messages_in_turns(request.call.messages)
-        wire = await self._chat(chat_body(request, await self._model_name(), messages))
+    def _probed_shape(self, wire: SglangReply) -> tuple[int, int] | None:
+        """Raises: EngineIncapable where the option cannot be true."""
+        if self._num_chosen is None:
+            return None
         try:
-            return engine_reply(wire, show_logprobs=request.call.num_top_logprobs is not None)
+            num_layers = num_expert_layers(wire, self._num_chosen)
+        except (ValueError, TypeError) as error:
+            raise EngineIncapable(
+                f"engine {self.url}: experts_per_token cannot be {self._num_chosen}: {error}"
+            ) from error
+        return None if num_layers is None else (num_layers, self._num_chosen)
+
+    async def chat(self, request: EngineRequest) -> EngineReply:
+        return await self._read(request, await self._sampled(request))
+
+    async def _sampled(self, request: EngineRequest) -> SglangReply:
+        messages = await messages_in_turns(request.call.messages)
+        return await self._chat(chat_body(request, await self._model_name(), messages))
+
+    async def _read(self, request: EngineRequest, wire: SglangReply) -> EngineReply:
+        shown = request.call.num_top_logprobs is not None
+        try:
+            reply = engine_reply(wire, show_logprobs=shown, experts_shape=self._experts_shape)
         except (msgspec.ValidationError, ValueError) as error:
-            raise EngineMalformed(f"engine {self.url} answered odd log-probs in meta_info: {error}") from error
+            raise EngineMalformed(
+                f"engine {self.url} answered odd log-probs or experts in meta_info: {error}"
+            ) from error
+        evidence = await self._sight.look(request.call.messages, reply.prompt_ids)
+        return msgspec.structs.replace(reply, choices=tuple(with_evidence(one, evidence) for one in reply.choices))
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         """The whole reply, as one delta per choice."""

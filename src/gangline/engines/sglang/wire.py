@@ -14,6 +14,7 @@ import numpy as np
 from gangline.domain.conversation import Message, ToolDefinition
 from gangline.domain.tokens import logprobs
 from gangline.engines.contract import EngineChoice, EngineReply, EngineRequest
+from gangline.engines.experts import experts_of_numbers
 from gangline.engines.fields import NEUTRAL_SAMPLING, body_of, call_fields, has_media, messages_fields
 from gangline.engines.json_ids import TokenId
 from gangline.engines.replies import (
@@ -30,7 +31,7 @@ from gangline.engines.replies import (
 )
 from gangline.language.tools import tool_fields
 
-__all__ = ["Detokenized", "SglangReply", "chat_body", "engine_reply", "render_body"]
+__all__ = ["Detokenized", "SglangReply", "chat_body", "engine_reply", "num_expert_layers", "render_body"]
 
 
 class _Meta(msgspec.Struct):
@@ -40,6 +41,9 @@ class _Meta(msgspec.Struct):
     """[T] of (log-prob, id, text or null)."""
     weight_version: str | int | None = None
     weight_versions: list[WireSpan] | None = None
+    routed_experts: bytes | None = None
+    """Numbers of experts, token after token, layer after layer."""
+    routed_experts_dtype: str = "int32"
 
 
 class _Choice(msgspec.Struct):
@@ -83,6 +87,9 @@ def chat_body(request: EngineRequest, model: str, messages: Sequence[bytes]) -> 
             "separate_reasoning": True,
         }
     )
+    if request.experts_from is not None:
+        body["return_routed_experts"] = True
+        body["routed_experts_start_len"] = request.experts_from
     if request.prompt_ids is not None and not has_media(call.messages):
         body["input_ids"] = request.prompt_ids.tolist()
     return body_of(body, messages)
@@ -105,21 +112,46 @@ def render_body(
     return msgspec.json.encode(body)
 
 
-def engine_reply(reply: SglangReply, *, show_logprobs: bool = False) -> EngineReply:
-    """`show_logprobs`: the client asked for log-probs of its own."""
+def num_expert_layers(reply: SglangReply, num_chosen: int) -> int | None:
+    """Layers of a reply that reports the experts of all its tokens; None where it reports none.
+
+    Raises: ValueError when it cannot be `num_chosen` experts a layer.
+    """
+    choice = reply.choices[0]
+    meta = choice.meta_info or _Meta()
+    if meta.routed_experts is None:
+        return None
+    num_tokens = len(choice.prompt_token_ids or ()) + len(choice.response_token_ids or ()) - 1
+    num_numbers = len(meta.routed_experts) // np.dtype(meta.routed_experts_dtype).itemsize
+    if num_tokens < 1 or num_numbers == 0 or num_numbers % (num_tokens * num_chosen):
+        raise ValueError(f"{num_numbers} numbers of experts for {num_tokens} tokens of {num_chosen} a layer")
+    return num_numbers // (num_tokens * num_chosen)
+
+
+def engine_reply(
+    reply: SglangReply, *, show_logprobs: bool = False, experts_shape: tuple[int, int] | None = None
+) -> EngineReply:
+    """
+    show_logprobs: the client asked for log-probs of its own.
+    experts_shape: layers, and experts of each; None leaves experts out.
+    Raises: ValueError, msgspec.ValidationError where log-probs or experts cannot be read.
+    """
     prompts = [choice.prompt_token_ids for choice in reply.choices if choice.prompt_token_ids is not None]
     return EngineReply(
         prompt_ids=ids_of(prompts[0]) if prompts else None,
-        choices=tuple(_choice(choice, show_logprobs) for choice in reply.choices),
+        choices=tuple(_choice(choice, show_logprobs, experts_shape) for choice in reply.choices),
         usage=usage_of(reply.usage),
     )
 
 
-def _choice(choice: _Choice, show_logprobs: bool) -> EngineChoice:
+def _choice(choice: _Choice, show_logprobs: bool, experts_shape: tuple[int, int] | None) -> EngineChoice:
     meta = choice.meta_info or _Meta()
     meta_values, meta_ids = _of_meta(meta)
     ids = choice.response_token_ids if choice.response_token_ids is not None else meta_ids
     values = meta_values if meta_values is not None else logprob_values(choice.logprobs)
+    experts = None
+    if experts_shape is not None and meta.routed_experts is not None:
+        experts = experts_of_numbers(meta.routed_experts, meta.routed_experts_dtype, *experts_shape)
     return EngineChoice(
         index=choice.index,
         message=message_of(choice.message),
@@ -130,6 +162,7 @@ def _choice(choice: _Choice, show_logprobs: bool) -> EngineChoice:
         logprobs=None if values is None else logprobs(values),
         version_spans=version_spans(_spans(meta, len(ids or ()))),
         token_logprobs=token_logprobs(choice.logprobs) if show_logprobs else (),
+        experts=experts,
     )
 
 

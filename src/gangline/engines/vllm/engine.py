@@ -23,6 +23,7 @@ from gangline.engines.contract import EngineCapabilities, EngineDelta, EngineRep
 from gangline.engines.fields import messages_in_turns
 from gangline.engines.http import EngineHttp
 from gangline.engines.probe import probe_template
+from gangline.engines.sight import Sight, with_evidence
 from gangline.engines.vllm.stream import decode_events, engine_deltas
 from gangline.engines.vllm.wire import (
     ShownReply,
@@ -56,11 +57,14 @@ class VllmEngine:
         timeout_s: float = 1800.0,
         connect_timeout_s: float = 10.0,
         api_key: str | None = None,
+        processor: str | None = None,
     ) -> None:
         """
         model: served name; None takes the first that the engine lists.
         timeout_s: longest silence of the engine within one call.
+        processor: folder of the served vision model; None leaves calls with images untrainable.
         """
+        self._sight = Sight(processor)
         self._http = EngineHttp(url, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, api_key=api_key)
         self.url = self._http.url
         self._model = model
@@ -88,6 +92,7 @@ class VllmEngine:
             max_context=card.max_model_len,
             reports_ids=True,
             takes_prompt_ids=echoed,
+            reports_experts=reply.choices[0].experts is not None,
             streams_ids=streamed,
             renders=prompt_ids is not None,
             logprob_kind=_logprob_kind(values),
@@ -126,13 +131,15 @@ class VllmEngine:
             raise self._http.refusal(200, answer)
         if not reply.choices:
             raise EngineMalformed(f"engine {self.url} answered without any choice")
-        return reply
+        evidence = await self._sight.look(request.call.messages, reply.prompt_ids)
+        return msgspec.structs.replace(reply, choices=tuple(with_evidence(one, evidence) for one in reply.choices))
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
         messages = await messages_in_turns(request.call.messages)
         body = chat_body(request, await self._model_name(), messages, stream=True)
         events = SseLines()
         kind = reply_type(request.call)
+        looked = False
         async with self._http.request("POST", "/v1/chat/completions", body) as response:
             async for piece in response.content.iter_any():
                 whole = events.feed(piece)
@@ -140,7 +147,11 @@ class VllmEngine:
                 if is_over:
                     whole = whole[: whole.index(b"[DONE]")]
                 for delta in self._deltas(whole, kind):
-                    yield delta
+                    if looked or delta.prompt_ids is None:
+                        yield delta
+                        continue
+                    looked = True
+                    yield with_evidence(delta, await self._sight.look(request.call.messages, delta.prompt_ids))
                 if is_over:
                     return
         raise EngineUnavailable(f"engine {self.url} ended its stream before it was done")

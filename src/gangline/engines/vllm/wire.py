@@ -16,6 +16,7 @@ from gangline.domain.errors import EngineMalformed
 from gangline.domain.reply import TokenLogprob
 from gangline.domain.tokens import TokenIds, logprobs
 from gangline.engines.contract import EngineChoice, EngineReply, EngineRequest
+from gangline.engines.experts import experts_of_file
 from gangline.engines.fields import (
     NEUTRAL_SAMPLING,
     body_of,
@@ -78,6 +79,8 @@ class _Choice(msgspec.Struct, Generic[LogprobsT], gc=False):
     stop_reason: int | str | None = None
     token_ids: list[TokenId] | None = None
     weight_versions: list[WireSpan] | None = None
+    routed_experts: bytes | None = None
+    """A NumPy file; only in whole replies."""
 
 
 class _Reply(msgspec.Struct, Generic[LogprobsT], gc=False):
@@ -124,6 +127,8 @@ def chat_body(request: EngineRequest, model: str, messages: Sequence[bytes], *, 
     )
     if stream:
         body["stream_options"] = {"include_usage": True}
+    if request.experts_from is not None:
+        body["routed_experts_prompt_start"] = request.experts_from
     if request.prompt_ids is not None and not has_media(call.messages):
         body["kv_transfer_params"] = {"prompt_token_ids": request.prompt_ids.tolist()}
     return body_of(body, messages)
@@ -171,7 +176,10 @@ async def read_reply(body: bytes, kind: type[WireReply] | type[ShownReply], url:
 
     def read() -> tuple[EngineReply, bool]:
         wire = decode_reply(body, kind, url)
-        return engine_reply(wire), wire.error is not None
+        try:
+            return engine_reply(wire), wire.error is not None
+        except ValueError as error:
+            raise EngineMalformed(f"engine {url} answered odd routed experts: {error}") from error
 
     return await _apart(read, len(body))
 
@@ -194,6 +202,7 @@ def decode_reply(body: bytes, kind: type[WireReply] | type[ShownReply], url: str
 
 
 def engine_reply(reply: WireReply | ShownReply) -> EngineReply:
+    """Raises: ValueError where the experts of a choice cannot be read."""
     return EngineReply(
         prompt_ids=ids_from_json(reply.prompt_token_ids),
         choices=tuple(_choice(choice) for choice in reply.choices),
@@ -212,6 +221,7 @@ def _choice(choice: AnyChoice) -> EngineChoice:
         logprobs=None if values is None else logprobs(values),
         version_spans=version_spans(choice.weight_versions),
         token_logprobs=_shown_logprobs(choice),
+        experts=None if choice.routed_experts is None else experts_of_file(choice.routed_experts),
     )
 
 

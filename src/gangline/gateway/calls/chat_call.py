@@ -12,7 +12,6 @@ from gangline.domain.completion import EMPTY_GENERATION
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, Thinking, ToolCall, Usage
 from gangline.domain.errors import EngineIncapable, EngineMalformed
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, TokenLogprob, ToolCallDelta
-from gangline.domain.tokens import TokenIds
 from gangline.engines.contract import EngineCapabilities, EngineChoice, EngineReply, EngineRequest, ReplyAccumulator
 from gangline.event_loop import Turn
 from gangline.forks.calls import REQUEST, USAGE, request_fields
@@ -78,7 +77,8 @@ class _ChatSampler:
         self._recorder = Recorder(parts, progress.record_key, progress.created_at)
         self._gathered = ReplyAccumulator()
         self._tries = Tries(parts.empty_retries, progress.show)
-        self._sent_ids: TokenIds | None = None
+        self._sent = EngineRequest(call=call)
+        """Exact ids and experts that the engine is asked for."""
         self._place: Place | None = None
         self._checkpoint: str | None = None
         self._volatile: dict[str, Sequence[str]] = {}
@@ -95,7 +95,9 @@ class _ChatSampler:
             self._checkpoint = await parts.checkpoint()
         capabilities = await parts.engine.capabilities()
         decision = await parts.tier.decide(self._call, place, capabilities)
-        self._capabilities, self._sent_ids = capabilities, decision.prompt_ids
+        experts_from = parts.experts_from(capabilities, place.parent_id, decision.prompt_ids)
+        self._sent = EngineRequest(call=self._call, prompt_ids=decision.prompt_ids, experts_from=experts_from)
+        self._capabilities = capabilities
         report = PromptReport.of(parts, place, capabilities)
         answer = await self._final(capabilities, report, decision)
         self.is_committing = True
@@ -113,7 +115,7 @@ class _ChatSampler:
             return  # the engine was asked for nothing yet
         partial = self._gathered.reply()
         report = PromptReport.of(self._parts, self._place, self._capabilities)
-        prompt = report.so_far(self._sent_ids, partial.prompt_ids)
+        prompt = report.so_far(self._sent.prompt_ids, partial.prompt_ids)
         choices, metadata = self._recorder.own(partial.choices), self._metadata() | partial.metadata
         sampled = Sampled(self._call, self._place, prompt, choices, self._capabilities, metadata)
         await self._recorder.commit_aborted(sampled, message)
@@ -155,10 +157,10 @@ class _ChatSampler:
     async def _sample(self, capabilities: EngineCapabilities) -> EngineReply:
         asks_for_texts = self._parts.with_texts and self._call.num_top_logprobs is None
         call = msgspec.structs.replace(self._call, num_top_logprobs=0) if asks_for_texts else self._call
-        request = EngineRequest(call=call, prompt_ids=self._sent_ids)
+        request = msgspec.structs.replace(self._sent, call=call)
         stamps, progress, gathered = self._recorder.stamps, self._progress, self._gathered
         stamps.begin()
-        if not (self._call.stream and capabilities.streams_ids):
+        if self._sent.experts_from is not None or not (self._call.stream and capabilities.streams_ids):
             answer = await self._parts.engine.chat(request)
             self._note_prompt(answer)
             if self._call.stream:
@@ -207,6 +209,7 @@ class _ChatSampler:
         has_ids = answer.prompt_ids is not None and all(choice.sampled_ids is not None for choice in answer.choices)
         if capabilities.reports_ids and not has_ids:
             raise _no_ids()
+        self._parts.check_experts(answer, self._sent.experts_from)
         return answer
 
     # -- the answer ----------------------------------------------------------------------------------------------

@@ -95,7 +95,9 @@ class ModelSession:
         self.environments: Mapping[str, SessionEnvironment] = {}
         """Worlds whose tools its agent calls over HTTP: see `ToolRoutes`."""
         capture = spec.capture
-        ledger = Ledger(spec.session_id, spec.attempt, journal, completions, VolatileText(capture.volatile_system_text))
+        behind = None if replay is None else replay.engine
+        volatile = VolatileText(capture.volatile_system_text)
+        ledger = Ledger(spec.session_id, spec.attempt, journal, completions, volatile, behind)
         tier_of = partial(_tier, capture, ledger.tree)
         parts = CallParts(
             engine=engine,
@@ -105,10 +107,11 @@ class ModelSession:
             meter=GateMeter(),
             clock=clock,
             with_texts=capture.token_texts,
+            with_experts=capture.routed_experts,
             empty_retries=capture.empty_generation_retries,
             checkpoint=checkpoint,
         )
-        self._parts = PartsByRole(parts, engine_of=engine_of, tier_of=tier_of)
+        self._parts = PartsByRole(parts, engine_of=engine_of, tier_of=tier_of, behind=behind)
         self._sampling = SamplingRules(capture, spec.sample_index, sampling)
         # Nothing that the session holds holds the session: one that is over is freed at once.
         self._retries = Retries(
@@ -179,17 +182,18 @@ class ModelSession:
         return self._retries.subscribe(mark, lambda: self.start_call(call, mark.retry_key, known))
 
     def start_call(self, call: ModelCall, retry_key: str | None = None, known: Digests = unknown) -> CallInFlight:
-        """`retry_key`: see `CallMark`; `known`: see `PlaceIndex.place`. Raises: SessionOver, InvalidRequest."""
+        """`retry_key`: see `CallMark`; `known`: see `PlaceIndex.place`. Raises: SessionOver, InvalidRequest,
+        EngineUnavailable where a fork's other engine is gone."""
         call = resolved(call, self._ledger)
         self._refuse_loop(call)
         recorded = None
         if self.replay is not None:
             call, recorded = self._matched(call, self.replay)
+        parts = self._parts.of(call.agent_role)
         number = self._admit()
         used = self._sampling.used(call.sampling, number)
         wished = None if used == call.sampling else call.sampling
         call = call if wished is None else msgspec.structs.replace(call, sampling=used)
-        parts = self._parts.of(call.agent_role)
         if recorded is not None and self.replay is not None:
             flight = replayed_call(call, recorded, self.replay, parts, retry_key=retry_key)
         else:

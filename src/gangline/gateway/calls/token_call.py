@@ -89,7 +89,10 @@ class _TokenSampler:
                 f"the engine ({capabilities.engine} {capabilities.version}) takes no exact prompt ids on its chat "
                 "route, so calls in tokens cannot be answered."
             )
-        answer = self._checked(await self._sample(capabilities))
+        parent_id = self._parent_id() if self._parts.with_experts else None
+        experts_from = self._parts.experts_from(capabilities, parent_id, self._request.prompt_ids)
+        answer = self._checked(await self._sample(capabilities, experts_from))
+        self._parts.check_experts(answer, experts_from)
         self.is_committing = True
         (completion,) = await self._recorder.commit(self._sampled(answer.choices, capabilities))
         return TokenReply(
@@ -101,6 +104,10 @@ class _TokenSampler:
             version_spans=completion.certificate.version_spans,
             text="".join(part.text for part in completion.response.parts if isinstance(part, Text)),
         )
+
+    def _parent_id(self) -> str | None:
+        parent = _parent_of(self._parts.ledger.tree, self._request.prompt_ids, self._parts.engine_role)
+        return None if parent is None else parent.completion_id
 
     async def record_aborted(self, message: str) -> None:
         if self._capabilities is None:
@@ -119,14 +126,14 @@ class _TokenSampler:
             stream=request.stream,
         )
 
-    async def _sample(self, capabilities: EngineCapabilities) -> EngineReply:
+    async def _sample(self, capabilities: EngineCapabilities, experts_from: int | None) -> EngineReply:
         call = msgspec.structs.replace(
             self._call(capabilities), messages=_STAND_IN, num_top_logprobs=0 if self._parts.with_texts else None
         )
-        request = EngineRequest(call=call, prompt_ids=self._request.prompt_ids)
+        request = EngineRequest(call=call, prompt_ids=self._request.prompt_ids, experts_from=experts_from)
         stamps = self._recorder.stamps
         stamps.begin()
-        if not (self._request.stream and capabilities.streams_ids):
+        if experts_from is not None or not (self._request.stream and capabilities.streams_ids):
             answer = await self._parts.engine.chat(request)
             for choice in answer.choices[:1]:
                 self._show(choice.sampled_ids, choice.logprobs)

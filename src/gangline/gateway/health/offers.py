@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -37,11 +38,14 @@ class Offers:
         names: Sequence[str] | None = None,
         make: Callable[[str], Runtime] = plugins.make_runtime,
         monotonic: Callable[[], float] = time.monotonic,
+        *,
+        labels: Sequence[str] = (),
     ) -> None:
-        """names: of runtime plug-ins; None is all that are installed."""
+        """names: of runtime plug-ins; None is all that are installed. labels: the operator's."""
         self._make = make
         self._names = plugins.names("runtime") if names is None else names
         self._missing = {name: why for name in self._names if (why := self._cannot(name)) is not None}
+        self._labels = tuple(dict.fromkeys((platform.machine(), *labels)))
         self._passed_at: dict[str, float] = {}
         self._monotonic = monotonic
         self._lock = asyncio.Lock()
@@ -49,7 +53,9 @@ class Offers:
     @property
     def offer(self) -> Offer:
         return Offer(
-            runtimes=tuple(name for name in self._names if name not in self._missing), missing=dict(self._missing)
+            runtimes=tuple(name for name in self._names if name not in self._missing),
+            missing=dict(self._missing),
+            labels=self._labels,
         )
 
     def _cannot(self, name: str) -> str | None:

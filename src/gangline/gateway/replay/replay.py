@@ -7,29 +7,33 @@ Laws
 - A request that equals no recorded one is sampled only behind the fork: when all recorded calls were given, or when it
   continues a recorded answer that no recorded call of the fork continues. Any other ends the session: nothing is
   sampled in the place of a recorded call.
-- The engine, and the record, are given the recorded messages where a tolerated value differs.
+- The engine, and the record, are given the recorded messages where a tolerated value differs, and the fork's edit where
+  it has one.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree
 from gangline.domain.conversation import Message, ModelCall
-from gangline.domain.errors import Failure, ForkDiverged
+from gangline.domain.errors import Failure, ForkDiverged, ResumeDiverged
 from gangline.forks.calls import (
     LINEAGE_FILE,
     REPLAYED,
     REQUEST,
+    RESUME_FILE,
+    RESUMED,
     ForkLineage,
     RecordedCall,
     recorded_calls,
     request_fields,
 )
+from gangline.gateway.replay.editing import edited
 from gangline.gateway.replay.forms import Forms, difference, echoes
 from gangline.gateway.truth.placing import branch_key
 
@@ -74,10 +78,28 @@ class _Path(NamedTuple):
 class Replay:
     """The recorded calls that one attempt of a fork is to repeat."""
 
-    def __init__(self, completions: Sequence[Completion], turn: int, forms: Forms) -> None:
-        """`completions`: the parent's, forkable at `turn`: see `why_not_forkable`."""
+    def __init__(
+        self,
+        completions: Sequence[Completion],
+        turn: int,
+        forms: Forms,
+        *,
+        edit: str | None = None,
+        engine: str | None = None,
+        resumed: bool = False,
+    ) -> None:
+        """`completions`: the parent's, forkable at `turn`: see `why_not_forkable`. `edit`, `engine`: see `ForkSpec`.
+
+        resumed: the calls are the session's own, of a lease that was lost with its node.
+        """
         self.parent = CompletionTree(completions)
         self.turn = turn
+        self.engine = engine
+        self.resumed = resumed
+        self.mark = RESUMED if resumed else REPLAYED
+        """Name in the metadata of a repeated record, of the one that it repeats."""
+        self._edit = edit
+        self._was_edited = False
         self.num_tolerated = 0
         """Messages in which a tolerated value differed."""
         self.diverged: Failure | None = None
@@ -95,7 +117,7 @@ class Replay:
                 self._pending[call.turn] = (call, path)
 
     def record(self) -> dict[str, bytes]:
-        """The fork's lineage, as a file among its session's artifacts."""
+        """Where the repeated calls come from, as a file among the session's artifacts."""
         parent = self._calls[0].first
         lineage = ForkLineage(
             session_id=parent.session_id,
@@ -103,21 +125,24 @@ class Replay:
             turn=self.turn,
             num_replayed=self.turn - len(self._pending),
             num_tolerated=self.num_tolerated,
+            was_edited=None if self._edit is None else self._was_edited,
+            engine=self.engine,
         )
-        return {LINEAGE_FILE: msgspec.json.encode(lineage)}
+        return {RESUME_FILE if self.resumed else LINEAGE_FILE: msgspec.json.encode(lineage)}
 
-    def restore(self, completions: Iterable[Completion]) -> None:
+    def restore(self, completions: Sequence[Completion]) -> None:
         """Go on behind what an earlier life of the node has given: the fork's own records."""
-        given = {one.metadata[REPLAYED]: one.completion_id for one in completions if REPLAYED in one.metadata}
+        given = {one.metadata[self.mark]: one.completion_id for one in completions if self.mark in one.metadata}
         self.own_ids |= given
         for call in self._calls[: self.turn]:
             if call.first.completion_id in given:
                 del self._pending[call.turn]
+        self._was_edited = any(self.mark not in one.metadata for one in completions)
 
     def match(self, call: ModelCall) -> Match:
         """Raises: ForkDiverged."""
         if self.diverged is not None:
-            raise ForkDiverged(self.diverged.message)
+            raise (ResumeDiverged if self.resumed else ForkDiverged)(self.diverged.message)
         root = self._roots.get(_head(call.dialect, branch_key(call)))
         path = _Path((), False) if root is None else self._walk(root, call)
         pinned = self._pinned(call, path)
@@ -128,7 +153,7 @@ class Replay:
             del self._pending[recorded.turn]
         elif not self._is_behind(path):
             raise self._divergence(call, path)
-        return Match(pinned, recorded)
+        return Match(pinned if recorded is not None else self._edited(pinned, path), recorded)
 
     # -- the record ----------------------------------------------------------------------------------------------
 
@@ -171,6 +196,17 @@ class Replay:
                 self.num_tolerated += 1
             messages[place] = _with_content(given, recorded)
         return msgspec.structs.replace(call, messages=tuple(messages))
+
+    def _edited(self, call: ModelCall, path: _Path) -> ModelCall:
+        """A call behind the fork, with the edit where it continues the last recorded answer."""
+        pairs = zip(path.nodes, path.nodes[1:], strict=False)
+        is_last = (after.is_sampled and any(one.turn == self.turn for one in before.calls) for before, after in pairs)
+        answer_at = next((at for at, found in enumerate(is_last) if found), None)
+        if self._edit is None or answer_at is None:
+            return call
+        messages = edited(call.messages, answer_at, self._edit)
+        self._was_edited = self._was_edited or messages != call.messages
+        return msgspec.structs.replace(call, messages=messages)
 
     def _check_fields(self, recorded: RecordedCall, call: ModelCall) -> None:
         """Raises: ForkDiverged."""
@@ -235,7 +271,8 @@ class Replay:
         return f"its tools are {', '.join(names[1])}, and {', '.join(names[0])} were recorded"
 
     def _ended(self, turn: int, why: str) -> ForkDiverged:
-        error = ForkDiverged(f"diverged at call {turn}: {why}.")
+        kind = ResumeDiverged if self.resumed else ForkDiverged
+        error = kind(f"diverged at call {turn}: {why}.")
         self.diverged = error.failure()
         return error
 

@@ -9,10 +9,9 @@ Laws
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
@@ -26,6 +25,7 @@ from gangline.domain.lifecycle import UNGRADED, Stage
 from gangline.domain.session import Lease, SessionResult, StageTiming
 from gangline.domain.task import TaskRequest
 from gangline.domain.usage import Usage
+from gangline.event_loop import to_end
 from gangline.gateway.calls.session import ModelSession
 from gangline.gateway.calls.session_spec import SessionSpec
 from gangline.gateway.replay.replay import Replay
@@ -37,7 +37,7 @@ from gangline.gateway.sessions.harness.shown_tools import check_tools_are_shown
 from gangline.gateway.sessions.parts import NodeParts
 from gangline.gateway.sessions.postrun import Graded, Postrun
 from gangline.gateway.sessions.recorded.files import keep_files
-from gangline.gateway.sessions.recorded.forks import replay_of
+from gangline.gateway.sessions.recorded.forks import is_durable, replay_of
 from gangline.gateway.sessions.sandboxes import Sandboxes
 from gangline.gateway.sessions.stages import StageClock
 from gangline.gateway.worlds.worlds import Worlds
@@ -86,7 +86,7 @@ class Attempt:
         attempt.stages.go_on("run" if note.ended is None else "postrun", note.entered_at, note.timings)
         if note.ended is None:
             completions = await parts.journal.read(attempt.key)
-            replay = await replay_of(attempt._task, parts, completions)
+            replay = await replay_of(note.lease, attempt._task, parts, completions)
             session = attempt._open_session(note.key_digest, replay, *completions)
             session.failures.node = RESTARTED
         log.info("session.adopted session=%s attempt=%d stage=%s", *attempt.key, attempt.stage)
@@ -107,7 +107,7 @@ class Attempt:
             return await self._result(end, graded)
         finally:
             self.stages.move("postrun", _STOP_S)
-            await _uncancelled(self._clean())
+            await to_end(self._clean())
             self.stages.move("postrun")
 
     # -- the node's view -----------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class Attempt:
         task, parts = self._task, self._parts
         handle = await self._sandboxes.start("agent")
         await self._sandboxes.begin_checkpoints()
-        session = self._open_session(new_secret("gls"), await replay_of(task, parts))
+        session = self._open_session(new_secret("gls"), await replay_of(self.lease, task, parts))
         harness = plugins.make_harness(task.agent.harness, task.agent.settings)
         check_tools_are_shown(harness, task.agent, parts.backends.policy.views())
         await self._worlds.start(handle)
@@ -256,6 +256,8 @@ class Attempt:
         return Prepared(handle=handle, session=session, harness=harness, launch=await harness.prepare(context))
 
     def _open_session(self, key: str | bytes, replay: Replay | None, *completions: Completion) -> ModelSession:
+        if self._parts.turns is not None and is_durable(self._task):
+            self._parts.turns.follow(self.key, self.lease.fence, completions)
         spec = _session_spec(self.lease, self._task, key)
         self._session = self._parts.open_session(spec, completions, self._sandboxes.checkpoint, replay)
         return self._session
@@ -304,6 +306,8 @@ class Attempt:
         if self._session is not None:
             await self._session.fence("the session has ended")
             self._parts.close_session(self.lease.session_id)
+        if self._parts.turns is not None:
+            self._parts.turns.leave(self.key)
         await self._worlds.close()
         await self._sandboxes.stop()
 
@@ -321,13 +325,3 @@ def _session_spec(lease: Lease, task: TaskRequest, key: str | bytes) -> SessionS
         max_sampled_tokens=agent.max_sampled_tokens,
         max_repeated_actions=agent.max_repeated_actions,
     )
-
-
-async def _uncancelled(work: Awaitable[None]) -> None:
-    """Finish `work` even when the caller is cancelled meanwhile; then let the cancellation on."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise

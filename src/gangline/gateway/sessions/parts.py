@@ -24,6 +24,7 @@ from gangline.gateway.health.metrics import NodeMetrics
 from gangline.gateway.replay.replay import Replay
 from gangline.gateway.sessions.pools import Pools
 from gangline.gateway.sessions.stock.checkpoints import Checkpoints
+from gangline.gateway.sessions.stock.turns import TurnSender
 from gangline.gateway.sessions.stock.warm import WarmPool
 from gangline.gateway.sessions.verdicts import Verdicts
 from gangline.runtimes.keeping.kept import Keeper
@@ -69,6 +70,8 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     """Called with the result of each attempt that ended."""
     recorded: Callable[[str, int], Awaitable[SessionResult]] | None = None
     """The server's record of a session's attempt, for its forks; None: there is no server."""
+    turns: TurnSender | None = None
+    """The way of records off the node, for tasks that ask for that; None: there is no server."""
     checkpoints: Checkpoints = msgspec.field(default_factory=Checkpoints)
     """Checkpoints of the sessions whose tasks ask for them."""
     warm: WarmPool | None = None

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
-from gangline.domain.errors import GanglineError
+from gangline.domain.errors import Failure, GanglineError
 from gangline.domain.lifecycle import STAGES, Stage
 from gangline.domain.node_views import NodeStatus
 from gangline.domain.session import Lease
@@ -22,6 +22,7 @@ from gangline.gateway.sessions.leases.recovery import Recovery
 from gangline.gateway.sessions.leases.rollout_server import LeaseGiver
 from gangline.gateway.sessions.leases.server_link import ServerLink
 from gangline.gateway.sessions.parts import NodeParts
+from gangline.gateway.sessions.recorded.forks import begins_anew
 from gangline.telemetry.logs import stays_session_in_logs
 
 __all__ = ["Pipeline", "one_error"]
@@ -234,7 +235,7 @@ class Pipeline:
                 await self._parts.journal.close_attempt(attempt.key)  # nobody asks for it any more
             raise
         self._breaker.ended((attempt.lease.session_id, attempt.lease.fence), result)
-        if result.failure is not None and await self._offers.are_why(result.failure, attempt.lease):
+        if result.failure is not None and await _goes_back(result.failure, attempt.lease, self._parts, self._offers):
             await self._give_back(attempt)
             return
         self._parts.metrics.attempt_ended(result)
@@ -293,3 +294,8 @@ class Pipeline:
         """One after the other: a session that is left may be leased again, as the same attempt, to this node."""
         await asyncio.wait({recovering})
         await self._pull()
+
+
+async def _goes_back(failure: Failure, lease: Lease, parts: NodeParts, offers: Offers) -> bool:
+    """Whether a session failed for no doing of its own, and runs better anew, or elsewhere."""
+    return await begins_anew(failure, lease, parts) or await offers.are_why(failure, lease)

@@ -17,10 +17,12 @@ from gangline.domain.completion import (
     PromptSource,
 )
 from gangline.domain.conversation import Message, ModelCall, Part, Text, ToolCall, ToolResult
+from gangline.domain.experts import ExpertEvidence
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.tokens import Logprobs, TokenIds, logprobs, token_ids
 from gangline.engines.contract import EngineCapabilities, EngineChoice
-from gangline.engines.fields import media_in
+from gangline.engines.fields import has_documents, media_in
+from gangline.gateway.truth.experts import KeptExperts, kept_experts
 from gangline.gateway.truth.placing import Place
 
 __all__ = ["Prompt", "completion_of", "parse_status", "tool_call_id", "with_own_call_ids"]
@@ -74,16 +76,20 @@ def completion_of(
     aborted: str | None = None,
     metadata: dict[str, Any] | None = None,
     with_texts: bool = False,
+    with_experts: bool = False,
+    experts_before: ExpertEvidence | None = None,
     engine_role: str | None = None,
 ) -> Completion:
     """The record of one choice, without its id. `choice.message` has its final tool-call ids.
 
     with_texts: keep the texts of the sampled ids, where there is one for each.
+    with_experts: keep the routed experts of the context that the parent's record lacks. experts_before: the parent's.
     aborted: why the call was cut off; None for a call that was answered whole.
     engine_role: see `Certificate`.
     """
     ids = token_ids() if choice.sampled_ids is None else choice.sampled_ids
     follows = prompt.parent_id is not None
+    experts = _experts(choice, prompt, experts_before) if with_experts else None
     requested = {} if call.model == capabilities.model else {"requested_model": call.model}
     return Completion(
         completion_id="",
@@ -100,11 +106,12 @@ def completion_of(
         sampled_ids=ids,
         logprobs=_aligned(choice.logprobs, len(ids)),
         sampled_texts=_texts(choice, len(ids)) if with_texts else (),
+        routed_experts=b"" if experts is None else experts.data,
         messages_shared=place.num_shared if follows else 0,
         new_messages=place.new_messages if follows else call.messages,
         response=choice.message,
         tools=() if follows else call.tools,
-        certificate=_certificate(call, prompt, choice, capabilities, aborted, engine_role),
+        certificate=_certificate(call, prompt, choice, capabilities, aborted, engine_role, experts),
         lineage=place.lineage,
         started_at=started_at,
         finished_at=finished_at,
@@ -132,6 +139,7 @@ def _certificate(
     capabilities: EngineCapabilities,
     aborted: str | None,
     engine_role: str | None,
+    experts: KeptExperts | None,
 ) -> Certificate:
     cut_off = f"aborted: {aborted}" if aborted is not None else None
     return Certificate(
@@ -144,7 +152,7 @@ def _certificate(
         cause=prompt.cause,
         fallback=prompt.fallback,
         untrainable=(
-            cut_off or media_in(call.messages) or _untrainable(choice) or _outside(choice, prompt, capabilities.num_ids)
+            cut_off or _unseen(call, choice) or _untrainable(choice) or _outside(choice, prompt, capabilities.num_ids)
         ),
         stop_reason=choice.stop_reason,
         sampling=call.sampling,
@@ -155,7 +163,29 @@ def _certificate(
         tokenizer_digest=capabilities.template.tokenizer_digest,
         template_digest=capabilities.template.template_digest,
         engine_role=engine_role,
+        images=choice.images,
+        routed_experts=None if experts is None else experts.evidence,
     )
+
+
+def _experts(choice: EngineChoice, prompt: Prompt, before: ExpertEvidence | None) -> KeptExperts:
+    return kept_experts(
+        choice.experts,
+        before,
+        num_shared=prompt.shared,
+        num_prompt=prompt.shared + len(prompt.suffix_ids),
+        num_sampled=0 if choice.sampled_ids is None else len(choice.sampled_ids),
+    )
+
+
+def _unseen(call: ModelCall, choice: EngineChoice) -> str | None:
+    """Which of `MEDIA` the prompt holds without evidence of what stands behind its ids."""
+    media = media_in(call.messages)
+    if media != "images" or choice.images is None or choice.images.refused is not None:
+        return media
+    if choice.sampled_ids is not None and (choice.sampled_ids == choice.images.placeholder_id).any():
+        return "images"  # a placeholder that was sampled has no pixels
+    return "documents" if has_documents(call.messages) else None
 
 
 def _constraint(call: ModelCall) -> Constraint | None:

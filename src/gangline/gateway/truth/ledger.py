@@ -10,6 +10,8 @@ from typing import Protocol
 import msgspec
 
 from gangline.domain.completion import Completion, CompletionTree, Lineage
+from gangline.forks.calls import REPLAYED
+from gangline.gateway.truth.experts import without_experts
 from gangline.gateway.truth.lineage_index import HistoryDigest
 from gangline.gateway.truth.placing import PlaceIndex
 from gangline.gateway.truth.volatile import VolatileText
@@ -35,17 +37,21 @@ class Ledger:
         journal: CompletionJournal,
         completions: Iterable[Completion] = (),
         volatile: VolatileText | None = None,
+        behind: str | None = None,
     ) -> None:
         """
         completions: the journal's records of this attempt, in commit order.
         volatile: the rules that calls are placed by; None is the usual ones.
+        behind: the role whose engines go on behind a fork's repeated records; None: the policy's do.
         """
         self.session_id = session_id
         self.attempt = attempt
         self.tree = CompletionTree()
         self.volatile = VolatileText() if volatile is None else volatile
+        self._behind = behind
         self._indexes: dict[str | None, PlaceIndex] = {}
-        """By the role whose engines answer: ids of one model never continue another's."""
+        """By the role whose engines answer: ids of one model never continue another's, but for a fork's repeated ones,
+        whose tokenizer and template the engines behind the fork share."""
         self._journal = journal
         self._num_committed = 0
         self.num_sampled_tokens = 0
@@ -57,11 +63,11 @@ class Ledger:
         self._order = asyncio.Lock()
         self._grown = asyncio.Event()
         """Set, and replaced, by the next commit."""
-        for completion in completions:
+        for completion in map(without_experts, completions):
             self.tree.add(completion)
             self._num_committed += 1
             self._note(completion)
-            self.index_of(completion.certificate.engine_role).restore(completion)
+            self._index_for(completion).restore(completion)
 
     async def commit(self, drafts: Sequence[Completion], history: HistoryDigest) -> list[Completion]:
         """Journal, then tree, then index; the drafts with their ids. `history`: the digest of the call they answer.
@@ -75,11 +81,11 @@ class Ledger:
                 for number, draft in enumerate(drafts, start=first)
             ]
             await self._journal.append_all(committed)
-            for completion in committed:
+            for completion in map(without_experts, committed):
                 self._num_committed += 1
                 self.tree.add(completion)
                 self._note(completion)
-                self.index_of(completion.certificate.engine_role).add(completion, history)
+                self._index_for(completion).add(completion, history)
                 self._report(completion)
             grown, self._grown = self._grown, asyncio.Event()
             grown.set()
@@ -91,6 +97,10 @@ class Ledger:
             self._indexes[engine_role] = PlaceIndex(self.tree, self.volatile)
         return self._indexes[engine_role]
 
+    def _index_for(self, completion: Completion) -> PlaceIndex:
+        role = self._behind if REPLAYED in completion.metadata else completion.certificate.engine_role
+        return self.index_of(role)
+
     async def beyond(self, num_completions: int) -> None:
         """Wait until more completions than these are committed."""
         while self._num_committed <= num_completions:
@@ -98,7 +108,7 @@ class Ledger:
 
     def _lineage(self, draft: Completion, history: HistoryDigest) -> Lineage:
         """Determined at the commit: of concurrent calls, the first to be answered is the one that continues."""
-        lineage = self.index_of(draft.certificate.engine_role).lineage(draft, history)
+        lineage = self._index_for(draft).lineage(draft, history)
         if lineage.relation == "continuation" and lineage.origin_id in self._continued:
             return msgspec.structs.replace(lineage, relation="branch")
         return lineage
@@ -128,7 +138,8 @@ class Ledger:
 
     def _report(self, completion: Completion) -> None:
         certificate, lineage = completion.certificate, completion.lineage
-        if completion.status == "complete" and certificate.untrainable is not None:
+        is_replayed = REPLAYED in completion.metadata  # as it should be: its tokens are the parent's
+        if completion.status == "complete" and certificate.untrainable is not None and not is_replayed:
             _log.error(
                 "call.untrainable session=%s completion=%s reason=%s",
                 *(self.session_id, completion.completion_id, certificate.untrainable),

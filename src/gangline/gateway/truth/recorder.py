@@ -91,6 +91,8 @@ class Recorder:
 
     def _drafts(self, sampled: Sampled, aborted: str | None) -> list[Completion]:
         finished_at, metadata = self._parts.clock(), dict(sampled.metadata)
+        parent_id, tree = sampled.prompt.parent_id, self._parts.ledger.tree
+        experts_before = None if parent_id is None else tree[parent_id].certificate.routed_experts
         return [
             completion_of(
                 sampled.call,
@@ -105,6 +107,8 @@ class Recorder:
                 aborted=aborted,
                 metadata=metadata,
                 with_texts=self._parts.with_texts,
+                with_experts=self._parts.with_experts,
+                experts_before=experts_before,
                 engine_role=self._parts.engine_role,
             )
             for choice in sampled.choices or self.own([_nothing_sampled()])

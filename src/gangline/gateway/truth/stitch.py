@@ -16,10 +16,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from gangline.domain.completion import Completion, CompletionTree, DivergenceCause
-from gangline.domain.conversation import Document, Image, Message, ModelCall, Part, Text, Thinking, ToolCall, ToolResult
+from gangline.domain.conversation import Message, ModelCall, Part, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.errors import EngineRefused, EngineUnavailable
+from gangline.domain.images import images_in, is_inline
 from gangline.domain.tokens import TokenIds, common_prefix_len, token_ids
 from gangline.engines.contract import Engine, EngineCapabilities
+from gangline.engines.fields import has_documents, has_media
 from gangline.gateway.truth.placing import Place
 
 __all__ = [
@@ -218,14 +220,15 @@ def has_thought(message: Message) -> bool:
     )
 
 
-def _has_media(call: ModelCall) -> bool:
-    return any(
-        isinstance(piece, (Image, Document))
-        for message in call.messages
-        if message.role != "assistant"
-        for part in message.parts
-        for piece in (part.content if isinstance(part, ToolResult) else (part,))
-    )
+def _why_apart(call: ModelCall, capabilities: EngineCapabilities) -> str | None:
+    """Why exact ids cannot go together with the media of a call; None when they can."""
+    if has_documents(call.messages):
+        return "documents in the conversation: ids alone do not hold them"
+    if not capabilities.takes_images:
+        return "images in the conversation: ids alone do not hold them, and this route takes no images beside ids"
+    if not all(map(is_inline, images_in(call.messages))):
+        return "an image is at an address: its placeholders are not known before the engine fetched it"
+    return None
 
 
 def _answers_calls(new: Sequence[Message], parent: Completion) -> bool:
@@ -260,8 +263,8 @@ class PromptTier:
         """Raises: EngineUnavailable."""
         if self._tier == "observe" or place.parent_id is None or not capabilities.takes_prompt_ids:
             return Decision()
-        if _has_media(call):
-            return Decision(fallback="images or documents in the conversation: ids alone do not hold them")
+        if has_media(call.messages) and (why := _why_apart(call, capabilities)) is not None:
+            return Decision(fallback=why)
         if self._ignored:
             return Decision(fallback="the engine ignored the exact prompt ids of an earlier call")
         if not capabilities.renders:

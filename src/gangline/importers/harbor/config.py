@@ -26,12 +26,14 @@ __all__ = [
     "HarborHealthcheck",
     "HarborMcpServer",
     "HarborSolution",
+    "HarborStep",
     "HarborVerifier",
     "config_of",
     "read_toml",
     "resolved",
 ]
 
+_NO_FOLDER_NAME = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]|[. ]$|^\s*$')
 _TEMPLATE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 
 
@@ -157,6 +159,24 @@ class HarborSolution(_Table):
     env: dict[str, str] = Field(default_factory=dict)
 
 
+class HarborStep(_Table):
+    """An agent's run and its verification, in the folder `steps/NAME`."""
+
+    name: str
+    agent: HarborAgent = HarborAgent()
+    verifier: HarborVerifier = HarborVerifier()
+    min_reward: float | dict[str, float] | None = None
+    """Below it, no further step is done."""
+    healthcheck: HarborHealthcheck | None = None
+    artifacts: list[HarborArtifact] = Field(default_factory=list[HarborArtifact])
+
+    @model_validator(mode="after")
+    def _names_a_folder(self) -> HarborStep:
+        if _NO_FOLDER_NAME.search(self.name):
+            raise ValueError(f"step name {self.name!r} is no portable name of a folder")
+        return self
+
+
 class HarborConfig(_Table):
     """The whole file."""
 
@@ -170,8 +190,8 @@ class HarborConfig(_Table):
     environment: HarborEnvironment = HarborEnvironment()
     solution: HarborSolution = HarborSolution()
     source: str | None = None
-    multi_step_reward_strategy: str | None = None
-    steps: list[Any] | None = None
+    multi_step_reward_strategy: Literal["mean", "final"] | None = None
+    steps: list[HarborStep] | None = None
     artifacts: list[HarborArtifact] = Field(default_factory=list[HarborArtifact])
 
 

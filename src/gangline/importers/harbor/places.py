@@ -47,8 +47,8 @@ def runtime_of(
 
 
 def init_timeout_s(*runtimes: dict[str, Any]) -> float:
-    """INIT's budget, with the time that health checks may take."""
-    waits = [action.get("timeout_seconds", 0.0) for one in runtimes for action in one.get("prepare", [])]
+    """INIT's budget, with the time that health checks and `setup.sh` may take."""
+    waits = [sum(action.get("timeout_seconds", 0.0) for action in one.get("prepare", [])) for one in runtimes]
     return INIT_S + max(waits, default=0.0)
 
 

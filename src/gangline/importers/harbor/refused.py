@@ -7,21 +7,19 @@ from pathlib import Path
 
 from gangline.domain.errors import InvalidRequest
 from gangline.importers.harbor.config import HarborArtifact, HarborCollect, HarborConfig, HarborEnvironment
+from gangline.importers.harbor.steps import Parts
 
 __all__ = ["notes_on_users", "refuse_uncarried"]
 
-_FILES = (
-    "trajectory.json",
-    "environment/docker-compose.yaml",
-    "tests/docker-compose.yaml",
-    "tests/.harborignore",
-    ".harborignore",
-)
+_FILES = ("environment/docker-compose.yaml", ".harborignore")
+_FILES_OF_RUN = ("trajectory.json", "tests/docker-compose.yaml", "tests/.harborignore")
 
 
-def refuse_uncarried(folder: Path, name: str, config: HarborConfig) -> None:
+def refuse_uncarried(folder: Path, name: str, parts: Parts) -> None:
     """Raises: InvalidRequest, naming the fields and the files."""
-    asked = [*_fields(config), *(path for path in _FILES if (folder / path).exists())]
+    files = [folder / path for path in _FILES]
+    files += [own / path for own in dict.fromkeys((folder, parts.folder)) for path in _FILES_OF_RUN]
+    asked = [*_fields(parts.config), *(path.relative_to(folder).as_posix() for path in files if path.exists())]
     if asked:
         raise InvalidRequest(f"{name}: requests unsupported features: {', '.join(asked)}.")
 
@@ -35,7 +33,6 @@ def notes_on_users(config: HarborConfig) -> list[str]:
 def _fields(config: HarborConfig) -> Iterator[str]:
     verifier = config.verifier
     asked = {
-        "steps": config.steps,
         "agent.user (root)": _is_root(config.agent.user),
         "verifier.user (root)": _is_root(verifier.user),
     }

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from gangline.importers.environment import Environment
-from gangline.importers.files import read_text, written_folder
+from gangline.importers.files import written_folder
 from gangline.importers.grading import GRADING_MARGIN_S, solution
 from gangline.importers.harbor.config import HarborConfig, config_of, read_toml, resolved
 from gangline.importers.harbor.network import networks_of
 from gangline.importers.harbor.places import INIT_S, environment_of, init_timeout_s, runtime_of
 from gangline.importers.harbor.refused import notes_on_users, refuse_uncarried
 from gangline.importers.harbor.skills import skills_of
+from gangline.importers.harbor.steps import parts_of
 from gangline.importers.harbor.verifier import Verification, is_separate, verifier_of
 from gangline.importers.imported import Choices, Imported, plain
 
@@ -33,13 +34,17 @@ def is_harbor_task(folder: Path) -> bool:
 def read_harbor_task(folder: Path, choices: Choices) -> Imported:
     """Raises: InvalidRequest, naming the missing or unsupported field."""
     document = read_toml(folder / "task.toml")
-    config = config_of(document, folder / "task.toml")
-    name = str((config.task or {}).get("name") or folder.name)
-    refuse_uncarried(folder, name, config)
+    whole = config_of(document, folder / "task.toml")
+    name = str((whole.task or {}).get("name") or folder.name)
+    parts = parts_of(folder, name, whole)
+    config = parts.config
+    refuse_uncarried(folder, name, parts)
     network = networks_of(name, config, choices, separate=is_separate(config.verifier))
     settings = config.environment
     environment = environment_of(name, settings, settings.docker_image, folder / "environment", where="environment")
     runtime, notes = runtime_of(environment, settings, network.agent, choices)
+    if more := parts.prepare():
+        runtime["prepare"] = [*runtime.get("prepare", []), *more]
     wanted = Verification(
         name=name,
         folder=folder,
@@ -48,11 +53,13 @@ def read_harbor_task(folder: Path, choices: Choices) -> Imported:
         runtime=runtime,
         network=network.verifier,
         choices=choices,
+        tests=parts.tests,
+        images=parts.images,
     )
-    evaluator, more = verifier_of(wanted)
-    notes += [*more, *(f"{name}: {note}" for note in notes_on_users(config))]
+    evaluator, noted = verifier_of(wanted)
+    notes += [*noted, *(f"{name}: {note}" for note in notes_on_users(config))]
     body: dict[str, Any] = {
-        "instruction": _without_canary(read_text(folder / "instruction.md")),
+        "instruction": _without_canary(parts.instruction),
         "runtime": runtime,
         "evaluator": evaluator,
         "evaluation_timeout_seconds": _evaluation_s(config),
@@ -64,8 +71,8 @@ def read_harbor_task(folder: Path, choices: Choices) -> Imported:
         body["timeout_seconds"] = config.agent.timeout_sec
     if agent := _agent(name, config, environment):
         body["agent"] = agent
-    if (folder / "solution" / "solve.sh").is_file():
-        body["solution"] = _solution(folder / "solution", config)
+    if (parts.solution / "solve.sh").is_file():
+        body["solution"] = _solution(parts.solution, config)
     return Imported(
         name=name,
         body=body,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,7 +25,7 @@ from gangline.importers.harbor.config import (
 from gangline.importers.harbor.places import environment_of, runtime_of
 from gangline.importers.imported import Choices
 
-__all__ = ["Verification", "is_separate", "verifier_of"]
+__all__ = ["Verification", "VerifierImage", "is_separate", "verifier_of"]
 
 _ARTIFACTS = "/logs/artifacts"
 _MAX_ARTIFACT_BYTES = 64 << 20
@@ -35,6 +35,18 @@ _RUN_TESTS = """
 tail -c 2000 /logs/verifier/test-stdout.txt
 """
 _MAKE_RUNNABLE = "[ -x /tests/test.sh ] || chmod +x /tests/test.sh || exit 1\n"
+
+
+class VerifierImage(NamedTuple):
+    """An image that a separate verifier has, if either is there; it brings `/tests`."""
+
+    image: str | None
+    context: Path
+    """Folder that may hold its Dockerfile."""
+
+    @property
+    def exists(self) -> bool:
+        return self.image is not None or (self.context / "Dockerfile").is_file()
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,10 +61,10 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     network: dict[str, Any]
     """The verifier's own, where it is separate."""
     choices: Choices
-
-    @property
-    def tests(self) -> Path:
-        return self.folder / "tests"
+    tests: Sequence[Path]
+    """Folders of tests; later ones are laid over earlier ones."""
+    images: Sequence[VerifierImage]
+    """Images of a separate verifier, first choice first."""
 
 
 def is_separate(verifier: HarborVerifier) -> bool:
@@ -68,11 +80,10 @@ def verifier_of(wanted: Verification) -> tuple[dict[str, Any], list[str]]:
     if not is_separate(verifier):
         evaluator = _script(wanted, _tests(wanted), _RUN_TESTS)
         return evaluator, [f"{wanted.name}: artifacts are not kept"] if wanted.artifacts else []
-    own = verifier.environment
-    image = None if own is None else own.docker_image
-    if image is not None or (wanted.tests / "Dockerfile").is_file():
+    own = next((one for one in wanted.images if one.exists), None)
+    if own is not None:
         evaluator = _script(wanted, None, _MAKE_RUNNABLE + _RUN_TESTS)
-        runtime, notes = _runtime(wanted, image, wanted.tests, owns_tests=True)
+        runtime, notes = _runtime(wanted, own.image, own.context, owns_tests=True)
     else:
         evaluator = _script(wanted, _tests(wanted), _RUN_TESTS)
         runtime, notes = _runtime(wanted, wanted.config.environment.docker_image, wanted.folder / "environment")
@@ -97,9 +108,13 @@ def _runtime(
 
 
 def _tests(wanted: Verification) -> dict[str, dict[str, Any]]:
-    if not (wanted.tests / "test.sh").is_file():
-        raise InvalidRequest(f"{wanted.name}: {wanted.tests / 'test.sh'} does not exist.")
-    files = tests_of(wanted.tests, "/tests")
+    scripts = [folder / "test.sh" for folder in wanted.tests]
+    if not any(script.is_file() for script in scripts):
+        raise InvalidRequest(f"{wanted.name}: {' or '.join(map(str, scripts))} does not exist.")
+    files: dict[str, dict[str, Any]] = {}
+    for folder in wanted.tests:
+        if folder.is_dir() and any(folder.iterdir()):
+            files |= tests_of(folder, "/tests")
     files["/tests/test.sh"]["mode"] = 0o755
     return files
 

@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from gangline.domain.errors import RuntimeFailed
+from gangline.event_loop import to_end
 
 __all__ = ["PATH", "WAITING", "Holder", "Launch", "process_ended"]
 
@@ -63,14 +64,7 @@ class Holder:
 
         A cancelled caller waits for that too: `bwrap` killed halfway can leave a child that waits for it for ever.
         """
-        task = asyncio.create_task(cls._started(launch, label))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait([task])
-            if task.exception() is None:
-                await task.result().end()
-            raise
+        return await to_end(cls._started(launch, label), Holder.end)
 
     @classmethod
     async def _started(cls, launch: Launch, label: str) -> Holder:

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
 import msgspec
 
@@ -32,6 +32,7 @@ from gangline.domain.errors import (
 )
 from gangline.domain.ids import validated_id
 from gangline.domain.task import LimitsSpec
+from gangline.event_loop import to_end
 from gangline.runtimes.commands.execution import Order
 from gangline.runtimes.commands.foreman import Foreman
 from gangline.runtimes.commands.sandbox import Entry, begun
@@ -63,7 +64,6 @@ from gangline.settings import Settings
 
 __all__ = ["DockerRuntime", "PodmanRuntime"]
 
-_T = TypeVar("_T")
 _OURS = 2
 """Processes of the container that are not the agent's."""
 _SHM_BYTES = 256 << 20
@@ -261,7 +261,7 @@ class _Container:
         return life is not None and foreman is not None and life.alive and foreman.alive
 
     async def start(self) -> None:
-        life = await _to_end(self._another_life())
+        life = await to_end(self._another_life())
         # An ordinary user's supervisors are the container's root, which is not the agent.
         supervisor_uid = None if os.geteuid() == 0 else 0
         self._foreman = Foreman(self._mark.label, life.proc_fd, supervisor_uid)
@@ -327,13 +327,13 @@ class _Container:
         if life is not None:
             life.close()
             if not is_last:
-                await _to_end(self._engine.kill(self._start.runtime_id))
+                await to_end(self._engine.kill(self._start.runtime_id))
         if self._foreman is not None:
             await self._foreman.end()
             self._foreman = None
 
     async def remove(self) -> None:
-        await _to_end(self._engine.remove(self._start.runtime_id))
+        await to_end(self._engine.remove(self._start.runtime_id))
         await run_to_end(remove_folder, self._start.folder)
         if self._user is not None:
             self._user.release()
@@ -419,16 +419,6 @@ def _filters(pid: int) -> list[bytes]:
         return filters_of(pid)
     except OSError:
         return []
-
-
-async def _to_end(work: Coroutine[Any, Any, _T]) -> _T:
-    """An engine that is stopped halfway leaves an unknown container. Cancelled, wait for the end."""
-    task = asyncio.create_task(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
 
 
 def _was_used(name: str, owner: str, root: Path) -> bool:

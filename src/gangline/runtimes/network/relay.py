@@ -8,11 +8,13 @@ runs inside the sandbox, and nothing else can be reached from it.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable
 from typing import cast
 
 from gangline.domain.errors import RuntimeFailed
+from gangline.event_loop import to_end
 from gangline.runtimes.commands.holder import readable
 from gangline.runtimes.commands.zygote import fork_helper
 from gangline.runtimes.shared.accounts import Traffic
@@ -28,17 +30,37 @@ async def listening_inside(label: str, proc_fd: int, port: int) -> socket.socket
     """A socket that listens on this port of 127.0.0.1 in the network of a process; port 0 picks a free one.
 
     label: of its sandbox. proc_fd: the process's open folder in /proc. Raises: RuntimeFailed.
+
+    The helper that opened it has ended by then, and also where the caller was cancelled.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours:
+    try:
         with theirs:
             fork_helper("listener", label, [theirs.fileno(), proc_fd], port)
+    except BaseException:
+        ours.close()
+        raise
+    return await to_end(_handed_over(ours), _close)
+
+
+async def _close(listening: socket.socket) -> None:
+    listening.close()
+
+
+async def _handed_over(ours: socket.socket) -> socket.socket:
+    """Take the listening socket from its helper, and wait for the helper's end. Raises: RuntimeFailed."""
+    fds: list[int] = []
+    with ours:
         try:
             async with asyncio.timeout(_HELPER_S):
                 await readable(ours.fileno())
+                message, fds, _flags, _address = socket.recv_fds(ours, 4096, 1)
+                if message:
+                    await readable(ours.fileno())
         except TimeoutError:
+            for fd in fds:
+                os.close(fd)
             raise RuntimeFailed("the listener in the sandbox's network did not open in time.") from None
-        message, fds, _flags, _address = socket.recv_fds(ours, 4096, 1)
     if not fds:
         complaint = message.decode(errors="replace").removeprefix("lost ") or "its helper was killed"
         raise RuntimeFailed(f"no listener in the sandbox's network: {complaint}")

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from gangline.event_loop import to_end
+
 __all__ = ["run_to_end"]
 
 P = ParamSpec("P")
@@ -14,9 +16,4 @@ T = TypeVar("T")
 
 async def run_to_end(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run `function` in a thread. Cancelled meanwhile, wait for its end before passing the cancellation on."""
-    task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
+    return await to_end(asyncio.to_thread(function, *args, **kwargs))

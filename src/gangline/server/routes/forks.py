@@ -14,14 +14,15 @@ from gangline.domain.errors import Conflict
 from gangline.domain.ids import ID_PATTERN
 from gangline.domain.seeds import derived_seed
 from gangline.domain.session import SessionResult
-from gangline.domain.task import MAX_SAMPLES, ForkSpec, SamplingPolicy, TaskRequest
-from gangline.domain.views import Submitted
+from gangline.domain.task import MAX_EDIT_CHARS, MAX_SAMPLES, ForkSpec, SamplingPolicy, TaskRequest
+from gangline.domain.views import ForkTree, Submitted
 from gangline.forks.calls import why_not_forkable
 from gangline.forks.tolerance import Tolerance
 from gangline.http.audit import SUBJECT
 from gangline.http.negotiation import answer, path_id, read_record
 from gangline.http.routes import Route
 from gangline.server.service.core import RolloutService
+from gangline.server.service.fork_tree import fork_tree
 
 __all__ = ["ForkRequest", "ForkRoutes"]
 
@@ -36,7 +37,13 @@ class ForkRequest(BaseModel):
     samples: int = Field(default=1, ge=1, le=MAX_SAMPLES)
     """Sessions that continue from there."""
     sampling: SamplingPolicy | None = None
-    """Sampling policy of the calls behind the fork; None: the task's own."""
+    """Rules for the calls behind the fork. Parameters without one keep the task's."""
+    edit: str | None = Field(default=None, max_length=MAX_EDIT_CHARS)
+    """Text that the engine is sent in the place of the newest message before the first sampled call: the last tool
+    result, or the user's message. The agent does not see it."""
+    engine: str | None = Field(default=None, pattern=ID_PATTERN)
+    """A role with engines of its own: they answer the calls behind the fork. None: the policy's engines do. Sessions
+    fail where its tokenizer or chat template is not the record's, and on a node where the role has no engine."""
     task_id: str | None = Field(default=None, pattern=ID_PATTERN)
     """Id of the new task; None lets the server choose."""
 
@@ -55,8 +62,15 @@ class ForkRoutes:
         fork = await asyncio.to_thread(_fork, task, recorded, view.sample_index, wanted)
         return answer(request, (await self._service.submit([fork]))[0])
 
+    async def tree(self, request: web.Request) -> web.Response:
+        store = self._service.store
+        return answer(request, await store.query(fork_tree, store, path_id(request, "session_id")))
+
     def routes(self) -> list[Route]:
         return [
+            Route("GET", "/v1/sessions/{session_id}/forks", self.tree,
+                  "The tree of forks that a session is in, at most 1,000 sessions of 100 tasks.",
+                  answer=ForkTree, errors=(400, 401, 404)),
             Route("POST", "/v1/sessions/{session_id}/forks", self.fork,
                   "Submit a task whose sessions continue an ended session from one of its turns.",
                   body=ForkRequest, answer=Submitted, errors=(400, 401, 404, 409, 413, 507)),
@@ -72,12 +86,18 @@ def _fork(task: TaskRequest, recorded: SessionResult, sample_index: int, wanted:
     seed = task.capture.session_seed(sample_index)
     capture = task.capture.model_copy(
         update={
-            "sampling": wanted.sampling or task.capture.sampling,
+            "sampling": _sampling(task.capture.sampling, wanted.sampling),
             # The parent's seed would sample the parent's answers again.
             "seed": None if seed is None else derived_seed(seed, wanted.turn),
         }
     )
-    fork = ForkSpec(session_id=recorded.session_id, attempt=recorded.attempt, turn=wanted.turn)
+    fork = ForkSpec(
+        session_id=recorded.session_id,
+        attempt=recorded.attempt,
+        turn=wanted.turn,
+        edit=wanted.edit,
+        engine=wanted.engine,
+    )
     changes: dict[str, Any] = {
         "task_id": wanted.task_id,
         "num_samples": wanted.samples,
@@ -87,3 +107,9 @@ def _fork(task: TaskRequest, recorded: SessionResult, sample_index: int, wanted:
         "vetting": None,
     }
     return TaskRequest.model_validate(task.model_copy(update=changes).model_dump())
+
+
+def _sampling(own: SamplingPolicy | None, wanted: SamplingPolicy | None) -> SamplingPolicy | None:
+    if own is None or wanted is None:
+        return wanted or own
+    return own.model_copy(update={name: rule for name, rule in wanted if rule is not None})

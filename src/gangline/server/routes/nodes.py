@@ -8,19 +8,22 @@ import msgspec
 from aiohttp import web
 
 from gangline.domain.errors import InvalidRequest, LeaseLost
-from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
-from gangline.domain.views import ResultReceipt
+from gangline.domain.session import Heartbeat, HeartbeatReply, KeptTurns, Lease, SessionResult, Turns
+from gangline.domain.tokens import decode_msgpack, encode_json, encode_msgpack
+from gangline.domain.views import ResultReceipt, TurnsReceipt
 from gangline.http.listening import read_body
-from gangline.http.negotiation import MSGPACK, answer, path_id, read_record
-from gangline.http.query import MAX_WAIT_S
+from gangline.http.negotiation import JSON, MSGPACK, answer, answer_large, path_id, prefers_msgpack, read_record
+from gangline.http.query import MAX_WAIT_S, Whole
 from gangline.http.routes import Route
 from gangline.server.service.core import RolloutService
+from gangline.server.service.durable_turns import DurableTurns
 
 __all__ = ["LeaseRequest", "NodeRoutes", "ReleaseRequest"]
 
 MAX_SESSIONS = 1024
 _MAX_CAPACITY = 1_000_000
 _MAX_IDENTITY = 64
+_FENCE = Whole("fence", "The present lease's; records of earlier ones are wanted.", default=0, high=2**53)
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,6 +82,28 @@ class NodeRoutes:
         await self._service.release(path_id(request, "node_id"), body.session_id, body.fence)
         return answer(request, {})
 
+    async def keep_turns(self, request: web.Request) -> web.Response:
+        data = await read_body(request, self._max_result_bytes)
+        lost = await self._turns.keep(path_id(request, "node_id"), decode_msgpack(data, list[Turns]))
+        return answer(request, TurnsReceipt(lost=tuple(lost)))
+
+    async def kept_turns(self, request: web.Request) -> web.Response:
+        kept = await self._turns.latest(path_id(request, "session_id"), _FENCE.read(request))
+        if prefers_msgpack(request):
+            return await answer_large(request, MSGPACK, lambda: encode_msgpack(kept))
+        return await answer_large(request, JSON, lambda: encode_json(kept))
+
+    async def begin_anew(self, request: web.Request) -> web.Response:
+        body = await read_record(request, ReleaseRequest)
+        await self._turns.begin_anew(path_id(request, "node_id"), body.session_id, body.fence)
+        return answer(request, {})
+
+    @property
+    def _turns(self) -> DurableTurns:
+        if self._service.turns is None:
+            raise InvalidRequest("this server keeps no records of turns: see capture.durable.")
+        return self._service.turns
+
     async def report(self, request: web.Request) -> web.Response:
         data = await read_body(request, self._max_result_bytes)
         return answer(request, await self._service.report(path_id(request, "session_id"), data))
@@ -91,6 +116,14 @@ class NodeRoutes:
                   body=Heartbeat, answer=HeartbeatReply, errors=(400, 401, 409), routine=True),
             Route("POST", "/v1/nodes/{node_id}/release", self.release, "Return a session at no cost of an attempt.",
                   body=ReleaseRequest, errors=(400, 401, 404, 409), routine=True),
+            Route("POST", "/v1/nodes/{node_id}/turns", self.keep_turns, "Keep records of sessions that run there.",
+                  body=list[Turns], body_type=MSGPACK, answer=TurnsReceipt, errors=(400, 401, 413, 507), routine=True),
+            Route("POST", "/v1/nodes/{node_id}/turns:begin-anew", self.begin_anew,
+                  "Forget the records of a session's earlier leases.", body=ReleaseRequest,
+                  errors=(400, 401, 409), routine=True),
+            Route("GET", "/v1/sessions/{session_id}/turns", self.kept_turns,
+                  "Records of a session that has not ended, of the earlier lease with the most of them.",
+                  query=(_FENCE,), answer=KeptTurns, errors=(400, 401), routine=True),
             Route("POST", "/v1/sessions/{session_id}/result", self.report, "Report how an attempt ended.",
                   body=SessionResult, body_type=MSGPACK, answer=ResultReceipt, errors=(400, 401, 404, 409, 413, 507),
                   routine=True),

@@ -14,7 +14,7 @@ from aiohttp import web
 from gangline.domain.errors import NotFound
 from gangline.domain.tokens import encode_json, encode_msgpack
 from gangline.http.negotiation import JSON, MSGPACK, answer_large, path_id, prefers, prefers_msgpack
-from gangline.http.query import Flag, Name, Whole
+from gangline.http.query import Flag, Name, Text, Whole
 from gangline.http.routes import Route
 from gangline.server.service.opened import OpenedSessions
 from gangline.web.alignment import AlignedSamples
@@ -85,6 +85,12 @@ class ViewRoutes:
         first, limit = _FIRST_SAMPLE.read(request), _SAMPLES.read(request)
         return await _answer(request, await self._sessions.aligned(path_id(request, "task_id"), first, limit))
 
+    async def beside(self, request: web.Request) -> web.Response:
+        session_id, other = path_id(request, "session_id"), _OTHER.read(request)
+        if not other:
+            raise _OTHER.refused("must name a session")
+        return await _answer(request, await self._sessions.beside(session_id, other))
+
     async def file(self, request: web.Request) -> web.Response:
         session = await self._session(request)
         name = _FILE.read(request)
@@ -116,6 +122,8 @@ class ViewRoutes:
                   answer=CallDrift, query=(_CALL, _ATTEMPT), errors=errors),
             Route("GET", "/v1/tasks/{task_id}/aligned", self.aligned, "Samples of a task from where they differ.",
                   answer=AlignedSamples, query=(_FIRST_SAMPLE, _SAMPLES), errors=(400, 401, 404)),
+            Route("GET", f"{one}/beside", self.beside, "Two sessions from where they differ: a fork and its parent.",
+                  answer=AlignedSamples, query=(_OTHER,), errors=errors),
             Route("GET", f"{one}/file", self.file, "One file that was kept with its result, byte for byte.",
                   answer_types=("application/octet-stream",), query=(_FILE, _ATTEMPT), errors=errors),
         ]  # fmt: skip
@@ -125,6 +133,7 @@ _ATTEMPT = Whole("attempt", "Number of an attempt; left out, the one that counte
 _FIRST = Whole("first", "Number of the first call; 0 is the session's first.", high=2**31 - 1)
 _CALL = Whole("call", "Number of the call; 0 is the session's first.", high=2**31 - 1)
 _LIMIT = Whole("limit", "How many calls.", default=16, low=1, high=_MAX_CALLS)
+_OTHER = Text("other", "The session to show beside it.")
 _FIRST_SAMPLE = Whole("first", "Index of the first sample.", high=2**31 - 1)
 _SAMPLES = Whole("limit", "How many samples.", default=8, low=1, high=16)
 _FULL = Flag("full", "1: long texts uncut.")

@@ -10,15 +10,21 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from gangline import plugins
 from gangline.domain.errors import Conflict, LimitExceeded, StoreError
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import decode_msgpack
 from gangline.domain.views import Event, ResultReceipt, ResultReference, SessionView, Submitted, TaskView
+from gangline.server.service.durable_turns import DurableTurns, no_place
+from gangline.server.service.heartbeat_rate import HeartbeatRate
+from gangline.server.service.lease_turns import LeaseTurns
 from gangline.server.service.metrics import ServerMetrics
 from gangline.server.service.notifier import Notifier
 from gangline.settings import read_secret
+from gangline.store.journal.turns import TurnStore
 from gangline.store.results.files import Results
 from gangline.store.sql.reader import result_of
 from gangline.store.sql.tasks import TaskStore
@@ -50,6 +56,7 @@ class RolloutService:
     """The operations of the server. `stop` is idempotent and wakes every long poll.
 
     store: its `on_events` is taken over by the service.
+    turns: where records of turns lie that are to outlive their node; None: tasks that ask for that are refused.
     check_task: raises UnknownPlugin or InvalidRequest for a task that no node could run.
     sweep_every_s: how often leases that ran out are taken back.
     """
@@ -59,6 +66,7 @@ class RolloutService:
         store: TaskStore,
         results: Results,
         *,
+        turns: TurnStore | None = None,
         check_task: Callable[[TaskRequest], None] = plugins.check_task,
         sweep_every_s: float = 2.0,
         monotonic: Callable[[], float] = time.monotonic,
@@ -67,9 +75,12 @@ class RolloutService:
         self.results = results
         self.notifier = Notifier()
         self.metrics = ServerMetrics()
+        self.turns = None if turns is None else DurableTurns(store, turns)
         self.watchers: list[Callable[[Sequence[Event]], None]] = [self.metrics.saw]
         """Each is given our own durable events, once, on the event loop."""
         self.stopping = False
+        self._lease_turns = LeaseTurns()
+        self._heartbeats = HeartbeatRate(monotonic)
         self._check_task = check_task
         self._sweep_every_s = sweep_every_s
         self._monotonic = monotonic
@@ -83,6 +94,9 @@ class RolloutService:
 
         self.store.announce_to(on_events)
         await asyncio.to_thread(self.results.prepare)
+        if self.turns is not None:
+            self.watchers.append(self.turns.saw)
+            await self.turns.tidy()
         held = await self.store.run(self.store.grant_grace)
         log.info("server.started database=%s leases_extended=%d", self.store.database.url.get_backend_name(), held)
 
@@ -120,6 +134,8 @@ class RolloutService:
         return await self.store.run(self.store.submit, requests)
 
     def _check(self, request: TaskRequest) -> None:
+        if request.capture.durable == "turn" and self.turns is None:
+            raise no_place()
         self._check_task(request)
         if request.callback_secret is not None:
             read_secret(request.callback_secret)
@@ -220,17 +236,24 @@ class RolloutService:
         Raises: NodeIdTaken.
         """
         deadline = self._monotonic() + wait_s
+
+        async def take() -> list[Lease]:
+            return await self.store.run(self.store.lease, node_id, url, max_sessions, identity, task_ids)
+
         with self.notifier.listen(WORK) as listener:
-            while True:
-                leases = await self.store.run(self.store.lease, node_id, url, max_sessions, identity, task_ids)
-                left_s = deadline - self._monotonic()
-                if leases or left_s <= 0 or self.stopping:
-                    return leases
-                await listener.wait(left_s)
+            leases = await take()
+            while not leases and not self.stopping and (left_s := deadline - self._monotonic()) > 0:
+                if not await listener.wait(left_s):
+                    return await take()
+                num_announced = self.notifier.num_notified(WORK)
+                leases = await self._lease_turns.taken(node_id, task_ids, num_announced, take)
+            return leases
 
     async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         """Raises: NodeIdTaken."""
-        return await self.store.run(self.store.heartbeat, beat)
+        reply = await self.store.run(self.store.heartbeat, beat)
+        self._lease_turns.heard(beat)
+        return msgspec.structs.replace(reply, every_s=self._heartbeats.every_s(beat.node_id, reply.lease_s))
 
     async def release(self, node_id: str, session_id: str, fence: int) -> None:
         """Raises: NotFound, LeaseLost."""
@@ -250,9 +273,12 @@ class RolloutService:
             raise Conflict(f"the result is of session {result.session_id!r}, it was sent to {session_id!r}.")
         staged = self.results.stage(result, data)
         try:
-            return self.store.run_blocking(self.store.report, result, staged.keep, len(data))
+            receipt = self.store.run_blocking(self.store.report, result, staged.keep, len(data))
         finally:
             staged.discard()
+        if self.turns is not None:
+            self.turns.reported(result)
+        return receipt
 
     # The server's own side.
 

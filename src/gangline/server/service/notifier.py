@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 __all__ = ["Notifier"]
@@ -17,9 +17,16 @@ class Notifier:
 
     def __init__(self) -> None:
         self._listeners: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._counts: Counter[str] = Counter()
+
+    def num_notified(self, topic: str) -> int:
+        """How often a topic was notified since somebody listens without a break."""
+        return self._counts[topic]
 
     def notify(self, topic: str) -> None:
         """Wake all current listeners of this topic."""
+        if topic in self._listeners:
+            self._counts[topic] += 1
         for heard in self._listeners.get(topic, ()):
             heard.set()
 
@@ -37,6 +44,7 @@ class Notifier:
         self._listeners[topic].discard(heard)
         if not self._listeners[topic]:
             del self._listeners[topic]
+            self._counts.pop(topic, None)
 
 
 class Listener:

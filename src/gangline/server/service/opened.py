@@ -64,6 +64,13 @@ class OpenedSessions:
                 group.append((view.sample_index, session, await self.bytes_of_tokens(session)))
         return await asyncio.to_thread(align, task_id, group)
 
+    async def beside(self, *session_ids: str) -> AlignedSamples:
+        """Sessions side by side, in this order. Raises: as `find`."""
+        opened = [await self.find(session_id) for session_id in session_ids]
+        known = [await self.bytes_of_tokens(session) for session in opened]
+        group = list(zip(range(len(opened)), opened, known, strict=True))
+        return await asyncio.to_thread(align, opened[0].outline.task_id, group)
+
     async def bytes_of_tokens(self, session: OpenedSession) -> TokenBytes:
         """Bytes of token ids: of the model's vocabulary where it is a known one, else as its engine reported them."""
         known = await self._vocabularies.of(call.model for call in session.calls)

@@ -85,7 +85,7 @@ def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling
         # One position: the query heads that share a key head go together, as if they were positions.
         grouped = query.reshape(batch, num_kv_heads, num_heads // num_kv_heads, head_dim)
         return scaled_dot_product_attention(grouped, key, value, scale=scaling).reshape(query.shape)
-    visible = None if n == end else torch.ones(n, end, dtype=torch.bool).tril(end - n)
+    visible = None if n == end else torch.ones(n, end, dtype=torch.bool, device=query.device).tril(end - n)
     return scaled_dot_product_attention(
         query, key, value, visible, is_causal=visible is None, scale=scaling, enable_gqa=num_heads != num_kv_heads
     )

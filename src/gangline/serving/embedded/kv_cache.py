@@ -29,7 +29,9 @@ def common_length(left: Ids, right: Ids) -> int:
 class KvCache:
     """keys, values: [layer, kv head, position, head_dim], float32, the first `length` positions filled."""
 
-    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, device: torch.device | None = None) -> None:
+        """device: None is the CPU."""
+        self._device = device
         self._shape = (num_layers, num_kv_heads, head_dim)
         self.length = 0
         self._ids: Ids = np.empty(0, dtype=np.int64)
@@ -75,7 +77,8 @@ class KvCache:
 
     def _allocate(self, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
         layers, heads, dim = self._shape
-        return torch.empty(layers, heads, capacity, dim), torch.empty(layers, heads, capacity, dim)
+        shape = (layers, heads, capacity, dim)
+        return torch.empty(shape, device=self._device), torch.empty(shape, device=self._device)
 
 
 class PrefixStore:

@@ -20,10 +20,13 @@ from gangline.serving.embedded.kv_cache import KvCache
 __all__ = ["Chunk", "LanguageModel", "load_model"]
 
 
-def load_model(folder: Path) -> PreTrainedModel:
+def load_model(folder: Path, device: str = "cpu") -> PreTrainedModel:
     """The model of a Hugging Face folder: float32 (bfloat16 is slow on most CPUs, and its log-probs are noise).
 
+    device: as PyTorch names it.
+
     Raises:
+        InvalidRequest: there is no such device here.
         NotFound: the folder holds no model that transformers can load.
         EngineIncapable: the model's attention is not plain full attention.
     """
@@ -39,7 +42,16 @@ def load_model(folder: Path) -> PreTrainedModel:
         # Loaded weights are views into the mapped file; aligned memory of our own makes a step a fifth faster.
         parameter.data = parameter.data.clone()
     model.tie_weights()
-    return model.eval()
+    return _on(model, device).eval()
+
+
+def _on(model: PreTrainedModel, device: str) -> PreTrainedModel:
+    """Raises: InvalidRequest."""
+    try:
+        return cast("PreTrainedModel", cast("Any", model).to(torch.device(device)))
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).splitlines()[0]
+        raise InvalidRequest(f"the embedded engine cannot use the device {device!r}: {why}") from error
 
 
 class Chunk(NamedTuple):
@@ -65,25 +77,26 @@ class LanguageModel:
         self.vocab_size = int(config.vocab_size)
 
     def new_cache(self) -> KvCache:
-        return KvCache(*self._cache_shape)
+        return KvCache(*self._cache_shape, device=self.module.device)
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """Run the chunks and fill their caches. Returns the logits after each chunk's last token: [chunk, vocab]."""
+        """Run the chunks and fill their caches. Returns the last tokens' logits, on the CPU: [chunk, vocab]."""
+        device = self.module.device
         for cache, ids in chunks:
             cache.reserve(cache.length + len(ids))
         positions = [np.arange(cache.length, cache.length + len(ids)) for cache, ids in chunks]
         lasts = np.cumsum([len(ids) for _, ids in chunks]) - 1
         output = self.module(
-            input_ids=torch.from_numpy(np.concatenate([ids for _, ids in chunks]))[None],
-            position_ids=torch.from_numpy(np.concatenate(positions))[None],
+            input_ids=torch.from_numpy(np.concatenate([ids for _, ids in chunks]))[None].to(device),
+            position_ids=torch.from_numpy(np.concatenate(positions))[None].to(device),
             use_cache=False,
-            logits_to_keep=torch.from_numpy(lasts),
+            logits_to_keep=torch.from_numpy(lasts).to(device),
             spans=[Span(cache, len(ids)) for cache, ids in chunks],
         )
         for cache, ids in chunks:
             cache.commit(ids)
-        return output.logits[0]
+        return output.logits[0].cpu()
 
     def load_weights(self, folder: Path) -> None:
         """Replace the weights, in place, by those of a safetensors checkpoint folder.

@@ -21,6 +21,7 @@ def create_sampler(
     max_batch: int = 32,
     max_context: int | None = None,
     seed: int | None = None,
+    device: str = "cpu",
 ) -> EmbeddedSampler:
     """The sampler of `smollm2`, a folder, or a Hugging Face name. Takes seconds: call it off the event loop.
 
@@ -30,7 +31,7 @@ def create_sampler(
     """
     folder = resolve_model(model)
     return EmbeddedSampler(
-        LanguageModel(load_model(folder)),
+        LanguageModel(load_model(folder, device)),
         load_tokenizer(folder),
         model_name=model,
         max_batch=max_batch,
@@ -49,6 +50,7 @@ async def serve(
     max_batch: int = 32,
     max_context: int | None = None,
     seed: int | None = None,
+    device: str = "cpu",
     allowed_hosts: Sequence[str] = (),
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
@@ -58,6 +60,7 @@ async def serve(
         threads: CPU threads of one decode step; all cores but one where not given.
         max_batch: sequences that decode together; more of them wait.
         max_context: tokens of prompt and reply, where less than the model's own.
+        device: as PyTorch names it.
         allowed_hosts: more names under which the server is reached.
         seed: of requests that bring none; the same order of requests then gives the same tokens.
 
@@ -66,6 +69,6 @@ async def serve(
         PortUnavailable: the address cannot be bound.
     """
     sampler = await asyncio.to_thread(
-        create_sampler, model, threads=threads, max_batch=max_batch, max_context=max_context, seed=seed
+        create_sampler, model, threads=threads, max_batch=max_batch, max_context=max_context, seed=seed, device=device
     )
     await run_app(sampler, host=host, port=port, allowed_hosts=allowed_hosts, on_ready=on_ready)

@@ -93,7 +93,19 @@ def _to_4(conn: sa.Connection) -> None:
     _add_indexes(conn, schema.sessions, "sessions_in_queue")
 
 
-_STEPS: Mapping[int, Callable[[sa.Connection], None]] = {2: _to_2, 3: _to_3, 4: _to_4}
+def _to_5(conn: sa.Connection) -> None:
+    """Forks of a session, without a look into every task."""
+    _add_columns(conn, schema.tasks, "fork_of")
+    _add_indexes(conn, schema.tasks, "tasks_by_fork")
+    table = schema.tasks.c
+    for task_id, body in conn.execute(sa.select(table.task_id, table.body).where(table.body.like('%"fork":{%'))).all():
+        fork = TaskRequest.model_validate_json(body).fork
+        if fork is not None:
+            changed = sa.update(schema.tasks).where(table.task_id == task_id).values(fork_of=fork.session_id)
+            conn.execute(changed)
+
+
+_STEPS: Mapping[int, Callable[[sa.Connection], None]] = {2: _to_2, 3: _to_3, 4: _to_4, 5: _to_5}
 """version -> the step that leads to it from the previous one."""
 
 

@@ -186,6 +186,28 @@ class TaskReader:
                 result_bytes=int(conn.scalar(sa.select(sa.func.sum(tasks.c.result_bytes))) or 0),
             )
 
+    def forks_of(self, session_ids: Sequence[str], limit: int) -> list[str]:
+        """Ids of the tasks whose sessions are forks of one of these, the oldest first."""
+        forks = sa.select(tasks.c.task_id).where(tasks.c.fork_of.in_(session_ids)).order_by(tasks.c.position)
+        with self.database.reading() as conn:
+            return list(conn.scalars(forks.limit(limit)))
+
+    def fences(self, node_id: str, session_ids: Sequence[str]) -> dict[str, int]:
+        """Fences of the live leases that the node holds on these sessions."""
+        held = sa.select(sessions.c.session_id, sessions.c.fence).where(LEASED, sessions.c.node_id == node_id)
+        with self.database.reading() as conn:
+            rows = conn.execute(held.where(sessions.c.session_id.in_(session_ids)))
+            return {row.session_id: row.fence for row in rows}
+
+    def open_of(self, session_ids: Sequence[str]) -> set[str]:
+        """Those of these sessions that have not ended."""
+        found: set[str] = set()
+        with self.database.reading() as conn:
+            for start in range(0, len(session_ids), _MANY):
+                named = sessions.c.session_id.in_(session_ids[start : start + _MANY])
+                found |= set(conn.scalars(sa.select(sessions.c.session_id).where(named, sessions.c.state != "ended")))
+        return found
+
     def queued_requests(self, known: Collection[str]) -> dict[str, str | None]:
         """Tasks with sessions that may be leased, from the queue's head: id -> request as JSON, None of `known`."""
         bodies = sa.select(tasks.c.task_id, tasks.c.body)

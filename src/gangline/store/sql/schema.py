@@ -22,7 +22,7 @@ __all__ = [
     "turns",
 ]
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Raise it together with a step in `migrations.py`."""
 
 metadata = sa.MetaData()
@@ -53,6 +53,7 @@ tasks = sa.Table(
     sa.Column("submitter", sa.String(128), nullable=False, server_default=""),
     sa.Column("priority", sa.Integer, nullable=False, server_default="0"),
     sa.Column("result_bytes", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("fork_of", sa.String(128)),  # the session that its sessions are forks of
     sa.Index("tasks_by_status", "status", "position"),
     sa.Index("tasks_by_end", "ended_at"),
     sqlite_autoincrement=True,
@@ -108,6 +109,7 @@ def _partial_index(name: str, *columns: sa.ColumnElement[object], where: sa.Colu
     return sa.Index(name, *columns, sqlite_where=where, postgresql_where=where)
 
 
+_partial_index("tasks_by_fork", tasks.c.fork_of, where=tasks.c.fork_of.is_not(None))
 # Each of these stays as small as what is running or queued, however much is stored. There is no index over all states:
 # SQLite, which knows no sizes, would take it for the queue and sort.
 _partial_index("sessions_by_expiry", sessions.c.expires_at, where=LEASED)

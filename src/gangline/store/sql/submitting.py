@@ -111,6 +111,7 @@ def _task_row(unit: Unit, task_id: str, request: TaskRequest, digest: str) -> di
         "created_at": unit.now,
         "submitter": request.submitter or "",
         "priority": request.priority,
+        "fork_of": None if request.fork is None else request.fork.session_id,
     }
 
 

@@ -163,6 +163,13 @@ def contents(path: str, max_bytes: int = 1 << 20) -> bytes:
     return data
 
 
+def files_below(root: str, without: list[str]) -> Iterator[str]:
+    """Paths of files, but those in the folders `without`."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if os.path.join(folder, name) not in without]
+        yield from (os.path.join(folder, name) for name in names)
+
+
 def found(secret: str, places: Iterator[str] | list[str]) -> str | None:
     """The first path whose content has the secret."""
     for path in places:

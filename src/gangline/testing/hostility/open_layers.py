@@ -20,15 +20,23 @@ def copy(source, target):
     os.makedirs(target, exist_ok=True)
     for name in os.listdir(source):
         here, there = source + "/" + name, target + "/" + name
-        kind = os.lstat(here)
+        try:
+            kind = os.lstat(here)
+        except FileNotFoundError:  # the agent has renamed it meanwhile
+            continue
         if os.path.isdir(here):
             copy(here, there)
         elif stat.S_ISCHR(kind.st_mode) or stat.S_ISBLK(kind.st_mode):
             os.mknod(there, kind.st_mode, kind.st_rdev)
         else:
-            with open(here, "rb") as old, open(there, "wb") as new:
+            try:
+                old = open(here, "rb")
+            except FileNotFoundError:
+                continue
+            with old, open(there, "wb") as new:
                 new.write(old.read({ENDLESS_BYTES}))
-            os.chmod(there, stat.S_IMODE(os.stat(here).st_mode))
+                mode = os.fstat(old.fileno()).st_mode
+            os.chmod(there, stat.S_IMODE(mode))
 copy(sys.argv[1], sys.argv[2])
 """
 

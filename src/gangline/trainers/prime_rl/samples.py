@@ -4,7 +4,7 @@ Law, beside the contract (`gangline.trainers.contract`): a row longer than `seq_
 refused or left out by name.
 
 Source: prime-rl, github.com/PrimeIntellect-ai/prime-rl at 559b447, `transports/rollouts/types.py`, `trainer/batch.py`,
-`trainer/rl/loss.py` and `trainer/rl/train.py` (scale of the loss).
+`trainer/rl/loss.py` and `trainer/rl/train.py` (scale of the loss); at a608ad9, `transports/rollouts/types.py` (images).
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.image_files import placed_images
+from gangline.domain.trajectory import Trace
 from gangline.trainers.contract import TrainerRow, rows_of
+from gangline.trainers.pixels import image_refs, token_types
 from gangline.training.collecting.admission import StalenessSettings
 from gangline.training.collecting.groups import Group
 from gangline.training.learning.algorithms import Algorithm
@@ -60,6 +63,8 @@ class PrimeSettings(TrainingOptions):
     """That of the log-probs. It travels with the rows, and prime-rl divides its logits by it."""
     long_rows: Literal["refuse", "leave_out"] = "refuse"
     """Rows of more than `seq_len` tokens. Sessions are compared before a row is left out."""
+    router_replay: bool = False
+    """prime-rl's `enable_router_replay`: rows carry the experts that the engine chose, and one without is refused."""
     staleness: StalenessSettings = StalenessSettings()
     env_name: str = "gangline"
     """Name of the rows in prime-rl's metrics."""
@@ -98,8 +103,18 @@ def to_samples(
     Raises: InvalidGroup when a group is not whole or of another temperature, InvalidRequest for a row that is too long.
     """
     algorithm.require_group_advantages("prime-rl")
-    rows = [row for group in groups for row in rows_of(group, settings.num_samples, temperature=settings.temperature)]
-    samples = [sample for group in groups for sample in make_samples(group, algorithm, mask)]
+    rows = [
+        row
+        for group in groups
+        for row in rows_of(
+            group,
+            settings.num_samples,
+            temperature=settings.temperature,
+            takes_images=True,
+            replays_experts=settings.router_replay,
+        )
+    ]
+    samples = [sample for group in groups for sample in make_samples(group, algorithm, mask, takes_images=True)]
     found = zip(rows, over_batch(samples, algorithm.advantage), strict=True)
     fitting = [(row, sample) for row, sample in found if sample.weights.any() and _fits(row, settings)]
     weights = _loss_weights([sample for _, sample in fitting], algorithm.loss)
@@ -194,4 +209,23 @@ def _fields(row: TrainerRow, sample: Sample, weights_T: NDArray[np.float64], set
     }
     if not np.allclose(weights_T[is_trained], 1.0, rtol=0, atol=1e-12):
         fields["rl_weights"] = [*[0.0] * prompt, *weights_T.tolist()]
-    return fields
+    return fields | _images(row.trace) | _experts(row)
+
+
+def _experts(row: TrainerRow) -> dict[str, Any]:
+    """Bytes of all tokens. The last one was never an input, and prime-rl fills its place with zeros too."""
+    if row.routed_experts is None:
+        return {}
+    last = np.zeros((1, *row.routed_experts.shape[1:]), row.routed_experts.dtype)
+    whole = np.concatenate([row.routed_experts, last])
+    make = prime_rl("transports.rollouts.types").RoutedExperts
+    return {"routed_experts": make(data=whole.tobytes(), shape=list(whole.shape), dtype=str(whole.dtype))}
+
+
+def _images(trace: Trace) -> dict[str, Any]:
+    """References to files: prime-rl's trainer runs the processor itself, and checks the number of placeholders."""
+    if not placed_images(trace):
+        return {}
+    types = prime_rl("transports.rollouts.types")
+    refs = [types.MMImageRef(url=one.url, offset=one.offset, length=one.length) for one in image_refs(trace)]
+    return {"mm_refs": types.MMRefs(images=refs), "mm_token_type_ids": token_types(trace)}

@@ -13,6 +13,7 @@ __all__ = [
     "carries_over",
     "num_groups_in_flight",
     "refuse_options",
+    "replays_experts",
     "require_compared_by_session",
     "require_correction",
     "require_fitting",
@@ -30,7 +31,6 @@ IGNORED_BY_ROLLOUTS: Mapping[str, str] = {
     "rollout_sample_hook_path": "samples are made of whole sessions",
     "rollout_all_samples_process_path": "groups that are not trained on are not kept",
     "mask_offpolicy_in_partial_rollout": "correct older tokens with --use-tis, or leave old groups out with `admit`",
-    "use_rollout_routing_replay": "nodes do not ask engines for the experts that they chose",
 }
 """Options that the trainers' own rollout function honours, by attribute: the reason that this one does not."""
 
@@ -113,6 +113,11 @@ def require_correction(args: Any) -> None:
             "groups that are carried over to the next rollout have tokens of older weights, and nothing corrects for "
             "that: add --use-tis or --use-rollout-logprobs, or carry nothing over (no --partial-rollout)."
         )
+
+
+def replays_experts(args: Any) -> bool:
+    """Whether tokens are routed as they were when they were sampled: `--use-rollout-routing-replay`."""
+    return bool(getattr(args, "use_rollout_routing_replay", False))
 
 
 def num_groups_in_flight(args: Any) -> int:

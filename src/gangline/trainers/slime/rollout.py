@@ -153,6 +153,7 @@ class SlimeRollout:
             sample_type=self._sample_type,
             first_group=self._num_groups,
             temperature=args.rollout_temperature,
+            replays_experts=arguments.replays_experts(args),
         )
         self._num_groups += len(groups)
         arguments.require_compared_by_session(args, samples)

@@ -11,11 +11,16 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from gangline.domain.conversation import Message, Text
 from gangline.domain.errors import InvalidRequest
+from gangline.domain.image_files import placed_images
 from gangline.domain.lifecycle import STOPPED_BY_LIMIT
 from gangline.evaluators.transcript import chat_messages
+from gangline.language.vision import ImageReader
 from gangline.trainers.contract import TrainerRow, rows_of
+from gangline.trainers.pixels import processed
 from gangline.training.collecting.admission import version_spans
 from gangline.training.collecting.groups import Group
 
@@ -31,6 +36,8 @@ def to_samples(
     sample_type: Any = None,
     first_group: int = 0,
     temperature: float = 1.0,
+    reader: ImageReader | None = None,
+    replays_experts: bool = False,
 ) -> list[list[list[Any]]]:
     """For each group the samples of each session, as slime nests compact rollouts: [group][session][trace].
 
@@ -38,6 +45,9 @@ def to_samples(
     trace's own where the evaluator rewards traces separately; `metadata["session_reward"]` is the session's.
 
     num_samples: sessions of each group. sample_type: the trainer's `Sample`; slime's is imported where None.
+    reader: image processor of the model in training; without it rows with images are refused.
+    replays_experts: fill `rollout_routed_experts`, int32 [len(tokens) - 1, layers, chosen], for
+    `--use-rollout-routing-replay`.
     first_group: `group_index` of the first. temperature: `rollout_temperature`. `weight_versions` has one entry a turn,
     or more where weights changed within it; `metadata` says which trace it is, and from where to where each version
     goes.
@@ -45,8 +55,10 @@ def to_samples(
     Raises: InvalidGroup when a group is not whole or of another temperature, InvalidRequest when slime's type lacks a
     field.
     """
-    make = _maker(sample_type_of("slime") if sample_type is None else sample_type)
-    rows = [rows_of(group, num_samples, temperature=temperature) for group in groups]
+    make = _maker(sample_type_of("slime") if sample_type is None else sample_type, reader)
+    takes_images = reader is not None
+    options = {"takes_images": takes_images, "replays_experts": replays_experts}
+    rows = [rows_of(group, num_samples, temperature=temperature, **options) for group in groups]
     return [
         [
             [make(row, number, number * num_samples + place) for row in session]
@@ -75,12 +87,16 @@ def _by_session(rows: Sequence[TrainerRow]) -> list[list[TrainerRow]]:
     return list(sessions.values())
 
 
-def _maker(sample_type: Any) -> Callable[[TrainerRow, int, int], Any]:
+def _maker(sample_type: Any, reader: ImageReader | None) -> Callable[[TrainerRow, int, int], Any]:
     known = {field.name for field in dataclasses.fields(sample_type)}
 
     def make(row: TrainerRow, group_index: int, index: int) -> Any:
         numbers = {"group_index": group_index, "index": index, "rollout_id": index}
         fields = _fields(row, sample_type.Status) | numbers
+        if reader is not None and placed_images(row.trace):
+            fields["multimodal_train_inputs"] = processed(row.trace, reader)
+        if row.routed_experts is not None:
+            fields["rollout_routed_experts"] = row.routed_experts.astype(np.int32)
         if missing := fields.keys() - known:
             raise InvalidRequest(
                 f"this version of the trainer has no {', '.join(sorted(missing))} in its Sample: without it what was "

@@ -21,6 +21,7 @@ from torch import Tensor
 from gangline.domain.errors import InvalidRequest
 from gangline.installation import extra_command
 from gangline.trainers.contract import TrainerRow, rows_of
+from gangline.trainers.verl.experts import expert_tensor
 from gangline.training.collecting.groups import Group
 from gangline.training.learning.algorithms import Algorithm
 from gangline.training.learning.samples import make_samples, over_batch
@@ -45,6 +46,7 @@ def to_data_proto(
     response_length: int | None = None,
     algorithm: Algorithm | None = None,
     temperature: float = 1.0,
+    replays_experts: bool = False,
 ) -> DataProto:
     """One row a trace, in the order of groups, sessions, traces.
 
@@ -56,15 +58,24 @@ def to_data_proto(
     Beside them, [B]: `uid`, `session_id`, `trace_id`, `session_reward`, `__num_turns__`, and the oldest and newest
     policy version as `min_global_steps`, `max_global_steps`.
 
+    replays_experts: add `routed_experts` [B, P + T, layers, chosen], int16, for verl's router replay; 0 where there is
+    padding, and for the last token, which was never an input.
+
     Raises: InvalidGroup when a group is not whole or of another temperature, InvalidRequest when a row does not fit the
     widths: nothing is cut.
     """
-    rows = [row for group in groups for row in rows_of(group, num_samples, temperature=temperature)]
+    rows = [
+        row
+        for group in groups
+        for row in rows_of(group, num_samples, temperature=temperature, replays_experts=replays_experts)
+    ]
     if not rows:
         raise InvalidRequest("a batch needs at least one group.")
     prompt_width = _width("prompt", [row.prompt_ids for row in rows], prompt_length)
     width = _width("response", [row.response_ids for row in rows], response_length)
     tensors = _tensors(rows, prompt_width, width, pad_id)
+    if replays_experts:
+        tensors["routed_experts"] = _experts(rows, prompt_width, width)
     if algorithm is not None:
         algorithm.require_group_advantages("to_data_proto")
         found = [sample for group in groups for sample in make_samples(group, algorithm)]
@@ -108,6 +119,18 @@ def _tensors(rows: Sequence[TrainerRow], prompt_width: int, width: int, pad_id: 
         "rm_scores": scores,
         "token_level_scores": scores.clone(),
     }
+
+
+def _experts(rows: Sequence[TrainerRow], prompt_width: int, width: int) -> Tensor:
+    """[B, P + T, layers, chosen]. Raises: InvalidRequest when rows are of models of different shapes."""
+    found = [row.routed_experts for row in rows if row.routed_experts is not None]
+    if len({one.shape[1:] for one in found}) != 1:
+        raise InvalidRequest("rows of one batch have experts of different numbers of layers or choices.")
+    table = torch.zeros((len(rows), prompt_width + width, *found[0].shape[1:]), dtype=torch.int16)
+    for line, row, experts in zip(table, rows, found, strict=True):
+        start = prompt_width - len(row.prompt_ids)
+        line[start : start + len(experts)] = expert_tensor(experts)
+    return table
 
 
 def _at_the_end(row: TrainerRow) -> NDArray[np.float32]:

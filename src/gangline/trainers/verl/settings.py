@@ -118,6 +118,10 @@ def require_supported(config: Any) -> None:
         "model.custom_chat_template is not known to the nodes: put the template into the tokenizer's folder": (
             model.get("custom_chat_template") is not None
         ),
+        "rollout.enable_rollout_routing_replay must be false: nodes reach verl's engines by a route that reports no "
+        "experts (`to_data_proto` takes them from sessions of other engines)": bool(
+            rollout.get("enable_rollout_routing_replay", False)
+        ),
         "distillation needs log-probs of a teacher, which rows of sessions do not have": bool(
             distillation.get("enabled", False)
         ),

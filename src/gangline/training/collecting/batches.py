@@ -16,7 +16,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from gangline.training.collecting.beside import Beside
+from gangline.training.collecting.beside.tasks import Beside
+from gangline.training.collecting.beside.trees import num_own_sampled
 from gangline.training.collecting.buffer import BufferState, ReplayBuffer
 from gangline.training.collecting.collector import (
     Admit,
@@ -37,11 +38,13 @@ class Collected(NamedTuple):
     """Counts of groups since the previous step."""
 
     reward_mean: float | None
-    """Mean reward of all groups that came, admitted or not; None where none came."""
+    """Mean over all groups that came, admitted or not, without forks; None where none came."""
     degenerate: dict[str, int]
     num_not_admitted: int
     num_invalid: int
     num_stale: int
+    num_sampled_tokens: int
+    """By all groups that came, admitted or not."""
 
 
 @dataclass
@@ -49,6 +52,7 @@ class _Tally:
     rewards: list[float] = field(default_factory=list[float])
     degenerate: Counter[str] = field(default_factory=Counter[str])
     num_stale: int = 0
+    num_sampled_tokens: int = 0
     before: CollectionCounts = field(default_factory=CollectionCounts)
     """The collector's counts as of the previous step."""
 
@@ -151,11 +155,13 @@ class Batches:
             num_not_admitted=now.not_admitted - tally.before.not_admitted,
             num_invalid=now.invalid - tally.before.invalid,
             num_stale=tally.num_stale,
+            num_sampled_tokens=tally.num_sampled_tokens,
         )
 
     def _admit(self, group: Group) -> Group | None:
-        self._tally.rewards += group.rewards
-        self._stream.measure(group.task_id, group.rewards)
+        self._tally.rewards += group.fair_rewards
+        self._tally.num_sampled_tokens += sum(num_own_sampled(session) for session in group.sessions)
+        self._stream.measure(group.task_id, group.fair_rewards)
         selected = self._selection.select(group, self._tally.degenerate)
         admitted = selected if selected is None or self._informative is None else self._informative(selected)
         if admitted is None:

@@ -21,7 +21,7 @@ from typing import Literal, Self
 
 from gangline.domain.errors import GanglineError, OutOfTasks
 from gangline.domain.ids import new_id
-from gangline.training.collecting.beside import Beside, BesideTask
+from gangline.training.collecting.beside.tasks import Beside, BesideTask
 from gangline.training.collecting.groups import Group, ValiditySettings, judge_group
 from gangline.training.collecting.service import MOST_RUNS, RolloutClient, Task, answered, id_of, named
 
@@ -164,6 +164,7 @@ class _Rollouts:
         """The group that is trained on, with the rewards of what runs beside its task."""
         if (group := await self._whole(rollout)) is None:
             return "invalid"
+        group = await rollout.beside.grow(group)
         if (admitted := self._admit(group)) is None:
             return "not_admitted"
         return await rollout.beside.measure(group, admitted) or "invalid"

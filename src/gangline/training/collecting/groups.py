@@ -22,6 +22,7 @@ import numpy as np
 from pydantic import Field
 
 from gangline.domain.errors import InvalidGroup
+from gangline.domain.image_files import placed_images
 from gangline.domain.lifecycle import UNGRADED, is_infrastructure_fault
 from gangline.domain.session import SessionResult
 from gangline.domain.trajectory import Trace, TurnSpan
@@ -39,6 +40,7 @@ __all__ = [
     "Verdict",
     "early_ends",
     "judge_group",
+    "require_no_images",
     "tokens_left_out",
     "trainable_traces",
     "why_invalid",
@@ -105,6 +107,12 @@ class Group:
         return tuple(session.reward for session in self.sessions if session.reward is not None)
 
     @property
+    def fair_rewards(self) -> tuple[float, ...]:
+        """Those of sessions that are no forks. A fork begins where another session came to."""
+        found = (one.reward for one in self.sessions if one.session_id not in self.forks)
+        return tuple(reward for reward in found if reward is not None)
+
+    @property
     def deviation(self) -> float:
         """Population deviation of the rewards; 0.0 of none."""
         return float(np.std(self.rewards)) if self.rewards else 0.0
@@ -130,6 +138,15 @@ def trainable_traces(session: SessionResult) -> list[Trace]:
     whole = with_whole_prompts(traces) if any(one.shared_prefix is not None for one in traces) else traces
     masked = (_only_comparable(trace) for trace in whole if trace.untrainable is None)
     return [trace for trace in masked if trace.loss_mask.any()]
+
+
+def require_no_images(trace: Trace) -> None:
+    """For a trainer that gets no pixels. Raises: InvalidGroup."""
+    if placed_images(trace):
+        raise InvalidGroup(
+            f"{trace.trace_id} has images, and their pixels would be left behind here: train it where they are carried "
+            "(docs/guides/vision.md), or leave such tasks out."
+        )
 
 
 def _only_comparable(trace: Trace) -> Trace:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from gangline.training.collecting.coalitions import CoalitionSettings
+from gangline.training.collecting.beside.coalitions import CoalitionSettings
 from gangline.training.collecting.groups import Group
 from gangline.training.learning.algorithms import Algorithm
 from gangline.training.learning.credit.coalitions import player_factors

@@ -27,15 +27,15 @@ from gangline.runs.log import RunLog
 from gangline.runs.records import EvaluationRecord, StepRecord
 from gangline.training.collecting.admission import lag_histogram
 from gangline.training.collecting.batches import Batches
-from gangline.training.collecting.beside import Beside
-from gangline.training.collecting.coalition_runs import CoalitionRuns
-from gangline.training.collecting.coalitions import CoalitionSettings
+from gangline.training.collecting.beside.coalition_runs import CoalitionRuns
+from gangline.training.collecting.beside.coalitions import CoalitionSettings
+from gangline.training.collecting.beside.greedy_runs import GreedyRuns
+from gangline.training.collecting.beside.tasks import Beside
+from gangline.training.collecting.beside.trees import ForkingClient, TreeRuns, TreeSettings
 from gangline.training.collecting.collector import Admit, informative
-from gangline.training.collecting.greedy_runs import GreedyRuns
 from gangline.training.collecting.groups import Group, early_ends, tokens_left_out, trainable_traces
 from gangline.training.collecting.schedule import ScheduleSettings
 from gangline.training.collecting.selection import Selection
-from gangline.training.collecting.service import RolloutClient
 from gangline.training.collecting.task_stream import TaskStream
 from gangline.training.learning.algorithms import Algorithm
 from gangline.training.learning.credit.coalitions import asked_coalitions, mean_shapley
@@ -64,18 +64,20 @@ class Trainer:
         schedule: ScheduleSettings,
         algorithm: Algorithm,
         learner: Learning,
-        service: RolloutClient,
+        service: ForkingClient,
         stream: TaskStream,
         weights: Weights,
         selection: Selection | None = None,
         masks: GroupMasks | None = None,
         coalitions: CoalitionSettings | None = None,
+        trees: TreeSettings | None = None,
         on_step: Callable[[StepRecord], None] = lambda _: None,
         evaluation: Evaluation | None = None,
         on_evaluation: Callable[[EvaluationRecord], None] = lambda _: None,
     ) -> None:
         """folder: of the run; where there are checkpoints in it, the run goes on from the last. selection: None keeps
         whole groups. masks: None trains on every sampled token. coalitions: None shares no advantage out to players.
+        trees: None forks no session.
 
         evaluation: before the first step, after the last, and when it is due between them.
         """
@@ -92,7 +94,7 @@ class Trainer:
             current_version=lambda: self._version,
             selection=selection,
             informative=_informative(algorithm),
-            beside=_beside(service, algorithm, coalitions, schedule, selection),
+            beside=_beside(service, algorithm, coalitions, trees, schedule, selection),
         )
         self._weights = WeightsUpkeep(weights, self._lessons.save_weights, patience_s=schedule.patience_s)
         self._on_step = on_step
@@ -197,6 +199,8 @@ class Trainer:
             num_groups=len(groups),
             num_one_reward=learned.num_one_reward,
             num_sessions=len(sessions),
+            num_forks=sum(len(group.forks) for group in groups),
+            num_sampled_tokens=collected.num_sampled_tokens,
             early_ends=early_ends(sessions),
             num_trained_tokens=learned.num_tokens,
             turn_score_mean=mean_turn_score(groups),
@@ -250,9 +254,10 @@ def _informative(algorithm: Algorithm) -> Admit | None:
 
 
 def _beside(
-    service: RolloutClient,
+    service: ForkingClient,
     algorithm: Algorithm,
     coalitions: CoalitionSettings | None,
+    trees: TreeSettings | None,
     schedule: ScheduleSettings,
     selection: Selection,
 ) -> Beside:
@@ -269,4 +274,5 @@ def _beside(
             reward=reward,
         ),
         greedy=GreedyRuns(service, validity=validity, reward=reward) if is_greedy else None,
+        trees=None if trees is None else TreeRuns(service, trees),
     )

@@ -31,18 +31,25 @@ export function Aligned({ id, numSamples, changed }) {
     ${group.samples.length === 0 ? html`<p>None has calls yet.</p>` : html`<${Columns} group=${group} />`}`;
 }
 
-/** @param {{group: import("./types").AlignedSamples}} props */
-function Columns({ group }) {
+/**
+ * @param {object} props
+ * @param {import("./types").AlignedSamples} props.group
+ * @param {string} [props.label]
+ * @param {(index: number) => string} [props.name] Of a sample.
+ */
+export function Columns({ group, label = "Samples side by side", name = (index) => `sample ${index}` }) {
   const { samples } = group;
-  const numRows = Math.min(SHOWN_CALLS, Math.max(...samples.map((sample) => sample.calls.length)));
+  const numCalls = Math.max(...samples.map((sample) => sample.calls.length));
+  const numRows = Math.min(SHOWN_CALLS, numCalls);
   return html`<p>The first ${number(group.num_alike_ids)} tokens of all are alike.</p>
-    <table class="aligned" aria-label="Samples side by side">
+    ${numRows < numCalls && html`<p>The next ${number(numRows)} calls are shown, of ${number(numCalls)}.</p>`}
+    <table class="aligned" aria-label=${label}>
       <thead>
         <tr>
           ${samples.map(
             (sample) => html`<th scope="col" key=${sample.session_id}>
-              <a href=${`#/sessions/${encodeURIComponent(sample.session_id)}`}>sample ${sample.sample_index}</a>
-              ${facts(sample).map((fact) => html`<div>${fact}</div>`)}
+              <a href=${`#/sessions/${encodeURIComponent(sample.session_id)}`}>${name(sample.sample_index)}</a>
+              ${facts(sample, name).map((fact) => html`<div>${fact}</div>`)}
             </th>`,
           )}
         </tr>
@@ -61,14 +68,17 @@ function Columns({ group }) {
     </table>`;
 }
 
-/** @param {AlignedSample} sample */
-function facts(sample) {
+/**
+ * @param {AlignedSample} sample
+ * @param {(index: number) => string} name
+ */
+function facts(sample, name) {
   const advantage = sample.advantage === null ? "" : `, advantage ${number(sample.advantage)}`;
   return [
     `reward ${number(sample.reward)}${advantage}`,
     (sample.outcome ?? "runs").replaceAll("_", " "),
     `${number(sample.num_calls)} calls, ${number(sample.num_sampled_ids)} sampled`,
-    sample.nearest === null ? "" : `${number(sample.num_like_nearest)} tokens as sample ${sample.nearest}`,
+    sample.nearest === null ? "" : `${number(sample.num_like_nearest)} tokens as ${name(sample.nearest)}`,
   ].filter((fact) => fact !== "");
 }
 

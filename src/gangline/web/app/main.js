@@ -7,7 +7,7 @@ import { Runs } from "./runs.js";
 import { isSaved, saved } from "./saved.js";
 import { Session } from "./session.js";
 import { Task } from "./task.js";
-import { html, render, useEffect, useState } from "./ui.js";
+import { html, isTyping, render, useEffect, useState } from "./ui.js";
 
 const HELP = [
   ["g n", "now: tasks and sessions"],
@@ -40,7 +40,7 @@ function Page() {
     const moved = () => setAt(route(location.hash));
     let leads = false;
     const key = (/** @type {KeyboardEvent} */ event) => {
-      if (event.target instanceof HTMLInputElement || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (isTyping(event) || event.ctrlKey || event.metaKey || event.altKey) return;
       if (leads && event.key === "n") location.hash = "#/";
       if (leads && event.key === "r") location.hash = "#/runs";
       if (event.key === "/") {

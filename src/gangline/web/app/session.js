@@ -5,13 +5,16 @@ import { json } from "./api.js";
 import { ChainTree } from "./chains.js";
 import { drifts } from "./drift.js";
 import { Evidence } from "./evidence.js";
+import { BesideParent, ForkTree } from "./forks.js";
 import { calls, follow, latest } from "./live.js";
 import { number, SCALES } from "./scales.js";
 import { isSaved } from "./saved.js";
 import { SessionTokens } from "./tokens.js";
 import { Turn } from "./turn.js";
 import { VirtualList } from "./virtual.js";
-import { Component, effect, html } from "./ui.js";
+import { visible } from "./visible.js";
+import { mayChange } from "./visitor.js";
+import { Component, effect, html, isTyping } from "./ui.js";
 
 const BLOCK = 16;
 const CLOSED_PX = 180;
@@ -25,7 +28,10 @@ const LOOK_EVERY_MS = 20_000;
  * @property {string} error
  * @property {number | null} chain
  * @property {number} selected Number of a call.
- * @property {"calls" | "evidence"} view
+ * @property {"calls" | "evidence" | "beside"} view
+ * @property {import("./types").ForkTree | null} forks
+ * @property {string} forksProblem Why they could not be read.
+ * @property {number | null} forking Number of the call whose form of forks is shown.
  * @property {string} scale
  * @property {number | null} advantage
  * @property {boolean} follows Whether the newest call is shown, with its tokens.
@@ -50,7 +56,7 @@ export class Session extends Component {
     /** @type {VirtualList | null} */
     this.list = null;
     /** @type {SessionState} */
-    this.state = { outline: null, error: "", chain: null, selected: props.call ?? 0, view: "calls", scale: "logprob", advantage: null, follows: props.call === null };
+    this.state = { outline: null, error: "", chain: null, selected: props.call ?? 0, view: "calls", forks: null, forksProblem: "", forking: null, scale: "logprob", advantage: null, follows: props.call === null };
     this.reading = false;
     this.again = false;
     this.timer = 0;
@@ -68,6 +74,12 @@ export class Session extends Component {
     });
     this.timer = setInterval(() => document.visibilityState === "visible" && this.isRunning && this.read(), LOOK_EVERY_MS);
     this.read();
+    if (!isSaved) json(`${this.path}/forks`).then((forks) => this.setState({ forks }), (problem) => this.setState({ forksProblem: problem.message }));
+  }
+
+  /** What the tree of forks says of this session; null where it is a fork of none. */
+  get ownFork() {
+    return this.state.forks?.nodes.find((node) => node.session_id === this.props.id && node.parent !== null) ?? null;
   }
 
   get isRunning() {
@@ -180,7 +192,7 @@ export class Session extends Component {
 
   /** @param {KeyboardEvent} event */
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target instanceof HTMLInputElement) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event)) return;
     const shown = this.shown();
     const at = shown.indexOf(this.state.selected);
     switch (event.key) {
@@ -271,14 +283,28 @@ export class Session extends Component {
           <button type="button" aria-pressed=${view === "evidence"} onClick=${() => this.setState({ view: "evidence" })}>
             Why this reward, and files
           </button>
+          ${this.ownFork !== null &&
+          html`<button type="button" aria-pressed=${view === "beside"} onClick=${() => this.setState({ view: "beside" })}>
+            Beside its parent
+          </button>`}
         </div>
         ${!isSaved &&
         html`<${SessionActions} id=${outline.session_id} running=${outline.outcome === null} call=${this.state.selected} />`}
         <${Scales} chosen=${this.state.scale} advantage=${this.state.advantage} onChoose=${(/** @type {string} */ scale) => this.setState({ scale })} />
         <${ChainTree} outline=${outline} chosen=${chain} onChoose=${(/** @type {number | null} */ one) => this.choose(one)} />
+        ${this.state.forksProblem !== "" && html`<p class="problem" role="alert">Its forks could not be read: ${visible(this.state.forksProblem)}</p>`}
+        ${this.state.forks !== null && html`<${ForkTree} id=${this.props.id} tree=${this.state.forks} />`}
       </aside>
-      ${view === "evidence" ? html`<${Evidence} outline=${outline} path=${this.path} />` : this.timeline(outline)}
+      ${this.chosenView(outline)}
     </main>`;
+  }
+
+  /** @param {import("./types").Outline} outline */
+  chosenView(outline) {
+    const own = this.ownFork;
+    if (this.state.view === "evidence") return html`<${Evidence} outline=${outline} path=${this.path} />`;
+    if (this.state.view === "beside" && own !== null) return html`<${BesideParent} node=${own} parent=${own.parent ?? ""} />`;
+    return this.timeline(outline);
   }
 
   /** @param {import("./types").Outline} outline */
@@ -311,11 +337,14 @@ export class Session extends Component {
       selected=${this.state.selected === number_}
       opened=${this.opened.has(number_)}
       compared=${this.compared.has(number_)}
+      forking=${this.state.forking === number_}
+      forkable=${!isSaved && mayChange.value && outline.outcome !== null ? outline.session_id : null}
       path=${this.path}
       waited=${before === null ? null : call.started_at - before.finished_at}
       onSelect=${() => this.state.selected !== number_ && this.setState({ selected: number_ })}
       onToggle=${() => this.toggle(number_)}
       onCompare=${() => this.compare(number_)}
+      onFork=${() => this.setState({ forking: this.state.forking === number_ ? null : number_ })}
       strip=${{
         tokens: this.tokens,
         scale: this.state.scale,

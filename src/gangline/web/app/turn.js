@@ -1,6 +1,7 @@
 // One model call in the timeline: what was new in its request, what the model answered, and its tokens on demand.
 
 import { Drift, drifts } from "./drift.js";
+import { ForkForm } from "./forks.js";
 import { Messages } from "./parts.js";
 import { duration, number } from "./scales.js";
 import { Strip } from "./strip_view.js";
@@ -16,14 +17,17 @@ import { html } from "./ui.js";
  * @param {boolean} props.selected
  * @param {boolean} props.opened Whether its tokens are shown.
  * @param {boolean} props.compared Whether its drift is shown.
+ * @param {boolean} props.forking Whether the form of its forks is shown.
+ * @param {string | null} props.forkable The session's id, where forks of it may be made.
  * @param {string} props.path Of the session's route.
  * @param {number | null} props.waited Seconds since the call before ended: the agent's own work.
  * @param {() => void} props.onSelect
  * @param {() => void} props.onToggle
  * @param {() => void} props.onCompare
+ * @param {() => void} props.onFork
  * @param {Omit<import("./strip_view.js").StripProps, "call">} props.strip
  */
-export function Turn({ call, content, selected, opened, compared, path, waited, onSelect, onToggle, onCompare, strip }) {
+export function Turn({ call, content, selected, opened, compared, forking, forkable, path, waited, onSelect, onToggle, onCompare, onFork, strip }) {
   const warnings = warningsOf(call);
   return html`<article
     class=${`turn${selected ? " selected" : ""}`}
@@ -40,8 +44,10 @@ export function Turn({ call, content, selected, opened, compared, path, waited, 
         ${factsOf(call, waited).map((fact) => html`<li>${fact}</li>`)}
       </ul>
       ${drifts(call) && html`<button type="button" aria-expanded=${compared} onClick=${onCompare}>drift</button>`}
+      ${forkable !== null && call.turn !== null && html`<button type="button" aria-expanded=${forking} onClick=${onFork}>fork</button>`}
       <button type="button" aria-expanded=${opened} onClick=${onToggle}>tokens</button>
     </header>
+    ${forking && forkable !== null && call.turn !== null && html`<${ForkForm} id=${forkable} turn=${call.turn} />`}
     ${warnings.map((warning) => html`<p class="warning">${warning}</p>`)}
     ${compared && html`<${Drift} call=${call.number} path=${path} />`}
     ${content === undefined

@@ -19,6 +19,7 @@ export interface Certificate {
 export interface CallLine {
   number: number;
   completion_id: string;
+  turn: number | null;
   chain: number;
   parent: number | null;
   role: string;
@@ -315,4 +316,21 @@ export interface ServiceStatus {
   nodes: NodeView[];
   num_waiting: number;
   result_bytes: number;
+}
+
+export interface ForkNode {
+  session_id: string;
+  task_id: string;
+  parent: string | null;
+  depth: number;
+  turn: number | null;
+  edit: string | null;
+  state: string;
+  outcome: string | null;
+  reward: number | null;
+}
+
+export interface ForkTree {
+  nodes: ForkNode[];
+  is_whole: boolean;
 }

@@ -9,3 +9,8 @@ export { computed, effect, signal } from "../vendor/signals.mjs";
 
 /** @type {(strings: TemplateStringsArray, ...values: any[]) => import("../vendor/preact.mjs").VNode<any>} */
 export const html = /** @type {any} */ (htm.bind(h));
+
+/** @param {Event} event Whether a key is part of a text. */
+export function isTyping(event) {
+  return event.target instanceof HTMLInputElement || event.target instanceof HTMLTextAreaElement;
+}

@@ -1,18 +1,22 @@
-"""A call of a fork that is answered from its parent's record: its records are repeated, and its answer is given as it
-was. Its tokens are context: they are trained on in the parent, once."""
+"""A call that is answered from a record: its records are repeated, and its answer is given as it was.
+
+Of a fork its tokens are context: they are trained on in the parent, once. Of a session that goes on for a lost node
+they are the session's own.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
-from gangline.domain.completion import Completion
+from gangline.domain.completion import Certificate, Completion
 from gangline.domain.conversation import ModelCall
 from gangline.domain.reply import Reply, ReplyDelta
-from gangline.forks.calls import REPLAYED, RecordedCall
+from gangline.forks.calls import RESUMED, RecordedCall
 from gangline.gateway.calls.again.answered import recorded_reply
 from gangline.gateway.calls.chat_call import RETRY_KEY, CallInFlight, shown_again, whole_delta
 from gangline.gateway.calls.flight import Flight, Progress
 from gangline.gateway.replay.replay import Replay
+from gangline.gateway.truth.experts import whole_experts
 from gangline.gateway.truth.parts import CallParts
 
 __all__ = ["REPLAYED_TOKENS", "replayed_call"]
@@ -77,6 +81,7 @@ class _Repeater:
         parent_id = self._replay.own_ids.get(choice.parent_id or "")
         draft = choice
         if parent_id is None and choice.parent_id is not None:
+            experts = whole_experts(tree, choice)
             draft = msgspec.structs.replace(
                 choice,
                 prompt_shared=0,
@@ -84,9 +89,15 @@ class _Repeater:
                 messages_shared=0,
                 new_messages=tree.messages(choice),
                 tools=tree.tools(choice),
-                certificate=msgspec.structs.replace(choice.certificate, context="first", first_divergence=None),
+                routed_experts=b"" if experts is None else experts.data,
+                certificate=msgspec.structs.replace(
+                    choice.certificate,
+                    context="first",
+                    first_divergence=None,
+                    routed_experts=None if experts is None else experts.evidence,
+                ),
             )
-        metadata = {name: value for name, value in choice.metadata.items() if name != RETRY_KEY}
+        metadata = {name: value for name, value in choice.metadata.items() if name not in (RETRY_KEY, RESUMED)}
         if self._retry_key is not None:
             metadata[RETRY_KEY] = self._retry_key
         return msgspec.structs.replace(
@@ -94,8 +105,14 @@ class _Repeater:
             session_id=ledger.session_id,
             attempt=ledger.attempt,
             parent_id=parent_id,
-            certificate=msgspec.structs.replace(draft.certificate, untrainable=REPLAYED_TOKENS),
+            certificate=self._certificate(draft),
             started_at=self._progress.created_at,
             finished_at=self._parts.clock(),
-            metadata=metadata | {REPLAYED: choice.completion_id},
+            metadata=metadata | {self._replay.mark: choice.completion_id},
         )
+
+    def _certificate(self, draft: Completion) -> Certificate:
+        """A lost node's records are in no other row: they are trained on here."""
+        if self._replay.resumed:
+            return draft.certificate
+        return msgspec.structs.replace(draft.certificate, untrainable=REPLAYED_TOKENS)

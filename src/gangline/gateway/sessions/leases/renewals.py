@@ -32,7 +32,8 @@ class Renewals:
         max_silence_s: after so long the leases are left to run out.
         """
         self._server = server
-        self._every_s = every_s
+        self.every_s = every_s
+        """May change while it runs."""
         self._max_silence_s = max_silence_s
         self._last: tuple[float, Heartbeat] | None = None
         self._stopping = threading.Event()
@@ -54,7 +55,7 @@ class Renewals:
 
     def _watch(self) -> None:
         is_given_up = False
-        while not self._stopping.wait(self._every_s):
+        while not self._stopping.wait(self.every_s):
             if self._last is None:
                 continue
             at, beat = self._last
@@ -63,7 +64,7 @@ class Renewals:
                 if not is_given_up:
                     log.error("lease.not_renewed silent_s=%.0f: the event loop is taken for dead", silent_s)
                 is_given_up = True
-            elif silent_s > 2 * self._every_s:
+            elif silent_s > 2 * self.every_s:
                 self._renew(beat, silent_s)
             else:
                 is_given_up = False

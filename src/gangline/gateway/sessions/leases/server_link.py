@@ -28,14 +28,19 @@ class ServerLink:
         """
         url: where others reach the node.
         identity: of the node's data folder.
-        every_s: how often a heartbeat is sent.
+        every_s: how often a heartbeat is sent, where the server does not ask for fewer.
         """
         self.renewals = Renewals(server, every_s=every_s)
-        self.every_s = every_s
+        self._own_every_s = every_s
         self._parts = parts
         self._server = server
         self._url = url
         self._identity = identity
+
+    @property
+    def every_s(self) -> float:
+        """Seconds between heartbeats."""
+        return self.renewals.every_s
 
     async def lease(self, max_sessions: int, wait_s: float) -> list[Lease]:
         """Raises: NodeIdTaken, and as a connection does."""
@@ -75,9 +80,11 @@ class ServerLink:
         )
         self.renewals.sending(beat)
         try:
-            return tuple((await self._server.heartbeat(beat)).lost)
+            reply = await self._server.heartbeat(beat)
         except NodeIdTaken:
             raise
         except GanglineError as error:
             log.warning("heartbeat.failed message=%s", error)
             return ()
+        self.renewals.every_s = max(self._own_every_s, reply.every_s)
+        return tuple(reply.lost)

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from gangline.domain.contracts import Checkpoint, RuntimeHandle
 from gangline.domain.errors import CallerError, GanglineError
+from gangline.settings import Settings
 from gangline.testing.hostility.attack import Assault, Attacks
 from gangline.testing.hostility.grounds import Grounds
-from gangline.testing.hostility.kit import Given, found
+from gangline.testing.hostility.kit import Given, files_below, found
 from gangline.testing.runtime_conformance.bench import until_present
 
 ATTACKS = Attacks("checkpoints and forks")
@@ -322,7 +323,7 @@ for number in itertools.count():
 
 def looks_for_secrets(given: Given) -> str | None:
     roots = [given["root"], given["workdir"], given["home"], "/tmp", "/dev/shm", f"/proc/1/root/{given['root']}"]
-    places = (f"{folder}/{name}" for root in roots for folder, _, names in os.walk(root) for name in names)
+    places = (path for root in roots for path in files_below(root, given["exposed"]))
     return found(given["wanted"], places)
 
 
@@ -337,7 +338,11 @@ def _reads(victim: str, thief: str) -> Assault:
                 wanted = f"{grounds.mark}-{victim}"
                 await everyone[victim].exec(f"echo {wanted} > file; echo {wanted} > /tmp/{wanted}")
                 root = str(grounds.bench.root)
-                return await grounds.run_inside(looks_for_secrets, everyone[thief], wanted=wanted, root=root)
+                # No session writes there, and to read all of it can take a minute.
+                exposed = list(map(str, Settings.from_environ().expose))
+                return await grounds.run_inside(
+                    looks_for_secrets, everyone[thief], wanted=wanted, root=root, exposed=exposed
+                )
             finally:
                 await asyncio.gather(*(fork.stop() for fork in forks))
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gangline.domain.trajectory import Trace
-from gangline.training.collecting.coalitions import Coalition, CoalitionSettings
+from gangline.training.collecting.beside.coalitions import Coalition, CoalitionSettings
 from gangline.training.collecting.groups import Group
 from gangline.training.learning.advantages import ONE_REWARD
 from gangline.training.learning.credit.shapley import Value, monte_carlo_shapley, shapley_values, two_level_shapley

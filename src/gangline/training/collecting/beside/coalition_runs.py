@@ -17,7 +17,7 @@ import numpy as np
 
 from gangline.domain.errors import GanglineError, InvalidGroup
 from gangline.domain.session import SessionResult
-from gangline.training.collecting.coalitions import COALITION, Coalition, CoalitionSettings, coalition_task
+from gangline.training.collecting.beside.coalitions import COALITION, Coalition, CoalitionSettings, coalition_task
 from gangline.training.collecting.groups import CoalitionRewards, Group, ValiditySettings, why_without_reward
 from gangline.training.collecting.service import MOST_RUNS, RolloutClient, Task, answered, id_of
 

@@ -1,0 +1,233 @@
+"""What trees are worth: the same model learns the same game from whole sessions, and from sessions and their forks.
+
+The game and the model are those of `letters.py`, and every arm samples as many tokens a step, as far as whole forks
+allow. Groups of `chains` have eight sessions. Those of trees have four, and forks behind their turns for the rest of
+the tokens, by `chosen_states` as in a real run: two rounds, each turn forked once.
+
+    chains             GRPO
+    tree_grpo          Tree-GRPO; turns of the largest surprise are sampled again
+    tree_grpo_evenly   the same; turns spread over the session
+    tree_adv           TreeAdv; turns of the largest surprise
+
+Measured: `learn.trees.tokens_to_learn.*`, sampled tokens until the reward of games that nothing is trained on is
+`LEARNED`, over three evaluations; all of the run where that never comes; median of the seeds.
+`learn.trees.last_reward.*`, mean of the last five evaluations. `learn.trees.token_share.*`, the tokens to learn by the
+chains' of the same seed: geometric mean, with the interval of 95 % of a bootstrap over the seeds. The bar is 0.6.
+
+Drawn in docs/images/trees.png.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import torch
+from fidelity_bench import LEARNING_RATE, NUM_PASSES, batches_of, logprobs_of, session_of
+from letters import END, Game, new_games, play, taught_model
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from gangline.training.collecting.beside.trees import TreeSettings, chosen_states, num_own_sampled
+from gangline.training.collecting.groups import Fork, Group
+from gangline.training.learning.algorithms import Algorithm, algorithm
+from gangline.training.learning.forward import loss_inputs
+from gangline.training.learning.loss import policy_loss
+from gangline.training.learning.samples import make_samples
+from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
+
+PICTURE = Path(__file__).parent.parent / "docs" / "images" / "trees.png"
+NUM_STEPS, NUM_GROUPS = 50, 8
+SEEDS = (0, 1, 2, 3, 4)
+NUM_CHAINS, NUM_STEMS, NUM_ROUNDS = 8, 4, 2
+EVERY, NUM_EVALUATED = 2, 128
+LEARNED = 0.8
+BUILDER = PrefixMergingBuilder(PrefixMergingConfig(end_of_turn_ids=(END,)))
+
+Figures = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Arm:
+    settings: Algorithm
+    choose: Literal["entropy", "evenly"] | None
+    """None forks nothing."""
+    colour: str
+
+
+ARMS = {
+    "chains": Arm(algorithm("grpo"), None, "#1f3b73"),
+    "tree_grpo": Arm(algorithm("tree_grpo"), "entropy", "#c2185b"),
+    "tree_grpo_evenly": Arm(algorithm("tree_grpo"), "evenly", "#e0a100"),
+    "tree_adv": Arm(algorithm("tree_adv"), "entropy", "#4d8f6f"),
+}
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """An evaluation."""
+
+    num_sampled: int
+    """Tokens that were sampled for training so far."""
+    reward: float
+
+
+def collected(arm: Arm, model: PreTrainedModel, draws: np.random.Generator, chance: torch.Generator) -> list[Group]:
+    """The groups of one step."""
+    made = new_games(NUM_GROUPS, NUM_CHAINS if arm.choose is None else NUM_STEMS, draws)
+    games = {game.session_id: game for mine in made for game in mine}
+    play(model, list(games.values()), "stitched", chance)
+    groups = [
+        Group(f"g{number}", tuple(session_of(game, BUILDER) for game in mine)) for number, mine in enumerate(made)
+    ]
+    if arm.choose is None:
+        return groups
+    budgets = [sum(map(num_own_sampled, group.sessions)) * NUM_CHAINS // NUM_STEMS for group in groups]
+    for _ in range(NUM_ROUNDS):
+        groups = grown(arm.choose, groups, budgets, games, model, chance)
+    return groups
+
+
+def grown(
+    choose: Literal["entropy", "evenly"],
+    groups: list[Group],
+    budgets: list[int],
+    games: dict[str, Game],
+    model: PreTrainedModel,
+    chance: torch.Generator,
+) -> list[Group]:
+    """One round of forks, played together; as `TreeOfTask` makes them through a service."""
+    found: list[tuple[int, Game, Fork]] = []
+    for number, (group, budget) in enumerate(zip(groups, budgets, strict=True)):
+        settings = TreeSettings(branches=1, turns=2, choose=choose, max_sampled_tokens=budget)
+        done = {(fork.parent_id, fork.num_turns) for fork in group.forks.values()}
+        for state in chosen_states(group, settings, done):
+            forks = (
+                games[state.session_id].forked(f"{state.session_id}.t{state.turn}.{sample}", state.turn)
+                for sample in range(state.samples)
+            )
+            found += [(number, fork, Fork(state.session_id, state.num_turns)) for fork in forks]
+    play(model, [game for _, game, _ in found], "stitched", chance)
+    for number, game, fork in found:
+        games[game.session_id], group = game, groups[number]
+        groups[number] = replace(
+            group, sessions=(*group.sessions, session_of(game, BUILDER)), forks={**group.forks, game.session_id: fork}
+        )
+    return groups
+
+
+def evaluated(model: PreTrainedModel, seed: int) -> float:
+    """The mean reward of games that start with each letter alike."""
+    games = [Game(f"e{number}", number % 4) for number in range(NUM_EVALUATED)]
+    play(model, games, "stitched", torch.Generator().manual_seed(seed))
+    return float(np.mean([game.reward for game in games]))
+
+
+def train(name: str, seed: int) -> list[Seen]:
+    torch.set_num_threads(1)
+    arm, model = ARMS[name], copy.deepcopy(taught_model(seed))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    draws, chance = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    num_sampled, seen = 0, [Seen(0, evaluated(model, 0))]
+    for step in range(1, NUM_STEPS + 1):
+        groups = collected(arm, model, draws, chance)
+        num_sampled += sum(num_own_sampled(one) for group in groups for one in group.sessions)
+        batches = batches_of([one for group in groups for one in make_samples(group, arm.settings)])
+        for batch in batches * NUM_PASSES:
+            optimizer.zero_grad()
+            policy_loss(loss_inputs(batch, logprobs_of(model, batch)), arm.settings.loss).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        if step % EVERY == 0:
+            seen.append(Seen(num_sampled, evaluated(model, step)))
+    return seen
+
+
+def measured() -> dict[str, list[list[Seen]]]:
+    """Arm -> of each seed."""
+    runs = list(itertools.product(ARMS, SEEDS))
+    with ProcessPoolExecutor(2) as pool:
+        found = list(pool.map(train, *zip(*runs, strict=True)))
+    by_arm = {name: [seen for (mine, _), seen in zip(runs, found, strict=True) if mine == name] for name in ARMS}
+    for name, mine in by_arm.items():
+        print(f"  {name}: last rewards {', '.join(f'{last_reward(one):.3f}' for one in mine)}", file=sys.stderr)
+    return by_arm
+
+
+def last_reward(seen: list[Seen]) -> float:
+    return float(np.mean([one.reward for one in seen[-5:]]))
+
+
+def tokens_to_learn(seen: list[Seen]) -> int:
+    for at in range(2, len(seen)):
+        if np.mean([one.reward for one in seen[at - 2 : at + 1]]) >= LEARNED:
+            return seen[at].num_sampled
+    return seen[-1].num_sampled
+
+
+def interval(ratios: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Geometric mean, and 95 % of a bootstrap over the seeds."""
+    logs = np.log(ratios)
+    means = np.exp(np.random.default_rng(0).choice(logs, (10_000, len(logs))).mean(1))
+    return float(np.exp(logs.mean())), float(np.quantile(means, 0.025)), float(np.quantile(means, 0.975))
+
+
+def draw(found: dict[str, list[list[Seen]]]) -> None:
+    figure = Figure(figsize=(7, 4), dpi=140, layout="constrained")
+    axes = figure.subplots()
+    for name, mine in found.items():
+        tokens = np.mean([[one.num_sampled for one in seen] for seen in mine], axis=0)
+        rewards = np.array([[one.reward for one in seen] for seen in mine])
+        axes.plot(tokens, rewards.mean(0), color=ARMS[name].colour, label=name)
+        axes.fill_between(tokens, rewards.min(0), rewards.max(0), color=ARMS[name].colour, alpha=0.1, linewidth=0)
+    axes.axhline(LEARNED, color="grey", linewidth=0.8, linestyle=":")
+    axes.set_xlabel("sampled tokens")
+    axes.set_ylabel(f"reward, mean and range of {len(SEEDS)} seeds")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    figure.savefig(PICTURE)
+
+
+def run() -> Figures:
+    """Measure and draw; figure name -> {value, unit, note}. Seven minutes."""
+    found = measured()
+    draw(found)
+    game = f"{NUM_STEPS} steps of {NUM_GROUPS} groups, {len(SEEDS)} seeds; reward {LEARNED} is learned"
+    needed = {name: np.array([tokens_to_learn(seen) for seen in mine], np.float64) for name, mine in found.items()}
+    figures: Figures = {}
+    for name, mine in found.items():
+        rewards = [last_reward(seen) for seen in mine]
+        by_seed = ", ".join(f"{one:.2f}" for one in rewards)
+        figures[f"learn.trees.last_reward.{name}"] = {
+            "value": round(float(np.mean(rewards)), 3),
+            "unit": "reward",
+            "note": f"{game}; by seed: {by_seed}; {mine[0][0].reward:.2f} before",
+        }
+        by_seed = ", ".join(f"{one:.0f}" for one in needed[name])
+        figures[f"learn.trees.tokens_to_learn.{name}"] = {
+            "value": float(np.median(needed[name])),
+            "unit": "tokens",
+            "note": f"{game}; by seed: {by_seed}; of {mine[0][-1].num_sampled} tokens in all",
+        }
+        if name != "chains":
+            mean, low, high = interval(needed[name] / needed["chains"])
+            figures[f"learn.trees.token_share.{name}"] = {
+                "value": round(mean, 3),
+                "unit": "ratio",
+                "note": f"{game}; 95 % of a bootstrap over the seeds: {low:.2f} to {high:.2f}; the bar is 0.6",
+            }
+    return figures
+
+
+if __name__ == "__main__":
+    print(datetime.now(UTC).date(), json.dumps(run(), indent=2))

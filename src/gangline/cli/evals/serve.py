@@ -1,0 +1,131 @@
+"""`gangline serve`: tasks as an OpenEnv environment, over a service of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gangline.cli.tasks.files import by_name, read_tasks, validated
+from gangline.cli.terminal.exits import Exit
+from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, print_json
+from gangline.domain.errors import InvalidRequest
+from gangline.http.same_origin import OwnNames, is_loopback
+from gangline.settings import Settings
+
+if TYPE_CHECKING:
+    from gangline.client.server import ServerClient
+
+__all__ = ["register"]
+
+
+def serve(
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="Tasks, as for `gangline submit`.")],
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes any free one.")] = 8000,
+    clients: Annotated[int, typer.Option("--clients", min=1, help="Clients, and so episodes, at a time.")] = 8,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the environment. Default: of the file.")] = None,
+    key_env: Annotated[
+        str | None, typer.Option("--key-env", help="Variable with the key that clients send as a bearer token.")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option("--allowed-host", help="Another name under which clients reach it.")
+    ] = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve tasks as an OpenEnv environment until Ctrl-C: clients act in their sandboxes and get their rewards.
+
+    It runs a service of its own in DATA/served. With --json, prints one line {"url", "name", "tasks"} when it is ready.
+    """
+    key = _key(key_env)
+    if key is None and not is_loopback(host):
+        raise InvalidRequest(
+            f"{host} can be reached from elsewhere, and no key is set: anyone could run commands in your sandboxes. "
+            "Give --key-env NAME, or listen on 127.0.0.1."
+        )
+    tasks = _tasks(file)
+    folder = (data or Settings.from_environ().data_dir).absolute() / "served"
+    server = _Server(tasks, name or (Path(file).stem if file != "-" else "tasks"), key, clients, as_json=as_json)
+    try:
+        asyncio.run(server.run(folder, host, port, OwnNames(host, allowed_hosts=allowed_host or ())))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        raise typer.Exit(Exit.OK) from None
+
+
+class _Server:
+    """The engine that clients are, a service over it, and the door for clients."""
+
+    def __init__(
+        self, tasks: list[tuple[str, dict[str, Any]]], name: str, key: str | None, num_clients: int, *, as_json: bool
+    ) -> None:
+        self._tasks, self._name, self._key, self._num_clients = tasks, name, key, num_clients
+        self._as_json = as_json
+
+    async def run(self, folder: Path, host: str, port: int, names: OwnNames) -> None:
+        """Until a signal. Raises: PortUnavailable, errors of the service."""
+        from gangline.cli.options.settings import UP
+        from gangline.cli.service.through import with_own
+        from gangline.cli.service.up import plan_of
+        from gangline.openenv.engine import create_engine
+        from gangline.openenv.episode import Episode
+        from gangline.serving.app import serving
+        from gangline.settings.service import resolve
+
+        episodes: dict[str, Episode] = {}
+
+        async def door(client: ServerClient, _token: str | None) -> None:
+            await self._open(client, episodes, host, port, names)
+
+        async with serving(create_engine(episodes)) as engine_url:
+            given = {"node.engines": (engine_url,), "node.capture": "text", "server.port": 0, "data_dir": folder}
+            await with_own(plan_of(resolve(given, defaults=UP.defaults)), door)
+
+    async def _open(self, client: ServerClient, episodes: Any, host: str, port: int, names: OwnNames) -> None:
+        from gangline.http.listening import listening
+        from gangline.openenv.app import create_app
+        from gangline.openenv.seats import Seats
+
+        seats = Seats(client, self._tasks, episodes, max_seats=self._num_clients)
+        app = create_app(seats, name=self._name, names=names, key=self._key)
+        try:
+            async with listening(app, shutdown_s=1.0, host=host, port=port) as (at, bound):
+                self._announce(f"http://{f'[{at}]' if ':' in at else at}:{bound}")
+                await asyncio.Event().wait()
+        finally:
+            await seats.close()
+
+    def _announce(self, url: str) -> None:
+        if self._as_json:
+            print_json({"url": url, "name": self._name, "tasks": [name for name, _ in self._tasks]})
+            return
+        console().print(f"[bold]{len(self._tasks)}[/] tasks at [bold]{url}[/] (OpenEnv)", highlight=False)
+        notes().print("Ctrl-C ends it, and all episodes.")
+
+
+def _tasks(file: str) -> list[tuple[str, dict[str, Any]]]:
+    """Names and tasks as clients play them. Raises: InvalidRequest, UnknownPlugin."""
+    from gangline.openenv.episode import played_task
+
+    named = by_name(read_tasks(file), file)
+    tasks = [(name, played_task(task, f"{file}, {name}")) for name, task in named.items()]
+    for name, task in tasks:
+        validated(task, f"{file}, {name}")
+    return tasks
+
+
+def _key(variable: str | None) -> str | None:
+    """Raises: InvalidRequest."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise InvalidRequest(f"--key-env {variable}: the variable is not set.")
+    return key
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(serve)

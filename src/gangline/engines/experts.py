@@ -1,0 +1,68 @@
+"""Routed experts as engines write them -> arrays. Pure.
+
+vLLM sends a NumPy file, which names its type and shape. SGLang sends the numbers alone, row after row: int32, unless
+the reply says otherwise; the shape is the model's.
+
+Source: vLLM 0.32.0 `entrypoints/openai/chat_completion/protocol.py` and `utils/serial_utils.py`; SGLang 0.5.23
+`srt/managers/detokenizer_manager.py`, and main at a6463a1, `srt/state_capturer/routed_experts_wire.py` (the type).
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gangline.domain.experts import ExpertArray
+
+__all__ = ["experts_of_file", "experts_of_numbers", "narrowed"]
+
+_HEAD_BYTES = 4 << 10
+"""The head of a file of three dimensions has 128."""
+_READ_HEAD = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+_NUMBERS = ("int32", "uint16", "uint8")
+
+
+def experts_of_file(data: bytes) -> ExpertArray:
+    """The content of an `.npy` file. Raises: ValueError when it holds no experts of tokens."""
+    head = io.BytesIO(data[:_HEAD_BYTES])
+    try:
+        read = _READ_HEAD[np.lib.format.read_magic(head)]
+        shape, is_fortran, dtype = read(head)
+    except (ValueError, EOFError, OSError, KeyError) as error:
+        raise ValueError(f"it is no NumPy file: {error}") from error
+    if len(shape) != 3 or is_fortran or dtype.kind not in "iu":
+        raise ValueError(f"its shape is {shape} of {dtype}, and not (tokens, layers, experts) of integers")
+    size, num_bytes = math.prod(shape), len(data) - head.tell()
+    if num_bytes != size * dtype.itemsize:
+        raise ValueError(f"it is no NumPy file: it has {num_bytes} bytes for {size} numbers of {dtype}")
+    return narrowed(np.frombuffer(data, dtype, size, head.tell()).reshape(shape))  # not copied
+
+
+def experts_of_numbers(data: bytes, number: str, num_layers: int, num_chosen: int) -> ExpertArray:
+    """Raises: ValueError when it is no whole number of tokens."""
+    if number not in _NUMBERS:
+        raise ValueError(f"its type is {number}, and not one of {', '.join(_NUMBERS)}")
+    dtype = np.dtype(number).newbyteorder("<")
+    token_bytes = dtype.itemsize * num_layers * num_chosen
+    if token_bytes == 0 or len(data) % token_bytes:
+        raise ValueError(f"its {len(data)} bytes are no whole number of tokens of {token_bytes} bytes")
+    return narrowed(np.frombuffer(data, dtype=dtype).reshape(-1, num_layers, num_chosen))
+
+
+def narrowed(array: NDArray[Any]) -> ExpertArray:
+    """The same numbers as uint8, or uint16 where one is larger. Raises: ValueError for any other number."""
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"its type is {array.dtype}, and not an integer")
+    if array.dtype == np.uint8:
+        return np.ascontiguousarray(array)
+    least, most = (int(array.min()), int(array.max())) if array.size else (0, 0)
+    if least < 0 or most > np.iinfo(np.uint16).max:
+        raise ValueError(f"it has expert {least if least < 0 else most}, which no model has")
+    return np.ascontiguousarray(array, dtype=np.uint8 if most <= np.iinfo(np.uint8).max else np.uint16)

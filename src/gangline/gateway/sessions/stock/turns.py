@@ -1,0 +1,136 @@
+"""Records of model calls on their way to the server while their sessions run: see `CaptureSpec.durable`.
+
+Laws
+- A record is sent once it is in the node's own journal, in the order of the journal. Nobody waits for it.
+- While the server does not answer, records wait in memory, and are sent when it does.
+- A session whose lease is lost is followed no further.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Protocol
+
+import msgspec
+
+from gangline.domain.completion import Completion
+from gangline.domain.errors import GanglineError
+from gangline.domain.session import KeptTurns, Turns
+from gangline.domain.tokens import encode_msgpack
+from gangline.domain.views import TurnsReceipt
+from gangline.store.journal.log import AttemptKey
+
+__all__ = ["TurnKeeper", "TurnSender"]
+
+log = logging.getLogger("gangline.node")
+
+_GATHER_S = 0.2
+"""So long records of many sessions are gathered into one request."""
+_RETRY_S = 1.0
+_MAX_SESSIONS = 64
+_MAX_BYTES = 16 << 20
+"""The most that one request carries, unless a single record is larger: one with images, or with routed experts."""
+
+
+class TurnKeeper(Protocol):
+    """The server, as a client reaches it. All raise as a connection does."""
+
+    async def post_turns(self, node_id: str, turns: Sequence[Turns]) -> TurnsReceipt:
+        """Durable on return. Raises: DiskFull."""
+        ...
+
+    async def kept_turns(self, session_id: str, fence: int) -> KeptTurns:
+        """Records of an earlier lease, the one with the most. `fence`: of the present one."""
+        ...
+
+    async def begin_anew(self, node_id: str, *, session_id: str, fence: int) -> None:
+        """Forget the records of earlier leases. Raises: LeaseLost."""
+        ...
+
+
+class _Followed:
+    """One lease."""
+
+    def __init__(self, fence: int) -> None:
+        self.fence = fence
+        self.num_sent = 0
+        self.waiting: list[msgspec.Raw] = []
+
+
+class TurnSender:
+    """`run` until cancelled; `kept` hears of all records of the journal."""
+
+    def __init__(self, node_id: str, server: TurnKeeper) -> None:
+        self._node_id = node_id
+        self._server = server
+        self._followed: dict[AttemptKey, _Followed] = {}
+        self._wake = asyncio.Event()
+
+    def follow(self, key: AttemptKey, fence: int, completions: Sequence[Completion] = ()) -> None:
+        """Send this attempt's records from here on, and `completions`, which an earlier life of the node recorded."""
+        self._followed[key] = _Followed(fence)
+        if completions:
+            self.kept(completions)
+
+    def leave(self, key: AttemptKey) -> None:
+        """Its attempt is over: its result has its records. Idempotent."""
+        self._followed.pop(key, None)
+
+    def kept(self, completions: Sequence[Completion]) -> None:
+        """Records that the journal has, all of one attempt."""
+        followed = self._followed.get(AttemptKey(completions[0].session_id, completions[0].attempt))
+        if followed is not None:
+            followed.waiting += (msgspec.Raw(encode_msgpack(completion)) for completion in completions)
+            self._wake.set()
+
+    async def latest(self, session_id: str, fence: int) -> KeptTurns:
+        """What the server has of a session's earlier leases. Raises: ServerUnavailable, StoreError."""
+        return await self._server.kept_turns(session_id, fence)
+
+    async def begin_anew(self, session_id: str, fence: int) -> None:
+        """Have it forget them. Raises: LeaseLost, ServerUnavailable, StoreError."""
+        await self._server.begin_anew(self._node_id, session_id=session_id, fence=fence)
+
+    async def run(self) -> None:
+        is_behind = False
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await asyncio.sleep(_GATHER_S)
+            try:
+                await self._send_all()
+                is_behind = False
+            except GanglineError as error:
+                if not is_behind:
+                    log.warning("turns.not_sent message=%s: they are sent when the server answers", error)
+                is_behind = True
+                self._wake.set()
+                await asyncio.sleep(_RETRY_S)
+
+    async def _send_all(self) -> None:
+        """Raises: GanglineError, as a connection does."""
+        while batch := list(islice(self._next(), _MAX_SESSIONS)):
+            receipt = await self._server.post_turns(self._node_id, [turns for _, turns in batch])
+            for key, turns in batch:
+                if turns.session_id in receipt.lost:
+                    self.leave(key)
+                elif (followed := self._followed.get(key)) is not None and followed.fence == turns.fence:
+                    del followed.waiting[: len(turns.completions)]
+                    followed.num_sent += len(turns.completions)
+
+    def _next(self) -> Iterator[tuple[AttemptKey, Turns]]:
+        left_bytes = _MAX_BYTES
+        for key, one in list(self._followed.items()):
+            some: list[msgspec.Raw] = []
+            for record in one.waiting:
+                num_bytes = memoryview(record).nbytes
+                if num_bytes > left_bytes < _MAX_BYTES:
+                    break
+                left_bytes -= num_bytes
+                some.append(record)
+            if some:
+                turns = Turns(session_id=key.session_id, fence=one.fence, first=one.num_sent, completions=tuple(some))
+                yield key, turns

@@ -1,0 +1,130 @@
+"""Where the parts of a Harbor task are: in its own folder, or in the folder of its one step.
+
+A step's settings win over the task's, as Harbor resolves them. Its tests are laid over the task's; its collect hooks
+and artifacts are added. Its verifier's time is its own or Harbor's default, never the task's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gangline.domain.errors import InvalidRequest
+from gangline.importers.files import read_text, written_folder
+from gangline.importers.harbor.config import (
+    HarborAgent,
+    HarborConfig,
+    HarborHealthcheck,
+    HarborStep,
+    HarborVerifier,
+)
+from gangline.importers.harbor.healthcheck import healthcheck_action
+from gangline.importers.harbor.verifier import VerifierImage, is_separate
+
+__all__ = ["Parts", "parts_of"]
+
+_SETUP_S = 600.0
+"""Seconds that a step's `setup.sh` may take; Harbor has no such limit."""
+_RUN_SETUP = 'exec bash "$(pwd)/setup.sh"'
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings and folders of the one run and the one verification that a task has."""
+
+    config: HarborConfig
+    """The task's, with those of its step in it."""
+    folder: Path
+    """The folder that has the instruction."""
+    tests: tuple[Path, ...]
+    """Later ones are laid over earlier ones."""
+    images: tuple[VerifierImage, ...]
+    """Images that a separate verifier may have, first choice first."""
+    solution: Path
+    workdir: Path | None = None
+    """Files for the agent's working folder; `setup.sh` among them is run."""
+    healthcheck: HarborHealthcheck | None = None
+
+    @property
+    def instruction(self) -> str:
+        return read_text(self.folder / "instruction.md")
+
+    def prepare(self) -> list[dict[str, Any]]:
+        """Actions of the agent's runtime, after those of its environment. Raises: InvalidRequest for a link."""
+        actions: list[dict[str, Any]] = []
+        if self.workdir is not None and self.workdir.is_dir():
+            files = written_folder(self.workdir, ".")
+            actions += [{"type": "write", "path": path.removeprefix("./"), **file} for path, file in files.items()]
+            if "./setup.sh" in files:
+                actions.append({"type": "exec", "command": _RUN_SETUP, "timeout_seconds": _SETUP_S})
+        if self.healthcheck is not None:
+            actions.append(healthcheck_action(self.healthcheck))
+        return actions
+
+
+def parts_of(folder: Path, name: str, config: HarborConfig) -> Parts:
+    """Raises: InvalidRequest for a task with several steps."""
+    image = _image(config.verifier, folder / "tests")
+    if not config.steps:
+        return Parts(
+            config=config, folder=folder, tests=(folder / "tests",), images=(image,), solution=folder / "solution"
+        )
+    if len(config.steps) > 1:
+        raise InvalidRequest(
+            f"{name}: has {len(config.steps)} steps. A task with one step can be imported; several cannot, for an "
+            "attempt runs its agent once and is graded once."
+        )
+    (step,) = config.steps
+    own = folder / "steps" / step.name
+    return Parts(
+        config=_with_step(config, step),
+        folder=own,
+        tests=(folder / "tests", own / "tests"),
+        images=(_image(step.verifier, own / "tests"), image),
+        solution=own / "solution" if (own / "solution").is_dir() else folder / "solution",
+        workdir=own / "workdir",
+        healthcheck=step.healthcheck,
+    )
+
+
+def _image(verifier: HarborVerifier, tests: Path) -> VerifierImage:
+    return VerifierImage(None if verifier.environment is None else verifier.environment.docker_image, tests)
+
+
+def _with_step(config: HarborConfig, step: HarborStep) -> HarborConfig:
+    agent = step.agent.model_copy(
+        update={
+            **_policy(step.agent, config.agent),
+            "user": config.agent.user if step.agent.user is None else step.agent.user,
+            "timeout_sec": config.agent.timeout_sec if step.agent.timeout_sec is None else step.agent.timeout_sec,
+        }
+    )
+    return config.model_copy(
+        update={
+            "steps": None,
+            "agent": agent,
+            "verifier": _verifier(step.verifier, config.verifier),
+            "artifacts": [*config.artifacts, *step.artifacts],
+        }
+    )
+
+
+def _verifier(step: HarborVerifier, task: HarborVerifier) -> HarborVerifier:
+    decides = step if step.environment_mode is not None or step.environment is not None else task
+    separate = is_separate(decides)
+    return step.model_copy(
+        update={
+            **_policy(step, task),
+            "environment_mode": "separate" if separate else "shared",
+            "environment": (step.environment or task.environment) if separate else None,
+            "env": task.env | step.env,
+            "user": task.user if step.user is None else step.user,
+            "collect": [*task.collect, *step.collect],
+        }
+    )
+
+
+def _policy(step: HarborAgent | HarborVerifier, task: HarborAgent | HarborVerifier) -> dict[str, Any]:
+    one = task if step.network_mode is None else step
+    return {"network_mode": one.network_mode, "allowed_hosts": one.allowed_hosts}

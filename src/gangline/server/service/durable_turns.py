@@ -1,0 +1,91 @@
+"""Records of turns that nodes send while their sessions run, so that another node can go on.
+
+See `CaptureSpec.durable`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from gangline.domain.errors import InvalidRequest, LeaseLost, StoreError
+from gangline.domain.session import KeptTurns, SessionResult, Turns
+from gangline.domain.views import Event
+from gangline.store.journal.turns import TurnStore
+from gangline.store.sql.tasks import TaskStore
+
+__all__ = ["NODE_RESTARTED", "DurableTurns", "no_place"]
+
+NODE_RESTARTED = "node_restarted"
+"""Code of the failure by which a node that was restarted gives its attempts up."""
+
+log = logging.getLogger("gangline.server")
+
+
+def no_place() -> InvalidRequest:
+    """The refusal of a task that asks for durable turns, where servers share no folder."""
+    return InvalidRequest(
+        "capture.durable `turn` needs results in a folder: servers share this database, and a results URL has no place "
+        "for records that are still written. Start the servers with a folder for results."
+    )
+
+
+class DurableTurns:
+    """The rollout service's, for the nodes that hold leases."""
+
+    def __init__(self, store: TaskStore, kept: TurnStore) -> None:
+        self._store = store
+        self._kept = kept
+        self._forgetting: set[asyncio.Task[None]] = set()
+
+    async def keep(self, node_id: str, sent: Sequence[Turns]) -> list[str]:
+        """Durable on return. Returns the sessions whose lease is not this node's any more, whose records were not kept.
+
+        Raises: StoreError, DiskFull.
+        """
+        fences = await self._store.query(self._store.fences, node_id, [turns.session_id for turns in sent])
+        held = [turns for turns in sent if fences.get(turns.session_id) == turns.fence]
+        await asyncio.to_thread(lambda: [self._kept.append(turns) for turns in held])
+        is_open = await self._store.query(self._store.open_of, [turns.session_id for turns in held])
+        ended = [turns.session_id for turns in held if turns.session_id not in is_open]
+        await asyncio.to_thread(self._forget, *ended)  # they ended meanwhile, and were forgotten before this
+        return [turns.session_id for turns in sent if fences.get(turns.session_id) != turns.fence]
+
+    async def latest(self, session_id: str, fence: int) -> KeptTurns:
+        """What a session's earlier leases left. `fence`: of the present one."""
+        return await asyncio.to_thread(self._kept.latest, session_id, fence)
+
+    async def begin_anew(self, node_id: str, session_id: str, fence: int) -> None:
+        """Forget them: the agent asks otherwise this time. Raises: LeaseLost."""
+        fences = await self._store.query(self._store.fences, node_id, [session_id])
+        if fences.get(session_id) != fence:
+            raise LeaseLost(f"session {session_id} is not leased to node {node_id} with fence {fence}.")
+        await asyncio.to_thread(self._kept.forget, session_id)
+
+    def reported(self, result: SessionResult) -> None:
+        """Forget the records of an attempt that ended: the next one begins anew, unless the node was only restarted.
+        Blocking."""
+        if result.failure is None or result.failure.code != NODE_RESTARTED:
+            self._forget(result.session_id)
+
+    def saw(self, events: Sequence[Event]) -> None:
+        """Forget the records of sessions that have ended."""
+        ended = [event.session_id for event in events if event.kind == "session.ended" and event.session_id]
+        if ended:
+            task = asyncio.create_task(asyncio.to_thread(self._forget, *ended))
+            self._forgetting.add(task)
+            task.add_done_callback(self._forgetting.discard)
+
+    async def tidy(self) -> None:
+        """Forget what a crash left of sessions that have ended, or are gone."""
+        found = await asyncio.to_thread(self._kept.sessions)
+        is_open = await self._store.query(self._store.open_of, found)
+        await asyncio.to_thread(self._forget, *(one for one in found if one not in is_open))
+
+    def _forget(self, *session_ids: str) -> None:
+        try:
+            for session_id in session_ids:
+                self._kept.forget(session_id)
+        except StoreError as error:  # tried again at the next start
+            log.error("server.turns_not_forgotten message=%s", error.message)

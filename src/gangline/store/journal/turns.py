@@ -1,0 +1,95 @@
+"""Records of sessions that have not ended, off their nodes: `{session}/{fence}.turns`, a file of frames for each lease.
+
+They outlive the node that sent them, and go when the session has a result. All methods block and raise StoreError,
+DiskFull where there is no space; InvalidRequest where an id is none.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from gangline.domain.completion import Completion
+from gangline.domain.errors import StoreError
+from gangline.domain.ids import validated_id
+from gangline.domain.session import KeptTurns, Turns
+from gangline.domain.tokens import decode_msgpack, encode_msgpack
+from gangline.durable import disk_full_error, make_folder
+from gangline.store.journal.frames import FrameWriter, Unframed, read_frames
+
+__all__ = ["TURNS_FOLDER", "TurnStore"]
+
+log = logging.getLogger("gangline.server")
+
+TURNS_FOLDER = ".turns"
+"""Name of the folder among results: no id begins with a dot."""
+_MARKER = b"gl-turns"
+_SUFFIX = ".turns"
+
+
+class TurnStore:
+    """One folder; several servers may share it, for only one of them hears of a lease's records at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def append(self, turns: Turns) -> None:
+        """Durable on return. The same records may come again, where their node did not hear that they are kept."""
+        path = self._path(turns.session_id, turns.fence)
+        frame = Unframed(turns.first, turns.fence & 0xFFFFFFFF, encode_msgpack(turns.completions))
+        try:
+            make_folder(path.parent)
+            writer = FrameWriter(path, _MARKER)
+            try:
+                writer.append([frame])
+            finally:
+                writer.close()
+        except OSError as error:
+            raise _explained(error) from error
+
+    def latest(self, session_id: str, before: int) -> KeptTurns:
+        """Records of the lease with the most of them, or the latest such, among those with a fence below `before`."""
+        found = [self._read(path) for path in self._files(session_id) if int(path.stem) < before]
+        return max(found, key=lambda one: (len(one.completions), one.fence), default=KeptTurns())
+
+    def forget(self, session_id: str) -> None:
+        try:
+            shutil.rmtree(self._folder / validated_id(session_id, "session_id"))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _explained(error) from error
+
+    def sessions(self) -> list[str]:
+        """Ids of the sessions that it has records of."""
+        return sorted(path.name for path in self._folder.iterdir()) if self._folder.is_dir() else []
+
+    def _files(self, session_id: str) -> Iterable[Path]:
+        folder = self._folder / validated_id(session_id, "session_id")
+        return folder.glob(f"*{_SUFFIX}") if folder.is_dir() else ()
+
+    def _read(self, path: Path) -> KeptTurns:
+        """An intact beginning, without holes."""
+        completions: list[Completion] = []
+        try:
+            with path.open("rb") as file:
+                for frame in read_frames(file, path.stat().st_size, _MARKER):
+                    if frame.number > len(completions):
+                        break
+                    completions[frame.number :] = decode_msgpack(frame.payload, tuple[Completion, ...])
+        except msgspec.MsgspecError as error:
+            log.error("turns.unreadable file=%s message=%s", path, error)
+        except OSError as error:
+            raise _explained(error) from error
+        return KeptTurns(fence=int(path.stem), completions=tuple(completions))
+
+    def _path(self, session_id: str, fence: int) -> Path:
+        return self._folder / validated_id(session_id, "session_id") / f"{int(fence)}{_SUFFIX}"
+
+
+def _explained(error: OSError) -> StoreError:
+    return disk_full_error(error, "the records of turns") or StoreError(f"records of turns cannot be kept: {error}")

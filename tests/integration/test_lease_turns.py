@@ -1,0 +1,129 @@
+"""Many waiting nodes: new work wakes them all, and the database hears of few."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.client.server import ServerClient
+from gangline.domain.placement import Offer
+from gangline.domain.session import Heartbeat, Lease
+from gangline.server.run import serving
+from gangline.server.service.heartbeat_rate import HeartbeatRate
+from gangline.store.sql.tasks import TaskStore
+from support.service.running import NODE_URL, FakeNode, any_plugin, request
+
+NUM_NODES = 60
+
+Poll = asyncio.Task[list[Lease]]
+
+
+def offered(node_id: str, *runtimes: str) -> Heartbeat:
+    return Heartbeat(node_id=node_id, url=NODE_URL, sessions={}, capacity=8, offer=Offer(runtimes=runtimes))
+
+
+Tries = Counter[str]
+"""Node -> tries to lease."""
+
+
+@pytest.fixture
+def tries(monkeypatch: pytest.MonkeyPatch) -> Tries:
+    found: Tries = Counter()
+    lease = TaskStore.lease
+
+    def counted(store: TaskStore, node_id: str, *given: Any) -> list[Lease]:
+        found[node_id] += 1
+        return lease(store, node_id, *given)
+
+    monkeypatch.setattr(TaskStore, "lease", counted)
+    return found
+
+
+async def waiting(client: ServerClient, tries: Tries, *names: str, wait_s: float = 60.0) -> list[Poll]:
+    """Nodes in their long polls, each after its first try."""
+    polls = [asyncio.create_task(FakeNode(client, name).lease(wait_s=60.0)) for name in names]
+    async with asyncio.timeout(30):
+        while not all(tries[name] for name in names):
+            await asyncio.sleep(0.01)
+    return polls
+
+
+async def ended(polls: list[Poll]) -> None:
+    for poll in polls:
+        poll.cancel()
+    await asyncio.gather(*polls, return_exceptions=True)
+
+
+async def test_one_session_wakes_all_nodes_and_few_of_them_try(tries: Tries, tmp_path: Path) -> None:
+    names = [f"n{number}" for number in range(NUM_NODES)]
+    async with (
+        serving(data_dir=tmp_path, control_token=None, check_task=any_plugin) as running,
+        ServerClient(running.url, None) as client,
+    ):
+        for name in names:
+            await client.heartbeat(offered(name, "sandbox"))
+        polls = await waiting(client, tries, *names)
+        tries.clear()
+        await client.submit(request("t", num_samples=1, runtime={"backend": "sandbox"}))
+        done, _ = await asyncio.wait(polls, return_when=asyncio.FIRST_COMPLETED, timeout=30)
+        (leases,) = [poll.result() for poll in done]
+        await client.submit(request("u", num_samples=2 * 8, runtime={"backend": "sandbox"}))
+        polls = [poll for poll in polls if poll not in done]
+        while sum(poll.done() for poll in polls) < 2:
+            await asyncio.wait(
+                [poll for poll in polls if not poll.done()], return_when=asyncio.FIRST_COMPLETED, timeout=30
+            )
+        await ended(polls)
+    assert [lease.task_id for lease in leases] == ["t"]
+    # Each round: those who took something, one who found nothing, and who announced work meanwhile.
+    assert tries.total() <= 6, tries
+
+
+async def test_nodes_that_can_run_other_things_try_too(tries: Tries, tmp_path: Path) -> None:
+    async with (
+        serving(data_dir=tmp_path, control_token=None, check_task=any_plugin) as running,
+        ServerClient(running.url, None) as client,
+    ):
+        for name in ("s1", "s2", "s3"):
+            await client.heartbeat(offered(name, "sandbox"))
+        await client.heartbeat(offered("d1", "docker"))
+        polls = await waiting(client, tries, "s1", "s2", "s3", "d1")
+        await client.submit(request("t", num_samples=1, runtime={"backend": "docker", "image": "debian"}))
+        async with asyncio.timeout(30):
+            (lease,) = await polls[-1]
+        await ended(polls)
+    assert lease.task_id == "t"
+
+
+async def test_all_work_finds_its_nodes_whatever_the_order(tries: Tries, tmp_path: Path) -> None:
+    names = [f"n{number}" for number in range(20)]
+    async with (
+        serving(data_dir=tmp_path, control_token=None, check_task=any_plugin) as running,
+        ServerClient(running.url, None) as client,
+    ):
+        for name in names:
+            await client.heartbeat(offered(name, "sandbox"))
+        polls = await waiting(client, tries, *names)
+        for number in range(20):
+            await client.submit(request(f"t{number}", num_samples=8, runtime={"backend": "sandbox"}))
+        async with asyncio.timeout(60):
+            leases = await asyncio.gather(*polls)
+    held = [lease.session_id for taken in leases for lease in taken]
+    assert all(leases)
+    assert len(held) == len(set(held))
+
+
+def test_many_nodes_are_asked_for_fewer_heartbeats() -> None:
+    now = 0.0
+    rate = HeartbeatRate(lambda: now)
+    assert max(rate.every_s(f"n{number}", 30.0) for number in range(100)) == 1.0
+    assert max(rate.every_s(f"n{number}", 30.0) for number in range(500)) == 5.0
+    assert max(rate.every_s(f"n{number}", 30.0) for number in range(2_000)) == 10.0  # a third of the lease
+    now += 31.0
+    assert rate.every_s("n1", 30.0) == 10.0  # those before still count
+    now += 31.0
+    assert rate.every_s("n1", 30.0) < 0.1

@@ -1,0 +1,162 @@
+"""The one step of a Harbor task: its parts and its settings, as Harbor's own code resolves them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.cli.tasks.files import validated
+from gangline.domain.errors import InvalidRequest
+from gangline.importers.harbor.config import HarborStep, config_of, read_toml
+from gangline.importers.harbor.steps import parts_of
+from gangline.importers.harbor.task import read_harbor_task
+from gangline.importers.imported import Choices
+from support.requirements import need_module
+from support.service.field_tasks import harbor_task
+
+DOCKER = Choices(runtime="docker", network="proxy")
+QUIET = Choices(network="proxy")
+STEP = '[[steps]]\nname = "first"\n'
+INSTRUCTION = {"steps/first/instruction.md": "<!-- canary 7 -->\nWalk the dog.\n"}
+DOCKERFILE = "FROM debian:12\nCOPY . /tests/\n"
+
+
+def body_of(folder: Path, choices: Choices = QUIET) -> dict[str, Any]:
+    body = read_harbor_task(folder, choices).body
+    validated({**body, "agent": {"harness": "pi"}}, "t")
+    return body
+
+
+def test_a_step_brings_its_instruction_files_setup_and_health_check(tmp_path: Path) -> None:
+    toml = (
+        f"{STEP}healthcheck = {{ command = 'test -e made' }}\nagent = {{ timeout_sec = 7 }}\n[agent]\ntimeout_sec = 9\n"
+    )
+    workdir = {"steps/first/workdir/setup.sh": "touch made\n", "steps/first/workdir/a/b": "red"}
+    body = body_of(harbor_task(tmp_path / "t", toml, **INSTRUCTION, **workdir))
+    assert (body["instruction"], body["timeout_seconds"]) == ("Walk the dog.\n", 7)
+    *environments, b, script, setup, check = body["runtime"]["prepare"]
+    assert [action["path"] for action in environments] == ["/app/data/words.bin"]
+    assert (b["path"], b["content"], script["path"]) == ("a/b", "red", "setup.sh")
+    assert (setup["command"], "test -e made" in check["command"]) == ('exec bash "$(pwd)/setup.sh"', True)
+    assert body["init_timeout_seconds"] == 300 + setup["timeout_seconds"] + check["timeout_seconds"]
+
+
+def test_a_fresh_copy_of_the_environment_has_no_files_of_the_step(tmp_path: Path) -> None:
+    toml = f'{STEP}verifier = {{ environment_mode = "separate" }}\n'
+    body = body_of(harbor_task(tmp_path / "t", toml, **INSTRUCTION, **{"steps/first/workdir/seed": "4"}))
+    assert [action["path"] for action in body["runtime"]["prepare"]] == ["/app/data/words.bin", "seed"]
+    assert [action["path"] for action in body["evaluator"]["runtime"]["prepare"]] == ["/app/data/words.bin"]
+
+
+def test_a_steps_tests_are_laid_over_the_tasks(tmp_path: Path) -> None:
+    own = {"steps/first/tests/test.sh": "#!/bin/sh\ntrue\n", "steps/first/tests/more.txt": "x"}
+    files = body_of(harbor_task(tmp_path / "t", STEP, **INSTRUCTION, **own))["evaluator"]["config"]["files"]
+    assert set(files) == {"/tests/test.sh", "/tests/wanted.bin", "/tests/more.txt"}
+    assert files["/tests/test.sh"]["content"] == own["steps/first/tests/test.sh"]
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+def test_the_solution_is_the_steps_or_else_the_tasks(tmp_path: Path, has_own: bool) -> None:
+    own = {"steps/first/solution/solve.sh": "echo own\n"} if has_own else {}
+    solve = body_of(harbor_task(tmp_path / "t", STEP, **INSTRUCTION, **own))["solution"]["prepare"][-1]
+    assert (solve["content"] == "echo own\n") == has_own
+
+
+def test_settings_of_a_step_win_and_lists_are_joined(tmp_path: Path) -> None:
+    toml = (
+        'artifacts = ["/a"]\n[agent]\nuser = "root"\n[verifier]\ntimeout_sec = 5\nenv = { A = "1", B = "1" }\n'
+        f'[[verifier.collect]]\ncommand = "one"\n{STEP}artifacts = ["/b"]\nagent = {{ user = "worker" }}\n'
+        '[steps.verifier]\nenv = { B = "2" }\nenvironment_mode = "separate"\n'
+        '[[steps.verifier.collect]]\ncommand = "two"\n'
+    )
+    config = body_of(harbor_task(tmp_path / "t", toml, **INSTRUCTION))["evaluator"]["config"]
+    assert config["env"] == {"A": "1", "B": "2"}
+    assert config["timeout_seconds"] == 600, "Harbor's default for the step wins over the task's, too"
+    assert list(config["collect_folders"]) == ["/logs/artifacts", "/a", "/b"]
+    assert [one["command"] for one in config["collect_commands"]] == ["one", "two"]
+
+
+def test_several_steps_are_refused_with_the_reason(tmp_path: Path) -> None:
+    folder = harbor_task(tmp_path / "t", f'{STEP}[[steps]]\nname = "second"\n', **INSTRUCTION)
+    with pytest.raises(InvalidRequest, match=r"has 2 steps\. A task with one step can be imported"):
+        read_harbor_task(folder, QUIET)
+
+
+@pytest.mark.parametrize("path", ["steps/first/trajectory.json", "steps/first/tests/docker-compose.yaml"])
+def test_files_of_a_step_that_are_not_carried_are_named(tmp_path: Path, path: str) -> None:
+    folder = harbor_task(tmp_path / "t", STEP, **INSTRUCTION, **{path: "{}"})
+    with pytest.raises(InvalidRequest, match=f"unsupported features: {path}"):
+        read_harbor_task(folder, QUIET)
+
+
+def test_what_a_step_lacks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"steps/first/instruction\.md"):
+        read_harbor_task(harbor_task(tmp_path / "t", STEP), QUIET)
+    folder = harbor_task(tmp_path / "t", STEP, **INSTRUCTION)
+    (folder / "tests" / "test.sh").unlink()
+    with pytest.raises(InvalidRequest, match=r"/t/tests/test\.sh or .*/steps/first/tests/test\.sh does not exist"):
+        read_harbor_task(folder, QUIET)
+
+
+@pytest.mark.parametrize(
+    "name", ["first", "a b", "é", "..", ".", "", " ", "a/b", "a\\b", "a.", "a ", "a\n", "a?", "x:y"]
+)
+def test_names_of_steps_are_refused_where_harbor_refuses_them(name: str) -> None:
+    need_module("harbor", "make .venv/.dev")
+    from harbor.models.task.config import StepConfig
+
+    def takes(model: type[StepConfig] | type[HarborStep]) -> bool:
+        try:
+            model(name=name)
+        except ValueError:
+            return False
+        return True
+
+    assert takes(HarborStep) == takes(StepConfig)
+
+
+OWN_IMAGE = '{ environment = { docker_image = "kennel/own:1" } }'
+TASKS_IMAGE = '[verifier.environment]\ndocker_image = "kennel/tasks:1"\n'
+
+
+@pytest.mark.parametrize("of_task", ["", '[verifier]\nenvironment_mode = "separate"\n', TASKS_IMAGE])
+@pytest.mark.parametrize(
+    "of_step",
+    ["", OWN_IMAGE, "{ environment = {} }", '{ environment_mode = "shared" }', '{ environment_mode = "separate" }'],
+)
+@pytest.mark.parametrize("dockerfiles", [(), ("tests",), ("steps/first/tests",), ("tests", "steps/first/tests")])
+def test_the_verifier_and_its_image_are_those_that_harbor_resolves(
+    tmp_path: Path, of_task: str, of_step: str, dockerfiles: tuple[str, ...]
+) -> None:
+    need_module("harbor", "make .venv/.dev")
+    need_module("pathspec", "make .venv/.dev")
+    from harbor.models.task.config import TaskConfig
+    from harbor.models.task.paths import TaskPaths
+    from harbor.models.task.verifier_mode import resolve_verifier_environment_definition
+
+    toml = of_task + STEP + (f"verifier = {of_step}\n" if of_step else "")
+    files = {f"{place}/Dockerfile": DOCKERFILE for place in dockerfiles}
+    folder = harbor_task(tmp_path / "t", toml, **INSTRUCTION, **files)
+    theirs = TaskConfig.model_validate_toml(toml)
+    assert theirs.steps is not None
+    wanted = resolve_verifier_environment_definition(theirs, TaskPaths(folder), theirs.steps[0])
+    given = body_of(folder, DOCKER)["evaluator"]
+    assert given.get("refresh_runtime", False) == (wanted is not None)
+    if wanted is None:
+        return
+    assert (given["config"]["files"] == {}) == wanted.bundled_tests
+    images = parts_of(folder, "t", config_of(read_toml(folder / "task.toml"), folder / "task.toml")).images
+    ours = next((one for one in images if one.exists), None)
+    assert (None if ours is None else ours.context) == (wanted.directory if wanted.bundled_tests else None)
+    if wanted.config.docker_image is not None:
+        assert given["runtime"]["image"] == wanted.config.docker_image
+
+
+def test_the_environment_of_a_steps_verifier_wins_over_that_of_the_tasks_verifier(tmp_path: Path) -> None:
+    toml = f"[verifier.environment]\nmemory_mb = 64\n{STEP}verifier = {{ environment = {{ memory_mb = 32 }} }}\n"
+    runtime = body_of(harbor_task(tmp_path / "t", toml, **INSTRUCTION))["evaluator"]["runtime"]
+    assert runtime["limits"] == {"memory_bytes": 32 << 20}
+    folder = harbor_task(tmp_path / "t", toml.partition("verifier = ")[0], **INSTRUCTION)
+    assert body_of(folder)["evaluator"]["runtime"]["limits"] == {"memory_bytes": 64 << 20}
