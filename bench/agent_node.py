@@ -3,9 +3,10 @@
     python bench/agent_node.py NODE_ID FOLDER SERVER_URL ENGINE_URL
 
 The command of a task (harness `shell`) says which agent: `converse` talks for many turns with tools, and at times sends
-a sub-agent or compacts its history; `work` asks the model at its beginning and halfway, and takes its time. Model calls
-go over HTTP to the node's proxy. All is drawn by the session's id, the same wherever it runs. When a `work` ends, cut
-off or not, a line of `FOLDER/runs.jsonl` says from when to when it had a RUN slot. Prints its URL when it is ready, and
+a sub-agent or compacts its history; `work` asks the model at its beginning and halfway, and takes its time, and
+`straggle` does so as long as a paper says. Model calls go over HTTP to the node's proxy. All is drawn by the session's
+id, the same wherever it runs. When a `work` ends, cut off or not, a line of `FOLDER/runs.jsonl` says from when to when
+it had a RUN slot. Prints its URL when it is ready, and
 serves until SIGTERM.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import random
 import signal
 import sys
@@ -35,7 +37,7 @@ SIZES = PoolSizes(
     init_workers=RUN_SLOTS, ready_slots=RUN_SLOTS, run_slots=RUN_SLOTS, prewarm_workers=0, postrun_workers=RUN_SLOTS
 )
 
-CONVERSE, WORK, GRADE = "converse", "work", "grade"
+CONVERSE, WORK, STRAGGLE, GRADE = "converse", "work", "straggle", "grade"
 """What harness and evaluator run."""
 
 MEDIAN_WORK_S, LONGEST_WORK_S = 0.6, 8.0
@@ -58,6 +60,17 @@ Ask = Callable[[list[Message]], Coroutine[Any, Any, Message]]
 def work_s_of(session_id: str) -> float:
     """Log-normal: the mean is 1.6 times the median, and one in ten takes 3.6 times the median."""
     return min(random.Random(session_id).lognormvariate(0, 1) * MEDIAN_WORK_S, LONGEST_WORK_S)
+
+
+STRAGGLER_SPREAD = 0.887
+"""Of the logarithm. Source: paper 003, 5: 63 sessions of 64 end in 3 minutes and one takes 25. The longest of 64 lies
+2.39 deviations above the median."""
+
+
+def straggle_s_of(session_id: str, median_s: float = MEDIAN_WORK_S) -> float:
+    """Log-normal. Half of the spread is the task's, half the session's own."""
+    task, session = (random.Random(one).gauss(0, 1) for one in (session_id.rpartition(".")[0], session_id))
+    return median_s * math.exp(STRAGGLER_SPREAD * (task + session) / math.sqrt(2))
 
 
 def reward_of(session_id: str, task_id: str) -> float:
@@ -143,7 +156,7 @@ class _AgentHandle(NoHandle):
     async def exec(
         self, command: str | Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
     ) -> ExecResult:
-        if command in (CONVERSE, WORK) and env is not None:
+        if command in (CONVERSE, WORK, STRAGGLE) and env is not None:
             task = env["GANGLINE_INSTRUCTION"]
             self._reward = reward_of(self._session_id, task)
             fields: Message = {"model": env["OPENAI_MODEL"], "tools": [SHELL]}
@@ -155,16 +168,17 @@ class _AgentHandle(NoHandle):
                 if command == CONVERSE:
                     await converse(ask, self._session_id, task)
                 else:
-                    await self._work(ask, task)
+                    length_of = work_s_of if command == WORK else straggle_s_of
+                    await self._work(ask, task, length_of(self._session_id))
         return ExecResult(exit_code=0)
 
-    async def _work(self, ask: Ask, task: str) -> None:
+    async def _work(self, ask: Ask, task: str, length_s: float) -> None:
         started_at = time.time()
         try:
             messages: list[Message] = [{"role": "user", "content": task}]
             for told in ("halfway", "done"):
                 messages.append(await ask(messages))
-                await asyncio.sleep(work_s_of(self._session_id) / 2)
+                await asyncio.sleep(length_s / 2)
                 messages.append({"role": "user", "content": told})
         finally:
             with self._runs.open("a") as file:

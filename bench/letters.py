@@ -30,7 +30,7 @@ from gangline.domain.conversation import Message, Text
 from gangline.domain.tokens import common_prefix_len, logprobs, token_ids
 from gangline.forks.calls import REPLAYED
 
-__all__ = ["END", "Game", "Play", "play", "taught_model"]
+__all__ = ["END", "Game", "Play", "Rewarded", "new_games", "play", "taught_model"]
 
 LETTERS = "abcd"
 USER, MODEL, END = 1, 2, 3
@@ -55,6 +55,8 @@ CARELESS_STEPS, CARELESS_SHARE = 40, 0.3
 
 Play = Literal["stitched", "rendered"]
 """What the engine reads: the ids as they were sampled, or the text in the tokenizer's own spelling."""
+
+Rewarded = Literal["every_turn", "last_turn"]
 
 
 def spelled(text: str) -> list[int]:
@@ -81,10 +83,11 @@ class Game:
     replies: list[list[int]] = field(default_factory=list[list[int]])
     tree: CompletionTree = field(default_factory=CompletionTree)
     last: Completion | None = None
+    rewarded: Rewarded = "every_turn"
 
     def forked(self, session_id: str, turn: int) -> Game:
         """A game that repeats this one's first `turn` turns, as a fork's records do."""
-        fork = Game(session_id, self.start)
+        fork = Game(session_id, self.start, rewarded=self.rewarded)
         for one, reply in zip(list(self.tree)[:turn], self.replies, strict=False):
             certificate = msgspec.structs.replace(one.certificate, untrainable="replayed: sampled in the parent")
             fork.last = msgspec.structs.replace(
@@ -98,7 +101,7 @@ class Game:
     def reward(self) -> float:
         """Share of the letters that are there and right, less those that are too many."""
         scores = [_score(text_of(reply), LETTERS[(self.start + turn) % 4]) for turn, reply in enumerate(self.replies)]
-        return sum(scores) / NUM_TURNS
+        return scores[-1] if self.rewarded == "last_turn" else sum(scores) / NUM_TURNS
 
     def prompt(self, kind: Play) -> list[int]:
         """What the engine reads next."""
@@ -245,10 +248,12 @@ def _either_spelling(text: str, chosen: random.Random) -> list[int]:
     return ids
 
 
-def new_games(num_groups: int, num_samples: int, chance: np.random.Generator) -> list[list[Game]]:
+def new_games(
+    num_groups: int, num_samples: int, chance: np.random.Generator, rewarded: Rewarded = "every_turn"
+) -> list[list[Game]]:
     """By group."""
     starts = chance.integers(4, size=num_groups)
     return [
-        [Game(f"g{number}.{sample}", int(start)) for sample in range(num_samples)]
+        [Game(f"g{number}.{sample}", int(start), rewarded=rewarded) for sample in range(num_samples)]
         for number, start in enumerate(starts)
     ]

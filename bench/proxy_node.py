@@ -52,7 +52,7 @@ class BenchNode:
         self._sender: TurnSender | None = None
 
     def send_turns(self, sender: TurnSender) -> None:
-        self.journal.on_kept = sender.kept
+        self.journal.on_kept.append(sender.kept)
         self._sender = sender
 
     async def open(self, session_id: str) -> None:

@@ -9,10 +9,12 @@ the tokens, by `chosen_states` as in a real run: two rounds, each turn forked on
     tree_grpo_evenly   the same; turns spread over the session
     tree_adv           TreeAdv; turns of the largest surprise
 
-Measured: `learn.trees.tokens_to_learn.*`, sampled tokens until the reward of games that nothing is trained on is
-`LEARNED`, over three evaluations; all of the run where that never comes; median of the seeds.
-`learn.trees.last_reward.*`, mean of the last five evaluations. `learn.trees.token_share.*`, the tokens to learn by the
-chains' of the same seed: geometric mean, with the interval of 95 % of a bootstrap over the seeds. The bar is 0.6.
+All of it twice: `every_turn` counts in the reward alike, or the `last_turn` alone does.
+
+Measured, for each of these ways: `learn.trees.WAY.tokens_to_learn.*`, sampled tokens until the reward of games that
+nothing is trained on is `LEARNED`, over three evaluations; all of the run where that never comes; median of the seeds.
+`learn.trees.WAY.last_reward.*`, mean of the last five evaluations. `learn.trees.WAY.token_share.*`, the tokens to learn
+by the chains' of the same seed: geometric mean, with 95 % of a bootstrap over the seeds. The bar is 0.6.
 
 Drawn in docs/images/trees.png.
 """
@@ -20,20 +22,19 @@ Drawn in docs/images/trees.png.
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
 import torch
 from fidelity_bench import LEARNING_RATE, NUM_PASSES, batches_of, logprobs_of, session_of
-from letters import END, Game, new_games, play, taught_model
+from letters import END, Game, Rewarded, new_games, play, taught_model
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
@@ -73,6 +74,12 @@ ARMS = {
 }
 
 
+class Run(NamedTuple):
+    arm: str
+    rewarded: Rewarded
+    seed: int
+
+
 class Seen(msgspec.Struct, frozen=True):
     """An evaluation."""
 
@@ -81,9 +88,11 @@ class Seen(msgspec.Struct, frozen=True):
     reward: float
 
 
-def collected(arm: Arm, model: PreTrainedModel, draws: np.random.Generator, chance: torch.Generator) -> list[Group]:
+def collected(
+    arm: Arm, rewarded: Rewarded, model: PreTrainedModel, draws: np.random.Generator, chance: torch.Generator
+) -> list[Group]:
     """The groups of one step."""
-    made = new_games(NUM_GROUPS, NUM_CHAINS if arm.choose is None else NUM_STEMS, draws)
+    made = new_games(NUM_GROUPS, NUM_CHAINS if arm.choose is None else NUM_STEMS, draws, rewarded)
     games = {game.session_id: game for mine in made for game in mine}
     play(model, list(games.values()), "stitched", chance)
     groups = [
@@ -125,21 +134,21 @@ def grown(
     return groups
 
 
-def evaluated(model: PreTrainedModel, seed: int) -> float:
+def evaluated(model: PreTrainedModel, rewarded: Rewarded, seed: int) -> float:
     """The mean reward of games that start with each letter alike."""
-    games = [Game(f"e{number}", number % 4) for number in range(NUM_EVALUATED)]
+    games = [Game(f"e{number}", number % 4, rewarded=rewarded) for number in range(NUM_EVALUATED)]
     play(model, games, "stitched", torch.Generator().manual_seed(seed))
     return float(np.mean([game.reward for game in games]))
 
 
-def train(name: str, seed: int) -> list[Seen]:
+def train(run: Run) -> list[Seen]:
     torch.set_num_threads(1)
-    arm, model = ARMS[name], copy.deepcopy(taught_model(seed))
+    arm, seed, model = ARMS[run.arm], run.seed, copy.deepcopy(taught_model(run.seed))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     draws, chance = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-    num_sampled, seen = 0, [Seen(0, evaluated(model, 0))]
+    num_sampled, seen = 0, [Seen(0, evaluated(model, run.rewarded, 0))]
     for step in range(1, NUM_STEPS + 1):
-        groups = collected(arm, model, draws, chance)
+        groups = collected(arm, run.rewarded, model, draws, chance)
         num_sampled += sum(num_own_sampled(one) for group in groups for one in group.sessions)
         batches = batches_of([one for group in groups for one in make_samples(group, arm.settings)])
         for batch in batches * NUM_PASSES:
@@ -148,19 +157,27 @@ def train(name: str, seed: int) -> list[Seen]:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
         if step % EVERY == 0:
-            seen.append(Seen(num_sampled, evaluated(model, step)))
+            seen.append(Seen(num_sampled, evaluated(model, run.rewarded, step)))
     return seen
 
 
-def measured() -> dict[str, list[list[Seen]]]:
-    """Arm -> of each seed."""
-    runs = list(itertools.product(ARMS, SEEDS))
+Found = dict[Rewarded, dict[str, list[list[Seen]]]]
+"""Way of rewarding -> arm -> of each seed."""
+
+
+def measured() -> Found:
+    runs = [Run(arm, rewarded, seed) for rewarded in get_args(Rewarded) for arm in ARMS for seed in SEEDS]
     with ProcessPoolExecutor(2) as pool:
-        found = list(pool.map(train, *zip(*runs, strict=True)))
-    by_arm = {name: [seen for (mine, _), seen in zip(runs, found, strict=True) if mine == name] for name in ARMS}
-    for name, mine in by_arm.items():
-        print(f"  {name}: last rewards {', '.join(f'{last_reward(one):.3f}' for one in mine)}", file=sys.stderr)
-    return by_arm
+        seen = dict(zip(runs, pool.map(train, runs), strict=True))
+    found: Found = {
+        rewarded: {arm: [seen[Run(arm, rewarded, seed)] for seed in SEEDS] for arm in ARMS}
+        for rewarded in get_args(Rewarded)
+    }
+    for rewarded, by_arm in found.items():
+        for name, mine in by_arm.items():
+            rewards = ", ".join(f"{last_reward(one):.3f}" for one in mine)
+            print(f"  {rewarded}, {name}: last rewards {rewards}", file=sys.stderr)
+    return found
 
 
 def last_reward(seen: list[Seen]) -> float:
@@ -181,47 +198,55 @@ def interval(ratios: NDArray[np.float64]) -> tuple[float, float, float]:
     return float(np.exp(logs.mean())), float(np.quantile(means, 0.025)), float(np.quantile(means, 0.975))
 
 
-def draw(found: dict[str, list[list[Seen]]]) -> None:
-    figure = Figure(figsize=(7, 4), dpi=140, layout="constrained")
-    axes = figure.subplots()
-    for name, mine in found.items():
-        tokens = np.mean([[one.num_sampled for one in seen] for seen in mine], axis=0)
-        rewards = np.array([[one.reward for one in seen] for seen in mine])
-        axes.plot(tokens, rewards.mean(0), color=ARMS[name].colour, label=name)
-        axes.fill_between(tokens, rewards.min(0), rewards.max(0), color=ARMS[name].colour, alpha=0.1, linewidth=0)
-    axes.axhline(LEARNED, color="grey", linewidth=0.8, linestyle=":")
-    axes.set_xlabel("sampled tokens")
-    axes.set_ylabel(f"reward, mean and range of {len(SEEDS)} seeds")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+def draw(found: Found) -> None:
+    figure = Figure(figsize=(10, 4), dpi=140, layout="constrained")
+    for axes, (rewarded, by_arm) in zip(figure.subplots(1, 2, sharey=True), found.items(), strict=True):
+        for name, mine in by_arm.items():
+            tokens = np.mean([[one.num_sampled for one in seen] for seen in mine], axis=0)
+            rewards = np.array([[one.reward for one in seen] for seen in mine])
+            axes.plot(tokens, rewards.mean(0), color=ARMS[name].colour, label=name)
+            axes.fill_between(tokens, rewards.min(0), rewards.max(0), color=ARMS[name].colour, alpha=0.1, linewidth=0)
+        axes.axhline(LEARNED, color="grey", linewidth=0.8, linestyle=":")
+        axes.set_title(f"reward: {rewarded.replace('_', ' ')}", fontsize=9)
+        axes.set_xlabel("sampled tokens")
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel(f"reward, mean and range of {len(SEEDS)} seeds")
+    figure.axes[0].legend(frameon=False, fontsize=8, loc="lower right")
     figure.savefig(PICTURE)
 
 
 def run() -> Figures:
-    """Measure and draw; figure name -> {value, unit, note}. Seven minutes."""
+    """Measure and draw; figure name -> {value, unit, note}. A quarter of an hour."""
     found = measured()
     draw(found)
-    game = f"{NUM_STEPS} steps of {NUM_GROUPS} groups, {len(SEEDS)} seeds; reward {LEARNED} is learned"
-    needed = {name: np.array([tokens_to_learn(seen) for seen in mine], np.float64) for name, mine in found.items()}
     figures: Figures = {}
-    for name, mine in found.items():
+    for rewarded, by_arm in found.items():
+        figures |= figures_of(f"learn.trees.{rewarded}", by_arm)
+    return figures
+
+
+def figures_of(prefix: str, by_arm: dict[str, list[list[Seen]]]) -> Figures:
+    game = f"{NUM_STEPS} steps of {NUM_GROUPS} groups, {len(SEEDS)} seeds; reward {LEARNED} is learned"
+    needed = {name: np.array([tokens_to_learn(seen) for seen in mine], np.float64) for name, mine in by_arm.items()}
+    figures: Figures = {}
+    for name, mine in by_arm.items():
         rewards = [last_reward(seen) for seen in mine]
         by_seed = ", ".join(f"{one:.2f}" for one in rewards)
-        figures[f"learn.trees.last_reward.{name}"] = {
+        figures[f"{prefix}.last_reward.{name}"] = {
             "value": round(float(np.mean(rewards)), 3),
             "unit": "reward",
             "note": f"{game}; by seed: {by_seed}; {mine[0][0].reward:.2f} before",
         }
         by_seed = ", ".join(f"{one:.0f}" for one in needed[name])
-        figures[f"learn.trees.tokens_to_learn.{name}"] = {
+        figures[f"{prefix}.tokens_to_learn.{name}"] = {
             "value": float(np.median(needed[name])),
             "unit": "tokens",
             "note": f"{game}; by seed: {by_seed}; of {mine[0][-1].num_sampled} tokens in all",
         }
         if name != "chains":
             mean, low, high = interval(needed[name] / needed["chains"])
-            figures[f"learn.trees.token_share.{name}"] = {
+            figures[f"{prefix}.token_share.{name}"] = {
                 "value": round(mean, 3),
                 "unit": "ratio",
                 "note": f"{game}; 95 % of a bootstrap over the seeds: {low:.2f} to {high:.2f}; the bar is 0.6",

@@ -15,6 +15,7 @@ from gangline.domain.completion import Completion
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.session import KeptTurns, Turns
 from gangline.domain.tokens import encode_msgpack
+from gangline.store.journal.entries import Appended
 from gangline.store.journal.turns import TurnStore
 from support.store.completions import completion
 
@@ -24,11 +25,11 @@ def records(number: int) -> list[Completion]:
 
 
 def raw(completions: Iterable[Completion]) -> tuple[msgspec.Raw, ...]:
-    return tuple(msgspec.Raw(encode_msgpack(one)) for one in completions)
+    return tuple(msgspec.Raw(encode_msgpack(Appended.of([one]))) for one in completions)
 
 
 def turns(fence: int, first: int, *completions: Completion) -> Turns:
-    return Turns(session_id="s", fence=fence, first=first, completions=raw(completions))
+    return Turns(session_id="s", fence=fence, first=first, calls=raw(completions))
 
 
 @given(st.integers(1, 8), st.data())

@@ -96,9 +96,9 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str
     fence: int
     first: int
-    """How many records of this lease were sent before these."""
-    completions: tuple[msgspec.Raw, ...]
-    """Each a `Completion` as MessagePack, which the server stores as it is."""
+    """How many calls of this lease were sent before these."""
+    calls: tuple[msgspec.Raw, ...]
+    """Each the journal's entry of one call, `Appended`, as MessagePack: neither node nor server encodes it again."""
 
 
 class KeptTurns(msgspec.Struct, frozen=True, kw_only=True):

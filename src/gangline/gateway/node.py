@@ -194,11 +194,10 @@ async def serve(
         metrics = NodeMetrics()
         turns = TurnSender(node_id, client)
 
-        def kept(completions: Sequence[Completion]) -> None:
+        def counted(completions: Sequence[Completion], _entry: bytes) -> None:
             metrics.kept(completions)
-            turns.kept(completions)
 
-        journal.on_kept = kept
+        journal.on_kept += (counted, turns.kept)
         readers = Readers()
         stack.push_async_callback(readers.close)
         child_work = ForkServers()

@@ -86,8 +86,8 @@ class Journal:
         self._queue = CommitQueue()
         self._flushing: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self.on_kept: Callable[[Sequence[Completion]], None] = lambda _completions: None
-        """Called with the completions of each call, once they are durable."""
+        self.on_kept: list[Callable[[Sequence[Completion], bytes], None]] = []
+        """Called with the completions of each call, and their entry as MessagePack, once they are durable."""
         self._segment = 1
         self._writer: FrameWriter | None = None
         """None only before the journal is open and once it is closed."""
@@ -123,18 +123,21 @@ class Journal:
 
     async def append_all(self, completions: Sequence[Completion]) -> None:
         """Completions of one attempt, at least one. All durable on return; over a crash or an error, all or none."""
-        await self._write(Appended.of(completions))
-        self.on_kept(completions)
+        payload = await self._write(Appended.of(completions))
+        for hear in self.on_kept:
+            hear(completions, payload)
 
     async def close_attempt(self, key: AttemptKey) -> None:
         await self._write(AttemptClosed(*key))
 
-    async def _write(self, entry: Entry) -> None:
+    async def _write(self, entry: Entry) -> bytes:
+        """Durable on return. Returns the entry as MessagePack."""
         waiting = await self._queue.put(entry)
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush(), name="journal.flush")
         # A cancelled caller must not cancel the write of the others; its own entry is then simply durable as well.
         await asyncio.shield(waiting.done)
+        return waiting.payload
 
     async def _flush(self) -> None:
         loop = asyncio.get_running_loop()

@@ -42,17 +42,17 @@ class Waiting:
     def __init__(self, entry: Entry, payload: bytes) -> None:
         self.entry = entry
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._payload = payload
+        self.payload = payload
         self._num_cut = 0
         """Pieces cut off so far."""
 
     def cut(self) -> Unit:
         """The next piece of the entry, or the whole of a small one."""
-        if len(self._payload) <= PIECE_BYTES:
-            return Unit(self, self._payload, is_last=True)
+        if len(self.payload) <= PIECE_BYTES:
+            return Unit(self, self.payload, is_last=True)
         start = self._num_cut * PIECE_BYTES
         end = start + PIECE_BYTES
-        piece = Piece(*key_of(self.entry), self._num_cut, end >= len(self._payload), self._payload[start:end])
+        piece = Piece(*key_of(self.entry), self._num_cut, end >= len(self.payload), self.payload[start:end])
         self._num_cut += 1
         return Unit(self, encode_msgpack(piece), piece.is_last)
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 
-from gangline.domain.completion import Completion
 from gangline.domain.errors import StoreError
 from gangline.domain.ids import validated_id
 from gangline.domain.session import KeptTurns, Turns
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.durable import disk_full_error, make_folder
+from gangline.store.journal.entries import Appended
 from gangline.store.journal.frames import FrameWriter, Unframed, read_frames
 
 __all__ = ["TURNS_FOLDER", "TurnStore"]
@@ -38,9 +39,9 @@ class TurnStore:
         self._folder = folder
 
     def append(self, turns: Turns) -> None:
-        """Durable on return. The same records may come again, where their node did not hear that they are kept."""
+        """Durable on return. The same calls may come again, where their node did not hear that they are kept."""
         path = self._path(turns.session_id, turns.fence)
-        frame = Unframed(turns.first, turns.fence & 0xFFFFFFFF, encode_msgpack(turns.completions))
+        frame = Unframed(turns.first, turns.fence & 0xFFFFFFFF, encode_msgpack(turns.calls))
         try:
             make_folder(path.parent)
             writer = FrameWriter(path, _MARKER)
@@ -74,18 +75,18 @@ class TurnStore:
 
     def _read(self, path: Path) -> KeptTurns:
         """An intact beginning, without holes."""
-        completions: list[Completion] = []
+        calls: list[Appended] = []
         try:
             with path.open("rb") as file:
                 for frame in read_frames(file, path.stat().st_size, _MARKER):
-                    if frame.number > len(completions):
+                    if frame.number > len(calls):
                         break
-                    completions[frame.number :] = decode_msgpack(frame.payload, tuple[Completion, ...])
+                    calls[frame.number :] = decode_msgpack(frame.payload, tuple[Appended, ...])
         except msgspec.MsgspecError as error:
             log.error("turns.unreadable file=%s message=%s", path, error)
         except OSError as error:
             raise _explained(error) from error
-        return KeptTurns(fence=int(path.stem), completions=tuple(completions))
+        return KeptTurns(fence=int(path.stem), completions=tuple(chain.from_iterable(call.whole() for call in calls)))
 
     def _path(self, session_id: str, fence: int) -> Path:
         return self._folder / validated_id(session_id, "session_id") / f"{int(fence)}{_SUFFIX}"

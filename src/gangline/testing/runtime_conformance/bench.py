@@ -26,6 +26,7 @@ __all__ = [
     "daemon",
     "dial",
     "is_held",
+    "is_let_go",
     "promised",
     "proxies",
     "raises",
@@ -220,6 +221,17 @@ async def is_held(handle: RuntimeHandle, lock: str = "lock") -> bool:
     result = await handle.exec(["flock", "--nonblock", "--conflict-exit-code", "9", lock, "true"])
     assert result.exit_code in (0, 9), f"flock itself failed: {result}"
     return result.exit_code == 9
+
+
+async def is_let_go(handle: RuntimeHandle, lock: str = "lock", within_s: float = 10.0) -> bool:
+    """Whether the last process that has the lock ends within this time."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while True:
+                if not await is_held(handle, lock):
+                    return True
+                await asyncio.sleep(_PAUSE_S)
+    return False
 
 
 async def until_present(handle: RuntimeHandle, path: str) -> None:

@@ -21,7 +21,7 @@ from gangline.domain.errors import GanglineError
 from gangline.domain.session import KeptTurns, Turns
 from gangline.domain.tokens import encode_msgpack
 from gangline.domain.views import TurnsReceipt
-from gangline.store.journal.log import AttemptKey
+from gangline.store.journal.entries import Appended, AttemptKey
 
 __all__ = ["TurnKeeper", "TurnSender"]
 
@@ -32,7 +32,7 @@ _GATHER_S = 0.2
 _RETRY_S = 1.0
 _MAX_SESSIONS = 64
 _MAX_BYTES = 16 << 20
-"""The most that one request carries, unless a single record is larger: one with images, or with routed experts."""
+"""The most that one request carries, unless a single call is larger: one with images, or with routed experts."""
 
 
 class TurnKeeper(Protocol):
@@ -57,7 +57,8 @@ class _Followed:
     def __init__(self, fence: int) -> None:
         self.fence = fence
         self.num_sent = 0
-        self.waiting: list[msgspec.Raw] = []
+        self.waiting: list[bytes] = []
+        """Entries of the journal."""
 
 
 class TurnSender:
@@ -72,18 +73,18 @@ class TurnSender:
     def follow(self, key: AttemptKey, fence: int, completions: Sequence[Completion] = ()) -> None:
         """Send this attempt's records from here on, and `completions`, which an earlier life of the node recorded."""
         self._followed[key] = _Followed(fence)
-        if completions:
-            self.kept(completions)
+        for completion in completions:
+            self.kept([completion], encode_msgpack(Appended.of([completion])))
 
     def leave(self, key: AttemptKey) -> None:
         """Its attempt is over: its result has its records. Idempotent."""
         self._followed.pop(key, None)
 
-    def kept(self, completions: Sequence[Completion]) -> None:
-        """Records that the journal has, all of one attempt."""
+    def kept(self, completions: Sequence[Completion], entry: bytes) -> None:
+        """A call that the journal has, and its entry there."""
         followed = self._followed.get(AttemptKey(completions[0].session_id, completions[0].attempt))
         if followed is not None:
-            followed.waiting += (msgspec.Raw(encode_msgpack(completion)) for completion in completions)
+            followed.waiting.append(entry)
             self._wake.set()
 
     async def latest(self, session_id: str, fence: int) -> KeptTurns:
@@ -118,19 +119,17 @@ class TurnSender:
                 if turns.session_id in receipt.lost:
                     self.leave(key)
                 elif (followed := self._followed.get(key)) is not None and followed.fence == turns.fence:
-                    del followed.waiting[: len(turns.completions)]
-                    followed.num_sent += len(turns.completions)
+                    del followed.waiting[: len(turns.calls)]
+                    followed.num_sent += len(turns.calls)
 
     def _next(self) -> Iterator[tuple[AttemptKey, Turns]]:
         left_bytes = _MAX_BYTES
         for key, one in list(self._followed.items()):
             some: list[msgspec.Raw] = []
-            for record in one.waiting:
-                num_bytes = memoryview(record).nbytes
-                if num_bytes > left_bytes < _MAX_BYTES:
+            for entry in one.waiting:
+                if len(entry) > left_bytes < _MAX_BYTES:
                     break
-                left_bytes -= num_bytes
-                some.append(record)
+                left_bytes -= len(entry)
+                some.append(msgspec.Raw(entry))
             if some:
-                turns = Turns(session_id=key.session_id, fence=one.fence, first=one.num_sent, completions=tuple(some))
-                yield key, turns
+                yield key, Turns(session_id=key.session_id, fence=one.fence, first=one.num_sent, calls=tuple(some))
