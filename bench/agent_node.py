@@ -186,7 +186,7 @@ class _AgentHandle(NoHandle):
                 file.write(json.dumps(run) + "\n")
 
     async def download(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
-        return str(self._reward).encode() if path == "reward.txt" else await super().download(path)
+        return str(self._reward).encode() if Path(path).name == "reward.txt" else await super().download(path)
 
 
 def task_of(task_id: str, command: str, num_samples: int) -> dict[str, Any]:

@@ -48,7 +48,9 @@ from gangline.training.learning.samples import make_samples
 from gangline.trajectories.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "trees.png"
-NUM_STEPS, NUM_GROUPS = 50, 8
+NUM_GROUPS = 8
+NUM_STEPS: dict[Rewarded, int] = {"every_turn": 50, "last_turn": 120}
+"""The last turn alone tells less."""
 SEEDS = (0, 1, 2, 3, 4)
 NUM_CHAINS, NUM_STEMS, NUM_ROUNDS = 8, 4, 2
 EVERY, NUM_EVALUATED = 2, 128
@@ -147,7 +149,7 @@ def train(run: Run) -> list[Seen]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     draws, chance = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     num_sampled, seen = 0, [Seen(0, evaluated(model, run.rewarded, 0))]
-    for step in range(1, NUM_STEPS + 1):
+    for step in range(1, NUM_STEPS[run.rewarded] + 1):
         groups = collected(arm, run.rewarded, model, draws, chance)
         num_sampled += sum(num_own_sampled(one) for group in groups for one in group.sessions)
         batches = batches_of([one for group in groups for one in make_samples(group, arm.settings)])
@@ -222,12 +224,13 @@ def run() -> Figures:
     draw(found)
     figures: Figures = {}
     for rewarded, by_arm in found.items():
-        figures |= figures_of(f"learn.trees.{rewarded}", by_arm)
+        figures |= figures_of(rewarded, by_arm)
     return figures
 
 
-def figures_of(prefix: str, by_arm: dict[str, list[list[Seen]]]) -> Figures:
-    game = f"{NUM_STEPS} steps of {NUM_GROUPS} groups, {len(SEEDS)} seeds; reward {LEARNED} is learned"
+def figures_of(rewarded: Rewarded, by_arm: dict[str, list[list[Seen]]]) -> Figures:
+    prefix = f"learn.trees.{rewarded}"
+    game = f"{NUM_STEPS[rewarded]} steps of {NUM_GROUPS} groups, {len(SEEDS)} seeds; reward {LEARNED} is learned"
     needed = {name: np.array([tokens_to_learn(seen) for seen in mine], np.float64) for name, mine in by_arm.items()}
     figures: Figures = {}
     for name, mine in by_arm.items():

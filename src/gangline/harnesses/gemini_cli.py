@@ -49,6 +49,9 @@ class GeminiCliConfig(BaseModel):
     """Tokens that the model can read; the program compresses its history when three quarters of them are used."""
     exclude_tools: tuple[str, ...] = ("google_web_search", "web_fetch")
     """Tools that are not offered; those two need Google's own servers."""
+    disabled_skills: tuple[str, ...] = ("antigravity-support",)
+    """Skills that are not offered; that one is about moving to another program. Two that the program brings along are
+    told to the model in an order that changes from run to run, so that forks would differ in their first request."""
     system_prompt: str | None = None
     """Replaces the program's system prompt."""
     loop_detection: bool = False
@@ -114,6 +117,7 @@ class GeminiCliHarness:
                 "disableLoopDetection": not config.loop_detection,
             },
             "tools": {"exclude": list(config.exclude_tools)},
+            "skills": {"disabled": list(config.disabled_skills)},
             "mcpServers": mcp_servers(context.mcp_servers),
         }
 
