@@ -68,7 +68,8 @@ class ClusterSettings(BaseModel):
     ray_address: str | None = None
     """HOST:PORT of the Ray cluster. Default: RAY_ADDRESS, else the cluster of this machine."""
     num_nodes: Annotated[int | None, Setting(option="--nodes"), Field(ge=1)] = None
-    """Number of nodes. Default: one for each of Ray's machines that has the resources of a node."""
+    """Number of nodes. Default: 1 on this machine; on a Ray cluster one for each machine that has the resources of a
+    node."""
     node_cpus: Annotated[float, Field(ge=0)] = 1.0
     """CPUs that a node requests from Ray; 0 requests none."""
     node_resources: dict[str, float] = {}

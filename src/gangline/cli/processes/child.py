@@ -77,6 +77,11 @@ class Child:
     def pid(self) -> int:
         return self._process.pid if self._process else 0
 
+    @property
+    def kind(self) -> str:
+        """`node` of node, node-2 and so on."""
+        return self.name.partition("-")[0]
+
     async def address(self) -> str:
         """Its URL, once it is ready."""
         await self._is_ready.wait()
@@ -111,7 +116,7 @@ class Child:
             self.kill()
             await process.wait()
             raise
-        self.url = ready[f"{self.name}_url"]
+        self.url = ready[f"{self.kind}_url"]
         if self.port is not None:
             self.port = int(self.url.rsplit(":", 1)[1].split("/")[0])
         self._is_ready.set()

@@ -1,7 +1,7 @@
-"""The supervisor behind `gangline up` and `gangline demo`: engine, server and node as children of one process.
+"""The supervisor behind `gangline up` and `gangline demo`: engine, server and nodes as children of one process.
 
-- Order: all at once; a node waits for the addresses of engine and server. Ended one by one, the node first, so that it
-  can give back its sessions.
+- Order: all at once; a node waits for the addresses of engine and server. Nodes end first, so that they can give back
+  their sessions, then server and engine one by one.
 - A child that dies is started again on the same port, later and later; one that keeps dying ends the service. A node
   that was drained has not died.
 - Every way out stops every child: an error, a cancellation, `hurry` (at once). A `kill -9` of this process is
@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from itertools import groupby
 
 from gangline.cli.processes.child import Child
 from gangline.cli.processes.serving import GRACE_S
@@ -110,24 +111,27 @@ class Supervisor:
         self._hurry.set()
 
     async def stop(self, say: Callable[[str], None] = lambda _: None) -> list[str]:
-        """End every child, last started first. Idempotent, and not to be cancelled half-way.
+        """End every child, last started first, all nodes at once. Idempotent, and not to be cancelled half-way.
 
         say: called with a message for people while a child is awaited. Returns the names of those that had to be killed
         and could not clean up.
         """
-        for child in reversed(self._children):
-            if child.is_running and not self._hurry.is_set():
-                say(f"Waiting for the {child.name} ({_WAITED_FOR.get(child.name, 'to end')}).")
-            child.terminate()
-            ended = asyncio.ensure_future(child.wait())
-            hurried = asyncio.ensure_future(self._hurry.wait())
-            await asyncio.wait({ended, hurried}, timeout=GRACE_S + 2, return_when=asyncio.FIRST_COMPLETED)
-            hurried.cancel()
-            if not ended.done():
-                _log.warning("child.killed child=%s pid=%d: it did not end in time", child.name, child.pid)
-                child.kill()
-            await ended
+        for _, some in groupby(reversed(self._children), lambda child: child.kind):
+            await asyncio.gather(*(self._stop(child, say) for child in some))
         return [child.name for child in self._children if not child.ended_by_itself]
+
+    async def _stop(self, child: Child, say: Callable[[str], None]) -> None:
+        if child.is_running and not self._hurry.is_set():
+            say(f"Waiting for the {child.name} ({_WAITED_FOR.get(child.kind, 'to end')}).")
+        child.terminate()
+        ended = asyncio.ensure_future(child.wait())
+        hurried = asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait({ended, hurried}, timeout=GRACE_S + 2, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if not ended.done():
+            _log.warning("child.killed child=%s pid=%d: it did not end in time", child.name, child.pid)
+            child.kill()
+        await ended
 
 
 @asynccontextmanager

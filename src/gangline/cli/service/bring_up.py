@@ -1,4 +1,4 @@
-"""The whole service as children of one process: engine, server, and a node or a cluster's nodes.
+"""The whole service as children of one process: engine, server, and nodes, of this machine or of a cluster.
 
 `Plan` says what to start, `run_service` starts it, keeps it running around a body, and ends all of it.
 """
@@ -55,9 +55,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str = "smollm2"
     """Tokenizer of a scripted engine."""
     node: NodeSettings = DEFAULT_NODE
-    """Its engines do not count."""
+    """Of each node. Its engines do not count."""
+    num_nodes: int = 1
+    """On this machine, where `cluster` is None."""
     cluster: ClusterSettings | None = None
-    """Where nodes run in a Ray cluster; None is one node on this machine."""
+    """Where nodes run in a Ray cluster."""
     control_token: str | None = None
     log_format: LogFormat = "text"
     environment: Mapping[str, str] = {}
@@ -151,16 +153,16 @@ async def bring_up(plan: Plan, supervisor: Supervisor, token: str) -> running.Ru
     engine = _engine_child(plan)
     server = server_child(plan, env)
     first = [engine, server] if engine else [server]
+    nodes: list[Child] = []
     if plan.cluster is None:
-        nodes = _node_child(plan, engine, server, env)
-        await supervisor.start(*first, nodes)
+        nodes = [_node_child(plan, number, engine, server, env) for number in range(plan.num_nodes)]
+        await supervisor.start(*first, *nodes)
     else:
         await supervisor.start(*first)
-        nodes = _cluster_child(plan, plan.cluster, _node_settings(plan, plan.engine), server, env)
-        await supervisor.start(nodes)
+        await supervisor.start(_cluster_child(plan, plan.cluster, _node_settings(plan, plan.engine), server, env))
     return running.Running(
         server_url=server.url,
-        node_urls=(nodes.url,) if plan.cluster is None else (),
+        node_urls=tuple(node.url for node in nodes),
         control_token=token,
         pid=os.getpid(),
         engine_url=engine.url if engine else plan.engine,
@@ -172,20 +174,30 @@ def _node_settings(plan: Plan, engine_url: str) -> NodeSettings:
     return plan.node.model_copy(update={"engines": (engine_url, *plan.more_engines) if engine_url else ()})
 
 
-def _node_child(plan: Plan, engine: Child | None, server: Child, env: Mapping[str, str]) -> Child:
-    """It imports what it needs while engine and server start, and hears their addresses when both are ready."""
+def _node_id(plan: Plan, number: int) -> str:
+    """node-1, node-2 and so on, or the id that was given and its likes."""
+    first = str(plan.node.node_id)
+    return first if number == 0 else f"{first.removesuffix('-1')}-{number + 1}"
+
+
+def _node_child(plan: Plan, number: int, engine: Child | None, server: Child, env: Mapping[str, str]) -> Child:
+    """It imports what it needs while engine and server start, and hears their addresses when both are ready.
+
+    number: from 0.
+    """
     from gangline.cli.processes.child import Child
 
     async def settings() -> bytes:
         engine_url = await engine.address() if engine else plan.engine
         return write_tables({"server_url": await server.address()}, node=_node_settings(plan, engine_url))
 
+    name = "node" if number == 0 else f"node-{number + 1}"
     return Child(
-        "node",
-        ["node", "--data", str(plan.data_dir), "--id", str(plan.node.node_id)],
-        log_path=_log_path(plan, "node"),
+        name,
+        ["node", "--data", str(plan.data_dir), "--id", _node_id(plan, number)],
+        log_path=_log_path(plan, name),
         env=env,
-        port=plan.node.port,
+        port=plan.node.port and plan.node.port + number,
         may_end=True,
         tables=settings,
     )
@@ -301,17 +313,19 @@ async def _ended_by_signals(supervisor: Supervisor, plan: Plan) -> AsyncGenerato
         yield
     finally:
         stopping = True
-        if "node" in await supervisor.stop(notes().print if signalled else _silently):
-            await _reap_after_node(plan)
+        killed = await supervisor.stop(notes().print if signalled else _silently)
+        if any(name.startswith("node") for name in killed):
+            await _reap_after_nodes(plan)
         running.forget(plan.data_dir)
     if signalled:
         raise asyncio.CancelledError  # it came after the body was done, and means what would follow
 
 
-async def _reap_after_node(plan: Plan) -> None:
+async def _reap_after_nodes(plan: Plan) -> None:
     from gangline.gateway.node import reap
 
-    await reap(plan.data_dir, str(plan.node.node_id))
+    for number in range(plan.num_nodes):
+        await reap(plan.data_dir, _node_id(plan, number))
 
 
 async def _first_of(body: Awaitable[T], keeping: Awaitable[None]) -> T:

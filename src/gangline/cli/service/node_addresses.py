@@ -28,8 +28,8 @@ NodesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--node",
-        help="URL of a node; repeatable. Default: all nodes of the data folder's service. For a named node, the token "
-        "comes from GANGLINE_TOKEN.",
+        help="URL of a node; repeatable. Default: all nodes of the data folder's service. For a node of another "
+        "service, the token comes from GANGLINE_TOKEN.",
         show_default=False,
     ),
 ]
@@ -43,12 +43,14 @@ class NodeAddress(msgspec.Struct, frozen=True):
 async def find_nodes(data_dir: Path | None, urls: list[str] | None) -> list[NodeAddress]:
     """Raises: ServerUnavailable when there is none."""
     settings = Settings.from_environ()
-    if urls:
-        return [NodeAddress(url.rstrip("/"), settings.control_token) for url in urls]
     folder = data_dir or settings.data_dir
     running = read_running(folder)
-    if running is not None and running.node_urls:
-        return [NodeAddress(url, running.control_token) for url in running.node_urls]
+    own = {} if running is None else dict.fromkeys(running.node_urls, running.control_token)
+    if urls:
+        named = [url.rstrip("/") for url in urls]
+        return [NodeAddress(url, own.get(url, settings.control_token)) for url in named]
+    if own:
+        return [NodeAddress(url, token) for url, token in own.items()]
     try:
         server = find_service(folder, None)
     except ServerUnavailable:

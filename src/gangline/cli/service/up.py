@@ -20,7 +20,7 @@ __all__ = ["plan_of", "register"]
 
 @with_settings(UP)
 def up(settings: Resolved, as_json: JsonOption = False) -> None:
-    """Run the whole service on this machine until Ctrl-C or SIGTERM: engine, server and node.
+    """Run the whole service on this machine until Ctrl-C or SIGTERM: engine, server and node, or several nodes.
 
     With --cluster only the server runs here; the nodes run on an existing Ray cluster and use running engines. With
     --json, prints one line {"server_url", "node_urls", "control_token", "pid"} when it is ready. Other commands find
@@ -39,7 +39,8 @@ def up(settings: Resolved, as_json: JsonOption = False) -> None:
         if plan.log_format == "text":
             notes().print(line, markup=False, soft_wrap=True)
 
-    say(f"Starting {plan.engine or 'no engine'}, a server and a node; their logs are in {plan.data_dir / 'logs'}.")
+    nodes = "nodes" if plan.cluster else "a node" if plan.num_nodes == 1 else f"{plan.num_nodes} nodes"
+    say(f"Starting {plan.engine or 'no engine'}, a server and {nodes}; their logs are in {plan.data_dir / 'logs'}.")
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(run_service(plan, serve, say))
 
@@ -56,6 +57,12 @@ def plan_of(settings: Resolved) -> Plan:
             "no_token": False,
         }
     )
+    num_nodes = 1 if on_cluster else settings.cluster.num_nodes or 1
+    if num_nodes > 1 and node.public_url is not None:
+        raise InvalidRequest(
+            f"node.public_url is the URL of one node, and each of {num_nodes} nodes has its own. Leave it out, and set "
+            "node.host to an address that other machines reach."
+        )
     return Plan(
         data_dir=machine.data_dir.absolute(),
         port=None if settings.is_default("server.port") else settings.server.port,
@@ -64,6 +71,7 @@ def plan_of(settings: Resolved) -> Plan:
         more_engines=_urls(more),
         tokenizer=settings.up.tokenizer,
         node=node,
+        num_nodes=num_nodes,
         cluster=settings.cluster if on_cluster else None,
         control_token=machine.control_token,
         log_format=machine.log_format,
@@ -87,7 +95,7 @@ def _announce(live: running.Running, plan: Plan, as_json: bool) -> None:
     out.print("[bold green]Gangline is up.[/]  Ctrl-C ends it.")
     for name, value in (
         ("server", live.server_url),
-        ("node", live.node_urls[0] if live.node_urls else "on a Ray cluster; `gangline status` shows them"),
+        *(("node", url) for url in live.node_urls or ("on a Ray cluster; `gangline status` shows them",)),
         ("engine", live.engine_url or "none yet: `gangline backend add`, or a trainer"),
         ("data", str(plan.data_dir)),
     ):
