@@ -55,7 +55,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str = "smollm2"
     """Tokenizer of a scripted engine."""
     node: NodeSettings = DEFAULT_NODE
-    """Of each node. Its engines do not count."""
+    """Settings of each node; their engines do not count."""
     num_nodes: int = 1
     """On this machine, where `cluster` is None."""
     cluster: ClusterSettings | None = None
