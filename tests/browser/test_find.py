@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.async_api import expect
 
@@ -21,7 +23,7 @@ async def test_words_lead_to_the_call_that_has_them(visit: Visit) -> None:
         await page.wait_for_timeout(300)
         await page.get_by_label("to", exact=True).fill("")
     await expect(page.get_by_role("main")).not_to_contain_text("task-1.1")
-    assert page.url.endswith("#/find?words=%22one+test+fails%22")
+    await expect(page).to_have_url(re.compile(r"#/find\?words=%22one\+test\+fails%22$"))  # once it is drawn
     await visit.open(page.url.partition("#/")[2])
     await expect(page.get_by_label("Words")).to_have_value('"one test fails"')
     await hit.press("Enter")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import rmtree
@@ -50,7 +51,7 @@ async def test_from_a_run_over_a_step_and_its_group_to_a_session(visit: Visit, r
     await expect(page.get_by_role("heading", name="Step 10, version 10")).to_be_visible()
     await expect(charts.filter(has_text="Reward")).to_contain_text("trained 0.5")
     await expect(charts.filter(has_text="Clipped share")).to_contain_text("high 0.01")
-    assert page.url.endswith("#/runs/base?step=10")
+    await expect(page).to_have_url(re.compile(r"#/runs/base\?step=10$"))
     await expect(page.get_by_role("row").filter(has_text="gone")).to_contain_text("does not have the task")
     await page.get_by_role("link", name="sample 1, reward 1").press("Enter")
     await expect(page.get_by_role("heading", name="task-1.1")).to_be_visible()
@@ -75,7 +76,7 @@ async def test_two_runs_are_compared(visit: Visit, runs: Path) -> None:
     settings = page.get_by_role("table", name="Settings that differ").get_by_role("row")
     await expect(settings.filter(has_text="learner.learning_rate")).to_contain_text("0.00001")
     await expect(page.get_by_role("figure").filter(has_text="Reward")).to_contain_text("fast trained")
-    assert page.url.endswith("#/runs/base?with=fast")
+    await expect(page).to_have_url(re.compile(r"#/runs/base\?with=fast$"))
 
 
 async def test_what_a_run_does_not_record_is_said(visit: Visit, runs: Path) -> None:

@@ -96,7 +96,7 @@ async def test_how_a_call_departs_from_the_one_before(visit: Visit) -> None:
     await expect(headings).to_have_text(
         ["Recorded up to call 3, what stitching keeps", "Rendered by the engine's template for call 4"]
     )
-    assert await drift.locator(".ids").count() == 2
+    await expect(drift.locator(".ids")).to_have_count(2)
     await visit.keys("d")
     await expect(drift).to_have_count(0)
     await visit.keys("k", "d")
