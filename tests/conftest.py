@@ -53,6 +53,24 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+_lost_workers: list[object] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object, error: object | None) -> None:
+    """Of pytest-xdist. A worker that is lost is not replaced, and its other tests are not run."""
+    if error is not None:
+        _lost_workers.append(node)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """CI runs again what failed. Of a run that did not come to its end, that would leave out what was not run."""
+    came_to_its_end = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not _lost_workers
+    if not came_to_its_end and session.config.pluginmanager.hasplugin("cacheprovider"):
+        session.config.cache.set("cache/lastfailed", {})
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
