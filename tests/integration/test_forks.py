@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,39 @@ async def test_a_fork_repeats_its_parent_up_to_each_turn_and_goes_on_by_itself(
         last = parent.completions[turn - 1].completion_id
         end = len(theirs.prompt_ids) + next(span.end for span in theirs.spans if span.completion_id == last)
         assert ids[:end] == [*theirs.prompt_ids.tolist(), *theirs.response_ids.tolist()][:end]
+
+
+WRITES = [
+    "mkdir a; echo one > a/one; ln -s a/one link",
+    "printf 2 > two; chmod 700 two; echo more >> a/one",
+    "rm -r a; mkdir -p b/c; head -c 5000 /dev/zero > b/c/zeros",
+]
+DIGEST = "tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf - . | sha256sum"
+"""Of names, kinds, modes and contents."""
+
+
+def writing(*commands: str) -> list[dict[str, Any]]:
+    return [{"turn": turn, "tool_calls": [{"run": command}]} for turn, command in enumerate(commands)]
+
+
+def digest_in(result: SessionResult) -> str:
+    assert (result.outcome, result.failure) == ("completed", None)
+    (output,) = result.completions[-1].new_messages
+    found = re.search("[0-9a-f]{64}", str(output))
+    assert found is not None, output
+    return found[0]
+
+
+async def test_a_fork_has_the_files_that_its_parent_had_at_that_turn(tmp_path: Path) -> None:
+    parent = await lived(tmp_path, "parent", writing(*WRITES))
+    digests = set[str]()
+    for turn in (1, 2, 3):
+        there = await lived(tmp_path, f"there-{turn}", writing(*WRITES[:turn], DIGEST))
+        rules = [{"turn": turn, "tool_calls": [{"run": DIGEST}]}]
+        fork = await lived(tmp_path, f"fork-{turn}", rules, parent, fork=fork_of(parent, turn))
+        assert digest_in(fork) == digest_in(there)
+        digests.add(digest_in(fork))
+    assert len(digests) == 3, "each turn changed files"
 
 
 async def test_a_fork_whose_agent_asks_otherwise_ends_with_the_difference(
