@@ -65,6 +65,10 @@ class Enclosure(Protocol):
         """Make its own folders in the sandbox's folder, once, beside the shared folders and the files of users."""
         ...
 
+    def reset_others(self) -> None:
+        """Remove what the sandbox wrote beside its shared folders. None of its processes lives. Raises: OSError."""
+        ...
+
     has_private_mounts: bool
     """Whether it can show mounts that only one namespace has: `launch` takes the way to them."""
 
@@ -178,6 +182,7 @@ class _Namespaces:
             mounts=enclosure.has_private_mounts,
             private=grader,
             processes=Freezer(groups, group_name(start.owner, start.runtime_id), users),
+            reset_others=enclosure.reset_others,
         )
 
     @property

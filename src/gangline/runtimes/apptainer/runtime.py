@@ -5,8 +5,9 @@ Laws:
   instances that would outlive us. Commands enter it from outside, each under a supervisor: see `namespaced`.
 - Started by root, each container's commands are a numeric user of its own; started by a user, they are that user, or,
   where the operator allows it (`GANGLINE_APPTAINER_FAKEROOT`), root of a user namespace, which may install packages.
-- The image never changes: files written beside the shared folders go to an overlay that ends with the sandbox. An
-  ordinary user's container is all the agent's own then, which may write to any of its image's files, as it sees them.
+- The image never changes: files written beside the shared folders go to an overlay that ends with the sandbox, or with
+  its reset. An ordinary user's container is all the agent's own then, which may write to any of its image's files, as it
+  sees them.
 - Without an image it sees the host's programs, as `sandbox` does.
 - Networks `none`, `proxy` and `list` are a network namespace with only `lo`. Under `full` it is the host's network, and
   the container has a loopback address of its own there, which is its `localhost`.
@@ -49,7 +50,7 @@ from gangline.runtimes.namespaced import (
 )
 from gangline.runtimes.network.loopback import LoopbackAddress
 from gangline.runtimes.shared.environment import PythonEnvironment, exposed_folders, image_environment
-from gangline.runtimes.shared.leftovers import Mark, kill_mounted, reap
+from gangline.runtimes.shared.leftovers import Mark, kill_mounted, reap, remove_tree
 from gangline.runtimes.shared.threads import run_to_end
 from gangline.settings import Settings
 
@@ -159,6 +160,13 @@ class _Container:
         if self._image is None:
             self._host_root = make_host_root(self._folder / "root")
         (self._folder / "hosts").write_text(f"{self._localhost} localhost gangline\n")
+        self._make_overlay()
+
+    def reset_others(self) -> None:
+        remove_tree(self._folder / "overlay")
+        self._make_overlay()
+
+    def _make_overlay(self) -> None:
         upper = self._folder / "overlay" / "upper"
         for inside in (*self._shared, *map(str, (*self._expose, *self._prepare_folders))):
             self._make_way(upper, PurePosixPath(inside))

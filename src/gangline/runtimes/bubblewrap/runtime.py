@@ -113,6 +113,9 @@ class _Bubblewrap:
     def make_folders(self) -> None:
         """Nothing beside the shared ones."""
 
+    def reset_others(self) -> None:
+        """Other folders are in memory, and end with each start."""
+
     def launch(self, entering: Sequence[str]) -> Launch:
         spec = self._start.spec
         seen, hidden = self._reading.next()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Protocol
@@ -67,6 +67,7 @@ class Layers:
         mounts: bool = False,
         private: Path | None = None,
         processes: Processes | None = None,
+        reset_others: Callable[[], None] = lambda: None,
     ) -> None:
         """
         folders: path inside -> host folder, below the sandbox's own, of all that checkpoints hold.
@@ -74,6 +75,7 @@ class Layers:
         processes: None: nobody knows which there are.
         uid: owner of their files; None is who we are.
         mounts: whether the runtime can show mounts that only one namespace has.
+        reset_others: remove what the sandbox wrote elsewhere, which no checkpoint holds.
         """
         self._start = start
         self._runtime = runtime
@@ -82,6 +84,7 @@ class Layers:
         self._mounts = mounts and uid is not None
         self._private = private
         self._processes = processes
+        self._reset_others = reset_others
         self._folder = start.folder
         self._root = start.folder.parent
         self._names = [str(folder.relative_to(start.folder)) for folder in folders.values()]
@@ -171,6 +174,7 @@ class Layers:
             for name in self._names:
                 remove_tree(self._folder / name)
                 _make(self._folder / name, self._uid)
+            self._reset_others()
             _clear_keyrings(self._uid, self._start)
             if self._private is not None:
                 for path in list(self._private.iterdir()):
