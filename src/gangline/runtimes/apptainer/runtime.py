@@ -6,8 +6,8 @@ Laws:
 - Started by root, each container's commands are a numeric user of its own; started by a user, they are that user, or,
   where the operator allows it (`GANGLINE_APPTAINER_FAKEROOT`), root of a user namespace, which may install packages.
 - The image never changes: files written beside the shared folders go to an overlay that ends with the sandbox, or with
-  its reset. An ordinary user's container is all the agent's own then, which may write to any of its image's files, as it
-  sees them.
+  its reset. An ordinary user's container is all the agent's own then, which may write to any of its image's files, as
+  it sees them.
 - Without an image it sees the host's programs, as `sandbox` does.
 - Networks `none`, `proxy` and `list` are a network namespace with only `lo`. Under `full` it is the host's network, and
   the container has a loopback address of its own there, which is its `localhost`.
