@@ -20,11 +20,12 @@ __all__ = ["plan_of", "register"]
 
 @with_settings(UP)
 def up(settings: Resolved, as_json: JsonOption = False) -> None:
-    """Run the whole service on this machine until Ctrl-C or SIGTERM: engine, server and node, or several nodes.
+    """Run the whole service on this machine until Ctrl-C or SIGTERM: engine, server and node.
 
-    With --cluster only the server runs here; the nodes run on an existing Ray cluster and use running engines. With
-    --json, prints one line {"server_url", "node_urls", "control_token", "pid"} when it is ready. Other commands find
-    the service through the data folder. Logs are in DATA/logs.
+    With --nodes several nodes run here, each with slots of its own. With --cluster only the server runs here; the nodes
+    run on an existing Ray cluster and use running engines. With --json, prints one line {"server_url", "node_urls",
+    "control_token", "pid"} when it is ready. Other commands find the service through the data folder. Logs are in
+    DATA/logs.
     """
     log_to_stderr(settings.machine.log_format)
     plan = plan_of(settings)

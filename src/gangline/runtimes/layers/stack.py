@@ -86,7 +86,6 @@ class Layers:
         self._processes = processes
         self._reset_others = reset_others
         self._folder = start.folder
-        self._root = start.folder.parent
         self._names = [str(folder.relative_to(start.folder)) for folder in folders.values()]
         self._lowers: tuple[Layer, ...] = ()
         """The topmost first."""
@@ -95,6 +94,11 @@ class Layers:
         self._number = 0
         self._last: Layer | None = None
         """The last copy, which the next one may share files with."""
+
+    @property
+    def _root(self) -> Path:
+        """Folder of all sandboxes."""
+        return self._folder.parent
 
     # -- seen by the runtime -------------------------------------------------------------------------------------
 
