@@ -95,17 +95,12 @@ class Layers:
         self._last: Layer | None = None
         """The last copy, which the next one may share files with."""
 
-    @property
-    def _root(self) -> Path:
-        """Folder of all sandboxes."""
-        return self._folder.parent
-
     # -- seen by the runtime -------------------------------------------------------------------------------------
 
     @property
     def stacks(self) -> bool:
         """Whether layers are stacked here rather than copied."""
-        return self._mounts and _can_mount(self._root, self._root.stat().st_dev)
+        return self._mounts and _can_mount(self._folder.parent, self._folder.parent.stat().st_dev)
 
     def may_stack(self) -> bool:
         """Whether `stack` is right now that no command runs."""
@@ -180,16 +175,15 @@ class Layers:
                 _make(self._folder / name, self._uid)
             self._reset_others()
             _clear_keyrings(self._uid, self._start)
-            if self._private is not None:
-                for path in list(self._private.iterdir()):
-                    remove_tree(path)
+            for path in [] if self._private is None else list(self._private.iterdir()):
+                remove_tree(path)
             if layer is not None:
                 self._put(layer)
 
     # -- how -----------------------------------------------------------------------------------------------------
 
     def _loaded(self, checkpoint: Checkpoint) -> Layer:
-        layer = load(self._root, checkpoint.checkpoint_id)
+        layer = load(self._folder.parent, checkpoint.checkpoint_id)
         made = layer.checkpoint
         theirs = (made.owner, made.runtime, made.spec_digest)
         if theirs != (self._start.owner, self._runtime, spec_digest(self._start)):
@@ -208,7 +202,7 @@ class Layers:
                     with opened_folder(layer.folder / FILES / name) as (source, mode):
                         copy.add(source, name, mode=mode)
             return
-        lowers = (layer, *(load(self._root, name, is_below=True) for name in layer.below))
+        lowers = (layer, *(load(self._folder.parent, name, is_below=True) for name in layer.below))
         use(one.folder for one in lowers)
         try:
             shown = [Lower(one.folder / FILES, _owners(one.uid, self._uid)) for one in lowers]
@@ -276,7 +270,7 @@ class Layers:
 
     def _target(self) -> Path:
         """A new checkpoint's folder."""
-        target = self._root / new_id("checkpoint")
+        target = self._folder.parent / new_id("checkpoint")
         write_mark(target, Mark(owner=self._start.owner, runtime=self._runtime, runtime_id=target.name))
         return target
 
