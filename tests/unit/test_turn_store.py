@@ -47,6 +47,16 @@ def test_records_that_come_again_count_once(number: int, data: st.DataObject) ->
     assert encode_msgpack(found.completions) == encode_msgpack(tuple(sent))
 
 
+def test_all_choices_of_a_call_come_back_whole_though_their_prompt_is_kept_once(tmp_path: Path) -> None:
+    first = completion(0)
+    choices = [msgspec.structs.replace(first, completion_id=name) for name in ("first", "second")]
+    call = Appended.of(choices)
+    assert call.one_prompt
+    store = TurnStore(tmp_path)
+    store.append(Turns(session_id="s", fence=1, first=0, calls=(msgspec.Raw(encode_msgpack(call)),)))
+    assert encode_msgpack(store.latest("s", 2).completions) == encode_msgpack(tuple(choices))
+
+
 def test_of_earlier_leases_the_one_with_the_most_records_is_read(tmp_path: Path) -> None:
     store = TurnStore(tmp_path)
     for fence, number in ((1, 2), (2, 4), (3, 4), (4, 1), (7, 9)):
