@@ -1,8 +1,9 @@
 """Attention over sequences of different lengths in one forward pass, for any transformers model with full attention.
 
 The tokens of all sequences stand one behind the other in one row: [1, N]. Everything but attention works token by
-token and does not care. Attention goes sequence by sequence: new keys and values are written into the sequence's own
-cache, and its queries see that cache only. So there is no padding and no mask, and no sequence can leak into another.
+token and does not care. Attention of a prompt goes sequence by sequence: new keys and values are written into the
+sequence's own cache, and its queries see that cache only. Sequences that decode go together, a call for all those on a
+shelf (`shelves.py`).
 """
 
 from __future__ import annotations
@@ -16,17 +17,26 @@ from transformers import AttentionInterface, PretrainedConfig
 
 from gangline.domain.errors import EngineIncapable
 from gangline.serving.embedded.kv_cache import KvCache
+from gangline.serving.embedded.shelves import Decoding
 
-__all__ = ["ATTENTION", "Span", "check_attention"]
+__all__ = ["ATTENTION", "Span", "Spans", "check_attention"]
 
 ATTENTION = "gangline_ragged"
 
 
 class Span(NamedTuple):
-    """The next `num_tokens` tokens of the row belong to the sequence of `cache`."""
+    """`num_tokens` tokens of the row, from `start` on, belong to the sequence of `cache`."""
 
     cache: KvCache
+    start: int
     num_tokens: int
+
+
+class Spans(NamedTuple):
+    """Whose tokens a row consists of."""
+
+    prompts: Sequence[Span]
+    decoding: Sequence[Decoding]
 
 
 def check_attention(config: PretrainedConfig) -> None:
@@ -53,7 +63,7 @@ def _attend(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float | None = None,
-    spans: Sequence[Span] | None = None,
+    spans: Spans | None = None,
     **extras: Any,
 ) -> tuple[torch.Tensor, None]:
     """query: [1, head, N, head_dim]; key, value: [1, kv head, N, head_dim]. Returns [1, N, head, head_dim]."""
@@ -65,26 +75,23 @@ def _attend(
     layer: Any = module.layer_idx
     _, num_heads, num_tokens, head_dim = query.shape
     out = query.new_empty(1, num_tokens, num_heads, head_dim)
-    start = 0
-    for cache, n in spans:
+    for cache, start, n in spans.prompts:
         rows = slice(start, start + n)
         filled, end = cache.length, cache.length + n
         cache.keys[layer, :, filled:end] = key[0, :, rows]
         cache.values[layer, :, filled:end] = value[0, :, rows]
         keys, values = cache.keys[layer : layer + 1, :, :end], cache.values[layer : layer + 1, :, :end]
         out[:, rows] = _causal(query[:, :, rows], keys, values, scaling).transpose(1, 2)
-        start += n
+    for part in spans.decoding:
+        queries, keys, values = (tensor[0, :, part.rows].transpose(0, 1) for tensor in (query, key, value))
+        out[0, part.rows] = part.attend(layer, queries, keys, values, scaling)
     return out, None
 
 
 def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
     """Causal attention of the last queries of a sequence: [batch, head, n, head_dim] over `end` >= n positions."""
-    batch, num_heads, n, head_dim = query.shape
-    num_kv_heads, end = key.shape[1], key.shape[2]
-    if n == 1:
-        # One position: the query heads that share a key head go together, as if they were positions.
-        grouped = query.reshape(batch, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        return scaled_dot_product_attention(grouped, key, value, scale=scaling).reshape(query.shape)
+    num_heads, n = query.shape[1:3]
+    num_kv_heads, end = key.shape[1:3]
     visible = None if n == end else torch.ones(n, end, dtype=torch.bool, device=query.device).tril(end - n)
     return scaled_dot_product_attention(
         query, key, value, visible, is_causal=visible is None, scale=scaling, enable_gqa=num_heads != num_kv_heads

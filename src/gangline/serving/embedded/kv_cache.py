@@ -7,7 +7,7 @@ compares ids, so a cache can never be taken for another text's.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -29,10 +29,19 @@ def common_length(left: Ids, right: Ids) -> int:
 class KvCache:
     """keys, values: [layer, kv head, position, head_dim], float32, the first `length` positions filled."""
 
-    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, device: torch.device | None = None) -> None:
-        """device: None is the CPU."""
+    def __init__(
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        device: torch.device | None = None,
+        grow: Callable[[KvCache, int], None] | None = None,
+    ) -> None:
+        """device: None is the CPU. grow: sets `keys` and `values` to larger ones with the same content; None allocates
+        memory of its own."""
         self._device = device
         self._shape = (num_layers, num_kv_heads, head_dim)
+        self._grow = grow
         self.length = 0
         self._ids: Ids = np.empty(0, dtype=np.int64)
         self.keys, self.values = self._allocate(0)
@@ -47,16 +56,18 @@ class KvCache:
 
     def reserve(self, capacity: int) -> None:
         """Have room for `capacity` positions."""
-        if capacity <= len(self._ids):
+        if capacity > len(self._ids):
+            ids = np.empty(_grown(capacity, len(self._ids)), dtype=np.int64)
+            ids[: self.length] = self.ids
+            self._ids = ids
+        if capacity <= self.keys.shape[2]:
             return
-        # Half as much again: the copying stays linear in the length, the waste bounded.
-        capacity = -(-max(capacity, len(self._ids) * 3 // 2) // _GROWTH) * _GROWTH
+        if self._grow is not None:
+            self._grow(self, capacity)
+            return
         old_keys, old_values, n = self.keys, self.values, self.length
-        self.keys, self.values = self._allocate(capacity)
+        self.keys, self.values = self._allocate(_grown(capacity, self.keys.shape[2]))
         self.keys[:, :, :n], self.values[:, :, :n] = old_keys[:, :, :n], old_values[:, :, :n]
-        ids = np.empty(capacity, dtype=np.int64)
-        ids[:n] = self.ids
-        self._ids = ids
 
     def commit(self, ids: Sequence[int] | Ids) -> None:
         """Count `ids` in: a forward pass has written their keys and values behind the filled positions."""
@@ -64,6 +75,7 @@ class KvCache:
         self._ids[self.length : end] = ids
         self.length = end
 
+    @torch.inference_mode()
     def copy_prefix(self, source: KvCache, length: int) -> None:
         """Copy the cache of `source` for positions `self.length` to `length`; the ids before are equal."""
         self.reserve(length)
@@ -79,6 +91,11 @@ class KvCache:
         layers, heads, dim = self._shape
         shape = (layers, heads, capacity, dim)
         return torch.empty(shape, device=self._device), torch.empty(shape, device=self._device)
+
+
+def _grown(wanted: int, old: int) -> int:
+    """Half as much again as the old capacity: the copying stays linear in the length, the waste bounded."""
+    return -(-max(wanted, old * 3 // 2) // _GROWTH) * _GROWTH
 
 
 class PrefixStore:

@@ -14,8 +14,9 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gangline.domain.errors import InvalidRequest, NotFound
-from gangline.serving.embedded.attention import ATTENTION, Span, check_attention
+from gangline.serving.embedded.attention import ATTENTION, Span, Spans, check_attention
 from gangline.serving.embedded.kv_cache import KvCache
+from gangline.serving.embedded.shelves import Shelves
 
 __all__ = ["Chunk", "LanguageModel", "load_model"]
 
@@ -73,33 +74,42 @@ class LanguageModel:
             int(getattr(config, "num_key_value_heads", None) or heads),
             int(getattr(config, "head_dim", None) or config.hidden_size // heads),
         )
+        self._shelves = Shelves(*self._cache_shape, device=model.device)
         self.context_length = int(config.max_position_embeddings)
         self.vocab_size = int(config.vocab_size)
 
     def new_cache(self) -> KvCache:
-        return KvCache(*self._cache_shape, device=self.module.device)
+        return KvCache(*self._cache_shape, device=self.module.device, grow=self._shelves.place)
+
+    def take_off(self, cache: KvCache) -> None:
+        """The cache's sequence takes no more steps: what it holds is kept, in as little memory as it needs."""
+        self._shelves.take_off(cache)
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """Run the chunks and fill their caches. Returns the last tokens' logits, on the CPU: [chunk, vocab]."""
+        """Run the chunks and fill their caches. Returns the last tokens' logits: [chunk, vocab]."""
         device = self.module.device
+        starts = np.cumsum([0, *(len(ids) for _, ids in chunks)])
         for cache, ids in chunks:
             cache.reserve(cache.length + len(ids))
         positions = [np.arange(cache.length, cache.length + len(ids)) for cache, ids in chunks]
-        lasts = np.cumsum([len(ids) for _, ids in chunks]) - 1
+        spans = [Span(cache, int(start), len(ids)) for (cache, ids), start in zip(chunks, starts[:-1], strict=True)]
         output = self.module(
             input_ids=torch.from_numpy(np.concatenate([ids for _, ids in chunks]))[None].to(device),
             position_ids=torch.from_numpy(np.concatenate(positions))[None].to(device),
             use_cache=False,
-            logits_to_keep=torch.from_numpy(lasts).to(device),
-            spans=[Span(cache, len(ids)) for cache, ids in chunks],
+            logits_to_keep=torch.from_numpy(starts[1:] - 1).to(device),
+            spans=Spans(
+                [one for one in spans if one.num_tokens > 1],
+                self._shelves.decoding([(one.start, one.cache) for one in spans if one.num_tokens == 1]),
+            ),
         )
         for cache, ids in chunks:
             cache.commit(ids)
-        return output.logits[0].cpu()
+        return output.logits[0]
 
     def load_weights(self, folder: Path) -> None:
-        """Replace the weights, in place, by those of a safetensors checkpoint folder.
+        """Replace the weights, in place, by those of a safetensors checkpoint folder. Caches must be emptied.
 
         All names and shapes are checked before the first weight changes.
 
@@ -118,6 +128,7 @@ class LanguageModel:
                     for name in sorted(checkpoint.keys()):
                         if name in targets:
                             targets[name].copy_(checkpoint.get_tensor(name))
+            self._shelves.wipe()
         except SafetensorError as error:
             raise InvalidRequest(f"the weights in {folder} cannot be read: {error}") from error
 

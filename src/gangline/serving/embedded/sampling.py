@@ -35,10 +35,10 @@ class Draw(NamedTuple):
 
 
 def draw(logits: torch.Tensor, rows: Sequence[RowParameters], uniforms: Sequence[float]) -> list[Draw]:
-    """Sample one id per row. logits: [B, vocab]; uniforms: [B], each in [0, 1)."""
+    """Sample one id per row, on the logits' device. logits: [B, vocab]; uniforms: [B], each in [0, 1)."""
     logprobs = processed_logprobs(logits, rows)
-    ids = _invert(logprobs, torch.tensor(uniforms, dtype=torch.float64))
-    greedy = torch.tensor([row.temperature == 0 for row in rows])
+    ids = _invert(logprobs, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
+    greedy = torch.tensor([row.temperature == 0 for row in rows], device=logits.device)
     ids = torch.where(greedy, logprobs.argmax(-1), ids)
     token_ids = cast("list[int]", ids.tolist())
     chosen = cast("list[float]", logprobs.gather(1, ids[:, None])[:, 0].tolist())
@@ -53,11 +53,12 @@ def processed_logprobs(logits: torch.Tensor, rows: Sequence[RowParameters]) -> t
 
     -inf where an id is excluded.
     """
-    scale = torch.tensor([row.temperature or 1.0 for row in rows], dtype=torch.float32)
+    scale = torch.tensor([row.temperature or 1.0 for row in rows], dtype=torch.float32, device=logits.device)
     scaled = logits.float() / scale[:, None]
     for i, row in enumerate(rows):
         if row.penalties:
-            scaled[i, list(row.penalties)] -= torch.tensor(list(row.penalties.values())) / scale[i]
+            amounts = torch.tensor(list(row.penalties.values()), device=logits.device)
+            scaled[i, list(row.penalties)] -= amounts / scale[i]
         if row.banned_ids:
             scaled[i, list(row.banned_ids)] = -math.inf
         if row.temperature > 0 and (row.top_k > 0 or row.top_p < 1):
