@@ -1,0 +1,76 @@
+"""The policy of the families: transcripts that are right where their author knows the work; a model taught on them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gangline.language.models import resolve_tokenizer
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "families"
+# Modules of examples have names that others have too: they are imported in a process of their own.
+MADE = """
+import json, random, sys
+from policy import Form, make_tokenizer
+from transcripts import transcript
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1]) if sys.argv[1] else make_tokenizer()
+form, draw = Form(tokenizer), random.Random(7)
+for _ in range(200):
+    made = transcript(draw, form.words, 1.0)
+    ids, learnt = form.ids(made)
+    messages = [{"role": role, "content": text} for role, text in made]
+    rendered = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+    head = tokenizer.apply_chat_template(messages[:1], tokenize=True, return_dict=False)
+    print(json.dumps({"made": made, "ids": ids, "learnt": learnt, "rendered": rendered, "head": len(head)}))
+"""
+
+
+def made(tokenizer: str = "") -> list[dict[str, Any]]:
+    done = subprocess.run([sys.executable, "-c", MADE, tokenizer], cwd=EXAMPLE, capture_output=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("model", ["", "smollm2"])
+def test_what_is_taught_is_what_the_models_template_renders(model: str) -> None:
+    for one in made(str(resolve_tokenizer(model)) if model else ""):
+        assert one["ids"] == one["rendered"]
+        assert one["learnt"] == [0] * one["head"] + [1] * (len(one["ids"]) - one["head"]), "all but the manual"
+
+
+def test_an_author_who_knows_the_work_follows_the_manual() -> None:
+    for one in made():
+        (_, manual), (_, _), *turns = one["made"]
+        patterns = [_pattern(line.split(" - ")[0]) for line in manual.splitlines() if " - " in line]
+        *commands, answer = [_said(text) for role, text in turns if role == "assistant"]
+        outputs = [text for role, text in turns if role == "user"]
+        for command in commands:
+            assert any(re.fullmatch(pattern, command) for pattern in patterns), command
+        (given,) = re.findall(r"(?:answer|echo ANSWER|Final:) (.*)", answer)
+        assert given in re.split(r"[\s=]+", outputs[-1]), "the answer is in the last output"
+
+
+def _pattern(command: str) -> str:
+    return re.sub("FILE|WORD|KEY|VALUE|OLD|NEW", r"\\S+", re.escape(command))
+
+
+def _said(text: str) -> str:
+    return re.sub(r"\A(```bash\n|Action: )|\n```\Z", "", text)
+
+
+def test_a_taught_policy_is_a_folder_that_transformers_loads(tmp_path: Path) -> None:
+    """In a second on a CPU it takes a step or two; what it learns is another matter."""
+    program = [sys.executable, str(EXAMPLE / "policy.py"), str(tmp_path / "policy")]
+    subprocess.run([*program, "--minutes", "0.02", "--batch", "2", "--workers", "1"], check=True, timeout=240)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
+    assert 2e6 < model.num_parameters() < 5e6
+    assert model.config.vocab_size == len(tokenizer)
+    assert tokenizer.decode(tokenizer.encode("grep -l bear *.txt 42")) == "grep -l bear *.txt 42"
