@@ -133,7 +133,7 @@ class Decoding:
         lengths[slots] = [cache.length for _, cache in found]
         self._end = min(shelf.capacity, -(-int(lengths.max() + 1) // _ROUND) * _ROUND)
         self.rows = torch.tensor([row for row, _ in found], device=device)
-        """Of the step's tokens: [n]."""
+        """Rows of the step's tokens: [n]."""
         self._slots = torch.tensor(slots, device=device)
         self._positions = torch.from_numpy(lengths[slots]).to(device)
         visible = np.arange(self._end) <= lengths[:, None]
